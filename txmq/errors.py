@@ -1,0 +1,270 @@
+"""Every error txmq raises, in one tree.
+
+Each class says what the caller may do next: ``retriable`` is true where the same call may be repeated unchanged.
+Errors that travel over the wire carry a ``wire_name`` (the first word of an error answer's body) and a ``code``
+(HTTP-like); ``broker_error`` turns such an answer back into its class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TxmqError(Exception):
+    """Base of all errors of txmq."""
+
+    retriable: ClassVar[bool] = False
+
+
+class ConfigError(TxmqError):
+    """A setting is unknown or out of range; the text names key, value, allowed range and the nearest known key."""
+
+
+class ProtocolError(TxmqError):
+    """Bytes that break the wire protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side was asked to send something the protocol cannot carry; nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something the protocol does not allow; the connection is closed."""
+
+
+class ConnectionLostError(TxmqError):
+    """The connection ended (or could not be made); whether an unanswered request was executed is not known."""
+
+    retriable: ClassVar[bool] = True
+
+
+class RequestTimeoutError(TxmqError):
+    """No answer in time; whether the request was executed is not known."""
+
+    retriable: ClassVar[bool] = True
+
+
+class ClosedError(TxmqError):
+    """The client, producer or transaction was used after it was closed."""
+
+
+class StorageError(TxmqError):
+    """The disk refused or damaged something."""
+
+
+class CorruptRecordError(StorageError):
+    """Bytes on disk fail their check; the text names path, position and reason, and nothing was changed."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path}: damaged at byte {position}: {reason}")
+        self.path, self.position, self.reason = path, position, reason
+
+
+class JournalFullError(StorageError):
+    """The journal cannot grow: free disk space; decisions are still served."""
+
+
+class JournalFailedError(StorageError):
+    """A write or sync of the journal failed; it is never retried. Restart the broker: it reads what the disk holds."""
+
+
+class DirectoryInUseError(StorageError):
+    """Another process holds the data directory, or it belongs to another node."""
+
+
+# --- errors a broker answers -----------------------------------------------------------------------------------------
+
+
+class BrokerError(TxmqError):
+    """The broker refused a request; ``code`` is HTTP-like, ``wire_name`` is the first word of the answer's body."""
+
+    code: ClassVar[int] = 500
+    wire_name: ClassVar[str] = "internal-error"
+
+
+class BadRequestError(BrokerError):
+    """The request breaks the grammar or a limit of a field; correct it."""
+
+    code, wire_name = 400, "bad-request"
+
+
+class InvalidBatchError(BrokerError):
+    """A record batch fails its CRC or contradicts itself; nothing was written."""
+
+    code, wire_name = 400, "invalid-batch"
+
+
+class InvalidNameError(BrokerError):
+    """A name is not allowed: 1 to 200 of ``A-Z a-z 0-9 . _ -``, not starting with ``.`` or ``-``."""
+
+    code, wire_name = 400, "invalid-name"
+
+
+class UnknownTopicError(BrokerError):
+    """No such topic or partition; create it with ``txmq topic create`` or ``client.topics.create``."""
+
+    code, wire_name = 404, "unknown-topic"
+
+
+class OffsetOutOfRangeError(BrokerError):
+    """The offset is before the log start or beyond the high watermark."""
+
+    code, wire_name = 404, "offset-out-of-range"
+
+
+class UnknownTransactionError(BrokerError):
+    """No such transaction is open or prepared here."""
+
+    code, wire_name = 404, "unknown-transaction"
+
+
+class TopicExistsError(BrokerError):
+    """A topic of that name exists."""
+
+    code, wire_name = 409, "topic-exists"
+
+
+class TopicClosedError(BrokerError):
+    """The topic is closed for publishing or for reading."""
+
+    code, wire_name = 403, "topic-closed"
+
+
+class ForbiddenError(BrokerError):
+    """The request is understood and refused."""
+
+    code, wire_name = 403, "forbidden"
+
+
+class NotOwnerError(BrokerError):
+    """This broker does not own the partition or the transaction; look up the owner and repeat."""
+
+    retriable: ClassVar[bool] = True
+    code, wire_name = 409, "not-owner"
+
+
+class SequenceError(BrokerError):
+    """A batch's sequence leaves a gap, or repeats a number with other content; nothing was written."""
+
+    code, wire_name = 409, "sequence"
+
+
+class TransactionConflictError(BrokerError):
+    """The transaction's state does not allow this request (already decided the other way, wrong parts, ...)."""
+
+    code, wire_name = 409, "transaction-conflict"
+
+
+class FencedError(BrokerError):
+    """The session, epoch or transaction id is fenced or no longer kept: never executed, never called rolled back."""
+
+    code, wire_name = 410, "fenced"
+
+
+class TooLargeError(BrokerError):
+    """A message, batch, request or transaction is over its limit."""
+
+    code, wire_name = 413, "too-large"
+
+
+class OverloadedError(BrokerError):
+    """A limit on work in progress is reached; try again later."""
+
+    retriable: ClassVar[bool] = True
+    code, wire_name = 429, "overloaded"
+
+
+class UnavailableError(BrokerError):
+    """The broker is starting, stopping or has failed; whether the request was executed is not known."""
+
+    retriable: ClassVar[bool] = True
+    code, wire_name = 503, "unavailable"
+
+
+class DiskFullError(BrokerError):
+    """The broker's disk is nearly full: new work is refused, decisions are served. Free space, it resumes by itself."""
+
+    retriable: ClassVar[bool] = True
+    code, wire_name = 507, "disk-full"
+
+
+_BY_WIRE_NAME: dict[str, type[BrokerError]] = {
+    cls.wire_name: cls
+    for cls in (
+        BrokerError, BadRequestError, InvalidBatchError, InvalidNameError, UnknownTopicError, OffsetOutOfRangeError,
+        UnknownTransactionError, TopicExistsError, TopicClosedError, ForbiddenError, NotOwnerError, SequenceError,
+        TransactionConflictError, FencedError, TooLargeError, OverloadedError, UnavailableError, DiskFullError,
+    )
+}  # fmt: skip
+
+
+def broker_error(code: int, body: bytes) -> BrokerError:
+    """Turn an error answer into its exception.
+
+    Args:
+        code: the answer's code, 400 to 599.
+        body: ``<wire-name> <text>`` in UTF-8.
+    """
+    text = body.decode("utf-8", "replace")
+    name, _, rest = text.partition(" ")
+    cls = _BY_WIRE_NAME.get(name)
+    if cls is None:
+        return BrokerError(f"{code} {text}")
+    return cls(rest)
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+class XAError(TxmqError):
+    """A resource manager refused an XA call; ``xa_code`` is the XA specification's, the cause is the driver's error."""
+
+    def __init__(self, xa_code: int, text: str) -> None:
+        super().__init__(text)
+        self.xa_code = xa_code
+
+
+class TransactionError(TxmqError):
+    """Something about one transaction; ``txid`` names it (None where it never got one)."""
+
+    def __init__(self, text: str, txid: str | None = None) -> None:
+        super().__init__(text if txid is None else f"{text} (transaction {txid})")
+        self.txid = txid
+
+
+class TransactionStateError(TransactionError):
+    """The call does not fit the transaction's state, such as a ``tx`` used after its block."""
+
+
+class RolledBackError(TransactionError):
+    """Nothing happened: no row, no message. The block may be run again."""
+
+    retriable: ClassVar[bool] = True
+
+
+class TransactionTimeoutError(RolledBackError):
+    """The deadline passed before the decision; nothing happened."""
+
+
+class OutcomeUnknownError(TransactionError):
+    """Whether the transaction committed is not known here: ask ``client.outcome(txid)``, never run the block again blindly."""
+
+
+class HeuristicError(TransactionError):
+    """A resource decided by itself; recorded until an operator forgets it."""
+
+
+class HeuristicMixedError(HeuristicError):
+    """Some parts committed, some rolled back."""
+
+
+class HeuristicRollbackError(HeuristicError):
+    """Decided to commit, a resource rolled back."""
+
+
+class HeuristicCommitError(HeuristicError):
+    """Decided to roll back, a resource committed."""
+
+
+class HeuristicHazardError(HeuristicError):
+    """What a resource did cannot be known."""

@@ -1,0 +1,138 @@
+"""The values everybody shares: messages, results, topics, outcomes. No I/O, no third party."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NewType
+
+Offset = NewType("Offset", int)  # logical, 0-based number of a message in its partition
+Position = NewType("Position", int)  # byte in a file
+Lsn = NewType("Lsn", int)  # byte in the journal's endless stream
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
+PARTITIONS_PER_TOPIC_MAX = 10_000
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether ``name`` may name a topic, group or resource (ASCII, 1 to 200, never a path)."""
+    return _NAME.match(name) is not None
+
+
+class Outcome(enum.Enum):
+    """What became of a transaction, as far as the one who answers knows durably."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled-back"
+    UNKNOWN = "unknown"
+
+
+class Resolution(enum.Enum):
+    """A checker's answer to a check-back."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    UNKNOWN = "unknown"
+
+
+class SendStatus(enum.Enum):
+    """Where a sent message is."""
+
+    ACKNOWLEDGED = "acknowledged"  # in the broker's journal
+    SPOOLED = "spooled"  # on this host's disk
+    PENDING = "pending"  # in an open transaction
+
+
+class TransactionKind(enum.Enum):
+    """Who decides, and so who can prove an outcome."""
+
+    LOCAL = "local"
+    LAST_RESOURCE = "last-resource"
+    XA = "xa"
+    HALF = "half"
+
+
+class Storage(enum.Enum):
+    """Where a topic's messages live."""
+
+    DISK = "disk"
+    MEMORY = "memory"
+
+
+class RetentionPolicy(enum.Enum):
+    """What happens to a segment that is past its topic's retention."""
+
+    DELETE = "delete"
+    ARCHIVE = "archive"
+
+
+class Message:
+    """One message. A plain slotted class: a frozen dataclass halves the consume rate (400 k/s against 880 k/s)."""
+
+    __slots__ = ("headers", "key", "offset", "partition", "tag", "timestamp_ms", "topic", "txid", "value")
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None,
+        headers: Mapping[str, bytes], tag: str | None, timestamp_ms: int, txid: str | None,
+    ) -> None:  # fmt: skip
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.key, self.value, self.headers = key, value, headers
+        self.tag, self.timestamp_ms, self.txid = tag, timestamp_ms, txid
+
+    def __repr__(self) -> str:
+        return (
+            f"Message(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
+            f"key={self.key!r}, value={len(self.value or b'')} bytes)"
+        )
+
+    def _astuple(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in Message.__slots__)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and self._astuple() == other._astuple()
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.partition, self.offset))
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where a message went. ``offset`` is None unless ``status`` is ACKNOWLEDGED."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    status: SendStatus
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the message is where ``status`` says (failures raise instead)."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic's settings. ``None`` means without limit. The broker's defaults are in ``txmq.config``."""
+
+    name: str
+    partitions: int = 1
+    storage: Storage = Storage.DISK
+    retention_ms: int | None = None
+    retention_size_bytes: int | None = None  # per partition
+    retention_policy: RetentionPolicy = RetentionPolicy.DELETE
+    segment_size_bytes: int = 128 << 20
+    segment_age_ms: int | None = 7 * 24 * 3600 * 1000
+    accept_publish: bool = True
+    accept_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """What of a partition can be read: ``start <= offset < end`` (``end`` is the high watermark)."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int

@@ -1,0 +1,117 @@
+"""The doors to the outside, as ports: clock, random numbers, disk. Everything above depends on these, never on ``os``.
+
+Two versions of each exist: the operating system's (``runtime/os_*.py``) and the simulated one (``runtime/sim_*.py``),
+held to the same contract tests.
+
+Paths are relative POSIX strings below the data directory (``"journal/00000000000000000000.redo"``): no path from
+outside ever reaches a Disk, and a Disk refuses ``..``, absolute paths and symbolic links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Clock(Protocol):
+    """Wall and monotonic time."""
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since 1970-01-01 UTC; may jump."""
+
+    def monotonic(self) -> float:
+        """Seconds; never goes back."""
+
+
+class Random(Protocol):
+    """Unguessable numbers (ids); seeded in the simulation."""
+
+    def bits(self, count: int) -> int:
+        """A uniformly drawn unsigned integer of ``count`` bits."""
+
+
+class File(Protocol):
+    """An open file. Every method raises OSError; after a failed write or sync the file's content is unknown."""
+
+    @property
+    def path(self) -> str:
+        """Relative path it was opened by."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to ``size`` bytes at ``position``; shorter only at the end of the file."""
+
+    def try_pread(self, size: int, position: int) -> bytes | None:
+        """As ``pread`` but only from the page cache; None where it would have to wait for the disk."""
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        """Write all of ``data`` (short writes are continued). Not durable before ``fdatasync``."""
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write all buffers, one behind the other, starting at ``position``."""
+
+    def fdatasync(self) -> None:
+        """Force data, and the size if it grew."""
+
+    def fsync(self) -> None:
+        """Force data and all metadata."""
+
+    def truncate(self, size: int) -> None:
+        """Set the size."""
+
+    def preallocate(self, size: int) -> None:
+        """Fill ``[current size, size)`` with written zeros (not holes), in bounded steps; not durable before ``fsync``."""
+
+    def drop_cache(self) -> None:
+        """Ask the system to forget clean cached pages, so that the next read shows what the disk holds."""
+
+    def size(self) -> int:
+        """Current size in bytes."""
+
+    def close(self) -> None:
+        """Close; does not sync."""
+
+
+class Lock(Protocol):
+    """A held lock file."""
+
+    def release(self) -> None:
+        """Let go."""
+
+
+class Disk(Protocol):
+    """One data directory."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        """Open an existing file, or create it empty (``create=True``: fails with FileExistsError if it is there).
+
+        A created entry is durable only after ``sync_directory`` of its directory.
+        """
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory is there."""
+
+    def list_directory(self, path: str) -> list[str]:
+        """Sorted names; an absent directory lists as empty."""
+
+    def make_directories(self, path: str) -> None:
+        """Create a directory and its parents (mode 0700), each entry synced; no error where it exists."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace ``target`` atomically; durable only after ``sync_directory``."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; FileNotFoundError if absent; durable only after ``sync_directory``."""
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+
+    def sync_directory(self, path: str) -> None:
+        """Force a directory's entries."""
+
+    def free_bytes(self) -> int:
+        """Free space for an unprivileged writer."""
+
+    def lock(self, path: str) -> Lock:
+        """Take an exclusive lock file, or raise DirectoryInUseError."""
