@@ -1,0 +1,131 @@
+"""Named places where a test can kill the process.
+
+``crash_point(name)`` does nothing unless the environment variable ``TXMQ_CRASH`` was set when this module was
+imported, or a hook is installed. ``TXMQ_CRASH=<point>:<nth>[:<mode>]`` acts when the point is reached the nth time
+(from 1); modes are ``kill`` (SIGKILL to itself, the default), ``exit`` (exit status 86, no clean-up) and
+``sleep:<seconds>`` (a window for the test to do something).
+
+Invariants:
+
+* every point used in the source stands in ``POINTS``, with one line that says what is on disk when it is reached;
+* not armed, a point costs one function call and one test of a module variable (about 30 ns).
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from txmq.errors import ConfigError
+
+VARIABLE: Final = "TXMQ_CRASH"
+EXIT_STATUS: Final = 86
+
+POINTS: Final[Mapping[str, str]] = {
+    "broker.put.accepted": "nothing of this put: it is in the journal buffer only",
+    "journal.append.before": "nothing of this group",
+    "journal.append.written": "the group's record is written, not forced: present, torn or absent after a power loss",
+    "journal.sync.done": "the group's record is forced; nobody has been told",
+    "broker.apply.before": "the journal record is forced; no partition file has it",
+    "broker.apply.done": "the journal record is forced; the partition files have it, not forced",
+    "broker.answers.sent": "the journal record is forced; the answers are in the socket",
+    "checkpoint.before": "the older checkpoints and the journal since",
+    "checkpoint.files_synced": "partition files are forced; the new checkpoint is not written",
+    "checkpoint.written": "the new checkpoint is forced with its entry; no journal file is released",
+    "checkpoint.released": "the new checkpoint is forced; older journal files are recycled or gone",
+    "segment.roll": "the full segment is forced; the next one does not exist",
+    "retention.journaled": "the new log start is forced in the journal; the old segments are still there",
+    "retention.unlinked": "the old segments are unlinked, their directory is not forced",
+    "client.tx.body_done": "database: uncommitted rows; broker: nothing",
+    "client.tx.prepare_sent": "database: uncommitted rows; broker: prepared or nothing",
+    "client.tx.prepared": "database: uncommitted rows; broker: prepared, forced",
+    "client.tx.marker_inserted": "database: uncommitted rows and marker; broker: prepared or nothing",
+    "client.tx.db_committed": "database: committed with its marker; broker: prepared",
+    "client.tx.commit_sent": "database: committed with its marker; broker: prepared or committed",
+    "client.tx.committed": "database: committed with its marker; broker: committed",
+    "resolver.marker_inserted": "database: rolled-back marker committed; broker: prepared",
+    "resolver.read_committed": "database: committed marker, seen and made durable; broker: prepared",
+    "resolver.told_broker": "database: a marker; broker: settled the same way",
+}
+
+
+class SimulatedCrash(BaseException):
+    """Raised by a hook in place of the death of a process; not an error, so ``except Exception`` does not stop it."""
+
+
+class _Plan(NamedTuple):
+    point: str
+    nth: int
+    action: Callable[[], None]
+
+
+_armed = False
+_plan: _Plan | None = None
+_hook: Callable[[str], None] | None = None
+_reached_count = itertools.count(1)  # next() is atomic: points are reached from the loop and from the writer thread
+
+
+def crash_point(name: str) -> None:
+    """Mark a place where the process may die; ``name`` is one of ``POINTS``."""
+    if _armed:
+        _reached(name)
+
+
+def set_hook(hook: Callable[[str], None] | None) -> None:
+    """Call ``hook(name)`` at every point (simulation), or stop doing so. The hook may raise ``SimulatedCrash``."""
+    global _armed, _hook
+    _hook = hook
+    _armed = hook is not None or _plan is not None
+
+
+def _reached(name: str) -> None:
+    if name not in POINTS:
+        raise LookupError(f"crash point {name!r} is not declared in txmq/runtime/crashpoints.py")
+    if _hook is not None:
+        _hook(name)
+    if _plan is not None and _plan.point == name and next(_reached_count) == _plan.nth:
+        _plan.action()
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit() -> None:
+    os._exit(EXIT_STATUS)
+
+
+def _action(mode: str) -> Callable[[], None]:
+    if mode in ("", "kill"):
+        return _kill
+    if mode == "exit":
+        return _exit
+    kind, _, seconds = mode.partition(":")
+    if kind == "sleep" and seconds.replace(".", "", 1).isdecimal():
+        return lambda: time.sleep(float(seconds))
+    raise ConfigError(f"{VARIABLE}: mode {mode!r} is not one of kill, exit, sleep:<seconds>")
+
+
+def _parse(text: str) -> _Plan:
+    point, _, rest = text.partition(":")
+    nth, _, mode = rest.partition(":")
+    if point not in POINTS:
+        nearest = difflib.get_close_matches(point, POINTS, n=1, cutoff=0)
+        raise ConfigError(f"{VARIABLE}: no crash point {point!r}; the nearest is {nearest[0]!r}")
+    if not (nth.isdecimal() and nth.isascii() and int(nth) >= 1):
+        raise ConfigError(f"{VARIABLE}: {nth!r} is not the number, from 1, of a visit: use <point>:<nth>[:<mode>]")
+    return _Plan(point, int(nth), _action(mode))
+
+
+def _arm(text: str | None) -> None:
+    global _armed, _plan
+    _plan = _parse(text) if text else None
+    _armed = _plan is not None or _hook is not None
+
+
+_arm(os.environ.get(VARIABLE))

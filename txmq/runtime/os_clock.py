@@ -1,0 +1,26 @@
+"""The operating system's clock and random numbers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+
+class OSClock:
+    """Wall and monotonic time of this machine (port ``Clock``)."""
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since 1970-01-01 UTC; may jump."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        """Seconds; never goes back."""
+        return time.monotonic()
+
+
+class OSRandom:
+    """Unguessable numbers (port ``Random``)."""
+
+    def bits(self, count: int) -> int:
+        """A uniformly drawn unsigned integer of ``count`` bits."""
+        return secrets.randbits(count)
