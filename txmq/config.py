@@ -1,0 +1,430 @@
+"""The broker's settings: one table that drives TOML keys, environment variables, flags and docs/configuration.md.
+
+The fields of ``BrokerSettings`` are the table: name, type, default, and in the field's metadata the allowed range, the
+help line and the section of the documentation. ``load_settings`` merges three sources, the later one wins:
+
+    TOML file  <  environment (``TXMQ_<KEY>``)  <  flags (``--set key=value`` and the named ones)
+
+Invariants:
+* A setting that was accepted is inside its range, and the settings fit each other; nothing is clamped silently.
+* A key that is not known is refused wherever it comes from, naming the nearest known one. Variables of other parts of
+  txmq (``TXMQ_BOOTSTRAP``, ...) are listed here, so that a misspelt setting is not taken for one of them.
+* Units stand last in the name: ``_ms``, ``_bytes``. Numbers are plain integers (TOML's ``67_108_864`` is fine).
+* No I/O: the caller reads the file and hands over its text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from txmq.errors import ConfigError
+from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+ENVIRONMENT_PREFIX = "TXMQ_"
+# Variables with our prefix that are not settings of the broker: client address, crash points, tests and benchmarks.
+OTHER_VARIABLES = ("TXMQ_BOOTSTRAP", "TXMQ_CRASH")
+OTHER_PREFIXES = ("TXMQ_TEST_", "TXMQ_BENCH_")
+_DAY_MS = 24 * 3600 * 1000
+_TIME_MS_MAX = 10**12  # 31 years: a limit that nobody means to reach, and sums stay far from 2^63
+
+
+def _number(default: int | None, low: int, high: int, text: str, *, section: str, none: str | None = None) -> Any:
+    return dataclasses.field(
+        default=default, metadata={"low": low, "high": high, "help": text, "section": section, "none": none}
+    )
+
+
+def _decimal(default: float, low: float, high: float, text: str, *, section: str) -> Any:
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "help": text, "section": section})
+
+
+def _word(default: str, text: str, *, section: str, choices: tuple[str, ...] = ()) -> Any:
+    return dataclasses.field(default=default, metadata={"choices": choices, "help": text, "section": section})
+
+
+def _flag(default: bool, text: str, *, section: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "section": section})
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """Every setting of a broker. Build it with ``load_settings``, or directly in tests: both are checked."""
+
+    data: str = _word("var/txmq", "Data directory; created if absent.", section="Broker")
+    listen: str = _word(
+        "127.0.0.1:8123",
+        "Address to serve on, HOST:PORT; port 0 takes a free one (see --ready-file).",
+        section="Broker",
+    )
+    insecure: bool = _flag(
+        False, "Allow an address other than loopback: there is no authentication or encryption.", section="Broker"
+    )
+    broker_name: str = _word("", "Name shown in stats and logs; empty: the node id.", section="Broker")
+    log_level: str = _word(
+        "info", "Least severe log line that is written.", section="Broker",
+        choices=("debug", "info", "warning", "error"),
+    )  # fmt: skip
+
+    sync: str = _word(
+        "always", "When a plain put or local transaction is answered: after the sync of the journal, or before it, "
+        "with a sync every sync_interval_messages or sync_interval_ms, or never. The last two may lose acknowledged "
+        "messages when the machine fails. Prepares, decisions and everything else are always forced.",
+        section="Durability", choices=("always", "interval", "never"),
+    )  # fmt: skip
+    sync_interval_messages: int = _number(
+        1000, 1, 10**9, "With sync=interval: sync after this many messages.", section="Durability"
+    )
+    sync_interval_ms: int = _number(
+        100, 1, 60_000, "With sync=interval: sync at the latest after this time.", section="Durability"
+    )
+    sync_delay_ms: int = _number(
+        0, 0, 10_000, "Added to every sync, to measure on a fast disk what a slow one would do.", section="Durability"
+    )
+    mark_idle_ms: int = _number(
+        50, 1, 60_000, "After this idle time a durable mark is written, so that damage to the last acknowledged "
+        "messages is told from a torn tail.", section="Durability",
+    )  # fmt: skip
+
+    journal_file_size_bytes: int = _number(
+        64 * MIB, MIB, 4 * GIB, "Size of one redo journal file; a group commit never spans two.", section="Journal"
+    )
+    checkpoint_interval_bytes: int = _number(
+        64 * MIB, 64 * KIB, 64 * GIB, "A checkpoint is taken after this much journal; bounds the restart time.",
+        section="Journal",
+    )  # fmt: skip
+    checkpoint_interval_ms: int = _number(
+        300_000, 100, _DAY_MS, "A checkpoint is taken at the latest after this time, if anything changed.",
+        section="Journal",
+    )  # fmt: skip
+    group_size_bytes_max: int = _number(
+        8 * MIB, 64 * KIB, 256 * MIB, "A group commit is closed when it reaches this size.", section="Journal"
+    )
+    inline_sync_size_bytes: int = _number(
+        64 * KIB, 0, 16 * MIB, "A group up to this size, with one waiter, may be synced by the event loop itself.",
+        section="Journal",
+    )  # fmt: skip
+    inline_sync_ms: float = _decimal(
+        0.3, 0.0, 100.0, "The event loop syncs by itself only while recent syncs took less than this.",
+        section="Journal",
+    )  # fmt: skip
+
+    request_size_bytes_max: int = _number(
+        16 * MIB, 64 * KIB, 256 * MIB, "Largest body of one request.", section="Limits"
+    )
+    batch_size_bytes_max: int = _number(
+        16 * MIB, KIB, 256 * MIB, "Largest record batch, and so the largest message.", section="Limits"
+    )
+    memory_request_bytes_max: int = _number(
+        256 * MIB, MIB, 64 * GIB, "Bodies of all requests in work, over all connections.", section="Limits"
+    )
+    connections_max: int = _number(10_000, 1, 1_000_000, "Open connections; more are closed at once.", section="Limits")
+    pipeline_requests_max: int = _number(
+        10_000, 1, 1_000_000, "Unanswered requests of one connection; beyond it reading pauses.", section="Limits"
+    )
+    in_flight_max: int = _number(
+        8, 1, 64, "Unanswered batches per producer and partition that are told apart from duplicates.", section="Limits"
+    )
+    partitions_max: int = _number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
+    open_files_max: int = _number(256, 8, 1_000_000, "Segment files held open at a time.", section="Limits")
+    disk_free_bytes_min: int = _number(
+        64 * MIB, 0, 1 << 50, "Puts and prepares are refused while less than this, plus what the journal still has to "
+        "apply, is free.", section="Limits",
+    )  # fmt: skip
+    handshake_timeout_ms: int = _number(
+        5_000, 100, 600_000, "A connection that sent no whole request by then is closed.", section="Limits"
+    )
+    write_timeout_ms: int = _number(
+        30_000, 100, 3_600_000, "A connection that does not take its answers for this long is closed.", section="Limits"
+    )
+
+    outcomes_kept: int = _number(
+        1024, 1, 1_000_000, "Newest outcomes kept per session below the client's floor.", section="Transactions"
+    )
+    sessions_max: int = _number(10_000, 1, 1_000_000, "Sessions of producers that are kept.", section="Transactions")
+    transactions_open_max: int = _number(
+        100_000, 1, 10_000_000, "Transactions open or prepared at a time.", section="Transactions"
+    )
+    transaction_size_bytes_max: int = _number(
+        64 * MIB, 64 * KIB, 16 * GIB, "Messages of one transaction.", section="Transactions"
+    )
+    prepared_bytes_max: int = _number(
+        256 * MIB, 64 * KIB, 1 << 40, "Messages of all open and prepared transactions together.",
+        section="Transactions",
+    )  # fmt: skip
+    transaction_timeout_ms_max: int = _number(
+        900_000, 100, _DAY_MS, "Longest time a client may ask for before its transaction is decided.",
+        section="Transactions",
+    )  # fmt: skip
+
+    validate_records: bool = _flag(
+        False, "Look inside every record batch at the door; otherwise its header and CRC are checked.",
+        section="Topics",
+    )  # fmt: skip
+    retention_check_interval_ms: int = _number(
+        60_000, 10, _DAY_MS, "How often old segments are looked for.", section="Topics"
+    )
+    default_partitions: int = _number(
+        1, 1, PARTITIONS_PER_TOPIC_MAX, "Partitions of a topic that is created without a number.", section="Topics"
+    )
+    default_storage: str = _word(
+        "disk", "Where a new topic's messages live; memory is not journaled and is lost with the process.",
+        section="Topics", choices=tuple(item.value for item in Storage),
+    )  # fmt: skip
+    default_retention_ms: int | None = _number(
+        None, 1, 10**15, "Age at which a new topic's segments go.", section="Topics", none="kept for ever"
+    )
+    default_retention_size_bytes: int | None = _number(
+        None, 1, 1 << 50, "Size per partition beyond which a new topic's oldest segments go.", section="Topics",
+        none="without limit",
+    )  # fmt: skip
+    default_retention_policy: str = _word(
+        "delete", "What happens to a segment that goes.", section="Topics",
+        choices=tuple(item.value for item in RetentionPolicy),
+    )  # fmt: skip
+    default_segment_size_bytes: int = _number(
+        128 * MIB, 4096, 4 * GIB, "Size at which a segment is closed and a new one begun.", section="Topics"
+    )
+    default_segment_age_ms: int | None = _number(
+        7 * _DAY_MS, 1, 10**15, "Age at which a segment is closed.", section="Topics", none="never by age"
+    )
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS.values():
+            _check(setting, getattr(self, setting.name))
+        _check_together(self)
+
+    @property
+    def listen_host(self) -> str:
+        """The host part of ``listen``, without brackets."""
+        return split_address(self.listen)[0]
+
+    @property
+    def listen_port(self) -> int:
+        """The port part of ``listen``; 0 takes a free one."""
+        return split_address(self.listen)[1]
+
+    def new_topic(self, name: str) -> TopicConfig:
+        """The settings of a topic for which nothing else was asked."""
+        return TopicConfig(
+            name=name,
+            partitions=self.default_partitions,
+            storage=Storage(self.default_storage),
+            retention_ms=self.default_retention_ms,
+            retention_size_bytes=self.default_retention_size_bytes,
+            retention_policy=RetentionPolicy(self.default_retention_policy),
+            segment_size_bytes=self.default_segment_size_bytes,
+            segment_age_ms=self.default_segment_age_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    kind: type[bool] | type[int] | type[float] | type[str]
+    default: Any
+    help: str
+    section: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    none: str | None = None  # what "none" means, where it is allowed
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def allowed(self) -> str:
+        """What may stand there, for people."""
+        if self.kind is bool:
+            return "true or false"
+        if self.choices:
+            return ", ".join(self.choices[:-1]) + " or " + self.choices[-1]
+        if self.kind is str:
+            return "HOST:PORT" if self.name == "listen" else "text"
+        span = f"{self.low:,} to {self.high:,}".replace(",", "_")
+        return span if self.none is None else f"{span}, or none ({self.none})"
+
+
+_KINDS: dict[str, tuple[type[bool] | type[int] | type[float] | type[str], bool]] = {
+    "bool": (bool, False), "int": (int, False), "float": (float, False), "str": (str, False), "int | None": (int, True),
+}  # fmt: skip
+
+
+def _table() -> dict[str, Setting]:
+    return {
+        field.name: Setting(field.name, _KINDS[str(field.type)][0], field.default, **field.metadata)
+        for field in dataclasses.fields(BrokerSettings)
+    }
+
+
+SETTINGS: dict[str, Setting] = _table()
+
+
+def load_settings(toml_text: str | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> BrokerSettings:
+    """Merge the three sources and check the result.
+
+    Args:
+        toml_text: the configuration file's text, or None.
+        environment: all environment variables; those without our prefix are passed over.
+        flags: by setting name; text is parsed, other values are taken as they are; None means not given.
+
+    Raises:
+        ConfigError: names the key, its source, the value and what is allowed, or the nearest known key.
+    """
+    values: dict[str, object] = {}
+    if toml_text is not None:
+        values.update(_from_toml(toml_text))
+    values.update(_from_environment(environment))
+    for name, value in flags.items():
+        if value is not None:
+            setting = _known(name, "flag")
+            values[name] = _parse(setting, value) if isinstance(value, str) else value
+    return BrokerSettings(**values)  # type: ignore[arg-type]
+
+
+def parse_assignments(words: Iterable[str]) -> dict[str, object]:
+    """Turn ``key=value`` words of ``--set`` into flags.
+
+    Raises:
+        ConfigError: not of that form, unknown, or given twice.
+    """
+    flags: dict[str, object] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {word}: expected key=value")
+        _known(name, "--set")
+        if name in flags:
+            raise ConfigError(f"--set {name} is given twice; give it once")
+        flags[name] = value
+    return flags
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises:
+        ConfigError: not of that form, or the port is over 65535.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    port_is_valid = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if (
+        not (colon and host and port_is_valid)
+        or (":" in host) is not bracketed
+        or not host.isprintable()
+        or " " in host
+    ):
+        raise ConfigError(f"listen = {text!r}: expected HOST:PORT such as 127.0.0.1:8123, with a port of 0 to 65535")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. Names other than ``localhost`` are not looked up."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _from_toml(text: str) -> dict[str, object]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the configuration file is not valid TOML: {error}") from None
+    return {
+        name: None if value == "none" and _known(name, "configuration file").none is not None else value
+        for name, value in document.items()
+        if _known(name, "configuration file")
+    }
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable.startswith(OTHER_PREFIXES):
+            continue
+        name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        values[name] = _parse(_known(name, f"environment variable {variable}"), text)
+    return values
+
+
+def _known(name: str, source: str) -> Setting:
+    setting = SETTINGS.get(name)
+    if setting is None:
+        near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.0)
+        raise ConfigError(f"unknown setting {name[:80]!r} ({source}); did you mean {near[0]!r}?")
+    return setting
+
+
+def _parse(setting: Setting, text: str) -> object:
+    """Read a value given as text; what cannot be read is left to ``_check``, which refuses it."""
+    text = text.strip()
+    if setting.none is not None and text == "none":
+        return None
+    if setting.kind is bool:
+        return {"true": True, "false": False, "1": True, "0": False}.get(text.lower(), text)
+    if setting.kind is str:
+        return text
+    try:
+        return setting.kind(text) if text.isascii() and len(text) <= 40 else text
+    except ValueError:
+        return text
+
+
+def _check(setting: Setting, value: object) -> None:
+    if value is None and setting.none is not None:
+        return
+    if setting.kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    right_type = type(value) is setting.kind
+    in_range = right_type and (not setting.choices or value in setting.choices)
+    if in_range and setting.low is not None and setting.high is not None:
+        in_range = setting.low <= value <= setting.high  # type: ignore[operator]
+    if not in_range:
+        raise ConfigError(f"{setting.name} = {str(value)[:80]!r}: expected {setting.allowed}")
+
+
+def _check_together(settings: BrokerSettings) -> None:
+    """What single ranges cannot say."""
+    host, _ = split_address(settings.listen)
+    if not (settings.insecure or is_loopback(host)):
+        raise ConfigError(
+            f"listen = {settings.listen!r}: other machines could reach this broker, which has no authentication; "
+            "listen on 127.0.0.1, or say --insecure (insecure = true) if the network is yours"
+        )
+    if not settings.data.strip() or "\0" in settings.data:
+        raise ConfigError(f"data = {settings.data[:80]!r}: expected a directory")
+    _check_at_most(settings, "batch_size_bytes_max", settings.request_size_bytes_max, "request_size_bytes_max")
+    _check_at_most(settings, "request_size_bytes_max", settings.memory_request_bytes_max, "memory_request_bytes_max")
+    room = settings.journal_file_size_bytes - MIB // 2  # headers and framing, generously
+    if settings.group_size_bytes_max + settings.request_size_bytes_max > room:
+        raise ConfigError(
+            f"journal_file_size_bytes = {settings.journal_file_size_bytes}: one group commit must fit a file: at least "
+            f"group_size_bytes_max + request_size_bytes_max + {MIB // 2} "
+            f"= {settings.group_size_bytes_max + settings.request_size_bytes_max + MIB // 2}"
+        )
+
+
+def _check_at_most(settings: BrokerSettings, name: str, limit: int, limit_name: str) -> None:
+    value = getattr(settings, name)
+    if value > limit:
+        raise ConfigError(f"{name} = {value}: expected at most {limit_name} = {limit}")
