@@ -1,0 +1,138 @@
+"""What every verb of the broker works on: the state, the group commit in the making, and the effects for the shell.
+
+Effects are collected while requests are taken in, and carried out by the shell in this order:
+``ready`` (answers that may go out), ``reads`` (partition data to be fetched from disk and sent), ``closing``.
+Whatever depends on the journal waits in a group; the shell hands groups back through ``written`` and ``forced``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from txmq.broker.group import Group
+from txmq.broker.peer import Peer
+from txmq.broker.state import Limits, State
+from txmq.config import BrokerSettings
+from txmq.log.partition import Partition
+from txmq.protocol import answers
+
+
+class Read(NamedTuple):
+    """An effect: fetch batches and send them as a ``value`` answer."""
+
+    peer: Peer
+    opaque: bytes
+    partition: Partition
+    offset: int
+    size_bytes_max: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What ``stats`` shows; all since the broker started."""
+
+    put_requests: int = 0
+    put_bytes: int = 0
+    duplicates: int = 0
+    get_requests: int = 0
+    get_bytes: int = 0
+    get_empty: int = 0
+    errors: int = 0
+    violations: int = 0
+    groups: int = 0
+    syncs: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    prepared: int = 0
+    connections_opened: int = 0
+    refused_disk_full: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this broker is."""
+
+    cluster: int
+    node: int
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """See the module's docstring.
+
+    Attributes:
+        now_ms: wall clock, set by the shell before it hands in requests.
+        unforced: sealed groups whose record is not forced yet, oldest first.
+        lookups: effects: find the offset for a time (peer, opaque, partition, ms).
+        moved: partitions in memory whose end moved: their polls are to be woken.
+        waiting_polls: (deadline ms, partition, poll) of every ``get`` that waits.
+        disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
+    """
+
+    identity: Identity
+    settings: BrokerSettings
+    state: State
+    now_ms: int = 0
+    started_ms: int = 0
+    group: Group = field(default_factory=Group)
+    unforced: list[Group] = field(default_factory=list)
+    ready: list[Peer] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    lookups: list[tuple[Peer, bytes, Partition, int]] = field(default_factory=list)
+    moved: list[Partition] = field(default_factory=list)
+    waiting_polls: list[tuple[int, Partition, Any]] = field(default_factory=list)
+    peers: dict[int, Peer] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    closing: list[Peer] = field(default_factory=list)
+    shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
+    disk_full: bool = False
+    stopping: bool = False
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether plain puts and local transactions are answered before the sync."""
+        return self.settings.sync != "always"
+
+    def answer(self, peer: Peer, opaque: bytes, answer: bytes) -> None:
+        """Send now; only for what does not depend on an unforced record."""
+        if peer.gone:
+            return
+        peer.unanswered.discard(opaque)
+        peer.out.append(answer)
+        if not peer.ready:
+            peer.ready = True
+            self.ready.append(peer)
+
+    def close(self, peer: Peer) -> None:
+        """Effect: close a connection once its answers are written."""
+        peer.closing = True
+        self.closing.append(peer)
+
+    def answer_when_forced(self, peer: Peer, opaque: bytes, body: bytes = b"") -> None:
+        """Send 200 once everything accepted so far is forced, whatever ``sync`` says."""
+        self.group.forced = True
+        self.group.waiters.append((peer, opaque, answers.result(200, opaque, body)))
+
+    def answer_relaxed(self, peer: Peer, opaque: bytes, body: bytes) -> None:
+        """Send 200 as ``sync`` says: once written, or once forced."""
+        waiters = self.group.relaxed_waiters if self.relaxed else self.group.waiters
+        waiters.append((peer, opaque, answers.result(200, opaque, body)))
+
+    def answer_settled(self, peer: Peer, opaque: bytes, body: bytes) -> None:
+        """Send 200 with something looked up in assigned state: at once if all of it is forced, else with the newest group."""
+        answer = answers.result(200, opaque, body)
+        if not self.group.is_empty:
+            self.group.forced = True
+            self.group.waiters.append((peer, opaque, answer))
+        elif self.unforced:
+            self.unforced[-1].forced = True
+            self.unforced[-1].waiters.append((peer, opaque, answer))
+        else:
+            self.answer(peer, opaque, answer)
+
+
+def new_state(settings: BrokerSettings) -> State:
+    """An empty state with the limits of ``settings``."""
+    return State(Limits(settings.in_flight_max, settings.outcomes_kept))

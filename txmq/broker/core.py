@@ -1,0 +1,204 @@
+"""The broker's core: requests in, answers and journal groups out. Deterministic: no socket, file, thread, clock or random.
+
+The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``; a verb checks
+it, moves assigned state, adds entries to the group in the making and leaves its answer there. The shell seals the group
+(``seal``), writes and forces its record (``store``), applies it to the partition files, and hands it back: ``written``
+releases what ``sync = interval | never`` answers early, ``forced`` releases the rest and moves the watermarks, all of one
+record together. Then it carries out the effects (``Context.ready``, ``reads``, ``lookups``).
+
+Invariants:
+    * an answer that tells of durable things leaves after its record is forced;
+    * watermarks move after the record is forced and its bytes are applied;
+    * a request that is refused changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from txmq.broker import greeting, reading, stats, topics, transactions
+from txmq.broker.context import Context, Identity, Read
+from txmq.broker.group import Group
+from txmq.broker.peer import Peer
+from txmq.broker.produce import put
+from txmq.broker.state import State
+from txmq.config import BrokerSettings
+from txmq.errors import BadRequestError, BrokerError
+from txmq.log.partition import Partition
+from txmq.protocol import answers
+from txmq.protocol.requests import Request, Violation
+
+_Verb = Callable[[Context, Peer, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
+VERBS: dict[bytes, _Verb] = {
+    b"put": put,
+    b"get": reading.get,
+    b"offset": reading.offset,
+    b"meta": reading.meta,
+    b"hello": greeting.hello,
+    b"prepare": transactions.prepare,
+    b"commit": transactions.commit,
+    b"rollback": transactions.rollback,
+    b"outcome": transactions.outcome,
+    b"recover": transactions.recover,
+    b"topic": topics.topic,
+    b"stats": stats.stats,
+    b"ping": greeting.ping,
+    b"version": greeting.version,
+    b"help": greeting.help_,
+    b"quit": greeting.quit_,
+}
+
+
+class Core:
+    """See the module's docstring. One thread at a time."""
+
+    def __init__(self, identity: Identity, settings: BrokerSettings, state: State, now_ms: int) -> None:
+        self.context = Context(identity, settings, state, now_ms=now_ms, started_ms=now_ms)
+        self._next_peer = 1
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def connected(self, address: str = "") -> Peer:
+        """A connection was accepted."""
+        peer = Peer(self._next_peer, address)
+        self._next_peer += 1
+        self.context.peers[peer.number] = peer
+        self.context.counters.connections_opened += 1
+        return peer
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection is gone: its answers are dropped, its session waits, its streams are rolled back."""
+        peer.gone = peer.closing = True
+        self.context.peers.pop(peer.number, None)
+        session, peer.session = peer.session, None
+        if session is not None and session.bound == peer.number:
+            session.bound = None
+            session.gone_ms = self.context.now_ms
+            transactions.owner_gone(self.context, session)
+
+    def receive(self, peer: Peer, requests: Sequence[Request | Violation]) -> None:
+        """Take in what one read brought, in order. A violation is the last: it is answered and the connection closes."""
+        context = self.context
+        unanswered = peer.unanswered
+        for request in requests:
+            if peer.closing:
+                return
+            if isinstance(request, Violation):
+                self._violated(peer, request)
+                return
+            verb, arguments, extensions, body, opaque = request
+            if opaque in unanswered:
+                self._violated(peer, Violation(400, "bad-request", "opaque is used by an unanswered request", opaque))
+                return
+            if opaque != b"-":
+                unanswered.add(opaque)
+            try:
+                VERBS[verb](context, peer, arguments, extensions, body, opaque)
+            except BrokerError as error:
+                context.counters.errors += 1
+                context.answer(peer, opaque, answers.error(error, opaque))
+
+    def _violated(self, peer: Peer, violation: Violation) -> None:
+        self.context.counters.violations += 1
+        text = f"{violation.error_name} {violation.text}".encode()
+        self.context.answer(peer, violation.opaque, answers.result(violation.code, violation.opaque, text))
+        peer.closing = True
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def seal(self) -> Group:
+        """Take the group in the making; its record is to be written next."""
+        context = self.context
+        group, context.group = context.group, Group()
+        context.unforced.append(group)
+        context.counters.groups += 1
+        return group
+
+    def written(self, group: Group) -> None:
+        """The record is written, not forced: release what ``sync`` lets go early."""
+        if self.context.relaxed:
+            self._release_puts(group)
+        self._release(group.relaxed_waiters)
+
+    def forced(self, group: Group) -> None:
+        """The record is forced: release every answer. Watermarks move in ``applied``."""
+        assert self.context.unforced and self.context.unforced[0] is group  # noqa: PT018
+        self.context.unforced.pop(0)
+        self._release_puts(group)
+        self._release(group.waiters)
+
+    def applied(self, group: Group) -> None:
+        """The record's bytes are in the partition files: readers may see them, all of one record at once."""
+        moved = dict.fromkeys(run.partition for run in group.placed)
+        for run in group.placed:
+            run.partition.publish(run.next_offset)
+        for partition in moved:
+            if partition.waiters:
+                reading.wake_polls(self.context, partition)
+
+    def _release_puts(self, group: Group) -> None:
+        context = self.context
+        ready = context.ready
+        for peer, opaque, offset in group.puts:
+            if peer.gone:
+                continue
+            peer.unanswered.discard(opaque)
+            text = b"%d" % offset
+            peer.out.append(b"result 200 %d %b\r\n%b" % (len(text), opaque, text))
+            if not peer.ready:
+                peer.ready = True
+                ready.append(peer)
+        group.puts = []
+
+    def _release(self, waiters: list[tuple[Peer, bytes, bytes]]) -> None:
+        for peer, opaque, answer in waiters:
+            self.context.answer(peer, opaque, answer)
+        waiters.clear()
+
+    # --- effects and time --------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Let time pass: polls and streams whose time is over."""
+        self.context.now_ms = now_ms
+        reading.expire_polls(self.context)
+        transactions.expire_streams(self.context)
+
+    def wake_memory(self) -> None:
+        """Partitions in memory moved their end by themselves: wake their polls."""
+        moved, self.context.moved = self.context.moved, []
+        for partition in moved:
+            if partition.waiters:
+                reading.wake_polls(self.context, partition)
+
+    def take_reads(self) -> list[Read]:
+        """Effects: reads to be carried out."""
+        reads, self.context.reads = self.context.reads, []
+        return reads
+
+    def take_lookups(self) -> list[tuple[Peer, bytes, Partition, int]]:
+        """Effects: offsets to be looked up by time."""
+        lookups, self.context.lookups = self.context.lookups, []
+        return lookups
+
+    def take_ready(self) -> list[Peer]:
+        """Effects: peers with answers to be written."""
+        ready, self.context.ready = self.context.ready, []
+        for peer in ready:
+            peer.ready = False
+        return ready
+
+    def was_read(self, read: Read, data: bytes) -> None:
+        """A read was carried out."""
+        self.context.counters.get_bytes += len(data)
+        self.context.answer(read.peer, read.opaque, answers.value_header(len(data), read.opaque) + data)
+
+    def was_looked_up(self, peer: Peer, opaque: bytes, partition: Partition, offset: int) -> None:
+        """A lookup by time was carried out."""
+        body = b"%d %d %d" % (offset, partition.log_start, partition.high_watermark)
+        self.context.answer(peer, opaque, answers.result(200, opaque, body))
+
+    def could_not(self, peer: Peer, opaque: bytes, error: Exception) -> None:
+        """A read or lookup failed: tell the client; damage is told with file and position."""
+        self.context.counters.errors += 1
+        told = error if isinstance(error, BrokerError) else BadRequestError(str(error))
+        self.context.answer(peer, opaque, answers.error(told, opaque))

@@ -1,0 +1,92 @@
+"""The messages of unsettled transactions, kept out of the checkpoints: ``prepared/<session>-<counter>``.
+
+A checkpoint writes each payload once; later ones only refer to it. Layout: PAYLOAD entries (``redo.entries``) one behind
+the other, then a CRC32C (u32, little endian) over all of them.
+
+Invariants:
+    * a file is synced and its entry is synced before a checkpoint refers to it;
+    * it goes only when neither of the two kept checkpoints refers to it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from txmq.broker.transaction import Transaction
+from txmq.errors import CorruptRecordError
+from txmq.log.batch import checksum
+from txmq.redo import entries
+from txmq.runtime.ports import Disk
+
+DIRECTORY = "prepared"
+_CRC = struct.Struct("<I")
+
+
+class PayloadFiles:
+    """The payload files of one data directory."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._referenced = set(disk.list_directory(DIRECTORY))  # by the checkpoint before; all, where that is not known
+
+    def write(self, transactions: list[Transaction]) -> None:
+        """Write the payloads that have no file yet. Durability: files and entries are synced when this returns."""
+        if not transactions:
+            return
+        self._disk.make_directories(DIRECTORY)
+        for transaction in transactions:
+            self._write_one(transaction)
+        self._disk.sync_directory(DIRECTORY)
+        for transaction in transactions:
+            transaction.has_file = True
+
+    def _write_one(self, transaction: Transaction) -> None:
+        content = b"".join(
+            entries.encode_payload(
+                transaction.session, transaction.counter, number,
+                part.topic_id, part.partition, part.count, part.max_timestamp_ms, part.batch,
+            )
+            for number, part in enumerate(transaction.parts)
+        )  # fmt: skip
+        temporary = f"{transaction.file_name}.tmp"
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary)
+        file = self._disk.open(temporary, create=True)
+        try:
+            file.pwrite(content + _CRC.pack(checksum(content, 0)), 0)
+            file.fsync()
+        finally:
+            file.close()
+        self._disk.rename(temporary, transaction.file_name)
+
+    def read(self, transaction: Transaction) -> Iterator[memoryview]:
+        """The bodies of a transaction's PAYLOAD entries, in order.
+
+        Raises:
+            CorruptRecordError: the file is missing or damaged; a checkpoint refers to it, so it was whole once.
+        """
+        path = transaction.file_name
+        if not self._disk.exists(path):
+            raise CorruptRecordError(path, 0, "missing, although a checkpoint refers to it")
+        file = self._disk.open(path, writable=False)
+        try:
+            content = file.pread(file.size(), 0)
+        finally:
+            file.close()
+        if len(content) < _CRC.size or _CRC.unpack(content[-4:])[0] != checksum(content[:-4], 0):
+            raise CorruptRecordError(path, 0, "CRC does not match")
+        for _kind, _flags, body in entries.split(content[:-4]):
+            yield body
+
+    def release(self, transactions: list[list[Any]]) -> None:
+        """Unlink what neither this checkpoint (its ``transactions``) nor the one before refers to."""
+        now = {f"{session}-{counter}" for session, counter, *_ in transactions}
+        names = self._disk.list_directory(DIRECTORY)
+        doomed = [name for name in names if name not in now and name not in self._referenced]
+        for name in doomed:
+            self._disk.unlink(f"{DIRECTORY}/{name}")
+        if doomed:
+            self._disk.sync_directory(DIRECTORY)
+        self._referenced = now

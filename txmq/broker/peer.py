@@ -1,0 +1,28 @@
+"""The core's view of one connection: what it may do, what it still owes, and what is to be written to it."""
+
+from __future__ import annotations
+
+from txmq.broker.session import Session
+
+
+class Peer:
+    """One connection. The core appends whole answers to ``out`` and lists the peer in ``Core.ready``.
+
+    Attributes:
+        number: unique in this broker's life; for logs.
+        session: what ``hello`` bound it to.
+        out: answers to be written, in order of writing.
+        unanswered: opaque tokens of requests whose answer is still owed.
+        closing: True once nothing more is read from it; it is closed after ``out`` was written.
+        gone: True once the connection is lost; answers to it are dropped.
+    """
+
+    __slots__ = ("address", "closing", "gone", "name", "number", "out", "ready", "session", "shell", "unanswered")
+
+    def __init__(self, number: int, address: str = "") -> None:
+        self.number, self.address, self.name = number, address, ""
+        self.session: Session | None = None
+        self.out: list[bytes] = []
+        self.unanswered: set[bytes] = set()
+        self.closing = self.gone = self.ready = False
+        self.shell: object = None  # the transport's side; the core never looks at it

@@ -1,0 +1,59 @@
+"""Producer sequences: what makes a repeated batch a duplicate and not a second message.
+
+Per partition and producer the last ``in_flight_max`` batches are remembered as (first sequence, base offset, CRC). A batch
+whose sequence is the next one is new; one that repeats a remembered sequence with the same CRC is a duplicate and gets the
+same answer; all else is refused. Sequences count records and wrap after 2^31 - 1.
+
+Source: Kafka protocol guide, idempotent producer; DESIGN.md section 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from txmq.errors import SequenceError
+
+SEQUENCE_MASK = 0x7FFFFFFF
+
+
+class Sequences:
+    """The sequences of one producer in one partition."""
+
+    __slots__ = ("next", "recent")
+
+    def __init__(self, following: int = 0) -> None:
+        self.next = following
+        self.recent: deque[tuple[int, int, int]] = deque()
+
+    def duplicate_of(self, sequence: int, crc: int) -> int | None:
+        """The base offset the same batch got before, or None if this one is new.
+
+        Raises:
+            SequenceError: a gap, a repeat with other content, or a repeat too old to tell.
+        """
+        if sequence == self.next:
+            return None
+        for known, offset, known_crc in self.recent:
+            if known == sequence:
+                if known_crc == crc:
+                    return offset
+                raise SequenceError(f"sequence {sequence} was used for another batch")
+        raise SequenceError(f"sequence {sequence} does not follow: {self.next} is next")
+
+    def accept(self, sequence: int, count: int, crc: int, offset: int, kept_max: int) -> None:
+        """Remember a new batch; ``accept`` is the fold, also in recovery."""
+        self.next = (sequence + count) & SEQUENCE_MASK
+        self.recent.append((sequence, offset, crc))
+        if len(self.recent) > kept_max:
+            self.recent.popleft()
+
+    def snapshot(self) -> list[object]:
+        """JSON-able state."""
+        return [self.next, [list(batch) for batch in self.recent]]
+
+    @classmethod
+    def restore(cls, following: int, recent: list[list[int]]) -> Sequences:
+        """The reverse of ``snapshot``."""
+        sequences = cls(following)
+        sequences.recent.extend((sequence, offset, crc) for sequence, offset, crc in recent)
+        return sequences

@@ -1,0 +1,75 @@
+"""Sessions: who a client is to its home broker, and what became of its transactions.
+
+A session's number is issued once, journaled before it is told, and never reused; it doubles as the producer id of the
+session's batches. Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
+answered 410 (never executed, never called rolled back), one above it is looked up.
+
+Invariants:
+    * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
+    * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ROLLED_BACK = None
+CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
+
+
+class Session:
+    """One client session.
+
+    Attributes:
+        number: the session id, also the producer id.
+        outcomes: counter -> the committed parts, or None for rolled back.
+        finished: the highest floor the client has stated.
+        bound: number of the connection that holds it now, or None.
+        gone_ms: wall time its connection was lost; 0 while bound.
+    """
+
+    __slots__ = ("bound", "epoch", "finished", "floor", "gone_ms", "name", "number", "outcomes", "used_ms")
+
+    def __init__(self, number: int, epoch: int, name: str, used_ms: int) -> None:
+        self.number, self.epoch, self.name, self.used_ms = number, epoch, name, used_ms
+        self.floor = self.finished = 0
+        self.outcomes: dict[int, CommittedParts | None] = {}
+        self.bound: int | None = None
+        self.gone_ms = used_ms
+
+    def keep(self, counter: int, outcome: CommittedParts | None, floor: int, kept_max: int) -> None:
+        """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``."""
+        self.outcomes[counter] = outcome
+        if floor > self.finished:
+            self.finished = floor
+        while len(self.outcomes) > kept_max:
+            oldest = next(iter(self.outcomes))
+            if oldest > self.finished:
+                # Outcomes are kept in order of decision; an unfinished one in front holds the rest.
+                return
+            del self.outcomes[oldest]
+            if oldest > self.floor:
+                self.floor = oldest
+
+    def snapshot(self) -> list[object]:
+        """JSON-able state."""
+        return [
+            self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished,
+            [[counter, outcome] for counter, outcome in self.outcomes.items()],
+        ]  # fmt: skip
+
+    @classmethod
+    def restore(cls, number: int, epoch: int, name: str, used_ms: int, *rest: object) -> Session:
+        """The reverse of ``snapshot``."""
+        session = cls(number, epoch, name, used_ms)
+        floor, finished, outcomes = rest
+        assert isinstance(floor, int) and isinstance(finished, int) and isinstance(outcomes, list)  # noqa: PT018
+        session.floor, session.finished = floor, finished
+        session.outcomes = {counter: _parts(outcome) for counter, outcome in outcomes}
+        return session
+
+
+def _parts(outcome: Iterable[Iterable[int]] | None) -> CommittedParts | None:
+    if outcome is None:
+        return None
+    return tuple((topic, partition, offset, count) for topic, partition, offset, count in outcome)

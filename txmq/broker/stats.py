@@ -1,0 +1,141 @@
+"""The verb ``stats``: what the broker does, as ``key value`` lines for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+
+from txmq.broker.context import Context
+from txmq.broker.greeting import VERSION
+from txmq.broker.peer import Peer
+from txmq.broker.transaction import TransactionState
+from txmq.errors import BadRequestError
+from txmq.protocol import answers
+
+Extensions = dict[bytes, bytes] | None
+Value = int | float | str | bool
+HELP = """stats               the broker as a whole
+stats topics        one line a topic
+stats offsets       start and end of every partition
+stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt one
+stats config        the settings in force
+stats json          all of it as JSON
+"""
+
+
+def stats(
+    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+) -> None:
+    """Answer one item."""
+    item = arguments[0].decode("ascii", "replace") if arguments else ""
+    text = _TEXTS.get(item)
+    if text is None and item in {topic.config.name for topic in context.state.topics}:
+        body = _topic_lines(context, item)
+    elif text is None:
+        raise BadRequestError(f"unknown item {item[:40]!r}; known: {', '.join(filter(None, _TEXTS))}, or a topic's name")
+    else:
+        body = text(context)
+    context.answer(peer, opaque, answers.result(200, opaque, body.encode()))
+
+
+def broker_figures(context: Context) -> dict[str, Value]:
+    """The broker as a whole; times in ms, sizes in bytes, counts since the start."""
+    state = context.state
+    figures: dict[str, Value] = {
+        "broker": context.identity.name,
+        "version": VERSION,
+        "cluster": f"{context.identity.cluster:016x}",
+        "home": f"{context.identity.node:016x}",
+        "epoch": state.epoch,
+        "uptime_ms": context.now_ms - context.started_ms,
+        "sync": context.settings.sync,
+        "connections": len(context.peers),
+        "topics": len(state.topics),
+        "partitions": len(state.partitions),
+        "messages": sum(p.high_watermark - p.log_start for p in state.all_partitions()),
+        "sessions": len(state.sessions),
+        "polls_waiting": len(context.waiting_polls),
+        "disk_full": context.disk_full,
+    }
+    figures.update(dataclasses.asdict(context.counters))
+    figures.update(context.shell_figures)
+    return figures
+
+
+def transaction_figures(context: Context) -> dict[str, Value]:
+    """Unsettled transactions and kept outcomes."""
+    unsettled = list(context.state.transactions.values())
+    prepared = [t for t in unsettled if t.state is TransactionState.PREPARED]
+    oldest = min((t.meta["prepared_ms"] for t in prepared), default=context.now_ms)
+    return {
+        "open": len(unsettled) - len(prepared),
+        "in_doubt": len(prepared),
+        "in_doubt_age_ms_max": max(0, context.now_ms - oldest),
+        "commits_waiting_for_order": sum(bool(t.waiting) for t in prepared),
+        "payload_bytes": context.state.payload_bytes,
+        "outcomes_kept": sum(len(s.outcomes) for s in context.state.sessions.values()),
+        "committed": context.counters.committed,
+        "rolled_back": context.counters.rolled_back,
+        "prepared": context.counters.prepared,
+    }
+
+
+def _lines(figures: Mapping[str, Value]) -> str:
+    return "".join(f"{name} {str(value).lower() if isinstance(value, bool) else value}\n" for name, value in figures.items())
+
+
+def _topics(context: Context) -> str:
+    lines = []
+    for topic in context.state.topics:
+        partitions = context.state.partitions_of[topic.topic_id]
+        lines.append(
+            f"{topic.config.name} partitions {len(partitions)} "
+            f"messages {sum(p.high_watermark - p.log_start for p in partitions)} "
+            f"bytes {sum(p.size_bytes for p in partitions)} "
+            f"accept_publish {str(topic.config.accept_publish).lower()} accept_read {str(topic.config.accept_read).lower()}\n"
+        )
+    return "".join(lines)
+
+
+def _topic_lines(context: Context, name: str) -> str:
+    topic = context.state.topics.named(name)
+    return _lines({k: "none" if v is None else str(v) for k, v in topic.to_json().items()}) + _watermarks(context, topic.topic_id)
+
+
+def _watermarks(context: Context, topic_id: int) -> str:
+    return "".join(
+        f"{p.topic} {p.number} start {p.log_start} end {p.high_watermark} bytes {p.size_bytes}\n"
+        for p in context.state.partitions_of[topic_id]
+    )
+
+
+def _offsets(context: Context) -> str:
+    return "".join(_watermarks(context, topic.topic_id) for topic in context.state.topics)
+
+
+def _config(context: Context) -> str:
+    return _lines({k: str(v) for k, v in dataclasses.asdict(context.settings).items()})
+
+
+def _json(context: Context) -> str:
+    offsets = [
+        {"topic": p.topic, "partition": p.number, "start": p.log_start, "end": p.high_watermark, "bytes": p.size_bytes}
+        for p in context.state.all_partitions()
+    ]
+    topics = [topic.to_json() for topic in context.state.topics]
+    everything = {
+        "broker": broker_figures(context), "transactions": transaction_figures(context), "topics": topics, "offsets": offsets
+    }  # fmt: skip
+    return json.dumps(everything)
+
+
+_TEXTS: dict[str, Callable[[Context], str]] = {
+    "": lambda context: _lines(broker_figures(context)),
+    "topics": _topics,
+    "offsets": _offsets,
+    "transactions": lambda context: _lines(transaction_figures(context)),
+    "config": _config,
+    "json": _json,
+    "help": lambda _context: HELP,
+}

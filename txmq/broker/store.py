@@ -1,0 +1,311 @@
+"""One data directory: journal, partition files, checkpoints, and how a broker comes back from them.
+
+```
+group -> payload -> journal.append -> journal.sync -> answers -> partition files (not synced) -> watermarks
+                         |                                             |
+                     redo after a crash <----- checkpoint: files synced, state written, journal released
+```
+
+The order journal, sync, reply is the caller's (``server``, the simulator); this module is each step of it.
+
+Checkpoint at lsn L: the state as of the group that ended at L; taken when that group was sealed, written when it was
+applied and every file it touched was synced. Payloads of unsettled transactions move once to ``prepared/<id>`` and are
+referenced from then on. The journal is released up to the older of the two kept checkpoints, and a payload file goes when
+neither refers to it, so that recovery may fall back to the older one.
+
+Invariants:
+    * partition bytes are written only after their record is forced (``apply``), or again from it (``recover``);
+    * redo rewrites and never skips because a file already matches;
+    * a failed write or sync is never retried, but for ENOSPC while applying: the record is safe in the journal.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from txmq.broker.context import Identity, new_state
+from txmq.broker.group import Group
+from txmq.broker.payloads import PayloadFiles
+from txmq.broker.state import State
+from txmq.broker.transaction import Transaction
+from txmq.config import BrokerSettings
+from txmq.errors import StorageError
+from txmq.log.files import FileCache
+from txmq.log.partition import Partition
+from txmq.model import Lsn, RetentionPolicy
+from txmq.redo import checkpoint, entries, identity, recovery
+from txmq.redo.journal import Journal
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
+
+
+class PendingCheckpoint(NamedTuple):
+    """A checkpoint that waits for its group to be applied."""
+
+    lsn: Lsn
+    chain: int
+    snapshot: dict[str, Any]
+    unsettled: list[Transaction]
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What opening a data directory found."""
+
+    identity: Identity
+    state: State
+    store: Store
+    records: int
+    journal_bytes: int
+    notes: list[str]
+
+
+class Store:
+    """The files of one broker. One call at a time, but for ``run_checkpoint``, which may run beside the others."""
+
+    def __init__(self, disk: Disk, journal: Journal, files: FileCache, lock: Lock, settings: BrokerSettings) -> None:
+        self.disk, self.journal, self.files, self.settings = disk, journal, files, settings
+        self._lock = lock
+        self._payloads = PayloadFiles(disk)
+        self._unapplied: deque[Group] = deque()
+        self.unapplied_bytes = 0
+        self.checkpoint_lsn = journal.next_lsn
+
+    # --- the path of a group -----------------------------------------------------------------------------------------
+
+    def write(self, group: Group) -> None:
+        """Append the group's record. Durability: none before ``force``."""
+        if group.items:
+            self.journal.append(group.payload())
+
+    def force(self) -> None:
+        """Force everything written. Durability: all records so far are on disk when this returns."""
+        self.journal.sync()
+
+    def apply(self, group: Group) -> list[Group]:
+        """Write a forced group's batches to the partition files, behind any that could not be written yet.
+
+        Returns:
+            the groups that are applied now, in order; empty while the disk is full.
+
+        Raises:
+            OSError: the disk failed (other than being full); the broker must stop.
+        """
+        self._unapplied.append(group)
+        self.unapplied_bytes += group.size_bytes
+        return self.apply_pending()
+
+    def apply_pending(self) -> list[Group]:
+        """Try again what a full disk held up."""
+        done: list[Group] = []
+        while self._unapplied:
+            group = self._unapplied[0]
+            try:
+                self._apply_one(group)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return done
+            self._unapplied.popleft()
+            self.unapplied_bytes -= group.size_bytes
+            done.append(group)
+        return done
+
+    @property
+    def has_unapplied(self) -> bool:
+        """Whether a full disk holds something up."""
+        return bool(self._unapplied)
+
+    def _apply_one(self, group: Group) -> None:
+        crash_point("broker.apply.before")
+        for run in group.placed:
+            data = run.buffers[0] if len(run.buffers) == 1 else b"".join(run.buffers)
+            self.files.write(run.partition.segment_path(run.segment_base), run.position, data)
+        for partition, paths in group.unlinked:
+            self.drop_segments(partition, paths)
+        for partition in group.deleted:
+            self._drop_partition(partition)
+        crash_point("broker.apply.done")
+
+    # --- retention and deletion --------------------------------------------------------------------------------------
+
+    def drop_segments(self, partition: Partition, paths: list[str]) -> None:
+        """Delete or archive segments below a journaled log start; absent ones are fine."""
+        crash_point("retention.journaled")
+        for path in paths:
+            if not self.disk.exists(path):
+                continue
+            if partition.config.retention_policy is RetentionPolicy.ARCHIVE:
+                self._archive(path)
+            else:
+                self.files.unlink(path)
+        crash_point("retention.unlinked")
+
+    def _archive(self, path: str) -> None:
+        target = "archive" + path[len("log") :]
+        if self.disk.exists(target):
+            self.files.unlink(path)  # archived before a crash; what redo made of it again is not whole
+        else:
+            self.files.archive(path, target)
+
+    def _drop_partition(self, partition: Partition) -> None:
+        directory = f"log/{partition.topic_id}/{partition.number}"
+        for name in self.disk.list_directory(directory):
+            self.files.unlink(f"{directory}/{name}")
+        if self.disk.exists(directory):
+            self.disk.remove_directory(directory)
+
+    # --- checkpoint --------------------------------------------------------------------------------------------------
+
+    def due_for_checkpoint(self) -> bool:
+        """Whether enough journal has gathered since the last one."""
+        return self.journal.next_lsn - self.checkpoint_lsn >= self.settings.checkpoint_interval_bytes
+
+    def begin_checkpoint(self, state: State) -> PendingCheckpoint:
+        """Take the state as of now; call when everything assigned is written (and before more is assigned)."""
+        self.checkpoint_lsn = self.journal.next_lsn
+        unsettled = [t for t in state.transactions.values() if not t.has_file]
+        return PendingCheckpoint(self.journal.next_lsn, self.journal.chain, state.snapshot(), unsettled)
+
+    def run_checkpoint(self, pending: PendingCheckpoint, epoch: int) -> None:
+        """Sync the files and write the checkpoint; call when its group is forced and applied. May run in a thread.
+
+        Durability: when this returns, recovery starts at ``pending.lsn``.
+        """
+        crash_point("checkpoint.before")
+        self.files.sync_dirty()
+        crash_point("checkpoint.files_synced")
+        self._payloads.write(pending.unsettled)
+        state = json.dumps(pending.snapshot, separators=(",", ":")).encode()
+        checkpoint.write(self.disk, checkpoint.Checkpoint(pending.lsn, pending.chain, epoch, state), node_id=self.journal.node_id)
+        crash_point("checkpoint.written")
+
+    def end_checkpoint(self, pending: PendingCheckpoint) -> None:
+        """Release what the two kept checkpoints do not need; not beside ``write`` or ``force``."""
+        self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
+        self._payloads.release(pending.snapshot["transactions"])
+        crash_point("checkpoint.released")
+
+    def checkpoint_now(self, state: State) -> None:
+        """All three steps at once, for start and stop."""
+        pending = self.begin_checkpoint(state)
+        self.force()
+        self.run_checkpoint(pending, state.epoch)
+        self.end_checkpoint(pending)
+
+    def close(self) -> None:
+        """Let go of everything; syncs nothing."""
+        self.files.close()
+        self.journal.close()
+        self._lock.release()
+
+
+def open_store(
+    disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *,
+    files_lock: AbstractContextManager[Any] | None = None, on_progress: Callable[[str], None] = lambda _text: None,
+) -> Recovered:  # fmt: skip
+    """Open (or create) a data directory and recover it.
+
+    Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When this
+    returns, everything acknowledged before is in the state and in the partition files (not synced: the journal has it).
+
+    Raises:
+        DirectoryInUseError: another process holds it.
+        CorruptRecordError: damage that a torn tail does not explain; nothing was changed.
+    """
+    lock = disk.lock("lock")
+    try:
+        return _Opening(disk, clock, random, settings, files_lock or nullcontext(), on_progress).run(lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+class _Opening:
+    def __init__(
+        self, disk: Disk, clock: Clock, random: Random, settings: BrokerSettings,
+        files_lock: AbstractContextManager[Any], on_progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress
+        self._node = identity.load_or_create(disk, random, clock)
+        self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
+        self._state = new_state(settings)
+        self._touched: dict[Partition, None] = {}
+        self._notes: list[str] = []
+        self._records = self._bytes = 0
+
+    def run(self, lock: Lock) -> Recovered:
+        journal = self._recover_journal()
+        store = Store(self._disk, journal, self._files, lock, self._settings)
+        self._clean_up(store)
+        self._start_life(journal)
+        for partition in self._state.all_partitions():
+            partition.publish(partition.next_offset)
+        name = self._settings.broker_name or f"{self._node.node_id:016x}"
+        who = Identity(self._node.cluster_id, self._node.node_id, name)
+        return Recovered(who, self._state, store, self._records, self._bytes, self._notes)
+
+    def _recover_journal(self) -> Journal:
+        newest, note = checkpoint.load_newest(self._disk, node_id=self._node.node_id)
+        if note:
+            self._notes.append(note)
+        if newest is None:
+            lsn, chain, epoch = Lsn(0), 0, 0
+        else:
+            lsn, chain, epoch = newest.lsn, newest.chain, newest.epoch
+            self._restore(json.loads(newest.state))
+        return recovery.open_journal(
+            self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
+            file_size_bytes=self._settings.journal_file_size_bytes, on_record=self._redo,
+        )  # fmt: skip
+
+    def _restore(self, snapshot: dict[str, Any]) -> None:
+        self._state.restore(snapshot)
+        payloads = PayloadFiles(self._disk)
+        for transaction in self._state.transactions.values():
+            for body in payloads.read(transaction):
+                self._state.attach_payload(transaction, body)
+        self._state.restored()
+
+    def _redo(self, _lsn: Lsn, _end: Lsn, payload: bytes | memoryview) -> None:
+        self._state.redo(payload, self._rewrite, self._touched)
+        self._records += 1
+        self._bytes += len(payload)
+        if self._records % 1000 == 0:
+            self._on_progress(f"{self._records} journal records redone")
+
+    def _rewrite(self, partition: Partition, segment_base: int, position: int, data: Buffer) -> None:
+        self._files.write(partition.segment_path(segment_base), position, data)
+
+    def _clean_up(self, store: Store) -> None:
+        """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""
+        for name in self._disk.list_directory("log"):
+            if not name.isdigit():
+                raise StorageError(f"log/{name}: not a topic's directory; move it away")
+            if self._state.topics.with_id(int(name)) is None:
+                self._remove_topic_directory(f"log/{name}")
+        for partition in self._touched:
+            known = {partition.segment_path(segment.base_offset) for segment in partition.segments}
+            directory = f"log/{partition.topic_id}/{partition.number}"
+            paths = [f"{directory}/{name}" for name in self._disk.list_directory(directory)]
+            store.drop_segments(partition, [path for path in paths if path not in known])
+
+    def _remove_topic_directory(self, directory: str) -> None:
+        for number in self._disk.list_directory(directory):
+            for name in self._disk.list_directory(f"{directory}/{number}"):
+                self._files.unlink(f"{directory}/{number}/{name}")
+            self._disk.remove_directory(f"{directory}/{number}")
+        self._disk.remove_directory(directory)
+
+    def _start_life(self, journal: Journal) -> None:
+        """A life begins with a forced record, so that its epoch is never used again."""
+        fields = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
+        journal.append(entries.frame(entries.STARTED, json.dumps(fields).encode()))
+        journal.sync()
+        self._state.started(journal.epoch)

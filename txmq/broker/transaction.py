@@ -1,0 +1,219 @@
+"""One transaction in its home broker, as a state machine.
+
+```
+            PART            PREPARE             COMMIT
+  NONE ------------> OPEN ------------> PREPARED -------> COMMITTED
+   |  \\               |  \\                 |
+   |   \\ COMMIT_PARTS |   \\ COMMIT         | ROLLBACK
+   |    +------------- | ---+---> COMMITTED |
+   | FENCE, ROLLBACK   | ROLLBACK, FENCE,   |
+   v                   v OWNER_GONE, DEADLINE
+  ROLLED_BACK <--------+--------------------+
+```
+
+NONE: never seen here. OPEN: parts of a large local transaction are streaming in. PREPARED: all parts are in the journal
+and somebody else decides; it has no timeout. COMMITTED and ROLLED_BACK: the session keeps the outcome. FORGOTTEN: at or
+below the session's floor.
+
+Laws:
+    * every transition is one journal record, and every answer waits for it;
+    * from COMMITTED and ROLLED_BACK nothing leads anywhere, so a repeated request can only get the same answer;
+    * a pair that is missing from ``TRANSITIONS`` is an error that names state and event.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from txmq.errors import TransactionStateError
+from txmq.log import batch as batches
+
+
+class TransactionState(enum.Enum):
+    """Where a transaction stands in its home."""
+
+    NONE = "none"
+    OPEN = "open"
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled-back"
+    FORGOTTEN = "forgotten"
+
+
+class Event(enum.Enum):
+    """What can be asked of a transaction, or happen to it."""
+
+    PART = "part"  # put with tx=
+    PREPARE = "prepare"
+    COMMIT_PARTS = "commit with parts"
+    COMMIT = "commit without parts"
+    ROLLBACK = "rollback"
+    FENCE = "outcome with fence"
+    LOOKUP = "outcome"
+    OWNER_GONE = "the owner's connection was lost"
+    DEADLINE = "the deadline passed"
+
+
+class Action(enum.Enum):
+    """What the broker does about it."""
+
+    ADD_PART = "add the part"
+    PREPARE = "force the prepare record"
+    DECIDE = "force messages and decision in one record"
+    SETTLE = "force the commit of what is prepared"
+    ROLL_BACK = "force the rollback"
+    FENCE = "force rolled-back for a transaction never seen"
+    REPEAT = "the same answer as before"
+    TELL = "tell the state"
+    IGNORE = "nothing"
+    REFUSE_CONFLICT = "409: it is decided or prepared otherwise"
+    REFUSE_UNKNOWN = "404: no such transaction"
+    REFUSE_FENCED = "410: no longer kept"
+
+
+_S, _E, _A = TransactionState, Event, Action
+TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
+    (_S.NONE, _E.PART): _A.ADD_PART,
+    (_S.NONE, _E.PREPARE): _A.PREPARE,
+    (_S.NONE, _E.COMMIT_PARTS): _A.DECIDE,
+    (_S.NONE, _E.COMMIT): _A.REFUSE_UNKNOWN,
+    (_S.NONE, _E.ROLLBACK): _A.FENCE,
+    (_S.NONE, _E.FENCE): _A.FENCE,
+    (_S.NONE, _E.LOOKUP): _A.TELL,
+    (_S.NONE, _E.OWNER_GONE): _A.IGNORE,
+    (_S.NONE, _E.DEADLINE): _A.IGNORE,
+    (_S.OPEN, _E.PART): _A.ADD_PART,
+    (_S.OPEN, _E.PREPARE): _A.PREPARE,
+    (_S.OPEN, _E.COMMIT_PARTS): _A.DECIDE,
+    (_S.OPEN, _E.COMMIT): _A.DECIDE,
+    (_S.OPEN, _E.ROLLBACK): _A.ROLL_BACK,
+    (_S.OPEN, _E.FENCE): _A.ROLL_BACK,
+    (_S.OPEN, _E.LOOKUP): _A.TELL,
+    (_S.OPEN, _E.OWNER_GONE): _A.ROLL_BACK,
+    (_S.OPEN, _E.DEADLINE): _A.ROLL_BACK,
+    (_S.PREPARED, _E.PART): _A.REFUSE_CONFLICT,
+    (_S.PREPARED, _E.PREPARE): _A.REPEAT,
+    (_S.PREPARED, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
+    (_S.PREPARED, _E.COMMIT): _A.SETTLE,
+    (_S.PREPARED, _E.ROLLBACK): _A.ROLL_BACK,
+    (_S.PREPARED, _E.FENCE): _A.TELL,
+    (_S.PREPARED, _E.LOOKUP): _A.TELL,
+    (_S.PREPARED, _E.OWNER_GONE): _A.IGNORE,
+    (_S.PREPARED, _E.DEADLINE): _A.IGNORE,
+    (_S.COMMITTED, _E.PART): _A.REFUSE_CONFLICT,
+    (_S.COMMITTED, _E.PREPARE): _A.REFUSE_CONFLICT,
+    (_S.COMMITTED, _E.COMMIT_PARTS): _A.REPEAT,
+    (_S.COMMITTED, _E.COMMIT): _A.REPEAT,
+    (_S.COMMITTED, _E.ROLLBACK): _A.REFUSE_CONFLICT,
+    (_S.COMMITTED, _E.FENCE): _A.TELL,
+    (_S.COMMITTED, _E.LOOKUP): _A.TELL,
+    (_S.COMMITTED, _E.OWNER_GONE): _A.IGNORE,
+    (_S.COMMITTED, _E.DEADLINE): _A.IGNORE,
+    (_S.ROLLED_BACK, _E.PART): _A.REFUSE_CONFLICT,
+    (_S.ROLLED_BACK, _E.PREPARE): _A.REFUSE_CONFLICT,
+    (_S.ROLLED_BACK, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
+    (_S.ROLLED_BACK, _E.COMMIT): _A.REFUSE_CONFLICT,
+    (_S.ROLLED_BACK, _E.ROLLBACK): _A.REPEAT,
+    (_S.ROLLED_BACK, _E.FENCE): _A.TELL,
+    (_S.ROLLED_BACK, _E.LOOKUP): _A.TELL,
+    (_S.ROLLED_BACK, _E.OWNER_GONE): _A.IGNORE,
+    (_S.ROLLED_BACK, _E.DEADLINE): _A.IGNORE,
+    (_S.FORGOTTEN, _E.PART): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.PREPARE): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.COMMIT_PARTS): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.COMMIT): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.ROLLBACK): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.FENCE): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.LOOKUP): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.OWNER_GONE): _A.IGNORE,
+    (_S.FORGOTTEN, _E.DEADLINE): _A.IGNORE,
+}
+
+
+def next_action(state: TransactionState, event: Event) -> Action:
+    """Look up what to do.
+
+    Raises:
+        TransactionStateError: the pair is not in the table (a defect; the text names both).
+    """
+    action = TRANSITIONS.get((state, event))
+    if action is None:
+        raise TransactionStateError(f"no transition from {state.value} on {event.value}")
+    return action
+
+
+ANY_KEY = "*"  # a part that collides with every key of its partition
+
+
+class Part:
+    """The messages of an undecided transaction for one partition: one record batch, not yet placed."""
+
+    __slots__ = ("batch", "count", "crc", "max_timestamp_ms", "partition", "topic_id")
+
+    def __init__(self, topic_id: int, partition: int, batch: bytearray, count: int, max_timestamp_ms: int) -> None:
+        self.topic_id, self.partition, self.batch = topic_id, partition, batch
+        self.count, self.max_timestamp_ms = count, max_timestamp_ms
+        self.crc = batches.stored_crc(batch)
+
+
+class Transaction:
+    """A transaction that is open or prepared.
+
+    Attributes:
+        parts: numbered from 0 in order of arrival.
+        meta: what ``prepare`` stated: kind, resource, uuid, deadline_ms, prepared_ms, client, keys (one list or "*" a part).
+        checksum: running CRC32C over all parts' batches, in order.
+        has_file: its parts were written to ``prepared/`` by a checkpoint and need not be written again.
+        order: number of its preparation; grows.
+        waiting: requests (peer, opaque, floor) for its commit that wait for earlier ones of the same resource.
+    """
+
+    __slots__ = (
+        "checksum", "counter", "has_file", "meta", "opened_ms", "order", "parts", "session", "size_bytes", "state", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, session: int, counter: int, opened_ms: int) -> None:
+        self.session, self.counter, self.opened_ms = session, counter, opened_ms
+        self.state = TransactionState.OPEN
+        self.parts: list[Part] = []
+        self.size_bytes = self.checksum = 0
+        self.meta: dict[str, Any] = {}
+        self.has_file = False
+        self.order = 0
+        self.waiting: list[Any] = []
+
+    def add(self, part: Part) -> None:
+        """One more part."""
+        self.parts.append(part)
+        self.size_bytes += len(part.batch)
+        self.checksum = batches.checksum(part.batch, self.checksum)
+
+    def prepare(self, meta: dict[str, Any], order: int) -> None:
+        """From now on somebody else decides."""
+        self.state, self.meta, self.order = TransactionState.PREPARED, meta, order
+
+    def keys(self) -> list[tuple[int, int, int | str]]:
+        """What it may collide on: (topic id, partition, key hash or ANY_KEY)."""
+        found: list[tuple[int, int, int | str]] = []
+        for part, keys in zip(self.parts, self.meta["keys"], strict=True):
+            found.extend((part.topic_id, part.partition, key) for key in ([ANY_KEY] if keys == ANY_KEY else keys))
+        return found
+
+    @property
+    def file_name(self) -> str:
+        """Where a checkpoint keeps its parts."""
+        return f"prepared/{self.session}-{self.counter}"
+
+    def snapshot(self) -> list[object]:
+        """JSON-able state without the parts."""
+        return [self.session, self.counter, self.opened_ms, self.state.value, self.meta, self.order]
+
+    @classmethod
+    def restore(cls, session: int, counter: int, opened_ms: int, *rest: Any) -> Transaction:
+        """The reverse of ``snapshot``."""
+        transaction = cls(session, counter, opened_ms)
+        state, transaction.meta, transaction.order = rest
+        transaction.state = TransactionState(state)
+        transaction.has_file = True
+        return transaction
