@@ -1,0 +1,48 @@
+# make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
+# make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
+# make check     what to run before each commit (under a minute)
+# make bench     every row of the budget, beside its bound and the bare limit of this machine
+# make crash     CYCLES=300: kill -9 of broker and clients at random and named points
+# make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
+# make clean     remove what the above made
+# PY=python3.12 chooses the interpreter that .venv is made with.
+
+BIN := .venv/bin
+CYCLES ?= 300
+SEEDS ?= 500
+WORKERS ?= 2
+export PY
+
+.PHONY: demo test check bench crash simulate clean
+
+.venv/.core: pyproject.toml .ci/setup
+	@.ci/setup core
+
+.venv/.dev: pyproject.toml .ci/setup
+	@.ci/setup dev
+
+demo: .venv/.core
+	@$(BIN)/txmq demo
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/vectors
+
+test: check
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors
+
+bench: .venv/.dev
+	$(BIN)/python -m bench
+
+crash: .venv/.dev
+	$(BIN)/python -m tests.crash --cycles $(CYCLES)
+
+simulate: .venv/.dev
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench-results var
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
