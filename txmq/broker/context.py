@@ -7,6 +7,7 @@ Whatever depends on the journal waits in a group; the shell hands groups back th
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ class Context:
 
     Attributes:
         now_ms: wall clock, set by the shell before it hands in requests.
+        full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
         unforced: sealed groups whose record is not forced yet, oldest first.
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
         moved: partitions in memory whose end moved: their polls are to be woken.
@@ -77,6 +79,7 @@ class Context:
     now_ms: int = 0
     started_ms: int = 0
     group: Group = field(default_factory=Group)
+    full: deque[Group] = field(default_factory=deque)
     unforced: list[Group] = field(default_factory=list)
     ready: list[Peer] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
@@ -123,14 +126,23 @@ class Context:
     def answer_settled(self, peer: Peer, opaque: bytes, body: bytes) -> None:
         """Send 200 with something looked up in assigned state: at once if all of it is forced, else with the newest group."""
         answer = answers.result(200, opaque, body)
-        if not self.group.is_empty:
-            self.group.forced = True
-            self.group.waiters.append((peer, opaque, answer))
-        elif self.unforced:
-            self.unforced[-1].forced = True
-            self.unforced[-1].waiters.append((peer, opaque, answer))
-        else:
+        newest = self._newest_undurable()
+        if newest is None:
             self.answer(peer, opaque, answer)
+        else:
+            newest.forced = True
+            newest.waiters.append((peer, opaque, answer))
+
+    def _newest_undurable(self) -> Group | None:
+        if not self.group.is_empty:
+            return self.group
+        if self.full:
+            return self.full[-1]
+        return self.unforced[-1] if self.unforced else None
+
+    def queued_bytes(self) -> int:
+        """Bytes accepted and not yet handed to the journal."""
+        return self.group.size_bytes + sum(group.size_bytes for group in self.full)
 
 
 def new_state(settings: BrokerSettings) -> State:

@@ -55,6 +55,7 @@ class Core:
     def __init__(self, identity: Identity, settings: BrokerSettings, state: State, now_ms: int) -> None:
         self.context = Context(identity, settings, state, now_ms=now_ms, started_ms=now_ms)
         self._next_peer = 1
+        self._group_size_bytes_max = settings.group_size_bytes_max
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -97,6 +98,10 @@ class Core:
             except BrokerError as error:
                 context.counters.errors += 1
                 context.answer(peer, opaque, answers.error(error, opaque))
+            if context.group.size_bytes >= self._group_size_bytes_max:
+                # One group is one record: it stays far below what the journal can hold.
+                context.full.append(context.group)
+                context.group = Group()
 
     def _violated(self, peer: Peer, violation: Violation) -> None:
         self.context.counters.violations += 1
@@ -109,7 +114,10 @@ class Core:
     def seal(self) -> Group:
         """Take the group in the making; its record is to be written next."""
         context = self.context
-        group, context.group = context.group, Group()
+        if context.full:
+            group = context.full.popleft()
+        else:
+            group, context.group = context.group, Group()
         context.unforced.append(group)
         context.counters.groups += 1
         return group

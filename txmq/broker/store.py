@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from txmq.broker.context import Identity, new_state
 from txmq.broker.group import Group
@@ -45,13 +45,14 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
 
 
-class PendingCheckpoint(NamedTuple):
-    """A checkpoint that waits for its group to be applied."""
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """A checkpoint that waits for its group to be written and applied; ``lsn`` and ``chain`` are known once it is written."""
 
-    lsn: Lsn
-    chain: int
     snapshot: dict[str, Any]
     unsettled: list[Transaction]
+    lsn: Lsn = Lsn(0)
+    chain: int = 0
 
 
 @dataclass(slots=True)
@@ -168,10 +169,14 @@ class Store:
         return self.journal.next_lsn - self.checkpoint_lsn >= self.settings.checkpoint_interval_bytes
 
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
-        """Take the state as of now; call when everything assigned is written (and before more is assigned)."""
-        self.checkpoint_lsn = self.journal.next_lsn
+        """Take the state at the moment a group is sealed, with nothing assigned behind it."""
         unsettled = [t for t in state.transactions.values() if not t.has_file]
-        return PendingCheckpoint(self.journal.next_lsn, self.journal.chain, state.snapshot(), unsettled)
+        return PendingCheckpoint(state.snapshot(), unsettled)
+
+    def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
+        """The group's record was just written: this is the place the state belongs to."""
+        pending.lsn, pending.chain = self.journal.next_lsn, self.journal.chain
+        self.checkpoint_lsn = pending.lsn
 
     def run_checkpoint(self, pending: PendingCheckpoint, epoch: int) -> None:
         """Sync the files and write the checkpoint; call when its group is forced and applied. May run in a thread.
@@ -195,6 +200,7 @@ class Store:
     def checkpoint_now(self, state: State) -> None:
         """All three steps at once, for start and stop."""
         pending = self.begin_checkpoint(state)
+        self.pin_checkpoint(pending)
         self.force()
         self.run_checkpoint(pending, state.epoch)
         self.end_checkpoint(pending)

@@ -1,0 +1,164 @@
+"""One accepted connection: bytes to requests, answers to bytes, and its deadlines.
+
+All connections of a loop share one receive buffer; a connection keeps only its unfinished request (``RequestReader``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from txmq.broker.core import Core
+from txmq.broker.peer import Peer
+from txmq.config import BrokerSettings
+from txmq.protocol import answers
+from txmq.protocol.requests import ByteBudget, Limits, RequestReader
+from txmq.runtime.ports import Clock
+
+if TYPE_CHECKING:
+    from txmq.broker.context import Context
+
+log = structlog.get_logger("txmq.broker")
+RECEIVE_SIZE_BYTES = 256 << 10
+_buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
+WRITE_HIGH_BYTES = 4 << 20
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    core: Core
+    context: Context
+    settings: BrokerSettings
+    clock: Clock
+    budget: ByteBudget
+    connections: set[Connection]
+
+    def received(self) -> None:
+        """Requests were taken in."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module's docstring."""
+
+    __slots__ = ("_deadline", "_greeted", "_held", "_host", "_reader", "_stalled_at", "_transport", "peer")
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._transport: asyncio.Transport
+        self._reader = RequestReader(Limits(request_size_bytes_max=host.settings.request_size_bytes_max), host.budget)
+        self._greeted = False
+        self._deadline = 0.0  # of the unfinished request, or of the first one
+        self._stalled_at = 0.0  # when answers stopped being taken
+        self._held = False
+        self.peer: Peer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept, or refuse where there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        host = self._host
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self.peer = host.core.connected(str(transport.get_extra_info("peername")))
+        self.peer.shell = self
+        host.connections.add(self)
+        self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
+        if len(host.connections) > host.settings.connections_max or host.context.stopping:
+            text = f"unavailable connections_max {host.settings.connections_max} is reached or the broker is stopping"
+            transport.write(answers.result(503, b"-", text.encode()))
+            transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The loop's one receive buffer."""
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in what one read brought."""
+        host = self._host
+        requests = self._reader.feed(_buffer[:nbytes])
+        if requests:
+            host.context.now_ms = host.clock.now_ms()
+            host.core.receive(self.peer, requests)
+            self._greeted = True
+            host.received()
+            if len(self.peer.unanswered) > host.settings.pipeline_requests_max:
+                self._held = True
+                self._transport.pause_reading()
+        if not self._reader.is_idle:
+            if requests or self._deadline == 0.0:
+                self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
+        elif self._greeted:
+            self._deadline = 0.0
+
+    def eof_received(self) -> bool:
+        """The peer sends no more; what it asked is still answered."""
+        self.peer.closing = True
+        self.send()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        host = self._host
+        host.connections.discard(self)
+        self._reader.close()
+        host.core.disconnected(self.peer)
+        host.received()
+
+    # --- called by the server ----------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Write what the core answered; close when it said so and nothing more is owed."""
+        peer = self.peer
+        out = peer.out
+        if out:
+            peer.out = []
+            if not self._transport.is_closing():
+                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self._held and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
+            self._held = False
+            self.release()
+        if peer.closing and not peer.unanswered and not self._transport.is_closing():
+            self._transport.close()
+
+    def hold(self) -> None:
+        """Read no more for now."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read again, unless answers are not taken or too many are owed."""
+        if not self._held and self._stalled_at == 0.0 and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """Answers are not taken: take in nothing more, and give up after ``write_timeout_ms``."""
+        self._stalled_at = self._host.clock.monotonic()
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Answers are taken again."""
+        self._stalled_at = 0.0
+        self.release()
+
+    def check_deadlines(self, now: float) -> None:
+        """Close what sends its request too slowly, or does not take its answers."""
+        settings = self._host.settings
+        if self._stalled_at and (now - self._stalled_at) * 1000 > settings.write_timeout_ms:
+            log.warning("connection dropped: answers are not taken", connection=self.peer.number)
+            self._transport.abort()
+        elif self._deadline and now > self._deadline and not self._held and not self._stalled_at:
+            log.debug("connection closed: request not complete in time", connection=self.peer.number)
+            self._transport.abort()
+
+    def finish(self) -> None:
+        """The broker stops cleanly: what is written goes out, then it closes."""
+        self.send()
+        self._transport.close()
+
+    def abandon(self) -> None:
+        """The broker failed: everything unanswered is unknown."""
+        for opaque in self.peer.unanswered:
+            self._transport.write(answers.result(503, opaque, b"unavailable the broker failed; the outcome is unknown"))
+        self._transport.close()

@@ -1,0 +1,93 @@
+"""The broker as a process: settings in, exit status out; signals, ready file, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import structlog
+
+from txmq.broker.core import Core
+from txmq.broker.server import Server
+from txmq.broker.store import Recovered, open_store
+from txmq.config import BrokerSettings, is_loopback, split_address
+from txmq.errors import ConfigError
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.threads import new_lock
+
+log = structlog.get_logger("txmq.broker")
+
+
+def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        ready_file: written, holding ``host:port``, once the broker serves; removed when it ends.
+
+    Returns:
+        0 after a clean stop, 1 where the storage failed.
+
+    Raises:
+        ConfigError: the address is not loopback and ``insecure`` is not set.
+        TxmqError: the data directory cannot be opened.
+    """
+    host, _port = split_address(settings.listen)
+    if not is_loopback(host) and not settings.insecure:
+        raise ConfigError(
+            f"listen = {settings.listen!r} is not a loopback address, and there is no TLS or login yet: "
+            "listen on 127.0.0.1, or pass --insecure if the network is trusted"
+        )
+    clock = OSClock()
+    started = clock.monotonic()
+    recovered = open_store(
+        OSDisk(settings.data), clock, OSRandom(), settings, files_lock=new_lock(),
+        on_progress=lambda text: log.info("recovering", progress=text),
+    )  # fmt: skip
+    log.info(
+        "recovered", data=settings.data, records=recovered.records, journal_bytes=recovered.journal_bytes,
+        epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
+    )  # fmt: skip
+    return _run_loop(_serve(recovered, settings, clock, ready_file))
+
+
+def _run_loop(serving: asyncio.coroutines.Coroutine[None, None, int]) -> int:  # type: ignore[name-defined]
+    try:
+        import uvloop  # noqa: PLC0415  absent on Windows; asyncio's own loop is the fallback
+    except ImportError:
+        return asyncio.run(serving)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return int(runner.run(serving))
+
+
+async def _serve(recovered: Recovered, settings: BrokerSettings, clock: OSClock, ready_file: Path | None) -> int:
+    core = Core(recovered.identity, settings, recovered.state, clock.now_ms())
+    server = Server(core, recovered.store, settings, clock)
+    host, port = split_address(settings.listen)
+    address = "{}:{}".format(*await server.start(host, port))
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if ready_file is not None:
+        _write_ready_file(ready_file, address)
+    log.info("serving", address=address, cluster=f"{recovered.identity.cluster:016x}", home=f"{recovered.identity.node:016x}")
+    stop = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({stop, server.stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not server.stopped.done():
+        log.info("stopping")
+        await server.stop()
+    stop.cancel()
+    failure = server.stopped.result()
+    recovered.store.close()
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+    log.info("stopped", clean=failure is None)
+    return 0 if failure is None else 1
+
+
+def _write_ready_file(path: Path, address: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(address + "\n")
+    temporary.rename(path)
