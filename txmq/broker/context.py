@@ -11,11 +11,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from txmq.log.partition import Partition
+
 from txmq.broker.group import Group
 from txmq.broker.peer import Peer
 from txmq.broker.state import Limits, State
 from txmq.config import BrokerSettings
-from txmq.log.partition import Partition
 from txmq.protocol import answers
 
 
@@ -124,7 +125,7 @@ class Context:
         waiters.append((peer, opaque, answers.result(200, opaque, body)))
 
     def answer_settled(self, peer: Peer, opaque: bytes, body: bytes) -> None:
-        """Send 200 with something looked up in assigned state: at once if all of it is forced, else with the newest group."""
+        """Send 200 with something looked up in assigned state: at once, or with the newest group not forced yet."""
         answer = answers.result(200, opaque, body)
         newest = self._newest_undurable()
         if newest is None:

@@ -1,10 +1,11 @@
-"""The broker's core: requests in, answers and journal groups out. Deterministic: no socket, file, thread, clock or random.
+"""The broker's core: requests in, answers and journal groups out. Deterministic: no socket, file, thread, clock or
+random.
 
-The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``; a verb checks
-it, moves assigned state, adds entries to the group in the making and leaves its answer there. The shell seals the group
-(``seal``), writes and forces its record (``store``), applies it to the partition files, and hands it back: ``written``
-releases what ``sync = interval | never`` answers early, ``forced`` releases the rest and moves the watermarks, all of one
-record together. Then it carries out the effects (``Context.ready``, ``reads``, ``lookups``).
+The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``; a verb
+checks it, moves assigned state, adds entries to the group in the making and leaves its answer there. The shell seals
+the group (``seal``), writes and forces its record (``store``), applies it to the partition files, and hands it back:
+``written`` releases what ``sync = interval | never`` answers early, ``forced`` releases the rest and moves the
+watermarks, all of one record together. Then it carries out the effects (``Context.ready``, ``reads``, ``lookups``).
 
 Invariants:
     * an answer that tells of durable things leaves after its record is forced;
@@ -16,6 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from txmq.log.partition import Partition
+from txmq.protocol.requests import Request, Violation
+
 from txmq.broker import greeting, reading, stats, topics, transactions
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.group import Group
@@ -24,9 +28,7 @@ from txmq.broker.produce import put
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
 from txmq.errors import BadRequestError, BrokerError
-from txmq.log.partition import Partition
 from txmq.protocol import answers
-from txmq.protocol.requests import Request, Violation
 
 _Verb = Callable[[Context, Peer, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
 VERBS: dict[bytes, _Verb] = {
@@ -78,7 +80,7 @@ class Core:
             transactions.owner_gone(self.context, session)
 
     def receive(self, peer: Peer, requests: Sequence[Request | Violation]) -> None:
-        """Take in what one read brought, in order. A violation is the last: it is answered and the connection closes."""
+        """Take in what one read brought, in order; a violation is answered and the connection closes."""
         context = self.context
         unanswered = peer.unanswered
         for request in requests:

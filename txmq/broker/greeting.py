@@ -110,21 +110,36 @@ def _introduction(context: Context, session: Session | None) -> bytes:
 
 
 def ping(
-    context: Context, peer: Peer, _arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    _arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Answer at once: the broker lives."""
     context.answer(peer, opaque, answers.result(200, opaque, b"pong"))
 
 
 def version(
-    context: Context, peer: Peer, _arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    _arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Name and version."""
     context.answer(peer, opaque, answers.result(200, opaque, f"txmq {VERSION} protocol {PROTOCOL}\n".encode()))
 
 
 def help_(
-    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Teach the verbs."""
     text = grammar.help_text(arguments[0].decode("ascii", "replace") if arguments else None)
@@ -132,7 +147,12 @@ def help_(
 
 
 def quit_(
-    context: Context, peer: Peer, _arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    _arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Say good-bye; the connection closes when everything before it is answered."""
     context.answer(peer, opaque, answers.result(200, opaque, b"bye\n"))

@@ -1,14 +1,15 @@
 """A group commit in the making: everything the broker accepted since the last one was sealed.
 
-One group becomes one journal record. Its items stand in the order in which they were accepted; batches for one partition
-are gathered in a *run* (one header for all of them) until something else is placed in that partition, so that redo, which
-goes through the items in order, writes every partition front to back.
+One group becomes one journal record. Its items stand in the order in which they were accepted; batches for one
+partition are gathered in a *run* (one header for all of them) until something else is placed in that partition, so that
+redo, which goes through the items in order, writes every partition front to back.
 """
 
 from __future__ import annotations
 
-from txmq.broker.peer import Peer
 from txmq.log.partition import Partition
+
+from txmq.broker.peer import Peer
 from txmq.redo import entries
 
 AnswerNow = tuple[Peer, bytes, bytes]  # (peer, opaque, whole answer)
@@ -22,7 +23,16 @@ class Run:
         idempotent: whether some batch carries a producer id (recovery then looks at the batches' headers).
     """
 
-    __slots__ = ("base_offset", "buffers", "idempotent", "max_timestamp_ms", "next_offset", "partition", "position", "segment_base")
+    __slots__ = (
+        "base_offset",
+        "buffers",
+        "idempotent",
+        "max_timestamp_ms",
+        "next_offset",
+        "partition",
+        "position",
+        "segment_base",
+    )
 
     def __init__(self, partition: Partition, segment_base: int, position: int, base_offset: int) -> None:
         self.partition, self.segment_base, self.position = partition, segment_base, position
@@ -52,7 +62,19 @@ class Group:
         unlinked: segment files that retention drops once the record is forced.
     """
 
-    __slots__ = ("deleted", "forced", "items", "message_count", "open_runs", "placed", "puts", "relaxed_waiters", "size_bytes", "unlinked", "waiters")
+    __slots__ = (
+        "deleted",
+        "forced",
+        "items",
+        "message_count",
+        "open_runs",
+        "placed",
+        "puts",
+        "relaxed_waiters",
+        "size_bytes",
+        "unlinked",
+        "waiters",
+    )
 
     def __init__(self) -> None:
         self.items: list[bytes | Run] = []

@@ -1,9 +1,9 @@
 """Which prepared transactions must commit before which.
 
-*Log order = database order.* Two transactions of one database that touched the same row were prepared in the order in which
-the database committed them: the second got its row lock only after the first one's commit, which came after the first
-one's prepare. So a commit waits until every earlier-prepared, unsettled transaction of the same resource (by uuid) that
-shares a partition and a key with it is settled. A key of ``*`` collides with every key of its partition.
+*Log order = database order.* Two transactions of one database that touched the same row were prepared in the order in
+which the database committed them: the second got its row lock only after the first one's commit, which came after the
+first one's prepare. So a commit waits until every earlier-prepared, unsettled transaction of the same resource (by
+uuid) that shares a partition and a key with it is settled. A key of ``*`` collides with every key of its partition.
 
 Queues per (uuid, partition, key) and per partition make both questions a look at the head of a few queues, however many
 transactions are in doubt.
@@ -68,7 +68,7 @@ class CommitOrder:
 
     def _pairs(self, transaction: Transaction) -> list[tuple[_Place, int | str]]:
         uuid = transaction.meta["uuid"]
-        return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.keys()]
+        return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
 
 
 def _drop(queues: dict[_Name, _Queue], name: _Name, transaction: Transaction) -> None:

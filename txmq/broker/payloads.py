@@ -1,7 +1,7 @@
 """The messages of unsettled transactions, kept out of the checkpoints: ``prepared/<session>-<counter>``.
 
-A checkpoint writes each payload once; later ones only refer to it. Layout: PAYLOAD entries (``redo.entries``) one behind
-the other, then a CRC32C (u32, little endian) over all of them.
+A checkpoint writes each payload once; later ones only refer to it. Layout: PAYLOAD entries (``redo.entries``) one
+behind the other, then a CRC32C (u32, little endian) over all of them.
 
 Invariants:
     * a file is synced and its entry is synced before a checkpoint refers to it;
@@ -14,9 +14,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from txmq.log.batch import checksum
+
 from txmq.broker.transaction import Transaction
 from txmq.errors import CorruptRecordError
-from txmq.log.batch import checksum
 from txmq.redo import entries
 from txmq.runtime.ports import Disk
 

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import structlog
+from txmq.runtime.threads import new_lock
 
 from txmq.broker.core import Core
 from txmq.broker.server import Server
@@ -15,7 +16,6 @@ from txmq.config import BrokerSettings, is_loopback, split_address
 from txmq.errors import ConfigError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.threads import new_lock
 
 log = structlog.get_logger("txmq.broker")
 
@@ -54,7 +54,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
 
 def _run_loop(serving: asyncio.coroutines.Coroutine[None, None, int]) -> int:  # type: ignore[name-defined]
     try:
-        import uvloop  # noqa: PLC0415  absent on Windows; asyncio's own loop is the fallback
+        import uvloop
     except ImportError:
         return asyncio.run(serving)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -72,7 +72,9 @@ async def _serve(recovered: Recovered, settings: BrokerSettings, clock: OSClock,
         loop.add_signal_handler(number, stopping.set)
     if ready_file is not None:
         _write_ready_file(ready_file, address)
-    log.info("serving", address=address, cluster=f"{recovered.identity.cluster:016x}", home=f"{recovered.identity.node:016x}")
+    log.info(
+        "serving", address=address, cluster=f"{recovered.identity.cluster:016x}", home=f"{recovered.identity.node:016x}"
+    )
     stop = asyncio.ensure_future(stopping.wait())
     await asyncio.wait({stop, server.stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not server.stopped.done():

@@ -1,13 +1,17 @@
 """The verb ``put``: one record batch into one partition.
 
-Order of checks: topic, batch (header and CRC), size, closed, disk, producer. Only then is a place assigned; nothing after
-that point can refuse, so assigned state never has to be undone.
+Order of checks: topic, batch (header and CRC), size, closed, disk, producer. Only then is a place assigned; nothing
+after that point can refuse, so assigned state never has to be undone.
 
-The plain path (no extensions) is the hottest code of the broker: one dictionary look-up by the words as they stand on the
-wire, one CRC over the batch, one over its place, no record is looked at.
+The plain path (no extensions) is the hottest code of the broker: one dictionary look-up by the words as they stand on
+the wire, one CRC over the batch, one over its place, no record is looked at.
 """
 
 from __future__ import annotations
+
+from txmq.log.batch import check, stamp
+from txmq.log.memory import MemoryPartition
+from txmq.log.partition import Partition
 
 from txmq.broker import transactions
 from txmq.broker.context import Context
@@ -25,9 +29,6 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import records
-from txmq.log.batch import check, stamp
-from txmq.log.memory import MemoryPartition
-from txmq.log.partition import Partition
 from txmq.model import Storage
 from txmq.protocol import answers
 
@@ -74,7 +75,14 @@ _NO_SEQUENCES = Sequences()
 
 
 def place(
-    context: Context, partition: Partition, batch: bytearray, count: int, max_timestamp_ms: int, crc: int, *, idempotent: bool
+    context: Context,
+    partition: Partition,
+    batch: bytearray,
+    count: int,
+    max_timestamp_ms: int,
+    crc: int,
+    *,
+    idempotent: bool,
 ) -> int:
     """Assign the next place in a partition and add the batch to the group. Returns its base offset."""
     segment_base, position, base_offset = partition.place(count, len(batch), max_timestamp_ms, context.now_ms)
@@ -93,7 +101,9 @@ def refuse_if_closed(context: Context, partition: Partition, size: int) -> None:
     if not partition.config.accept_publish:
         raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
     if size > context.settings.batch_size_bytes_max:
-        raise TooLargeError(f"a batch of {size} bytes is over batch_size_bytes_max {context.settings.batch_size_bytes_max}")
+        raise TooLargeError(
+            f"a batch of {size} bytes is over batch_size_bytes_max {context.settings.batch_size_bytes_max}"
+        )
     if context.disk_full and partition.config.storage is Storage.DISK:
         context.counters.refused_disk_full += 1
         raise DiskFullError("free disk space is under the limit: new messages are refused until space is freed")
@@ -127,7 +137,14 @@ def _raw_batch(context: Context, extensions: dict[bytes, bytes], value: bytearra
 
 
 def _put_in_memory(
-    context: Context, peer: Peer, partition: Partition, batch: bytearray, count: int, max_timestamp_ms: int, crc: int, opaque: bytes
+    context: Context,
+    peer: Peer,
+    partition: Partition,
+    batch: bytearray,
+    count: int,
+    max_timestamp_ms: int,
+    crc: int,
+    opaque: bytes,
 ) -> None:
     assert isinstance(partition, MemoryPartition)
     base_offset = partition.append(batch, count, max_timestamp_ms, crc)

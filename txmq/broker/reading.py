@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 
+from txmq.log.partition import Partition
+
 from txmq.broker.context import Context, Read
 from txmq.broker.peer import Peer
 from txmq.broker.produce import unknown_partition
 from txmq.errors import BadRequestError, OffsetOutOfRangeError, TopicClosedError
-from txmq.log.partition import Partition
 from txmq.protocol import answers
 
 Extensions = dict[bytes, bytes] | None
@@ -89,7 +90,12 @@ def expire_polls(context: Context) -> None:
 
 
 def offset(
-    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Tell start, end, and the offset of ``earliest``, ``latest`` or a time."""
     partition = _readable(context, arguments)
@@ -104,7 +110,12 @@ def offset(
 
 
 def meta(
-    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Describe one topic, or all."""
     topics = context.state.topics

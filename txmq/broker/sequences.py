@@ -1,8 +1,8 @@
 """Producer sequences: what makes a repeated batch a duplicate and not a second message.
 
-Per partition and producer the last ``in_flight_max`` batches are remembered as (first sequence, base offset, CRC). A batch
-whose sequence is the next one is new; one that repeats a remembered sequence with the same CRC is a duplicate and gets the
-same answer; all else is refused. Sequences count records and wrap after 2^31 - 1.
+Per partition and producer the last ``in_flight_max`` batches are remembered as (first sequence, base offset, CRC). A
+batch whose sequence is the next one is new; one that repeats a remembered sequence with the same CRC is a duplicate and
+gets the same answer; all else is refused. Sequences count records and wrap after 2^31 - 1.
 
 Source: Kafka protocol guide, idempotent producer; DESIGN.md section 4.
 """

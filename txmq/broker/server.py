@@ -1,7 +1,7 @@
 """The broker's sockets and its clock: the shell around the core.
 
-One event loop (uvloop where there is one). What one read brought goes through the core at once; what it left in the group
-is committed at the end of the loop's iteration, together with what other connections brought meanwhile.
+One event loop (uvloop where there is one). What one read brought goes through the core at once; what it left in the
+group is committed at the end of the loop's iteration, together with what other connections brought meanwhile.
 
 *Who syncs.* The loop itself when the group is small (``inline_sync_size_bytes``) and recent syncs were fast
 (``inline_sync_ms``): a hop to the writer thread and back costs more than the sync (p50 0.11 ms against 0.20). Otherwise
@@ -9,10 +9,11 @@ the one writer thread, so that a slow disk never stops reading and answering. On
 everything that arrives meanwhile is the next group, which is what makes group commit.
 
 Invariants:
-    * journal, sync, reply: an answer is handed to the socket after its record is forced (or written, where ``sync`` says so);
+    * journal, sync, reply: an answer is handed to the socket after its record is forced (or written, where ``sync``
+      says so);
     * a journal that fails ends the broker: waiters are told 503 (outcome unknown), nothing is retried;
-    * every queue is bounded: bodies by one byte budget, groups by ``QUEUED_BYTES_MAX`` (then nothing is read), answers by
-      the transport's high-water mark (then that connection is not read, and dropped after ``write_timeout_ms``).
+    * every queue is bounded: bodies by one byte budget, groups by ``QUEUED_BYTES_MAX`` (then nothing is read), answers
+      by the transport's high-water mark (then that connection is not read, and dropped after ``write_timeout_ms``).
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import structlog
+from txmq.log.partition import Partition
+from txmq.protocol.requests import ByteBudget
 
 from txmq.broker.connection import Connection
-from txmq.broker.core import Core
 from txmq.broker.context import Read
+from txmq.broker.core import Core
 from txmq.broker.group import Group
 from txmq.broker.peer import Peer
 from txmq.broker.store import PendingCheckpoint, Store
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
-from txmq.log.partition import Partition
 from txmq.protocol import answers
-from txmq.protocol.requests import ByteBudget
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
@@ -302,7 +303,9 @@ class Server:
         if data is not None:
             self.core.was_read(read, data)
             return
-        job = self._readers.submit(read.partition.read, self.store.files, read.offset, read.size_bytes_max, nowait=False)
+        job = self._readers.submit(
+            read.partition.read, self.store.files, read.offset, read.size_bytes_max, nowait=False
+        )
         job.add_done_callback(lambda done: self._from_thread(self._read_done, read, done))
 
     def _read_done(self, read: Read, done: Future[Any]) -> None:
@@ -356,7 +359,9 @@ class Server:
     def _idle_work(self, now: float) -> None:
         if self._unsynced and (self._due_for_sync() or (self._sync_due_at and now >= self._sync_due_at)):
             self._force(self._nothing)
-        elif not self._marked and not self._unsynced and (now - self._last_write_at) * 1000 >= self.settings.mark_idle_ms:
+        elif (
+            not self._marked and not self._unsynced and (now - self._last_write_at) * 1000 >= self.settings.mark_idle_ms
+        ):
             self._marked = True
             self._run_in_writer(self._mark, self._nothing)
         elif self._checkpoint is None and now >= self._checkpoint_at and self._nothing_queued() and not self._unsynced:
@@ -375,7 +380,9 @@ class Server:
         full = free < self.store.unapplied_bytes + self.settings.disk_free_bytes_min
         if full != self.context.disk_full:
             self.context.disk_full = full
-            log.warning("disk is nearly full: new messages are refused" if full else "disk has space again", free_bytes=free)
+            log.warning(
+                "disk is nearly full: new messages are refused" if full else "disk has space again", free_bytes=free
+            )
         self.context.shell_figures = {
             "disk_free_bytes": free,
             "unapplied_bytes": self.store.unapplied_bytes,

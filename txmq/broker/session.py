@@ -6,7 +6,8 @@ answered 410 (never executed, never called rolled back), one above it is looked 
 
 Invariants:
     * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
-    * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are kept.
+    * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are
+      kept.
 """
 
 from __future__ import annotations

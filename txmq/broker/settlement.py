@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from txmq.log.batch import stamp
+
 from txmq.broker.context import Context
 from txmq.broker.group import Run
 from txmq.broker.peer import Peer
 from txmq.broker.session import CommittedParts
 from txmq.broker.state import IN_JOURNAL
 from txmq.broker.transaction import Part, Transaction, TransactionState
-from txmq.log.batch import stamp
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.xid import TxId
@@ -34,7 +35,8 @@ def place_parts(context: Context, transaction: Transaction | None, fresh: list[P
         fresh: parts that came with the decision; their bytes go into this record.
 
     Returns:
-        The parts with their places; one whose topic was deleted meanwhile is left out, its messages went with the topic.
+        The parts with their places; one whose topic was deleted meanwhile is left out, its messages went with the
+        topic.
     """
     journaled = [(number, part) for number, part in enumerate(transaction.parts if transaction else ())]
     placed = [_place(context, number, part) for number, part in [*journaled, *((IN_JOURNAL, part) for part in fresh)]]
@@ -45,7 +47,9 @@ def _place(context: Context, number: int, part: Part) -> Placed | None:
     partition = context.state.partition(part.topic_id, part.partition)
     if partition is None:
         return None
-    segment_base, position, base_offset = partition.place(part.count, len(part.batch), part.max_timestamp_ms, context.now_ms)
+    segment_base, position, base_offset = partition.place(
+        part.count, len(part.batch), part.max_timestamp_ms, context.now_ms
+    )
     stamp(part.batch, part.topic_id, part.partition, base_offset, part.crc)
     group = context.group
     if number == IN_JOURNAL:
@@ -61,7 +65,9 @@ def _place(context: Context, number: int, part: Part) -> Placed | None:
 def journal_commit(context: Context, session: int, counter: int, floor: int, placed: list[Placed]) -> None:
     """Journal and fold a commit whose parts have been placed."""
     placements = [
-        entries.Placement(p.part.topic_id, p.part.partition, p.segment_base, p.position, p.base_offset, p.part.count, p.number)
+        entries.Placement(
+            p.part.topic_id, p.part.partition, p.segment_base, p.position, p.base_offset, p.part.count, p.number
+        )
         for p in placed
     ]
     context.group.add_entry(entries.encode_committed(session, counter, floor, placements))

@@ -1,12 +1,13 @@
 """The broker's state: a fold over the journal.
 
-The same methods move the state when a request is accepted (live) and when a journal record is redone (recovery), so what
-a restart rebuilds is what the broker had. This is the *assigned* side: it moves when an entry is put into the group commit.
-The durable side is the partitions' high watermarks; answers wait for their record (``core``).
+The same methods move the state when a request is accepted (live) and when a journal record is redone (recovery), so
+what a restart rebuilds is what the broker had. This is the *assigned* side: it moves when an entry is put into the
+group commit. The durable side is the partitions' high watermarks; answers wait for their record (``core``).
 
 Invariants:
     * ids (topics, sessions) only grow and are never reused;
-    * a transaction is in ``transactions`` exactly while it is open or prepared; afterwards its session keeps the outcome;
+    * a transaction is in ``transactions`` exactly while it is open or prepared; afterwards its session keeps the
+      outcome;
     * assigned state is never undone: a journal that fails stops the broker.
 """
 
@@ -17,16 +18,19 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from txmq.log.partition import Partition
+
 from txmq.broker.ordering import CommitOrder
 from txmq.broker.sequences import Sequences
 from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
 from txmq.broker.transaction import Part, Transaction, TransactionState
 from txmq.log import batch as batches
-from txmq.log.partition import Partition
 from txmq.redo import entries
 from txmq.registry.topics import Topic, Topics
 
-Write = Callable[[Partition, int, int, bytes | bytearray | memoryview], None]  # (partition, segment base, position, bytes)
+Write = Callable[
+    [Partition, int, int, bytes | bytearray | memoryview], None
+]  # (partition, segment base, position, bytes)
 _BATCH = struct.Struct(">8xi5xI22xqhii")  # length, crc, producer id, epoch, sequence, count of a batch header
 IN_JOURNAL = 0xFFFFFFFF
 
@@ -41,8 +45,8 @@ class Limits(NamedTuple):
 class State:
     """Topics, partitions, sessions and unsettled transactions of one broker."""
 
-    def __init__(self, limits: Limits = Limits()) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
         self.topics = Topics()
         self.partitions: dict[tuple[bytes, bytes], Partition] = {}  # by name and number as they stand on the wire
         self.partitions_of: dict[int, list[Partition]] = {}
@@ -133,7 +137,9 @@ class State:
             owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
         return transaction
 
-    def accept_sequence(self, partition: Partition, producer: int, sequence: int, count: int, crc: int, offset: int) -> None:
+    def accept_sequence(
+        self, partition: Partition, producer: int, sequence: int, count: int, crc: int, offset: int
+    ) -> None:
         """A batch with a producer id was placed."""
         known = partition.producers.get(producer)
         if known is None:

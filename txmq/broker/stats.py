@@ -25,7 +25,12 @@ stats json          all of it as JSON
 
 
 def stats(
-    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Answer one item."""
     item = arguments[0].decode("ascii", "replace") if arguments else ""
@@ -33,7 +38,9 @@ def stats(
     if text is None and item in {topic.config.name for topic in context.state.topics}:
         body = _topic_lines(context, item)
     elif text is None:
-        raise BadRequestError(f"unknown item {item[:40]!r}; known: {', '.join(filter(None, _TEXTS))}, or a topic's name")
+        raise BadRequestError(
+            f"unknown item {item[:40]!r}; known: {', '.join(filter(None, _TEXTS))}, or a topic's name"
+        )
     else:
         body = text(context)
     context.answer(peer, opaque, answers.result(200, opaque, body.encode()))
@@ -82,7 +89,9 @@ def transaction_figures(context: Context) -> dict[str, Value]:
 
 
 def _lines(figures: Mapping[str, Value]) -> str:
-    return "".join(f"{name} {str(value).lower() if isinstance(value, bool) else value}\n" for name, value in figures.items())
+    return "".join(
+        f"{name} {str(value).lower() if isinstance(value, bool) else value}\n" for name, value in figures.items()
+    )
 
 
 def _topics(context: Context) -> str:
@@ -93,14 +102,17 @@ def _topics(context: Context) -> str:
             f"{topic.config.name} partitions {len(partitions)} "
             f"messages {sum(p.high_watermark - p.log_start for p in partitions)} "
             f"bytes {sum(p.size_bytes for p in partitions)} "
-            f"accept_publish {str(topic.config.accept_publish).lower()} accept_read {str(topic.config.accept_read).lower()}\n"
+            f"accept_publish {str(topic.config.accept_publish).lower()} "
+            f"accept_read {str(topic.config.accept_read).lower()}\n"
         )
     return "".join(lines)
 
 
 def _topic_lines(context: Context, name: str) -> str:
     topic = context.state.topics.named(name)
-    return _lines({k: "none" if v is None else str(v) for k, v in topic.to_json().items()}) + _watermarks(context, topic.topic_id)
+    return _lines({k: "none" if v is None else str(v) for k, v in topic.to_json().items()}) + _watermarks(
+        context, topic.topic_id
+    )
 
 
 def _watermarks(context: Context, topic_id: int) -> str:
@@ -125,8 +137,11 @@ def _json(context: Context) -> str:
     ]
     topics = [topic.to_json() for topic in context.state.topics]
     everything = {
-        "broker": broker_figures(context), "transactions": transaction_figures(context), "topics": topics, "offsets": offsets
-    }  # fmt: skip
+        "broker": broker_figures(context),
+        "transactions": transaction_figures(context),
+        "topics": topics,
+        "offsets": offsets,
+    }
     return json.dumps(everything)
 
 

@@ -10,8 +10,8 @@ The order journal, sync, reply is the caller's (``server``, the simulator); this
 
 Checkpoint at lsn L: the state as of the group that ended at L; taken when that group was sealed, written when it was
 applied and every file it touched was synced. Payloads of unsettled transactions move once to ``prepared/<id>`` and are
-referenced from then on. The journal is released up to the older of the two kept checkpoints, and a payload file goes when
-neither refers to it, so that recovery may fall back to the older one.
+referenced from then on. The journal is released up to the older of the two kept checkpoints, and a payload file goes
+when neither refers to it, so that recovery may fall back to the older one.
 
 Invariants:
     * partition bytes are written only after their record is forced (``apply``), or again from it (``recover``);
@@ -29,6 +29,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from txmq.log.files import FileCache
+from txmq.log.partition import Partition
+from txmq.redo.journal import Journal
+
 from txmq.broker.context import Identity, new_state
 from txmq.broker.group import Group
 from txmq.broker.payloads import PayloadFiles
@@ -36,22 +40,21 @@ from txmq.broker.state import State
 from txmq.broker.transaction import Transaction
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
-from txmq.log.files import FileCache
-from txmq.log.partition import Partition
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, entries, identity, recovery
-from txmq.redo.journal import Journal
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
+
+_NOT_PINNED = Lsn(0)
 
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A checkpoint that waits for its group to be written and applied; ``lsn`` and ``chain`` are known once it is written."""
+    """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written."""
 
     snapshot: dict[str, Any]
     unsettled: list[Transaction]
-    lsn: Lsn = Lsn(0)
+    lsn: Lsn = _NOT_PINNED
     chain: int = 0
 
 
@@ -188,7 +191,9 @@ class Store:
         crash_point("checkpoint.files_synced")
         self._payloads.write(pending.unsettled)
         state = json.dumps(pending.snapshot, separators=(",", ":")).encode()
-        checkpoint.write(self.disk, checkpoint.Checkpoint(pending.lsn, pending.chain, epoch, state), node_id=self.journal.node_id)
+        checkpoint.write(
+            self.disk, checkpoint.Checkpoint(pending.lsn, pending.chain, epoch, state), node_id=self.journal.node_id
+        )
         crash_point("checkpoint.written")
 
     def end_checkpoint(self, pending: PendingCheckpoint) -> None:

@@ -80,7 +80,13 @@ def _journal(context: Context, changed: Topic) -> None:
 
 def _described(context: Context, described: Topic) -> bytes:
     partitions = [
-        {"partition": p.number, "broker-number": f"0-{p.number}", "start": p.log_start, "end": p.high_watermark, "bytes": p.size_bytes}
+        {
+            "partition": p.number,
+            "broker-number": f"0-{p.number}",
+            "start": p.log_start,
+            "end": p.high_watermark,
+            "bytes": p.size_bytes,
+        }
         for p in context.state.partitions_of[described.topic_id]
     ]
     return json.dumps({**described.to_json(), "watermarks": partitions}).encode()

@@ -162,7 +162,8 @@ class Transaction:
 
     Attributes:
         parts: numbered from 0 in order of arrival.
-        meta: what ``prepare`` stated: kind, resource, uuid, deadline_ms, prepared_ms, client, keys (one list or "*" a part).
+        meta: what ``prepare`` stated: kind, resource, uuid, deadline_ms, prepared_ms, client, keys (one list or "*" a
+            part).
         checksum: running CRC32C over all parts' batches, in order.
         has_file: its parts were written to ``prepared/`` by a checkpoint and need not be written again.
         order: number of its preparation; grows.
@@ -170,7 +171,8 @@ class Transaction:
     """
 
     __slots__ = (
-        "checksum", "counter", "has_file", "meta", "opened_ms", "order", "parts", "session", "size_bytes", "state", "waiting",
+        "checksum", "counter", "has_file", "meta", "opened_ms", "order", "parts", "session", "size_bytes", "state",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, session: int, counter: int, opened_ms: int) -> None:
@@ -193,7 +195,7 @@ class Transaction:
         """From now on somebody else decides."""
         self.state, self.meta, self.order = TransactionState.PREPARED, meta, order
 
-    def keys(self) -> list[tuple[int, int, int | str]]:
+    def collisions(self) -> list[tuple[int, int, int | str]]:
         """What it may collide on: (topic id, partition, key hash or ANY_KEY)."""
         found: list[tuple[int, int, int | str]] = []
         for part, keys in zip(self.parts, self.meta["keys"], strict=True):

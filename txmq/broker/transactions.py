@@ -1,7 +1,8 @@
 """The verbs of transactions: ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``.
 
-Every request is turned into an event; ``transaction.TRANSITIONS`` says what to do. Checks come first, then one or several
-entries go into the group commit, and the answer waits for their record. What a request was refused for leaves no trace.
+Every request is turned into an event; ``transaction.TRANSITIONS`` says what to do. Checks come first, then one or
+several entries go into the group commit, and the answer waits for their record. What a request was refused for leaves
+no trace.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from txmq.log.batch import check
+from txmq.log.partition import Partition
+
 from txmq.broker import settlement
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
-from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
+from txmq.broker.session import ROLLED_BACK, Session
 from txmq.broker.transaction import ANY_KEY, Action, Event, Part, Transaction, TransactionState, next_action
 from txmq.errors import (
     BadRequestError,
@@ -29,8 +33,6 @@ from txmq.errors import (
     UnknownTopicError,
     UnknownTransactionError,
 )
-from txmq.log.batch import check
-from txmq.log.partition import Partition
 from txmq.model import Storage, TransactionKind, is_valid_name
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
@@ -141,7 +143,12 @@ def outcome(
 
 
 def recover(
-    context: Context, peer: Peer, _arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    _arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """List prepared transactions, oldest first."""
     given = extensions or {}
@@ -164,7 +171,9 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
 def owner_gone(context: Context, session: Session) -> None:
     """The session's connection was lost: what it was streaming is rolled back; what it prepared stays."""
     streaming = [
-        t for t in context.state.transactions.values() if t.session == session.number and t.state is TransactionState.OPEN
+        t
+        for t in context.state.transactions.values()
+        if t.session == session.number and t.state is TransactionState.OPEN
     ]
     for transaction in streaming:
         roll_back(context, transaction.session, transaction.counter, 0)
@@ -296,7 +305,14 @@ def _add_part(context: Context, session: Session, counter: int, part: Part) -> T
     number = len(known.parts) if known else 0
     context.group.add_entry(
         entries.encode_payload(
-            session.number, counter, number, part.topic_id, part.partition, part.count, part.max_timestamp_ms, part.batch
+            session.number,
+            counter,
+            number,
+            part.topic_id,
+            part.partition,
+            part.count,
+            part.max_timestamp_ms,
+            part.batch,
         )
     )
     return context.state.add_part(session.number, counter, part, context.now_ms)
@@ -315,7 +331,13 @@ def _repeat_prepare(
 
 
 def _decide(
-    context: Context, peer: Peer, session: Session, txid: TxId, given: dict[bytes, bytes], body: bytearray | None, opaque: bytes
+    context: Context,
+    peer: Peer,
+    session: Session,
+    txid: TxId,
+    given: dict[bytes, bytes],
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     _require_owner(peer, session)
     transaction = context.state.transactions.get((session.number, txid.counter))

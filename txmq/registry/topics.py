@@ -102,7 +102,9 @@ def check_name(name: str) -> None:
         InvalidNameError: empty, too long, other characters than ``A-Z a-z 0-9 . _ -``, or reserved.
     """
     if not is_valid_name(name):
-        raise InvalidNameError(f"{name[:64]!r} is not a topic name: use 1 to 200 of A-Z a-z 0-9 . _ - and start with a letter or digit")
+        raise InvalidNameError(
+            f"{name[:64]!r} is not a topic name: use 1 to 200 of A-Z a-z 0-9 . _ - and start with a letter or digit"
+        )
     if name.startswith(RESERVED_PREFIX):
         raise InvalidNameError(f"{name[:64]!r}: names that start with {RESERVED_PREFIX} are reserved")
 
