@@ -36,7 +36,13 @@ _NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 _NO_FALLOCATE = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
 
 
+def _require_open(descriptor: int) -> None:
+    if descriptor < 0:  # os.fsync would raise ValueError, which no one takes for a closed file
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
 def _force(descriptor: int) -> None:
+    _require_open(descriptor)
     if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # fsync there leaves the data in the drive's cache
     else:
@@ -44,6 +50,7 @@ def _force(descriptor: int) -> None:
 
 
 def _force_data(descriptor: int) -> None:
+    _require_open(descriptor)
     if sys.platform == "linux":
         os.fdatasync(descriptor)
     else:

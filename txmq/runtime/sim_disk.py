@@ -346,13 +346,15 @@ class SimDisk:
         """Open an existing file, or create it empty (``create=True``: FileExistsError if it is there)."""
         path = normal(path)
         self._check("open", path)
+        if path == ROOT:
+            raise _error(errno.EISDIR, path)
         if create:
             self._create(path)
         return SimFile(self, self._node(path), path, writable or create)
 
     def _create(self, path: str) -> None:
         self._require_directory(parent(path))
-        if path in self._entries or path == ROOT:
+        if path in self._entries:
             raise _error(errno.EEXIST, path)
         self._check("entry", path)
         number, self._next_inode = self._next_inode, self._next_inode + 1
@@ -438,7 +440,7 @@ class SimDisk:
         path = normal(path)
         self._check("open", path)
         if path in self._locks:
-            raise DirectoryInUseError(f"{path} is held: stop the process that holds it, or use another data directory")
+            raise DirectoryInUseError(f"{path} is held by a process: stop that process, or use another data directory")
         self._locks.add(path)
         return SimLock(self._locks, path)
 
