@@ -1,0 +1,79 @@
+"""The ``txmq`` command.
+
+``main`` turns every error of txmq into one line that says what to do next; a traceback is a defect of txmq.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from txmq.cli import broker, consume, demo, journal, log, output, produce, resolver, stats, topic, tx
+from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
+
+app = typer.Typer(
+    name="txmq",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Transactional messaging: write the row and publish the event in one provable act.
+
+    [bold]First steps[/bold]
+
+      txmq demo                                      see it survive kill -9
+      txmq broker --data var/txmq                    start a broker
+      txmq topic create orders --partitions 4        make a topic
+      echo hello | txmq produce --topic orders       send a line
+      txmq consume --topic orders --from earliest    read it back
+
+    Clients find the broker by --bootstrap, else TXMQ_BOOTSTRAP, else txmq://127.0.0.1:8123.""",
+)
+app.command("broker")(broker.broker)
+app.add_typer(topic.app, name="topic")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.command("stats")(stats.stats)
+app.add_typer(tx.app, name="tx")
+app.command("resolver")(resolver.resolver)
+app.add_typer(journal.app, name="journal")
+app.add_typer(log.app, name="log")
+app.command("demo")(demo.demo)
+
+
+@app.command("version")
+def version(as_json: output.Json = False) -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    if as_json:
+        output.print_json({"version": installed("txmq")})
+    else:
+        typer.echo(f"txmq {installed('txmq')}")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except ConfigError as error:
+        output.fail(str(error), output.STATUS_USAGE)
+    except (ConnectionLostError, RequestTimeoutError) as error:
+        output.fail(f"{error}: is a broker running? start one with: txmq broker (or name another with --bootstrap)")
+    except OverloadedError as error:
+        output.fail(f"{error}; the broker is busy, try again")
+    except TxmqError as error:
+        output.fail(str(error) or type(error).__name__)
+    except BrokenPipeError:
+        # The reader of our output has gone (| head): point stdout at nothing, so that the exit flush cannot fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(output.STATUS_FAILED) from None
+    except OSError as error:
+        output.fail(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""How commands speak: JSON on standard output with ``--json``, tables for people otherwise, errors on standard error.
+
+Exit statuses: 0 done, 1 it did not work (one line says what to do next), 2 the command line or a setting is wrong,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+STATUS_FAILED = 1
+STATUS_USAGE = 2
+STATUS_INTERRUPTED = 130
+DEFAULT_BOOTSTRAP = "txmq://127.0.0.1:8123"
+
+Bootstrap = Annotated[
+    str,
+    typer.Option("--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", help="Address of a broker.", metavar="txmq://HOST:PORT"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.", min=0.001, max=3600.0)]
+
+
+def print_json(value: object) -> None:
+    """One JSON value on one line."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=True, default=str) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table for people; numbers stand right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    kept = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        numeric = bool(kept) and all(isinstance(row[index], int | float) for row in kept)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in kept:
+        table.add_row(*(Text(cell(value)) for value in row))
+    Console().print(table)
+
+
+def print_fields(title: str, fields: Mapping[str, object]) -> None:
+    """A table of one thing's fields."""
+    print_table(title, ("field", "value"), [(name, cell(value)) for name, value in fields.items()])
+
+
+def cell(value: object) -> str:
+    """A value as people read it; control characters are escaped."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    return escaped(str(value))
+
+
+def escaped(text: str) -> str:
+    """``text`` without the means to drive a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def note(text: str) -> None:
+    """A line for people on standard error."""
+    sys.stderr.write(escaped(text) + "\n")
+
+
+def fail(text: str, status: int = STATUS_FAILED) -> NoReturn:
+    """End the command with one line on standard error."""
+    sys.stdout.flush()
+    sys.stderr.write(f"txmq: {escaped(text)}\n")
+    raise SystemExit(status)

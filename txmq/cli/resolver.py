@@ -1,0 +1,155 @@
+"""``txmq resolver``: settle transactions in doubt, for the databases named in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txmq.cli import output
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.xa import LastResource
+
+_TOP_KEYS = ("bootstrap", "resource")
+_RESOURCE_KEYS = ("name", "driver", "connect", "table")
+
+
+def resolver(
+    config: Annotated[
+        Path, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)
+    ],
+    bootstrap: Annotated[
+        str | None, typer.Option("--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", help="Goes before the file's.")
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="One round, then end; status 1 where something stays in doubt.")
+    ] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Settle transactions whose client is gone, by what their database proves; runs until SIGTERM or Ctrl-C.
+
+    Two resolvers at once are harmless. What cannot be proved now is tried again, never guessed.
+
+    [bold]The file[/bold]
+
+      bootstrap = "txmq://127.0.0.1:8123"
+
+      [[resource]]
+      name = "orders-db"                    # as in LastResource("orders-db", ...)
+      driver = "sqlite3"                    # any DB-API module: sqlite3, MySQLdb, psycopg, ...
+      connect = { database = "/srv/orders.db" }
+      # connect = { host = "db", user = "txmq", passwd = { env = "DB_PASSWORD" }, db = "shop" }
+
+    [bold]Examples[/bold]
+
+      txmq resolver --config resolver.toml
+      txmq resolver --config resolver.toml --once --json
+    """
+    from contextlib import ExitStack
+
+    import txmq
+
+    address, resources = read_config(config)
+    with ExitStack() as stack:
+        client = stack.enter_context(txmq.connect(bootstrap or address or output.DEFAULT_BOOTSTRAP))
+        _run(client, resources, once=once, as_json=as_json)
+
+
+def read_config(path: Path) -> tuple[str | None, list[LastResource]]:
+    """The broker's address and the resources that a file names.
+
+    Raises:
+        ConfigError: names the file, the key and what is allowed.
+    """
+    import tomllib
+
+    from txmq.xa import LastResource
+
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    _check_keys(document, _TOP_KEYS, str(path))
+    tables = document.get("resource", [])
+    if not (isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)):
+        raise ConfigError(f"{path}: name at least one database in a [[resource]] table")
+    resources = []
+    for table in tables:
+        where = f"{path}: resource {table.get('name', '(without name)')}"
+        _check_keys(table, _RESOURCE_KEYS, where)
+        if not all(isinstance(table.get(key), str) for key in ("name", "driver")):
+            raise ConfigError(f"{where}: name and driver must be text")
+        options = {"table": table["table"]} if "table" in table else {}
+        resources.append(LastResource(table["name"], connect=connector(table, where), **options))
+    return document.get("bootstrap"), resources
+
+
+def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
+    """What opens a connection, as the table says: ``driver.connect(**connect)``.
+
+    SQLite files are opened without creating: a missing file must be an error, never an empty database.
+    """
+    import importlib
+    import os
+
+    driver = table["driver"]
+    try:
+        module = importlib.import_module(driver)
+    except ImportError as error:
+        raise ConfigError(f"{where}: cannot import the driver {driver!r}: {error}") from None
+    arguments = {}
+    for name, value in table.get("connect", {}).items():
+        if isinstance(value, dict):
+            variable = str(value.get("env", ""))
+            if set(value) != {"env"} or variable not in os.environ:
+                raise ConfigError(f'{where}: connect.{name}: expected a value or {{ env = "VARIABLE" }}, which is set')
+            value = os.environ[variable]
+        arguments[name] = value
+    if driver == "sqlite3":
+        arguments = _existing_sqlite_file(arguments, where)
+    return lambda: module.connect(**arguments)
+
+
+def _existing_sqlite_file(arguments: dict[str, Any], where: str) -> dict[str, Any]:
+    path = Path(str(arguments.get("database", "")))
+    if arguments.get("uri"):
+        return arguments
+    if not path.is_absolute():
+        raise ConfigError(f"{where}: connect.database = {str(path)!r}: give SQLite files by their absolute path")
+    return arguments | {"database": path.as_uri() + "?mode=rw", "uri": True}
+
+
+def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    import difflib
+
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{where}: unknown key {key!r}; did you mean {near!r}?")
+
+
+def _run(client: Any, resources: list[LastResource], *, once: bool, as_json: bool) -> None:
+    """One round, or rounds until a signal."""
+    import signal
+    import threading
+
+    from txmq.xa.resolver import Resolver
+
+    rounds = Resolver(client, resources)
+    if once:
+        settled = rounds.run_once()
+        left = list(client.transactions.list(state="in-doubt"))
+        if as_json:
+            output.print_json({"settled": settled, "in_doubt": len(left)})
+        else:
+            output.note(f"{settled} settled, {len(left)} in doubt")
+        raise SystemExit(output.STATUS_FAILED if left else 0)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    rounds.run(stop)

@@ -1,0 +1,200 @@
+"""``txmq topic``: create, list, describe, alter, close, open, delete."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txmq.cli import output
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.model import TopicConfig
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Create, list, change and delete topics.")
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE",
+        help="retention_ms, retention_size_bytes, retention_policy (delete|archive), segment_size_bytes, "
+        "segment_age_ms; 'none' lifts a limit. May be repeated.",
+    ),
+]  # fmt: skip
+Publish = Annotated[bool, typer.Option("--publish", help="For publishing.")]
+Read = Annotated[bool, typer.Option("--read", help="For reading.")]
+
+
+@app.command()
+def create(
+    name: Name,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Number of partitions; it can grow later.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(metavar="disk|memory", help="memory: fast, bounded, gone with the broker.")
+    ] = None,
+    settings: Settings = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Create a topic.
+
+    [bold]Examples[/bold]
+
+      txmq topic create orders --partitions 4
+      txmq topic create audit --set retention_ms=604800000 --set retention_policy=archive
+    """
+    words = assignments(settings)
+    words |= {key: value for key, value in {"partitions": partitions, "storage": storage}.items() if value is not None}
+    import txmq
+
+    with txmq.connect(bootstrap) as client:
+        client.topics.create(name, **words)  # type: ignore[arg-type]
+        _show(client.topics.describe(name), as_json=as_json)
+
+
+@app.command("list")
+def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """List the topics."""
+    import txmq
+
+    with txmq.connect(bootstrap) as client:
+        topics = [fields_of(topic) for topic in client.topics.list()]
+    if as_json:
+        output.print_json(topics)
+        return
+    columns = ("name", "partitions", "storage", "retention_ms", "retention_size_bytes", "accept_publish", "accept_read")
+    output.print_table("topics", columns, [[topic.get(column) for column in columns] for topic in topics])
+
+
+@app.command()
+def describe(name: Name, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """Show a topic's settings and what each partition holds."""
+    import txmq
+
+    with txmq.connect(bootstrap) as client:
+        config = client.topics.describe(name)
+        ranges = [client.offsets(name, partition) for partition in range(config.partitions)]
+    if as_json:
+        held = [dataclasses.asdict(item) | {"count": item.end - item.start} for item in ranges]
+        output.print_json(fields_of(config) | {"ranges": held})
+        return
+    _show(config, as_json=False)
+    rows = [(item.partition, item.start, item.end, item.end - item.start) for item in ranges]
+    output.print_table("partitions", ("partition", "start", "end", "messages"), rows)
+
+
+@app.command()
+def alter(
+    name: Name,
+    partitions: Annotated[int | None, typer.Option(min=1, help="More partitions; never fewer.")] = None,
+    settings: Settings = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Change a topic's settings. More partitions move keys: the order per key starts anew.
+
+    [bold]Examples[/bold]
+
+      txmq topic alter orders --partitions 8
+      txmq topic alter orders --set retention_ms=none
+    """
+    words = assignments(settings)
+    if partitions is not None:
+        words["partitions"] = partitions
+    if not words:
+        raise ConfigError("nothing to change: say --partitions or --set KEY=VALUE")
+    _alter(name, words, bootstrap, as_json=as_json)
+
+
+@app.command()
+def close(
+    name: Name,
+    publish: Publish = False,
+    read: Read = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Close a topic for publishing (to drain it) or for reading; both without an option."""
+    _alter(name, _doors(publish, read, to=False), bootstrap, as_json=as_json)
+
+
+@app.command("open")
+def open_(
+    name: Name,
+    publish: Publish = False,
+    read: Read = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Open a topic again for publishing or reading; both without an option."""
+    _alter(name, _doors(publish, read, to=True), bootstrap, as_json=as_json)
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Delete a topic and all its messages, for ever."""
+    if not yes:
+        typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+    import txmq
+
+    with txmq.connect(bootstrap) as client:
+        client.topics.delete(name)
+    if as_json:
+        output.print_json({"deleted": name})
+    else:
+        output.note(f"topic {name} is deleted")
+
+
+def assignments(words: list[str] | None) -> dict[str, object]:
+    """``key=value`` words as keyword arguments; numbers, true, false and none are read as such.
+
+    Raises:
+        ConfigError: not of that form, or a key given twice.
+    """
+    values: dict[str, object] = {}
+    for word in words or []:
+        key, equals, text = word.partition("=")
+        if not (equals and key):
+            raise ConfigError(f"--set {word}: expected key=value")
+        if key in values:
+            raise ConfigError(f"--set {key} is given twice; give it once")
+        plain: dict[str, object] = {"true": True, "false": False, "none": None}
+        values[key] = int(text) if text.isascii() and text.isdigit() else plain.get(text, text)
+    return values
+
+
+def fields_of(config: TopicConfig) -> dict[str, object]:
+    """A topic's settings as JSON values."""
+    fields = dataclasses.asdict(config)
+    return {name: value.value if isinstance(value, enum.Enum) else value for name, value in fields.items()}
+
+
+def _doors(publish: bool, read: bool, *, to: bool) -> dict[str, object]:
+    both = not (publish or read)
+    wanted = {"accept_publish": publish or both, "accept_read": read or both}
+    return {setting: to for setting, chosen in wanted.items() if chosen}
+
+
+def _alter(name: str, words: Mapping[str, object], bootstrap: str, *, as_json: bool) -> None:
+    import txmq
+
+    with txmq.connect(bootstrap) as client:
+        client.topics.alter(name, **words)  # type: ignore[arg-type]
+        _show(client.topics.describe(name), as_json=as_json)
+
+
+def _show(config: TopicConfig, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(fields_of(config))
+    else:
+        output.print_fields(f"topic {config.name}", fields_of(config))

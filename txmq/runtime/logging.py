@@ -1,0 +1,103 @@
+"""Log lines: JSON objects on standard error, one a line.
+
+``get_logger(**bound).info("constant event text", key=value)``: the event says what happened and never varies; what
+varies are fields (xid, txid, topic-partition, connection). No payloads, no secrets.
+
+Invariants:
+* A line is one line: control characters, and everything outside ASCII, leave as JSON escapes, so that bytes sent by a
+  stranger cannot forge a line or drive a terminal.
+* A field is at most ``FIELD_LENGTH_MAX`` characters.
+* Logging never stops the one who logs: a standard error that is gone is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Protocol, TextIO, cast
+
+import structlog
+
+FIELD_LENGTH_MAX = 1024
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Logger(Protocol):
+    """What callers use of a structlog logger."""
+
+    def debug(self, event: str, **fields: object) -> None:
+        """For those who change txmq."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """Something an operator may want to know."""
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Something an operator should look at."""
+
+    def error(self, event: str, **fields: object) -> None:
+        """Something an operator must act on."""
+
+    def bind(self, **fields: object) -> Logger:
+        """A logger whose lines carry ``fields``."""
+
+
+def configure(level: str = "info", stream: TextIO | None = None) -> None:
+    """Set up logging for this process.
+
+    Args:
+        level: least severe line that is written: debug, info, warning or error.
+        stream: where to; standard error by default.
+    """
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _bounded,
+            _to_json,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=lambda *_: _Lines(stream),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(**bound: object) -> Logger:
+    """A logger whose lines carry ``bound``."""
+    return cast(Logger, structlog.get_logger(**bound))
+
+
+class _Lines:
+    """Writes finished lines; looks ``sys.stderr`` up each time, so that it may be redirected."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        try:
+            stream = self._stream or sys.stderr
+            stream.write(line + "\n")
+            stream.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            pass
+
+    debug = info = warning = error = msg
+
+
+def _bounded(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in fields.items():
+        if isinstance(value, bytes | bytearray | memoryview):
+            value = bytes(value[:FIELD_LENGTH_MAX]).decode("ascii", "backslashreplace")
+        elif not isinstance(value, str | int | float | bool | None):
+            value = str(value)
+        if isinstance(value, str) and len(value) > FIELD_LENGTH_MAX and name != "exception":
+            value = value[:FIELD_LENGTH_MAX] + "..."
+        fields[name] = value
+    return fields
+
+
+def _to_json(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> str:
+    ordered = {name: fields.pop(name, None) for name in ("timestamp", "level", "event")}
+    return json.dumps({**ordered, **fields}, ensure_ascii=True).replace("\x7f", "\\u007f")
