@@ -24,6 +24,7 @@ log = structlog.get_logger("txmq.broker")
 RECEIVE_SIZE_BYTES = 256 << 10
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 4 << 20
+RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up after handshake_timeout_ms
 
 
 class Host(Protocol):
@@ -67,6 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
         if len(host.connections) > host.settings.connections_max or host.context.stopping:
             text = f"unavailable connections_max {host.settings.connections_max} is reached or the broker is stopping"
+            self.peer.closing = True
             transport.write(answers.result(503, b"-", text.encode()))
             transport.close()
 
@@ -86,11 +88,13 @@ class Connection(asyncio.BufferedProtocol):
             if len(self.peer.unanswered) > host.settings.pipeline_requests_max:
                 self._held = True
                 self._transport.pause_reading()
-        if not self._reader.is_idle:
-            if requests or self._deadline == 0.0:
-                self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
+        if self._reader.is_idle:
+            if self._greeted:
+                self._deadline = 0.0
+        elif requests or self._deadline == 0.0:
+            self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
         elif self._greeted:
-            self._deadline = 0.0
+            self._deadline += nbytes / RECEIVE_RATE_BYTES_MIN
 
     def eof_received(self) -> bool:
         """The peer sends no more; what it asked is still answered."""

@@ -107,7 +107,8 @@ class Server:
             connection.finish()
         if self._timer is not None:
             self._timer.cancel()
-        await self._loop.run_in_executor(self._helper, self._nothing)  # a running checkpoint ends first
+        while self._checkpoint is not None and not self._failed:  # a running one ends first
+            await asyncio.sleep(0.001)
         if not self._failed and not self.store.has_unapplied:
             self.store.checkpoint_now(self.context.state)
         self._close(None)
@@ -175,6 +176,7 @@ class Server:
         self._unsynced.append(group)
         self._unsynced_messages += group.message_count
         self._marked = False
+        crash_point("broker.put.accepted")
         must_sync = not self.context.relaxed or self._due_for_sync()
         small = group.size_bytes <= self.settings.inline_sync_size_bytes
         if small and (not must_sync or self._sync_ms <= self.settings.inline_sync_ms):

@@ -53,6 +53,7 @@ class State:
         self.sessions: dict[int, Session] = {}
         self.next_session = 1
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
+        self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
         self.order = CommitOrder()
         self.next_order = 1
         self.payload_bytes = 0
@@ -109,7 +110,7 @@ class State:
         key = (session, counter)
         transaction = self.transactions.get(key)
         if transaction is None:
-            transaction = self.transactions[key] = Transaction(session, counter, now_ms)
+            transaction = self.transactions[key] = self.streams[key] = Transaction(session, counter, now_ms)
         transaction.add(part)
         self.payload_bytes += len(part.batch)
         return transaction
@@ -120,6 +121,7 @@ class State:
         transaction = self.transactions.get(key)
         if transaction is None:
             transaction = self.transactions[key] = Transaction(session, counter, meta["prepared_ms"])
+        self.streams.pop(key, None)
         transaction.prepare(meta, self.next_order)
         self.next_order += 1
         self.order.add(transaction)
@@ -129,6 +131,7 @@ class State:
         """Committed (the placed parts) or rolled back (None): the outcome is kept, the transaction is over."""
         transaction = self.transactions.pop((session, counter), None)
         if transaction is not None:
+            self.streams.pop((session, counter), None)
             self.payload_bytes -= transaction.size_bytes
             if transaction.state is TransactionState.PREPARED:
                 self.order.remove(transaction)
@@ -149,7 +152,7 @@ class State:
     def started(self, epoch: int) -> None:
         """A new life of the broker began: streams that were not prepared are rolled back for good."""
         self.epoch = epoch
-        for transaction in [t for t in self.transactions.values() if t.state is TransactionState.OPEN]:
+        for transaction in list(self.streams.values()):
             self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
 
     # --- redo --------------------------------------------------------------------------------------------------------
@@ -283,6 +286,8 @@ class State:
         for fields in snapshot["transactions"]:
             transaction = Transaction.restore(*fields)
             self.transactions[transaction.session, transaction.counter] = transaction
+            if transaction.state is TransactionState.OPEN:
+                self.streams[transaction.session, transaction.counter] = transaction
 
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
         """Give a restored transaction one of its parts back, in order."""

@@ -39,7 +39,7 @@ from txmq.broker.payloads import PayloadFiles
 from txmq.broker.state import State
 from txmq.broker.transaction import Transaction
 from txmq.config import BrokerSettings
-from txmq.errors import StorageError
+from txmq.errors import JournalFullError, StorageError
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, entries, identity, recovery
 from txmq.runtime.crashpoints import crash_point
@@ -85,8 +85,15 @@ class Store:
 
     def write(self, group: Group) -> None:
         """Append the group's record. Durability: none before ``force``."""
-        if group.items:
-            self.journal.append(group.payload())
+        if not group.items:
+            return
+        payload = group.payload()
+        try:
+            self.journal.append(payload)
+        except JournalFullError:
+            # Nothing was written. New messages are refused by now, so what is left are decisions: they get the ballast.
+            self.journal.use_ballast()
+            self.journal.append(payload)
 
     def force(self) -> None:
         """Force everything written. Durability: all records so far are on disk when this returns."""

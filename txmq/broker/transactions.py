@@ -170,11 +170,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
 
 def owner_gone(context: Context, session: Session) -> None:
     """The session's connection was lost: what it was streaming is rolled back; what it prepared stays."""
-    streaming = [
-        t
-        for t in context.state.transactions.values()
-        if t.session == session.number and t.state is TransactionState.OPEN
-    ]
+    streaming = [t for t in context.state.streams.values() if t.session == session.number]
     for transaction in streaming:
         roll_back(context, transaction.session, transaction.counter, 0)
 
@@ -182,8 +178,8 @@ def owner_gone(context: Context, session: Session) -> None:
 def expire_streams(context: Context) -> None:
     """Roll back streams that are older than ``transaction_timeout_ms_max``."""
     oldest = context.now_ms - context.settings.transaction_timeout_ms_max
-    for transaction in list(context.state.transactions.values()):
-        if transaction.state is TransactionState.OPEN and transaction.opened_ms < oldest:
+    for transaction in list(context.state.streams.values()):
+        if transaction.opened_ms < oldest:
             roll_back(context, transaction.session, transaction.counter, 0)
 
 
