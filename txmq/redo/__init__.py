@@ -1,0 +1,1 @@
+"""The redo journal: record format, append and group commit, scan and recovery, checkpoints, what records hold."""

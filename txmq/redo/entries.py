@@ -1,0 +1,323 @@
+"""What journal records hold: a sequence of entries, each ``type u8 · flags u8 · reserved u16 · length u32 · body``.
+
+Theory of operation. A record's payload is entries one behind the other; its CRC has been checked before anyone looks
+inside, so an entry that does not parse was written by other software and is refused, never skipped. The state of a
+broker is a fold over the entries in the order of the journal.
+
+Invariants:
+
+* little endian throughout; no padding between entries;
+* decoding what encoding made gives equal values, and bytes that encoding cannot make are refused;
+* bodies and batches are handed out as views of the payload: valid as long as somebody holds them, never written to.
+
+Bodies::
+
+     1 RUN            topic_id u32, partition u32, segment_base u64, position u64, base_offset u64, next_offset u64,
+                      max_timestamp_ms i64, batches (one or more, back to back). Flag 1: some batch is idempotent
+     2 PAYLOAD        session u64, counter u64, part number u32, topic_id u32, partition u32, count u32,
+                      max_timestamp_ms i64, batch: one part of an undecided transaction
+     3 PREPARED       session u64, counter u64, meta (JSON)
+     4 COMMITTED      session u64, counter u64, floor u64, number of placements u32, then per placement:
+                      topic_id u32, partition u32, segment_base u64, position u64, base_offset u64, count u32,
+                      part number u32 (0xFFFFFFFF: the bytes are in a RUN of the same record)
+     5 ROLLED_BACK    session u64, counter u64, floor u64
+     6 SESSION        JSON
+     7 TOPIC          JSON
+     8 TOPIC_DELETED  topic_id u32
+     9 LOG_START      topic_id u32, partition u32, offset u64
+    10 STARTED        JSON
+    11 SESSION_ENDED  session u64
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from txmq.errors import StorageError
+from txmq.runtime.ports import Buffer
+
+RUN: Final = 1
+PAYLOAD: Final = 2
+PREPARED: Final = 3
+COMMITTED: Final = 4
+ROLLED_BACK: Final = 5
+SESSION: Final = 6
+TOPIC: Final = 7
+TOPIC_DELETED: Final = 8
+LOG_START: Final = 9
+STARTED: Final = 10
+SESSION_ENDED: Final = 11
+
+NAMES: Final = {
+    RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
+    SESSION: "session", TOPIC: "topic", TOPIC_DELETED: "topic-deleted", LOG_START: "log-start", STARTED: "started",
+    SESSION_ENDED: "session-ended",
+}  # fmt: skip
+
+FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
+_FLAGS_ALLOWED: Final = {RUN: FLAG_IDEMPOTENT}
+IN_JOURNAL: Final = 0xFFFFFFFF  # part number of a placement whose bytes stand in a RUN of the same record
+
+_FRAME: Final = struct.Struct("<BBHI")
+_RUN: Final = struct.Struct("<IIQQQQq")
+_RUN_ENTRY: Final = struct.Struct("<BBHIIIQQQQq")  # frame and fixed part at once
+_PAYLOAD: Final = struct.Struct("<QQIIIIq")
+_PREPARED: Final = struct.Struct("<QQ")
+_COMMITTED: Final = struct.Struct("<QQQI")
+_PLACEMENT: Final = struct.Struct("<IIQQQII")
+_ROLLED_BACK: Final = struct.Struct("<QQQ")
+_TOPIC_DELETED: Final = struct.Struct("<I")
+_LOG_START: Final = struct.Struct("<IIQ")
+_SESSION_ENDED: Final = struct.Struct("<Q")
+
+FRAME_SIZE: Final = _FRAME.size
+RUN_OVERHEAD_BYTES: Final = _RUN_ENTRY.size  # what run_header takes
+
+
+class Run(NamedTuple):
+    """Batches that stand one behind the other at one place of one partition."""
+
+    topic_id: int
+    partition: int
+    segment_base: int
+    position: int
+    base_offset: int
+    next_offset: int
+    max_timestamp_ms: int
+    batches: memoryview
+
+
+class Payload(NamedTuple):
+    """A part of a transaction that is not decided."""
+
+    session: int
+    counter: int
+    number: int
+    topic_id: int
+    partition: int
+    count: int
+    max_timestamp_ms: int
+    batch: memoryview
+
+
+class Prepared(NamedTuple):
+    """A transaction is prepared; ``meta`` is JSON."""
+
+    session: int
+    counter: int
+    meta: bytes
+
+
+class Placement(NamedTuple):
+    """Where one part of a committed transaction stands; ``part`` is its number, or IN_JOURNAL."""
+
+    topic_id: int
+    partition: int
+    segment_base: int
+    position: int
+    base_offset: int
+    count: int
+    part: int
+
+
+class Committed(NamedTuple):
+    """A transaction is decided, its parts are placed."""
+
+    session: int
+    counter: int
+    floor: int
+    placements: tuple[Placement, ...]
+
+
+class RolledBack(NamedTuple):
+    """A transaction never happened."""
+
+    session: int
+    counter: int
+    floor: int
+
+
+class LogStart(NamedTuple):
+    """A partition's first offset moved."""
+
+    topic_id: int
+    partition: int
+    offset: int
+
+
+def _refuse(kind: int, reason: str) -> StorageError:
+    return StorageError(f"journal entry {NAMES.get(kind, kind)}: {reason}")
+
+
+# --- framing ---------------------------------------------------------------------------------------------------------
+
+
+def frame(kind: int, body: Buffer, *, flags: int = 0) -> bytes:
+    """One entry."""
+    return b"".join((_FRAME.pack(kind, flags, 0, len(body)), body))
+
+
+def split(payload: Buffer) -> Iterator[tuple[int, int, memoryview]]:
+    """A payload's entries as (type, flags, body).
+
+    Raises:
+        StorageError: the payload is not whole entries of known types.
+    """
+    view = memoryview(payload)
+    position, size = 0, len(view)
+    while position < size:
+        if size - position < FRAME_SIZE:
+            raise StorageError(f"journal entry: {size - position} bytes left at {position}, less than a frame")
+        kind, flags, reserved, length = _FRAME.unpack_from(view, position)
+        if kind not in NAMES or reserved or flags & ~_FLAGS_ALLOWED.get(kind, 0):
+            raise StorageError(
+                f"journal entry: type {kind}, flags {flags:#x} is not known: a newer txmq wrote it; upgrade"
+            )
+        position += FRAME_SIZE
+        end = position + length
+        if end > size:
+            raise _refuse(kind, f"{length} bytes stated, {size - position} there")
+        yield kind, flags, view[position:end]
+        position = end
+
+
+def _fixed(kind: int, layout: struct.Struct, body: Buffer) -> tuple[int, ...]:
+    """The fields of a body that has nothing else."""
+    if len(body) != layout.size:
+        raise _refuse(kind, f"{len(body)} bytes instead of {layout.size}")
+    return layout.unpack(body)
+
+
+def _leading(kind: int, layout: struct.Struct, body: Buffer) -> tuple[int, ...]:
+    """The fields at the head of a body."""
+    if len(body) < layout.size:
+        raise _refuse(kind, f"{len(body)} bytes, less than {layout.size}")
+    return layout.unpack_from(body)
+
+
+# --- runs and payloads -----------------------------------------------------------------------------------------------
+
+
+def run_header(  # hot: one struct call, the caller joins header and batches (0.5 us against 1.2 for encode of a copy)
+    topic_id: int, partition: int, segment_base: int, position: int, base_offset: int, next_offset: int,
+    max_timestamp_ms: int, size: int, *, idempotent: bool = False,
+) -> bytes:  # fmt: skip
+    """Everything of a RUN entry that stands before its ``size`` bytes of batches."""
+    return _RUN_ENTRY.pack(
+        RUN, FLAG_IDEMPOTENT if idempotent else 0, 0, _RUN.size + size,
+        topic_id, partition, segment_base, position, base_offset, next_offset, max_timestamp_ms,
+    )  # fmt: skip
+
+
+def decode_run(body: Buffer) -> Run:
+    """A RUN's body."""
+    return Run(*_leading(RUN, _RUN, body), memoryview(body)[_RUN.size :])
+
+
+def encode_payload(
+    session: int,
+    counter: int,
+    number: int,
+    topic_id: int,
+    partition: int,
+    count: int,
+    max_timestamp_ms: int,
+    batch: Buffer,
+) -> bytes:
+    """A PAYLOAD entry."""
+    fields = _PAYLOAD.pack(session, counter, number, topic_id, partition, count, max_timestamp_ms)
+    return b"".join((_FRAME.pack(PAYLOAD, 0, 0, len(fields) + len(batch)), fields, batch))
+
+
+def decode_payload(body: Buffer) -> Payload:
+    """A PAYLOAD's body."""
+    return Payload(*_leading(PAYLOAD, _PAYLOAD, body), memoryview(body)[_PAYLOAD.size :])
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+def encode_prepared(session: int, counter: int, meta: bytes) -> bytes:
+    """A PREPARED entry; ``meta`` is JSON."""
+    return frame(PREPARED, _PREPARED.pack(session, counter) + meta)
+
+
+def decode_prepared(body: Buffer) -> Prepared:
+    """A PREPARED's body."""
+    session, counter = _leading(PREPARED, _PREPARED, body)
+    return Prepared(session, counter, bytes(body[_PREPARED.size :]))
+
+
+def encode_committed(session: int, counter: int, floor: int, placements: Iterable[Placement]) -> bytes:
+    """A COMMITTED entry."""
+    packed = [_PLACEMENT.pack(*placement) for placement in placements]
+    return frame(COMMITTED, _COMMITTED.pack(session, counter, floor, len(packed)) + b"".join(packed))
+
+
+def decode_committed(body: Buffer) -> Committed:
+    """A COMMITTED's body."""
+    session, counter, floor, count = _leading(COMMITTED, _COMMITTED, body)
+    packed = memoryview(body)[_COMMITTED.size :]
+    if len(packed) != count * _PLACEMENT.size:
+        raise _refuse(COMMITTED, f"{count} placements stated, {len(packed)} bytes there")
+    return Committed(session, counter, floor, tuple(map(Placement._make, _PLACEMENT.iter_unpack(packed))))
+
+
+def encode_rolled_back(session: int, counter: int, floor: int) -> bytes:
+    """A ROLLED_BACK entry."""
+    return frame(ROLLED_BACK, _ROLLED_BACK.pack(session, counter, floor))
+
+
+def decode_rolled_back(body: Buffer) -> RolledBack:
+    """A ROLLED_BACK's body."""
+    return RolledBack(*_fixed(ROLLED_BACK, _ROLLED_BACK, body))
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def encode_session(fields: bytes) -> bytes:
+    """A SESSION entry; ``fields`` is JSON."""
+    return frame(SESSION, fields)
+
+
+def encode_session_ended(session: int) -> bytes:
+    """A SESSION_ENDED entry."""
+    return frame(SESSION_ENDED, _SESSION_ENDED.pack(session))
+
+
+def decode_session_ended(body: Buffer) -> int:
+    """The session that ended."""
+    return _fixed(SESSION_ENDED, _SESSION_ENDED, body)[0]
+
+
+def encode_topic(fields: bytes) -> bytes:
+    """A TOPIC entry; ``fields`` is JSON."""
+    return frame(TOPIC, fields)
+
+
+def encode_topic_deleted(topic_id: int) -> bytes:
+    """A TOPIC_DELETED entry."""
+    return frame(TOPIC_DELETED, _TOPIC_DELETED.pack(topic_id))
+
+
+def decode_topic_deleted(body: Buffer) -> int:
+    """The topic that is gone."""
+    return _fixed(TOPIC_DELETED, _TOPIC_DELETED, body)[0]
+
+
+def encode_log_start(topic_id: int, partition: int, offset: int) -> bytes:
+    """A LOG_START entry."""
+    return frame(LOG_START, _LOG_START.pack(topic_id, partition, offset))
+
+
+def decode_log_start(body: Buffer) -> LogStart:
+    """A LOG_START's body."""
+    return LogStart(*_fixed(LOG_START, _LOG_START, body))
+
+
+def encode_started(fields: bytes) -> bytes:
+    """A STARTED entry; ``fields`` is JSON."""
+    return frame(STARTED, fields)

@@ -1,0 +1,215 @@
+"""The redo journal's one writer: append, sync, mark, release.
+
+Theory of operation. ``append`` writes one record with one system call at ``next_lsn``; ``sync`` forces all of them;
+nobody is told before. When the next record does not fit, the file is forced, and a prepared one (``redo.files``) takes
+over under the next base LSN; its header repeats where the stream stood. So the end of every file but the newest is
+durable, and says so on disk.
+
+Every record carries ``durable_lsn``: everything below it was forced when the record was written. Recovery takes damage
+below the highest one for what it is and not for a torn tail. ``mark`` writes one where no record follows.
+
+Invariants:
+
+* ``durable_lsn <= next_lsn``; both only grow; a record's bytes are written once;
+* ``durable_lsn`` moves only after a sync that succeeded, to where ``next_lsn`` was when it was called;
+* after any failed write or sync nothing is written or synced again: what the file holds is unknown until recovery has
+  read it (a second fdatasync would succeed and lie);
+* ``JournalFullError`` and ``TooLargeError`` come before any byte of the record was written.
+
+Thread safety: none; calls may come from any thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from txmq.errors import JournalFailedError, JournalFullError, TooLargeError
+from txmq.model import Lsn
+from txmq.redo.files import JournalFiles
+from txmq.redo.format import (
+    FILE_HEADER_SIZE,
+    GROUP,
+    MARK,
+    FileHeader,
+    pack_record,
+    payload_size_max,
+    record_size,
+)
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Buffer, File
+
+
+class Head(NamedTuple):
+    """Where a journal is continued.
+
+    Attributes:
+        base_lsn, size_bytes: of the file that is written.
+        next_lsn: where the next record goes; everything below is forced.
+        chain: CRC of the last record.
+    """
+
+    base_lsn: int
+    size_bytes: int
+    next_lsn: int
+    chain: int
+
+
+class Journal:
+    """One journal, open for appending. Made by ``redo.recovery``.
+
+    Attributes:
+        next_lsn: where the next record goes.
+        durable_lsn: everything below is forced.
+        chain: CRC of the last record; a checkpoint at ``next_lsn`` keeps it.
+        epoch: of this life of the writer.
+        node_id: whose journal it is.
+        failed: True once a write or sync has failed; nothing works from then on.
+        payload_size_bytes_max: the longest payload.
+    """
+
+    def __init__(self, files: JournalFiles, file: File, head: Head, *, epoch: int, older_bases: list[int]) -> None:
+        self._files, self._file = files, file
+        self._base, self._end = head.base_lsn, head.base_lsn + head.size_bytes
+        self._older_bases = older_bases
+        self.next_lsn = self.durable_lsn = Lsn(head.next_lsn)
+        self._marked_lsn = -1  # a record on disk says that everything below is durable
+        self.chain, self.epoch, self.node_id = head.chain, epoch, files.node_id
+        self.failed = self._closed = False
+        self.payload_size_bytes_max = payload_size_max(files.settings.file_size_bytes)
+
+    def append(self, payload: Buffer) -> Lsn:
+        """Write one record; no sync.
+
+        Args:
+            payload: bytes, one byte an item; at most ``payload_size_bytes_max``.
+
+        Returns:
+            the record's end LSN, which is ``next_lsn``. Durability: none before ``sync``.
+
+        Raises:
+            TooLargeError, JournalFullError: nothing was written, the journal goes on.
+            JournalFailedError: the disk failed; whether the record is there is not known.
+        """
+        return self._append(GROUP, payload)
+
+    def _append(self, kind: int, payload: Buffer) -> Lsn:
+        self._check()
+        length = len(payload)
+        if length > self.payload_size_bytes_max:
+            raise TooLargeError(f"{length} bytes in one journal record; at most {self.payload_size_bytes_max}")
+        end = self.next_lsn + record_size(length)
+        if end > self._end:
+            self._rotate(length)
+            end = self.next_lsn + record_size(length)
+        record, crc = pack_record(kind, self.epoch, self.chain, self.next_lsn, self.durable_lsn, payload)
+        crash_point("journal.append.before")
+        try:
+            self._file.pwrite(record, self.next_lsn - self._base)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        crash_point("journal.append.written")
+        self.chain, self.next_lsn = crc, Lsn(end)
+        return self.next_lsn
+
+    def sync(self) -> None:
+        """Force everything appended. Durability: all below the ``next_lsn`` of the call, when this returns.
+
+        Raises:
+            JournalFailedError: the disk failed; what is durable above ``durable_lsn`` is not known.
+        """
+        self._check()
+        target = self.next_lsn
+        try:
+            self._file.fdatasync()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        crash_point("journal.sync.done")
+        self.durable_lsn = target
+
+    def mark(self) -> None:
+        """Force everything, and put on disk that it is forced, so that damage to it is not taken for a torn tail.
+
+        Does nothing where the last record says so already. On a full disk it only forces.
+        """
+        if self._marked_lsn == self.next_lsn:
+            return
+        self.sync()
+        try:
+            self._append(MARK, b"")
+        except JournalFullError:
+            return
+        self.sync()
+        self._marked_lsn = self.next_lsn
+
+    def release(self, lsn: Lsn) -> None:
+        """Give up the files wholly below ``lsn``. Durability: their names are gone when this returns."""
+        self._check()
+        bases = [*self._older_bases, self._base]
+        doomed = [base for base, following in pairwise(bases) if following <= lsn]
+        try:
+            self._files.release(doomed)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        del self._older_bases[: len(doomed)]
+
+    def prepare_next(self) -> bool:
+        """Make the next file ahead of need, and the ballast; for idle time. False where the disk is full."""
+        self._check()
+        try:
+            if not self._files.has_spare(self.payload_size_bytes_max):
+                self._files.make_spare()
+            self._files.keep_ballast()
+        except JournalFullError:
+            return False
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return True
+
+    def use_ballast(self) -> bool:
+        """After ``JournalFullError``: give up the ballast as the next, smaller file; False where it is gone already."""
+        self._check()
+        try:
+            return self._files.use_ballast()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def close(self) -> None:
+        """Let go of the file; forces nothing. Closing twice is harmless."""
+        self._closed = True
+        self._file.close()
+
+    def _rotate(self, payload_length: int) -> None:
+        """Force the file that is full and continue in the next one."""
+        try:
+            if not self._files.has_spare(payload_length):
+                self._files.make_spare()
+            if self.durable_lsn != self.next_lsn:
+                self.sync()
+            header = FileHeader(self.epoch, self._end, self.node_id, 0, self.next_lsn, self.chain)
+            file, size = self._files.begin(header, payload_length)
+        except (JournalFullError, JournalFailedError):
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._file.close()
+        self._file = file
+        self._older_bases.append(self._base)
+        self._base, self._end = self._end, self._end + size
+        self.next_lsn = self.durable_lsn = Lsn(self._base + FILE_HEADER_SIZE)
+
+    def _check(self) -> None:
+        if self.failed or self._closed:
+            raise JournalFailedError("the journal has failed or is closed: restart, recovery reads what the disk holds")
+
+    def _fail(self, error: BaseException) -> None:
+        """Never write again. What is no error of the disk (an interrupt) leaves the file just as unknown."""
+        self.failed = True
+        if isinstance(error, OSError):
+            raise JournalFailedError(f"journal file {self._base}: {error}") from error
