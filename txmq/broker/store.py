@@ -97,7 +97,8 @@ class Store:
 
     def force(self) -> None:
         """Force everything written. Durability: all records so far are on disk when this returns."""
-        self.journal.sync()
+        if self.journal.durable_lsn != self.journal.next_lsn:
+            self.journal.sync()
 
     def apply(self, group: Group) -> list[Group]:
         """Write a forced group's batches to the partition files, behind any that could not be written yet.
@@ -230,8 +231,8 @@ def open_store(
 ) -> Recovered:  # fmt: skip
     """Open (or create) a data directory and recover it.
 
-    Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When this
-    returns, everything acknowledged before is in the state and in the partition files (not synced: the journal has it).
+    Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When
+    this returns, everything acknowledged before is in the state and in the partition files (not synced: the journal has it).
 
     Raises:
         DirectoryInUseError: another process holds it.
