@@ -156,6 +156,19 @@ def test_a_rename_across_directories_needs_both_synced_to_lose_the_old_name() ->
     assert (content(crashed, "a/file"), content(crashed, "b/file")) == (b"x", b"x")
 
 
+def test_a_rename_across_directories_is_whole_when_both_are_synced() -> None:
+    for order in ("ab", "ba"):
+        disk = SimDisk()
+        disk.make_directories("a")
+        disk.make_directories("b")
+        made(disk, "a/file", b"x")
+        disk.rename("a/file", "b/file")
+        for directory in order:
+            disk.sync_directory(directory)
+        after = disk.crash()
+        assert (content(after, "a/file"), content(after, "b/file")) == (None, b"x")
+
+
 def test_an_unsynced_unlink_is_undone() -> None:
     disk = SimDisk()
     made(disk, "file", b"back")
@@ -195,6 +208,17 @@ def test_a_directory_made_again_is_empty_and_durable() -> None:
     after = disk.crash()
     assert after.exists("d")
     assert after.list_directory("d") == []
+
+
+def test_files_of_a_removed_directory_never_come_back_in_the_next_of_its_name() -> None:
+    for seed in range(200):
+        disk = SimDisk(random.Random(seed))
+        disk.make_directories("d")
+        disk.open("d/file", create=True)
+        disk.unlink("d/file")
+        disk.remove_directory("d")
+        disk.make_directories("d")
+        assert disk.crash().list_directory("d") == []
 
 
 def test_after_a_failed_sync_the_cache_shows_what_the_disk_lacks() -> None:

@@ -138,6 +138,25 @@ def test_files_and_entries_reach_the_disk_on_their_own() -> None:
     assert {(b"ooo", None), (b"nnn", None), (b"nnn", b"ccc"), (b"ooo", b"ccc"), (b"ooo", b""), (b"nnn", b"")} <= pairs
 
 
+def test_a_file_reaches_the_disk_whole_while_another_does_not() -> None:
+    disk, file = recorded(3)
+    other = disk.open("other", create=True)
+    disk.sync_directory("")
+    for n in range(3):
+        file.pwrite(b"n", n)
+        other.pwrite(b"N", n)
+    pairs = {(content(one), content(one, "other")) for one in images(disk).values()}
+    assert {(b"nnn", b""), (b"ooo", b"NNN")} <= pairs
+
+
+def test_a_write_may_be_torn_with_everything_after_it_lost() -> None:
+    disk, file = recorded(1024)
+    file.pwrite(NEW * 1024, 0)
+    file.pwrite(b"later", 1024)
+    disk.note("end")
+    assert NEW * 512 + OLD * 512 in [content(one) for one in images(disk).values() if one.notes]
+
+
 def test_an_image_comes_with_the_notes_passed_and_is_made_again_for_new_ones() -> None:
     disk, file = recorded(1)
     disk.note("sent")
