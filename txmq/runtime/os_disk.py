@@ -28,6 +28,9 @@ from txmq.runtime.paths import split
 from txmq.runtime.ports import Buffer
 
 _ZERO_STEP_BYTES = 1 << 20
+_SCRATCH_BYTES = 1 << 20  # the largest step of a read
+_SCRATCH_COUNT_MAX = 4
+_scratch: list[bytearray] = []
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16  # 16: POSIX's least
 _COMMON = os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | _COMMON
@@ -67,6 +70,23 @@ def _write_rest(descriptor: int, data: Buffer, done: int, position: int) -> None
         done += count
 
 
+def _take_scratch(size: int) -> bytearray:
+    """A buffer of at least ``size`` bytes.
+
+    A fresh one each time made the allocator give 1 MiB back and fault it in again at every read: 970 us a read of
+    cached bytes against 60 with a kept one. list.pop and append are atomic, so threads share the list.
+    """
+    try:
+        return _scratch.pop() if size <= _SCRATCH_BYTES else bytearray(size)
+    except IndexError:
+        return bytearray(_SCRATCH_BYTES)
+
+
+def _return_scratch(buffer: bytearray) -> None:
+    if len(buffer) == _SCRATCH_BYTES and len(_scratch) < _SCRATCH_COUNT_MAX:
+        _scratch.append(buffer)
+
+
 class OSFile:
     """An open file (port ``File``).
 
@@ -99,9 +119,13 @@ class OSFile:
         """As ``pread`` but only from the page cache; None where it would have to wait for the disk."""
         if not self._nowait or _RWF_NOWAIT is None:
             return self.pread(size, position)
-        buffer = bytearray(size)
+        buffer = _take_scratch(size)
         try:
-            count = os.preadv(self._descriptor, [buffer], position, _RWF_NOWAIT)
+            with memoryview(buffer) as view, view[:size] as target:
+                count = os.preadv(self._descriptor, [target], position, _RWF_NOWAIT)
+                if count < size and position + count < self.size():
+                    return None  # a part is cached: short here would read as the end of the file
+                return bytes(target[:count])
         except BlockingIOError:
             return None
         except OSError as error:
@@ -109,11 +133,8 @@ class OSFile:
                 raise
             self._nowait = False  # this file system does not have it
             return self.pread(size, position)
-        if count == size:
-            return bytes(buffer)
-        if position + count < self.size():
-            return None  # a part is cached: short here would read as the end of the file
-        return bytes(memoryview(buffer)[:count])
+        finally:
+            _return_scratch(buffer)
 
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of ``data`` (short writes are continued). Not durable before ``fdatasync``."""

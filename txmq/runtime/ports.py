@@ -61,7 +61,7 @@ class File(Protocol):
         """Set the size."""
 
     def preallocate(self, size: int) -> None:
-        """Fill ``[current size, size)`` with written zeros (not holes), in bounded steps; not durable before ``fsync``."""
+        """Fill ``[current size, size)`` with written zeros, no holes, in bounded steps; durable after ``fsync``."""
 
     def drop_cache(self) -> None:
         """Ask the system to forget clean cached pages, so that the next read shows what the disk holds."""

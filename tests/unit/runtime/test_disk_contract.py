@@ -83,6 +83,14 @@ def test_try_pread_of_cached_bytes_equals_pread(file: File) -> None:
     assert file.try_pread(100, 10) == b""
 
 
+def test_every_try_pread_returns_its_own_bytes(file: File) -> None:
+    size = (1 << 20) + 1
+    file.pwrite(b"a" * size + b"b" * size, 0)
+    small, large, larger = file.try_pread(10, 0), file.try_pread(1 << 20, size), file.try_pread(size, 0)
+    assert (small, large, larger) == (b"a" * 10, b"b" * (1 << 20), b"a" * size)
+    assert file.try_pread(1 << 21, 2 * size - 5) == b"bbbbb"
+
+
 def test_truncate_cuts_and_extends_with_zeros(file: File) -> None:
     file.pwrite(b"0123456789", 0)
     file.truncate(4)
