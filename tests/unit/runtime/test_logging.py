@@ -1,0 +1,73 @@
+"""Log lines: one JSON object a line, whatever the fields hold."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from txmq.runtime.logging import FIELD_LENGTH_MAX, configure, get_logger
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    configure("info", stream)
+    yield stream
+    structlog.reset_defaults()
+
+
+def test_a_line_is_a_json_object_with_time_level_event_and_fields(stream: io.StringIO) -> None:
+    get_logger(connection=7).info("opened", peer="127.0.0.1")
+    fields = json.loads(stream.getvalue())
+    assert list(fields)[:3] == ["timestamp", "level", "event"]
+    assert (fields["level"], fields["event"], fields["connection"], fields["peer"]) == (
+        "info",
+        "opened",
+        7,
+        "127.0.0.1",
+    )
+
+
+def test_bytes_of_a_stranger_can_neither_forge_a_line_nor_drive_a_terminal(stream: io.StringIO) -> None:
+    hostile = "\n{}\r\x1b[2J\x00\x7f\x9b\u2028é"
+    get_logger().warning("refused", name=hostile, raw=b"\xff\n\x1b")
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert all(" " <= char <= "~" for char in text.removesuffix("\n"))
+    assert json.loads(text)["name"] == hostile
+
+
+def test_a_field_is_cut_at_its_limit(stream: io.StringIO) -> None:
+    get_logger().info("long", text="x" * 10_000, raw=b"y" * 10_000)
+    fields = json.loads(stream.getvalue())
+    assert fields["text"] == "x" * FIELD_LENGTH_MAX + "..."
+    assert len(fields["raw"]) == FIELD_LENGTH_MAX
+
+
+def test_lines_below_the_level_are_not_written(stream: io.StringIO) -> None:
+    get_logger().debug("detail")
+    assert stream.getvalue() == ""
+
+
+def test_values_of_other_types_are_written_as_text(stream: io.StringIO) -> None:
+    get_logger().info("seen", error=ValueError("bad"), nothing=None, flag=True)
+    fields = json.loads(stream.getvalue())
+    assert (fields["error"], fields["nothing"], fields["flag"]) == ("bad", None, True)
+
+
+def test_an_exception_is_logged_with_its_trace_on_one_line(stream: io.StringIO) -> None:
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        get_logger().error("failed", exc_info=True)
+    assert "ValueError: bad" in json.loads(stream.getvalue())["exception"]
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_a_standard_error_that_is_gone_stops_nobody(stream: io.StringIO) -> None:
+    stream.close()
+    get_logger().error("nobody reads this")

@@ -1,0 +1,171 @@
+"""Settings: the table, the three sources, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from txmq.config import (
+    SETTINGS,
+    BrokerSettings,
+    is_loopback,
+    load_settings,
+    parse_assignments,
+    split_address,
+)
+from txmq.errors import ConfigError
+from txmq.model import TopicConfig
+
+
+def test_without_any_source_the_defaults_hold() -> None:
+    assert load_settings(None, {}, {}) == BrokerSettings()
+
+
+def test_environment_overrides_the_file_and_a_flag_overrides_both() -> None:
+    text = 'sync = "never"\nconnections_max = 1\nopen_files_max = 11\n'
+    environment = {"TXMQ_CONNECTIONS_MAX": "2", "TXMQ_OPEN_FILES_MAX": "12", "PATH": "/bin"}
+    settings = load_settings(text, environment, {"open_files_max": "13"})
+    assert (settings.sync, settings.connections_max, settings.open_files_max) == ("never", 2, 13)
+
+
+def test_a_flag_that_is_not_given_changes_nothing() -> None:
+    assert load_settings('sync = "never"', {}, {"sync": None}).sync == "never"
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+def test_every_setting_is_read_from_each_source_as_its_default(setting: object) -> None:
+    assert isinstance(setting, type(SETTINGS["sync"]))
+    value = setting.default
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    in_toml = f'"{text}"' if value is None or isinstance(value, str) else text
+    for settings in (
+        load_settings(f"{setting.name} = {in_toml}", {}, {}),
+        load_settings(None, {setting.variable: text}, {}),
+        load_settings(None, {}, parse_assignments([f"{setting.name}={text}"])),
+    ):
+        assert getattr(settings, setting.name) == value
+
+
+NUMBERS = [setting for setting in SETTINGS.values() if setting.low is not None]
+
+
+@pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("side", ["low", "high"])
+def test_a_number_outside_its_range_is_refused_naming_key_value_and_range(setting: object, side: str) -> None:
+    assert isinstance(setting, type(SETTINGS["sync"]))
+    assert setting.low is not None
+    assert setting.high is not None
+    value = int(setting.low) - 1 if side == "low" else int(setting.high) + 1
+    with pytest.raises(ConfigError) as caught:
+        load_settings(f"{setting.name} = {value}", {}, {})
+    for part in (setting.name, str(value), setting.allowed):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("synk = 1", "'synk' (configuration file); did you mean 'sync'?"),
+        ("sync = 1", "sync = '1': expected always, interval or never"),
+        ('sync = "sometimes"', "sync = 'sometimes': expected always, interval or never"),
+        ("connections_max = true", "connections_max = 'True': expected 1 to 1_000_000"),
+        ("connections_max = 1.0", "connections_max = '1.0'"),
+        ('connections_max = "5"', "connections_max = '5'"),
+        ("connections_max = -1", "connections_max = '-1'"),
+        ("connections_max = 99999999999999999999999999", "connections_max = '99999999999999999999999999'"),
+        ("connections_max = 1\nconnections_max = 2", "not valid TOML"),
+        ("connections_max = ", "not valid TOML"),
+        ("[limits]\nconnections_max = 1", "unknown setting 'limits'"),
+        ('connections_max = "none"', "connections_max = 'none'"),
+        ("insecure = 1", "insecure = '1': expected true or false"),
+        ("inline_sync_ms = nan", "inline_sync_ms = 'nan'"),
+        ('data = ""', "data = ''"),
+        ('data = "a\\u0000b"', "expected a directory"),
+    ],
+)
+def test_a_bad_file_is_refused_saying_why(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(text, {}, {})
+    assert said in str(caught.value)
+
+
+def test_a_misspelt_variable_is_refused_and_variables_of_others_are_passed_over() -> None:
+    others = {"TXMQ_BOOTSTRAP": "x", "TXMQ_CRASH": "y", "TXMQ_TEST_SEED": "1", "HOME": "/"}
+    assert load_settings(None, others, {}) == BrokerSettings()
+    with pytest.raises(ConfigError, match=r"variable TXMQ_SYNK.*did you mean 'sync'"):
+        load_settings(None, {"TXMQ_SYNK": "never"}, {})
+
+
+@pytest.mark.parametrize("text", ["x", "", "1e3", "٣", "1" * 41, "0x10"])
+def test_text_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="connections_max"):
+        load_settings(None, {"TXMQ_CONNECTIONS_MAX": text}, {})
+
+
+def test_none_lifts_a_limit_where_the_table_says_so() -> None:
+    settings = load_settings('default_segment_age_ms = "none"', {}, {})
+    assert settings.default_segment_age_ms is None
+    assert load_settings(None, {"TXMQ_DEFAULT_SEGMENT_AGE_MS": "none"}, {}).default_segment_age_ms is None
+
+
+@pytest.mark.parametrize(("word", "said"), [("sync", "expected key=value"), ("a=1", "unknown setting 'a'")])
+def test_an_assignment_that_is_none_is_refused(word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_assignments([word])
+
+
+def test_an_assignment_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_assignments(["sync=never", "sync=always"])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65535)), ("localhost:8123", ("localhost", 8123))],
+)
+def test_addresses_are_split(text: str, address: tuple[str, int]) -> None:
+    assert split_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":1", "host", "host:", "host:65536", "host:-1", "::1:80", "[host]:1", "a b:1", "h:１"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        split_address(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.1", "[::]", "example.org", "localhost.example.org"])
+def test_an_address_that_others_reach_needs_insecure(host: str) -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        load_settings(None, {}, {"listen": f"{host}:8123"})
+    assert load_settings(None, {}, {"listen": f"{host}:8123", "insecure": True}).insecure
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_is_this_machine_only(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"batch_size_bytes_max": 1 << 21, "request_size_bytes_max": 1 << 20},
+        {"request_size_bytes_max": 1 << 21, "batch_size_bytes_max": 1024, "memory_request_bytes_max": 1 << 20},
+        {"journal_file_size_bytes": 1 << 20},
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused(flags: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"expected at most|at least"):
+        load_settings(None, {}, flags)
+
+
+def test_settings_built_directly_are_checked_too() -> None:
+    with pytest.raises(ConfigError):
+        BrokerSettings(connections_max=0)
+
+
+def test_a_new_topic_has_the_defaults_of_the_model() -> None:
+    assert BrokerSettings().new_topic("orders") == TopicConfig("orders")
+    assert dataclasses.replace(BrokerSettings(), default_partitions=7).new_topic("orders").partitions == 7
