@@ -1,0 +1,192 @@
+"""The house rules that a program can check: doors, shapes, words that must not be committed, the settings' page.
+
+The import layers are held by import-linter (``make check``); here is what it does not see.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from txmq.config import SETTINGS
+from txmq.testing.settings_page import BEGIN, END, page_table
+
+ROOT = Path(__file__).resolve().parents[2]
+FUNCTION_LINES_MAX = 60
+MODULE_LINES_MAX = 500
+PARAMETERS_MAX = 8  # aim at 5; a constructor's keyword-only options count too
+# Rows of data, on hot paths, where building a value first would cost more than the work.
+MANY_PARAMETERS = {("txmq/model.py", "__init__"), ("txmq/redo/entries.py", "run_header")}
+
+# Modules that reach the outside. What decides must not: the simulation replaces clock, disk, network and randomness.
+DOORS = frozenset(
+    {
+        "asyncio", "concurrent", "glob", "multiprocessing", "os", "pathlib", "random", "secrets", "select", "selectors",
+        "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uvloop",
+    }
+)  # fmt: skip
+DOOR_CALLS = frozenset({"open", "input"})
+# Who may use which door, and why. A directory stands for all files below it.
+SHELLS: dict[str, tuple[frozenset[str], str]] = {
+    "txmq/runtime/": (DOORS | DOOR_CALLS, "the doors themselves"),
+    "txmq/cli/": (DOORS | DOOR_CALLS, "shells: files, processes, terminals"),
+    "txmq/testing/": (DOORS | DOOR_CALLS, "shells: child processes"),
+    "txmq/broker/process.py": (frozenset({"asyncio", "pathlib", "signal", "uvloop"}), "the broker as a process"),
+    "txmq/broker/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
+    "txmq/broker/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
+}
+
+
+def _files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+PACKAGE = _files("txmq")
+EVERYTHING = _files("txmq", "tests", "examples", "bench")
+
+
+def _allowed_doors(name: str) -> frozenset[str]:
+    allowed = [
+        doors for place, (doors, _) in SHELLS.items() if name == place or (name.startswith(place) and place[-1] == "/")
+    ]
+    return frozenset().union(*allowed)
+
+
+def _doors_used(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.lineno, (node.module or "").partition(".")[0]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DOOR_CALLS:
+            yield node.lineno, node.func.id
+
+
+def _functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=_name)
+def test_only_named_shells_use_the_doors_to_the_outside(path: Path) -> None:
+    forbidden = (DOORS | DOOR_CALLS) - _allowed_doors(_name(path))
+    assert [f"line {line}: {door}" for line, door in _doors_used(_tree(path)) if door in forbidden] == []
+
+
+@pytest.mark.parametrize("place", [place for place in SHELLS if place.endswith(".py")])
+def test_a_named_shell_uses_what_it_is_named_for(place: str) -> None:
+    allowed, _why = SHELLS[place]
+    assert allowed - {door for _line, door in _doors_used(_tree(ROOT / place))} == set()
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=_name)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(_tree(path)) or path.read_text("utf-8") == ""
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=_name)
+def test_modules_and_functions_end_in_time(path: Path) -> None:
+    lines = path.read_text("utf-8").count("\n")
+    long = [
+        f"{node.name}: {length} lines"
+        for node in _functions(_tree(path))
+        if (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert (lines <= MODULE_LINES_MAX, long) == (True, []), f"{lines} lines"
+
+
+@pytest.mark.parametrize("path", [path for path in PACKAGE if "/cli/" not in path.as_posix()], ids=_name)
+def test_functions_take_few_parameters(path: Path) -> None:
+    # Commands are exempt: their parameters are the options that a person types.
+    many = []
+    for node in _functions(_tree(path)):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = sum(argument.arg not in ("self", "cls") for argument in arguments)
+        if count > PARAMETERS_MAX and (_name(path), node.name) not in MANY_PARAMETERS:
+            many.append(f"{node.name}: {count} parameters")
+    assert many == []
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=_name)
+def test_annotations_are_not_evaluated(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert "from __future__ import annotations" in text or not any(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in ast.walk(_tree(path))
+    )
+
+
+@pytest.mark.parametrize("path", _files("tests"), ids=_name)
+def test_tests_neither_sleep_nor_skip(path: Path) -> None:
+    banned = {("time", "sleep"), ("pytest", "skip"), ("pytest", "importorskip"), ("mark", "skip"), ("mark", "skipif")}
+    found = [
+        f"line {node.lineno}: {node.attr}"
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute)
+        and (getattr(node.value, "id", getattr(node.value, "attr", None)), node.attr) in banned
+    ]
+    assert found == []
+
+
+def _committed() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+# Built from pieces, so that this file does not find itself. Homes and work trees of one machine; package indexes.
+_MACHINE = re.compile("|".join([r"/" + r"home/\w+/", r"/" + r"root/", r"/" + r"work/", r"/" + r"Users/\w+/"]))
+_REGISTRY = re.compile(
+    "|".join([r"py" + r"pi\.", r"files\.python" + r"hosted\.", r"index" + r"-url", r"PIP_" + r"INDEX"])
+)
+
+
+def test_no_path_of_one_machine_and_no_registry_is_committed() -> None:
+    found = []
+    for path in _committed():
+        text = path.read_bytes().decode("utf-8", "replace")
+        for number, line in enumerate(text.splitlines(), 1):
+            if _MACHINE.search(line) or _REGISTRY.search(line):
+                found.append(f"{_name(path)}:{number}: {line.strip()[:100]}")
+    assert found == []
+
+
+def test_the_page_of_settings_is_the_table_of_settings() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    between = page[page.index(BEGIN) + len(BEGIN) : page.index(END)]
+    assert between.strip() == page_table().strip(), "run: .venv/bin/python -m txmq.testing.settings_page"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_used(name: str) -> None:
+    """A setting that nothing reads is a promise that nobody keeps."""
+    word = re.compile(rf"\b{name}\b")
+    users = [path for path in PACKAGE if path.name != "config.py" and word.search(path.read_text("utf-8"))]
+    through_method = name.startswith("default_") and any(
+        "new_topic(" in path.read_text("utf-8") for path in PACKAGE if path.name != "config.py"
+    )
+    assert users or through_method
+
+
+def test_every_relative_link_in_a_page_leads_somewhere() -> None:
+    broken = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{_name(page)}: {target}")
+    assert broken == []
