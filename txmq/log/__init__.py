@@ -1,0 +1,1 @@
+"""The ordered, partitioned log: record batches, segments, indexes, partitions."""

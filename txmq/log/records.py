@@ -1,0 +1,199 @@
+"""What is inside a batch: records to bytes and back. With ``batch`` and ``compression`` the only home of the format.
+
+The uncompressed record section is written and read by ``aiokafka.record``: compiled where its wheel is (0.2 us to write
+a record, 0.25 us to read one), in pure Python elsewhere, with the same bytes either way (tests/vectors). Compression is
+ours.
+
+Record, all numbers zigzag varints: ``length, attributes, timestamp delta, offset delta, key length (-1: null), key,
+value length (-1: null), value, header count, {key length, key, value length, value}``.
+
+Two headers are txmq's own: ``tag`` (the message's tag) and ``txmq.txid`` (only on the first record of a batch, whose
+messages all belong to that transaction).
+
+Invariants:
+    * ``decode`` gives out messages only of batches that are whole: CRC and place (where known) are right, header and
+      content agree;
+    * inflating is bounded (``compression``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from aiokafka.record import default_records
+
+from txmq.errors import InvalidBatchError
+from txmq.log import compression as codecs
+from txmq.log.batch import CODEC_NONE, HEADER, HEADER_SIZE, checksum, fault
+from txmq.log.compression import INFLATED_SIZE_BYTES_MAX
+from txmq.model import Message
+from txmq.runtime.ports import Buffer
+
+Record = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]], int]  # key, value, headers, timestamp ms
+TAG_HEADER = "tag"
+TXID_HEADER = "txmq.txid"
+_SECTION_SIZE_BYTES_MAX = (1 << 31) - 1024  # lengths are signed 32 bits
+
+_Builder: Any = default_records.DefaultRecordBatchBuilder
+_Batch: Any = default_records.DefaultRecordBatch
+_Malformed: Any = default_records.CorruptRecordException
+
+
+class RawBatch(NamedTuple):
+    """A whole batch as it is stored; ``content`` is a view of the buffer it came in."""
+
+    base_offset: int
+    record_count: int
+    max_timestamp_ms: int
+    codec: int
+    content: memoryview
+
+
+def encode(
+    records: Sequence[Record], *, compression: str | None = None,
+    producer_id: int = -1, producer_epoch: int = -1, base_sequence: int = -1, txid: str | None = None,
+) -> bytearray:  # fmt: skip
+    """Make one batch, at base offset 0.
+
+    Args:
+        records: at least one; timestamps in ms since 1970, not negative.
+        compression: "gzip", "lz4", "zstd" or None. Content that does not get smaller stays as it is.
+        txid: the transaction that all of them belong to.
+
+    Raises:
+        InvalidBatchError: no record, or a negative timestamp.
+        TypeError: a key or value that is not bytes.
+    """
+    builder = _Builder(2, CODEC_NONE, 0, producer_id, producer_epoch, base_sequence, _SECTION_SIZE_BYTES_MAX)
+    append = builder.append
+    extra = [] if txid is None else [(TXID_HEADER, txid.encode())]
+    for number, (key, value, headers, timestamp_ms) in enumerate(records):
+        append(number, timestamp_ms, key, value, [*headers, *extra])
+        if extra:
+            extra = []
+    return _finish(builder, compression)
+
+
+def encode_values(
+    pairs: Iterable[tuple[bytes | None, bytes]], timestamp_ms: int, *, compression: str | None = None,
+    producer_id: int = -1, producer_epoch: int = -1, base_sequence: int = -1,
+) -> bytearray:  # fmt: skip
+    """As ``encode``, for (key, value) pairs of one time and without headers: 0.2 us a record of 100 B."""
+    builder = _Builder(2, CODEC_NONE, 0, producer_id, producer_epoch, base_sequence, _SECTION_SIZE_BYTES_MAX)
+    append = builder.append
+    headers: list[tuple[str, bytes]] = []
+    for number, (key, value) in enumerate(pairs):
+        append(number, timestamp_ms, key, value, headers)
+    return _finish(builder, compression)
+
+
+def _finish(builder: Any, compression: str | None) -> bytearray:
+    batch: bytearray = builder.build()
+    fields = HEADER.unpack_from(batch)
+    if fields[12] < 1:
+        raise InvalidBatchError("a batch needs at least one record")
+    if fields[7] < 0:
+        raise InvalidBatchError(f"timestamp {fields[7]} ms is negative")
+    if compression is None:
+        return batch
+    codec = codecs.CODECS[compression]
+    with memoryview(batch) as view:
+        packed = codecs.compress(codec, view[HEADER_SIZE:])
+    if packed is None:
+        return batch
+    batch[HEADER_SIZE:] = packed
+    _rewrite(batch, (0, len(batch) - 12, -1, 2, 0, codec, *fields[6:]))
+    return batch
+
+
+def set_sequence(batch: bytearray, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+    """Rewrite a batch's producer fields, and its CRC."""
+    fields = HEADER.unpack_from(batch)
+    _rewrite(batch, (*fields[:9], producer_id, producer_epoch, base_sequence, fields[12]))
+
+
+def _rewrite(batch: bytearray, fields: tuple[int, ...]) -> None:
+    HEADER.pack_into(batch, 0, *fields)
+    with memoryview(batch) as view:
+        crc = checksum(view[21:])
+    HEADER.pack_into(batch, 0, *fields[:4], crc, *fields[5:])
+
+
+def decode(
+    buffer: Buffer, topic: str, partition: int, *,
+    topic_id: int | None = None, expected_offset: int | None = None,
+    inflated_size_bytes_max: int = INFLATED_SIZE_BYTES_MAX,
+) -> list[Message]:  # fmt: skip
+    """Read every message of whole batches.
+
+    Args:
+        buffer: one or more batches, one behind the other, offsets without holes.
+        topic_id: checks that the batches belong there; without it only their own CRC is checked.
+        expected_offset: base offset that the first batch must have.
+        inflated_size_bytes_max: most bytes a batch may inflate to.
+
+    Raises:
+        InvalidBatchError: a batch is damaged, out of place, or contradicts itself; nothing of the buffer is given out.
+    """
+    messages: list[Message] = []
+    for batch in decode_raw(buffer, topic, partition, topic_id=topic_id, expected_offset=expected_offset):
+        try:
+            _decode_batch(messages, batch, topic, partition, inflated_size_bytes_max)
+        except (_Malformed, ValueError, IndexError, OverflowError) as error:
+            raise _invalid(topic, partition, batch.base_offset, str(error)) from error
+        except InvalidBatchError as error:
+            raise _invalid(topic, partition, batch.base_offset, str(error)) from error
+    return messages
+
+
+def decode_raw(
+    buffer: Buffer, topic: str, partition: int, *, topic_id: int | None = None, expected_offset: int | None = None
+) -> Iterator[RawBatch]:
+    """Go over whole batches without looking at their records; checks and errors as ``decode``."""
+    view, position, end = memoryview(buffer), 0, len(buffer)
+    place = None if topic_id is None else (topic_id, partition)
+    while position < end:
+        reason = fault(view, position, place, expected_offset, full=True)
+        if reason is not None:
+            raise _invalid(topic, partition, expected_offset, f"{reason} (byte {position})")
+        base, length, _, _, _, attributes, _, _, max_ms, _, _, _, count = HEADER.unpack_from(view, position)
+        yield RawBatch(base, count, max_ms, attributes, view[position : position + 12 + length])
+        expected_offset = base + count
+        position += 12 + length
+
+
+def _invalid(topic: str, partition: int, offset: int | None, reason: str) -> InvalidBatchError:
+    where = "" if offset is None else f" at offset {offset}"
+    return InvalidBatchError(f"{topic}-{partition}{where}: {reason}")
+
+
+def _decode_batch(
+    messages: list[Message], batch: RawBatch, topic: str, partition: int, inflated_size_bytes_max: int
+) -> None:
+    """Hot: 0.5 us a record of 100 B without headers (1.9 M/s), so all stands in one loop."""
+    offset, count, max_ms, codec, content = batch
+    source: Buffer = content
+    if codec != CODEC_NONE:
+        source = codecs.inflate(codec, content[HEADER_SIZE:], bytes(content[:HEADER_SIZE]), inflated_size_bytes_max)
+        source[22] = CODEC_NONE  # the low byte of the attributes: what is read now is plain
+    end, txid, append = offset + count, None, messages.append
+    for record in _Batch(source):
+        headers, timestamp_ms = record.headers, record.timestamp
+        if record.offset != offset or timestamp_ms > max_ms:
+            raise InvalidBatchError(
+                f"record {record.offset} of {timestamp_ms} ms where {offset} until {max_ms} ms was to be"
+            )
+        tag, named = None, {}
+        if headers:
+            named = {name: value or b"" for name, value in headers}
+            tag_bytes = named.pop(TAG_HEADER, None)
+            tag = None if tag_bytes is None else tag_bytes.decode("utf-8", "replace")
+            if TXID_HEADER in named:
+                txid_bytes = named.pop(TXID_HEADER)
+                if offset == batch.base_offset:
+                    txid = txid_bytes.decode("ascii", "replace")
+        append(Message(topic, partition, offset, record.key, record.value, named, tag, timestamp_ms, txid))
+        offset += 1
+    if offset != end:
+        raise InvalidBatchError(f"{count} records announced, {count - (end - offset)} found")
