@@ -97,7 +97,7 @@ class Payload(NamedTuple):
     number: int
     topic_id: int
     partition: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks
     max_timestamp_ms: int
     batch: memoryview
 
@@ -118,7 +118,7 @@ class Placement(NamedTuple):
     segment_base: int
     position: int
     base_offset: int
-    count: int
+    count: int  # type: ignore[assignment]
     part: int
 
 
@@ -213,7 +213,7 @@ def run_header(  # hot: one struct call, the caller joins header and batches (0.
 
 def decode_run(body: Buffer) -> Run:
     """A RUN's body."""
-    return Run(*_leading(RUN, _RUN, body), memoryview(body)[_RUN.size :])
+    return Run._make((*_leading(RUN, _RUN, body), memoryview(body)[_RUN.size :]))
 
 
 def encode_payload(
@@ -233,7 +233,7 @@ def encode_payload(
 
 def decode_payload(body: Buffer) -> Payload:
     """A PAYLOAD's body."""
-    return Payload(*_leading(PAYLOAD, _PAYLOAD, body), memoryview(body)[_PAYLOAD.size :])
+    return Payload._make((*_leading(PAYLOAD, _PAYLOAD, body), memoryview(body)[_PAYLOAD.size :]))
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ _SPARE_PREFIX: Final = "spare-"
 _TEMPORARY: Final = ".tmp"
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BLOCK: Final = 4096
+FILE_SIZE_BYTES: Final = 64 << 20
 _BALLAST_SIZE_BYTES_MAX: Final = 16 << 20
 
 
@@ -53,7 +54,7 @@ class Settings:
         spare_files_max: released files kept for recycling.
     """
 
-    file_size_bytes: int = 64 << 20
+    file_size_bytes: int = FILE_SIZE_BYTES
     spare_files_max: int = 2
 
     def __post_init__(self) -> None:

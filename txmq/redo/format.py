@@ -146,7 +146,7 @@ def unpack_file_header(block: bytes) -> FileHeader | None:
     if crc32c(block[: -_CRC.size]) != _CRC.unpack(block[-_CRC.size :])[0]:
         return None
     _, version, *fields = FILE_HEADER.unpack_from(block)
-    return FileHeader(*fields, version=version)
+    return FileHeader._make((*fields, version))
 
 
 def record_size(length: int) -> int:

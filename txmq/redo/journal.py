@@ -21,6 +21,7 @@ Thread safety: none; calls may come from any thread, one at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -55,6 +56,22 @@ class Head(NamedTuple):
     chain: int
 
 
+class Found(NamedTuple):
+    """What recovery found on the way to the journal's end.
+
+    Attributes:
+        rule: label of the row of ``redo.recovery``'s decision table that ended it; "new" for a new journal.
+        records: valid group records read.
+        highest_epoch: among the records and file headers read; 0 where there was none.
+        cut_lsn: where a torn tail was cut off; None where nothing was.
+    """
+
+    rule: str = "new"
+    records: int = 0
+    highest_epoch: int = 0
+    cut_lsn: int | None = None
+
+
 class Journal:
     """One journal, open for appending. Made by ``redo.recovery``.
 
@@ -64,14 +81,19 @@ class Journal:
         chain: CRC of the last record; a checkpoint at ``next_lsn`` keeps it.
         epoch: of this life of the writer.
         node_id: whose journal it is.
+        found: what recovery found.
         failed: True once a write or sync has failed; nothing works from then on.
         payload_size_bytes_max: the longest payload.
     """
 
-    def __init__(self, files: JournalFiles, file: File, head: Head, *, epoch: int, older_bases: list[int]) -> None:
+    def __init__(
+        self, files: JournalFiles, file: File, head: Head, *, epoch: int, older_bases: Sequence[int] = (),
+        found: Found | None = None,
+    ) -> None:  # fmt: skip
         self._files, self._file = files, file
         self._base, self._end = head.base_lsn, head.base_lsn + head.size_bytes
-        self._older_bases = older_bases
+        self._older_bases = list(older_bases)
+        self.found = found if found is not None else Found()
         self.next_lsn = self.durable_lsn = Lsn(head.next_lsn)
         self._marked_lsn = -1  # a record on disk says that everything below is durable
         self.chain, self.epoch, self.node_id = head.chain, epoch, files.node_id

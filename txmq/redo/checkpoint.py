@@ -1,0 +1,199 @@
+"""Checkpoints: the broker's state as of one LSN, ``checkpoint/<lsn, 20 digits>.checkpoint``.
+
+Theory of operation. Recovery is the newest good checkpoint plus the journal from its LSN on. A checkpoint is written
+under a temporary name, forced, renamed, and its directory forced; only then is the third newest unlinked. Two are
+kept, so that a damaged one costs a longer redo and not the data; the journal is released only up to the older one's
+LSN.
+
+Invariants:
+
+* a name in the directory stands for a forced file: one that fails its check was damaged later;
+* the last good checkpoint is never unlinked before a newer one is durable: damaged ones are not counted among the two;
+* everything is under a CRC, header and state, and node id and LSN are checked against directory and name.
+
+Layout: one line of ASCII, ``txmq-checkpoint <version> <node id, 16 hex> <lsn> <chain> <epoch> <state length> <CRC32C
+of the state, 8 hex> <CRC32C of the line so far, 8 hex>\n``, then the state.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
+from txmq.model import Lsn
+from txmq.runtime.ports import Disk
+
+DIRECTORY: Final = "checkpoint"
+VERSION: Final = 1
+_KEPT: Final = 2
+_SUFFIX: Final = ".checkpoint"
+_TEMPORARY: Final = ".tmp"
+_LINE_SIZE_MAX: Final = 256
+_PIECE_BYTES: Final = 8 << 20
+_NAME: Final = re.compile(r"([0-9]{20})\.checkpoint\Z", re.ASCII)
+_LINE: Final = re.compile(
+    rb"(txmq-checkpoint (\d{1,9}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,10}) (\d{1,10}) (\d{1,15}) ([0-9a-f]{8}))"
+    rb" ([0-9a-f]{8})\n"
+)
+_ANY_VERSION: Final = re.compile(rb"(txmq-checkpoint (\d{1,9}) [ -~]*) ([0-9a-f]{8})\n")
+
+
+class Checkpoint(NamedTuple):
+    """The state as of ``lsn``; ``chain`` and ``epoch`` are the journal's there."""
+
+    lsn: Lsn
+    chain: int
+    epoch: int
+    state: bytes
+
+
+def path_of(lsn: int) -> str:
+    """The path of the checkpoint at that LSN."""
+    return f"{DIRECTORY}/{lsn:020d}{_SUFFIX}"
+
+
+def write(disk: Disk, checkpoint: Checkpoint, *, node_id: int) -> None:
+    """Write a checkpoint, then unlink what is older than the two newest good ones.
+
+    One of that LSN that is there already is replaced. Durability: it is forced, its name too, when this returns; what
+    it builds on must have been forced before.
+    """
+    disk.make_directories(DIRECTORY)
+    path = path_of(checkpoint.lsn)
+    _drop(disk, path + _TEMPORARY)
+    file = disk.open(path + _TEMPORARY, create=True)
+    try:
+        line = _encode_line(checkpoint, node_id)
+        file.pwrite(line, 0)
+        view = memoryview(checkpoint.state)
+        for start in range(0, len(view), _PIECE_BYTES):
+            file.pwrite(view[start : start + _PIECE_BYTES], len(line) + start)
+        file.fsync()
+    finally:
+        file.close()
+    disk.rename(path + _TEMPORARY, path)
+    disk.sync_directory(DIRECTORY)
+    _unlink_older(disk, checkpoint.lsn, node_id)
+
+
+def load_newest(disk: Disk, *, node_id: int) -> tuple[Checkpoint | None, str | None]:
+    """The newest good checkpoint, and a note where a damaged one was passed over.
+
+    Leftovers of a write that was cut off are removed, and the directory is forced: what was found is as durable as what
+    will be built on it. None and a note: checkpoints exist, all damaged (with the journal from 0 on, nothing is lost).
+
+    Raises:
+        DirectoryInUseError: a checkpoint belongs to another node.
+        StorageError: a newer version wrote one.
+    """
+    for name in disk.list_directory(DIRECTORY):
+        if name.endswith(_SUFFIX + _TEMPORARY):
+            disk.unlink(f"{DIRECTORY}/{name}")
+    lsns = _list_lsns(disk)
+    if lsns:
+        disk.sync_directory(DIRECTORY)
+    notes: list[str] = []
+    for lsn in reversed(lsns):
+        try:
+            return read(disk, lsn, node_id=node_id), "; ".join(notes) or None
+        except CorruptRecordError as error:
+            notes.append(f"checkpoint passed over: {error}")
+    return None, "; ".join(notes) or None
+
+
+def oldest_kept_lsn(disk: Disk) -> Lsn:
+    """How far the journal may be released: the LSN of the oldest checkpoint, 0 while fewer than two are kept.
+
+    With one checkpoint, a damaged one would leave nothing but the journal from its beginning.
+    """
+    lsns = _list_lsns(disk)
+    return Lsn(lsns[0]) if len(lsns) >= _KEPT else Lsn(0)
+
+
+def read(disk: Disk, lsn: int, *, node_id: int | None) -> Checkpoint:
+    """Read and check one checkpoint.
+
+    Raises:
+        CorruptRecordError: it fails its check.
+        DirectoryInUseError: it belongs to another node.
+        StorageError: a newer version wrote it.
+    """
+    path = path_of(lsn)
+    file = disk.open(path, writable=False)
+    try:
+        file.drop_cache()
+        line = _read_line(file.pread(_LINE_SIZE_MAX, 0), path)
+        if node_id is not None and line.node_id != node_id:
+            raise DirectoryInUseError(f"{path} belongs to node {line.node_id:016x}, this is node {node_id:016x}")
+        if line.lsn != lsn:
+            raise CorruptRecordError(path, 0, f"the header says lsn {line.lsn}, the name says {lsn}")
+        if file.size() != line.size + line.state_length:  # before anything of that length is read
+            raise CorruptRecordError(path, file.size(), f"{line.state_length} bytes of state stated")
+        state = file.pread(line.state_length, line.size)
+    finally:
+        file.close()
+    if crc32c(state) != line.state_crc:
+        raise CorruptRecordError(path, line.size, "the state fails its CRC")
+    return Checkpoint(Lsn(line.lsn), line.chain, line.epoch, state)
+
+
+class _Line(NamedTuple):
+    node_id: int
+    lsn: int
+    chain: int
+    epoch: int
+    state_length: int
+    state_crc: int
+    size: int
+
+
+def _encode_line(checkpoint: Checkpoint, node_id: int) -> bytes:
+    text = (
+        f"txmq-checkpoint {VERSION} {node_id:016x} {checkpoint.lsn} {checkpoint.chain} {checkpoint.epoch} "
+        f"{len(checkpoint.state)} {crc32c(checkpoint.state):08x}"
+    ).encode()
+    return text + f" {crc32c(text):08x}\n".encode()
+
+
+def _read_line(head: bytes, path: str) -> _Line:
+    match = _ANY_VERSION.match(head)
+    if match is None or crc32c(match[1]) != int(match[3], 16):
+        raise CorruptRecordError(path, 0, "the header fails its check")
+    if int(match[2]) != VERSION:
+        raise StorageError(f"{path} has version {int(match[2])}, this txmq reads {VERSION}: upgrade txmq")
+    match = _LINE.match(head)
+    if match is None:
+        raise CorruptRecordError(path, 0, "the header does not parse")
+    lsn, chain, epoch, length = (int(field) for field in match.group(4, 5, 6, 7))
+    return _Line(int(match[3], 16), lsn, chain, epoch, length, int(match[8], 16), match.end())
+
+
+def _list_lsns(disk: Disk) -> list[int]:
+    matches = (_NAME.match(name) for name in disk.list_directory(DIRECTORY))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _unlink_older(disk: Disk, newest: int, node_id: int) -> None:
+    """Keep the newest and the newest good one before it; damaged ones between go too."""
+    older = [lsn for lsn in reversed(_list_lsns(disk)) if lsn != newest]
+    kept = next((lsn for lsn in older if lsn < newest and _is_good(disk, lsn, node_id)), None)
+    for lsn in older:
+        if lsn != kept:
+            disk.unlink(path_of(lsn))
+
+
+def _is_good(disk: Disk, lsn: int, node_id: int) -> bool:
+    try:
+        read(disk, lsn, node_id=node_id)
+    except CorruptRecordError:
+        return False
+    return True
+
+
+def _drop(disk: Disk, path: str) -> None:
+    with suppress(FileNotFoundError):
+        disk.unlink(path)

@@ -1,0 +1,151 @@
+"""Whose data directory it is: ``node.json``, written once.
+
+Theory of operation. Cluster id and node id are 64 random bits each; they stand in every txid (``txmq.xid``) and in
+every journal file, so a directory that was copied or swapped is noticed and not appended to. The lock file keeps a
+second process out.
+
+Invariants:
+
+* written under a temporary name, forced, renamed, directory forced; never changed afterwards;
+* a directory that holds a journal or checkpoints but no identity is refused: a new one would disown them;
+* nothing is looked at before the lock is held (``claim``).
+
+Layout: one line, JSON: ``{"format": 1, "cluster": "<16 hex>", "node": "<16 hex>", "created_ms": n, "crc32c": "<8
+hex>"}``; the CRC is over the same JSON without the member ``crc32c``, keys in this order, separators ``", "`` and ``":
+"``.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
+from txmq.redo.checkpoint import DIRECTORY as CHECKPOINT_DIRECTORY
+from txmq.redo.files import list_bases
+from txmq.runtime.ports import Clock, Disk, Lock, Random
+
+PATH: Final = "node.json"
+LOCK_PATH: Final = "lock"
+FORMAT: Final = 1
+_TEMPORARY: Final = PATH + ".tmp"
+_SIZE_MAX: Final = 4096
+_ROOT: Final = ""
+
+
+class Node(NamedTuple):
+    """The identity of a data directory."""
+
+    cluster_id: int
+    node_id: int
+    created_ms: int
+
+
+def claim(disk: Disk, random: Random, clock: Clock, *, expected_node_id: int | None = None) -> tuple[Lock, Node]:
+    """Lock the directory, then load or create its identity.
+
+    Raises:
+        DirectoryInUseError: another process holds it, or it belongs to another node than expected.
+        CorruptRecordError, StorageError: as ``load_or_create``.
+    """
+    lock = disk.lock(LOCK_PATH)
+    try:
+        return lock, load_or_create(disk, random, clock, expected_node_id=expected_node_id)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def load_or_create(
+    disk: Disk, random: Random, clock: Clock, *, expected_node_id: int | None = None, cluster_id: int | None = None
+) -> Node:
+    """The directory's identity; a directory without one gets one. The caller holds the lock.
+
+    Args:
+        expected_node_id: refuse any other.
+        cluster_id: of a new identity; drawn where it is None.
+
+    Durability: the identity is forced when this returns.
+
+    Raises:
+        DirectoryInUseError: it belongs to another node than expected.
+        CorruptRecordError: damaged, or missing where there is a journal.
+        StorageError: a newer version wrote it.
+    """
+    node = load(disk)
+    if node is None:
+        _refuse_orphans(disk)
+        drawn_cluster = cluster_id if cluster_id is not None else random.bits(64)
+        drawn_node = expected_node_id if expected_node_id is not None else random.bits(64)
+        node = Node(drawn_cluster, drawn_node, clock.now_ms())
+        _write(disk, node)
+    disk.sync_directory(_ROOT)  # also where an earlier process died between the rename and this
+    if expected_node_id is not None and node.node_id != expected_node_id:
+        raise DirectoryInUseError(f"{PATH}: belongs to node {node.node_id:016x}, not to {expected_node_id:016x}")
+    return node
+
+
+def load(disk: Disk) -> Node | None:
+    """The directory's identity; None where there is none.
+
+    Raises:
+        CorruptRecordError: damaged.
+        StorageError: a newer version wrote it.
+    """
+    if not disk.exists(PATH):
+        return None
+    file = disk.open(PATH, writable=False)
+    try:
+        text = file.pread(_SIZE_MAX, 0)
+    finally:
+        file.close()
+    return _decode(text)
+
+
+def _decode(text: bytes) -> Node:
+    try:
+        fields = json.loads(text)
+        stated = fields.pop("crc32c")
+        whole = stated == _checksum(fields) and text == _encode(fields)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptRecordError(PATH, 0, f"not an identity: {error}") from error
+    if not whole:
+        raise CorruptRecordError(PATH, 0, "fails its CRC: restore it from a backup")
+    if fields.get("format") != FORMAT:
+        raise StorageError(f"{PATH}: format {fields.get('format')}, this txmq reads {FORMAT}: upgrade")
+    return Node(int(fields["cluster"], 16), int(fields["node"], 16), fields["created_ms"])
+
+
+def _encode(fields: dict[str, Any]) -> bytes:
+    return json.dumps({**fields, "crc32c": _checksum(fields)}).encode() + b"\n"
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return f"{crc32c(json.dumps(fields).encode()):08x}"
+
+
+def _write(disk: Disk, node: Node) -> None:
+    fields = {
+        "format": FORMAT,
+        "cluster": f"{node.cluster_id:016x}",
+        "node": f"{node.node_id:016x}",
+        "created_ms": node.created_ms,
+    }
+    with suppress(FileNotFoundError):
+        disk.unlink(_TEMPORARY)
+    file = disk.open(_TEMPORARY, create=True)
+    try:
+        file.pwrite(_encode(fields), 0)
+        file.fsync()
+    finally:
+        file.close()
+    disk.rename(_TEMPORARY, PATH)
+    disk.sync_directory(_ROOT)
+
+
+def _refuse_orphans(disk: Disk) -> None:
+    if list_bases(disk) or disk.list_directory(CHECKPOINT_DIRECTORY):
+        raise CorruptRecordError(PATH, 0, "missing, although the directory holds a journal: restore it from a backup")

@@ -1,0 +1,327 @@
+"""Opening a journal: follow the records from a checkpoint, judge what ends them, repair the tail, go on.
+
+Theory of operation. From the checkpoint's LSN and chain, records are read as long as they continue the stream (R1).
+What stops them is looked at, together with the next file and with what lies behind, and ``TABLE`` says what it is:
+
+=====  ===============================================================================  ==============================
+label  what is found at the expected LSN                                                what is done
+=====  ===============================================================================  ==============================
+R1     a whole record that states this LSN and continues chain and epoch                read it
+R7     a whole record of an unknown type or with unknown flags                          refuse: upgrade txmq
+R5     no record, and the next file begins from exactly here, chain included            go on in the next file
+R4b    no record, and the next file was begun further on: its predecessor was forced    refuse: damage
+R4c    no record, and the next file contradicts (earlier end, or another chain)         refuse: damage
+R6     no record, and later files exist, but not the next one                           refuse: a file is missing
+R4     no record, and a whole record behind says that this place was forced             refuse: damage
+R4d    a whole record of this LSN that does not continue chain or epoch                 refuse: mixed journals
+R3     a record of this LSN that fails its check, and nothing says it was forced        cut: a torn tail
+R3b    no record, and behind it torn or whole records that nothing says were forced     cut: a torn tail
+R2     nothing that claims this LSN or one behind it (zeros, remains of an older life)  the end, nothing to repair
+R8     (file header) another node's file                                                refuse
+R9     (file header) damaged, misnamed, or the file is not as long as it says           refuse: damage
+=====  ===============================================================================  ==============================
+
+A file header of a newer version is R7. R7, R8 and R9 of headers are found where a file is opened (``redo.scan``). No
+crash makes R9: header and size are forced before a file gets its name.
+
+Then, in this order: a cut zeroes everything from the cut to the end of the file, forced; the records no mark vouches
+for are written once more, forced (``redo.tail``); the directory is forced, so that the newest file's name is as
+durable as what it will hold.
+
+Invariants:
+
+* nothing at or below a durable mark is ever cut; nothing is changed where recovery refuses;
+* every step may be repeated: a crash at any point of recovery, or of the recovery after it, changes nothing of what is
+  recovered;
+* all that was handed to ``on_record`` is forced when ``recover`` returns;
+* memory is bounded by one window (8 MiB) or one record.
+
+Damage to records that were forced but that no mark on disk vouches for (the last group, for the 50 ms until the idle
+mark) is taken for a torn tail; it cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, NamedTuple
+
+from txmq.errors import CorruptRecordError, StorageError
+from txmq.model import Lsn
+from txmq.redo import tail
+from txmq.redo.files import FILE_SIZE_BYTES, JournalFiles, Settings, list_bases
+from txmq.redo.format import DIRECTORY, FILE_HEADER_SIZE, FileHeader, file_path, payload_size_max
+from txmq.redo.journal import Found, Head, Journal
+from txmq.redo.scan import At, Behind, Cursor, OnProgress, OnRecord, look, look_behind, open_file, read_records
+from txmq.runtime.ports import Disk, File
+
+_ZERO_PIECE_BYTES: Final = 1 << 20
+
+
+class Next(enum.Enum):
+    """What follows the file."""
+
+    NONE = "no later file"
+    CONTINUES = "the next file begins from here"
+    BEYOND = "the next file was begun further on"
+    CONTRADICTS = "the next file names an earlier end, or another chain"
+    GAP = "later files, but not the next one"
+
+
+class Mark(enum.Enum):
+    """What whole records behind the place say about it."""
+
+    NONE = "nothing behind"
+    SILENT = "something behind, which does not say that the place was forced"
+    FORCED = "a whole record behind says that the place was forced"
+
+
+class Action(enum.Enum):
+    """What recovery does."""
+
+    CONTINUE = "go on in the next file"
+    END = "the end"
+    CUT = "cut"
+    REFUSE_DAMAGE = "damage"
+    REFUSE_NEWER = "newer"
+
+
+class Observation(NamedTuple):
+    """What ends the records; the order of the questions is that of the table."""
+
+    at: At
+    next: Next
+    mark: Mark
+
+
+class Rule(NamedTuple):
+    """One row; a None matches everything."""
+
+    label: str
+    at: frozenset[At] | None
+    next: frozenset[Next] | None
+    mark: frozenset[Mark] | None
+    action: Action
+    text: str
+
+
+def _rule(label: str, action: Action, text: str, *, at: At | None = None, next: Next | None = None,
+          mark: Mark | None = None) -> Rule:  # fmt: skip
+    return Rule(
+        label,
+        None if at is None else frozenset({at}),
+        None if next is None else frozenset({next}),
+        None if mark is None else frozenset({mark}),
+        action,
+        text,
+    )
+
+
+TABLE: Final = (  # the first row that matches; R1 is the loop of scan.read_records
+    _rule("R7", Action.REFUSE_NEWER, "a record this version does not know; upgrade txmq", at=At.UNKNOWN),
+    _rule("R5", Action.CONTINUE, "the next file continues", next=Next.CONTINUES),
+    _rule("R4b", Action.REFUSE_DAMAGE, "records are missing that were forced before the next file was begun",
+          next=Next.BEYOND),
+    _rule("R4c", Action.REFUSE_DAMAGE, "the next file does not continue this one", next=Next.CONTRADICTS),
+    _rule("R6", Action.REFUSE_DAMAGE, "the next file is missing, later ones exist", next=Next.GAP),
+    _rule("R4", Action.REFUSE_DAMAGE, "a later record says that this one was forced", mark=Mark.FORCED),
+    _rule("R4d", Action.REFUSE_DAMAGE, "it does not continue the one before: files of different journals?",
+          at=At.FOREIGN),
+    _rule("R3", Action.CUT, "torn tail", at=At.BROKEN),
+    _rule("R3b", Action.CUT, "torn tail behind a missing record", mark=Mark.SILENT),
+    _rule("R2", Action.END, "clean end"),
+)  # fmt: skip
+
+
+def decide(observation: Observation) -> Rule:
+    """The row of ``TABLE`` for an observation."""
+    for rule in TABLE:
+        if all(
+            wanted is None or seen in wanted
+            for seen, wanted in zip(observation, (rule.at, rule.next, rule.mark), strict=True)
+        ):
+            return rule
+    raise StorageError(f"no rule for {observation}")  # the last row matches everything
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+def open_journal(
+    disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, on_record: OnRecord,
+    file_size_bytes: int = FILE_SIZE_BYTES, on_progress: OnProgress | None = None,
+) -> Journal:  # fmt: skip
+    """``recover``, or ``create`` where there is no journal and none is expected (``from_lsn`` 0)."""
+    settings = Settings(file_size_bytes)
+    if from_lsn == 0 and not list_bases(disk):
+        return create(disk, node_id=node_id, settings=settings, epoch=epoch)
+    return recover(
+        disk, node_id=node_id, from_lsn=from_lsn, from_chain=from_chain, epoch=epoch, settings=settings,
+        on_record=on_record, on_progress=on_progress,
+    )  # fmt: skip
+
+
+def create(disk: Disk, *, node_id: int, settings: Settings, epoch: int = 1) -> Journal:
+    """Begin a journal at LSN 0. Durability: its first file is forced; a crash before leaves no journal.
+
+    Raises:
+        JournalFullError: there is no room.
+    """
+    files = JournalFiles(disk, node_id, settings)
+    longest = payload_size_max(settings.file_size_bytes)
+    if not files.has_spare(longest):
+        files.make_spare()
+    file, size = files.begin(FileHeader(epoch, 0, node_id, 0, 0, 0), longest)
+    return Journal(files, file, Head(0, size, FILE_HEADER_SIZE, 0), epoch=epoch)
+
+
+def recover(
+    disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, settings: Settings, on_record: OnRecord,
+    on_progress: OnProgress | None = None,
+) -> Journal:  # fmt: skip
+    """Read the journal from a checkpoint on, repair its tail, and return it open for appending.
+
+    Args:
+        node_id: whose it must be.
+        from_lsn, from_chain: where the checkpoint stands; 0 and 0 for the beginning. Everything below was forced.
+        epoch: of this life; raised to one more than the highest epoch found.
+        on_record: gets (LSN, end LSN, payload) of every group record, in order. May be called again with the same
+            records by a later recovery.
+        on_progress: gets the LSN reached, once per 8 MiB and file.
+
+    Durability: everything handed to ``on_record`` is forced when this returns.
+
+    Raises:
+        CorruptRecordError: damage below a durable mark (R4, R6, R9); the reason names the rule and the LSN.
+        DirectoryInUseError: the files belong to another node (R8).
+        StorageError: a newer version wrote them (R7).
+    """
+    tail.finish(disk, node_id)
+    cursor = Cursor(from_lsn, from_chain, durable_lsn=from_lsn)
+    walk = Walk(disk, cursor, node_id=node_id, writable=True)
+    try:
+        rule = walk.run(on_record, on_progress)
+        return _repaired(disk, walk, rule, max(epoch, cursor.highest_epoch + 1), settings)
+    except BaseException:
+        walk.close()
+        raise
+
+
+def _repaired(disk: Disk, walk: Walk, rule: Rule, epoch: int, settings: Settings) -> Journal:
+    file, header, cursor = walk.file, walk.header, walk.cursor
+    cut_lsn = cursor.lsn if rule.action is Action.CUT else None
+    if cut_lsn is not None:
+        _zero(file, cut_lsn - header.base_lsn, header.file_size_bytes)
+    start_lsn = max(cursor.durable_lsn, header.base_lsn + FILE_HEADER_SIZE)
+    tail.rewrite(disk, file, header, start_lsn - header.base_lsn, cursor.lsn - header.base_lsn)
+    files = JournalFiles(disk, header.node_id, settings)
+    disk.sync_directory(DIRECTORY)
+    head = Head(header.base_lsn, header.file_size_bytes, cursor.lsn, cursor.chain)
+    found = Found(rule.label, cursor.records, cursor.highest_epoch, cut_lsn)
+    return Journal(files, file, head, epoch=epoch, older_bases=walk.older_bases, found=found)
+
+
+def _zero(file: File, start: int, end: int) -> None:
+    """What was cut must not become valid again behind shorter new records."""
+    zeros = bytes(min(_ZERO_PIECE_BYTES, end - start))
+    for position in range(start, end, _ZERO_PIECE_BYTES):
+        file.pwrite(zeros[: end - position], position)
+    file.fdatasync()
+
+
+# --- the walk --------------------------------------------------------------------------------------------------------
+
+
+class Walk:
+    """From file to file along the stream, read only; also what ``journal verify`` walks with.
+
+    Attributes:
+        file, header: where it stands.
+        older_bases: of the files before.
+    """
+
+    def __init__(self, disk: Disk, cursor: Cursor, *, node_id: int | None, writable: bool) -> None:
+        self.cursor = cursor
+        self._disk, self._node_id, self._writable = disk, node_id, writable
+        self._bases = list_bases(disk)
+        self.file, self.header = self._first()
+
+    @property
+    def older_bases(self) -> list[int]:
+        """Base LSNs of the files before the current one."""
+        return [base for base in self._bases if base < self.header.base_lsn]
+
+    def close(self) -> None:
+        """Let go of the current file."""
+        self.file.close()
+
+    def run(self, on_record: OnRecord, on_progress: OnProgress | None = None) -> Rule:
+        """Hand over all records; the rule that ended them, which is END or CUT.
+
+        Raises:
+            CorruptRecordError, StorageError, DirectoryInUseError: as ``recover``.
+        """
+        while True:
+            self.cursor.highest_epoch = max(self.cursor.highest_epoch, self.header.epoch)
+            read_records(self.file, self.header, self.cursor, on_record, on_progress)
+            observation, successor, behind = self._observe()
+            rule = decide(observation)
+            if rule.action is Action.CONTINUE and successor is not None:
+                self.file.close()
+                self.file, self.header = successor
+                self.cursor.lsn = self.header.base_lsn + FILE_HEADER_SIZE
+                continue
+            if successor is not None:
+                successor[0].close()
+            self._refuse(rule, observation, behind)
+            return rule
+
+    def _first(self) -> tuple[File, FileHeader]:
+        """The file that holds the cursor's LSN; the cursor steps over its header where it stands before it."""
+        cursor = self.cursor
+        base = max((base for base in self._bases if base <= cursor.lsn), default=None)
+        if base is None:
+            raise CorruptRecordError(file_path(cursor.lsn), 0, f"R6: no journal file holds lsn {cursor.lsn}")
+        file, header = open_file(self._disk, base, self._node_id, writable=self._writable)
+        continues = (header.predecessor_end_lsn, header.predecessor_chain) == (cursor.lsn, cursor.chain)
+        if cursor.lsn == base and continues:
+            cursor.lsn = base + FILE_HEADER_SIZE
+        if not base + FILE_HEADER_SIZE <= cursor.lsn <= base + header.file_size_bytes:
+            file.close()
+            raise CorruptRecordError(file_path(base), 0, f"R6: no journal file holds lsn {cursor.lsn}")
+        return file, header
+
+    def _observe(self) -> tuple[Observation, tuple[File, FileHeader] | None, Behind]:
+        lsn = self.cursor.lsn
+        at = look(self.file, self.header, lsn)
+        following, successor = self._look_ahead()
+        if following is not Next.NONE:
+            return Observation(at, following, Mark.NONE), successor, Behind(False, -1, 0)
+        behind = look_behind(self.file, self.header, lsn)
+        mark = Mark.FORCED if behind.durable_lsn > lsn else Mark.SILENT if behind.claims else Mark.NONE
+        return Observation(at, following, mark), None, behind
+
+    def _look_ahead(self) -> tuple[Next, tuple[File, FileHeader] | None]:
+        end = self.header.base_lsn + self.header.file_size_bytes
+        later = [base for base in self._bases if base > self.header.base_lsn]
+        if not later:
+            return Next.NONE, None
+        if later[0] != end:
+            return Next.GAP, None
+        successor = open_file(self._disk, end, self._node_id, writable=self._writable)
+        predecessor_end, chain = successor[1].predecessor_end_lsn, successor[1].predecessor_chain
+        if predecessor_end > self.cursor.lsn:
+            return Next.BEYOND, successor
+        if (predecessor_end, chain) == (self.cursor.lsn, self.cursor.chain):
+            return Next.CONTINUES, successor
+        return Next.CONTRADICTS, successor
+
+    def _refuse(self, rule: Rule, observation: Observation, behind: Behind) -> None:
+        """Raise what the rule says, if it says so."""
+        lsn = self.cursor.lsn
+        path, position = file_path(self.header.base_lsn), lsn - self.header.base_lsn
+        if rule.action is Action.REFUSE_NEWER:
+            raise StorageError(f"{rule.label}: {path} at byte {position}, lsn {lsn}: {rule.text}")
+        if rule.action is Action.REFUSE_DAMAGE:
+            evidence = f" (the one at byte {behind.position})" if observation.mark is Mark.FORCED else ""
+            found = observation.at.value
+            raise CorruptRecordError(path, position, f"{rule.label}: lsn {lsn}: {found}; {rule.text}{evidence}")
