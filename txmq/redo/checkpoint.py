@@ -93,7 +93,7 @@ def load_newest(disk: Disk, *, node_id: int) -> tuple[Checkpoint | None, str | N
     for name in disk.list_directory(DIRECTORY):
         if name.endswith(_SUFFIX + _TEMPORARY):
             disk.unlink(f"{DIRECTORY}/{name}")
-    lsns = _list_lsns(disk)
+    lsns = list_lsns(disk)
     if lsns:
         disk.sync_directory(DIRECTORY)
     notes: list[str] = []
@@ -110,7 +110,7 @@ def oldest_kept_lsn(disk: Disk) -> Lsn:
 
     With one checkpoint, a damaged one would leave nothing but the journal from its beginning.
     """
-    lsns = _list_lsns(disk)
+    lsns = list_lsns(disk)
     return Lsn(lsns[0]) if len(lsns) >= _KEPT else Lsn(0)
 
 
@@ -172,14 +172,15 @@ def _read_line(head: bytes, path: str) -> _Line:
     return _Line(int(match[3], 16), lsn, chain, epoch, length, int(match[8], 16), match.end())
 
 
-def _list_lsns(disk: Disk) -> list[int]:
+def list_lsns(disk: Disk) -> list[int]:
+    """The LSNs of all checkpoints, ascending, good or not."""
     matches = (_NAME.match(name) for name in disk.list_directory(DIRECTORY))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def _unlink_older(disk: Disk, newest: int, node_id: int) -> None:
     """Keep the newest and the newest good one before it; damaged ones between go too."""
-    older = [lsn for lsn in reversed(_list_lsns(disk)) if lsn != newest]
+    older = [lsn for lsn in reversed(list_lsns(disk)) if lsn != newest]
     kept = next((lsn for lsn in older if lsn < newest and _is_good(disk, lsn, node_id)), None)
     for lsn in older:
         if lsn != kept:

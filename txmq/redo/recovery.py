@@ -261,19 +261,29 @@ class Walk:
             CorruptRecordError, StorageError, DirectoryInUseError: as ``recover``.
         """
         while True:
-            self.cursor.highest_epoch = max(self.cursor.highest_epoch, self.header.epoch)
             read_records(self.file, self.header, self.cursor, on_record, on_progress)
-            observation, successor, behind = self._observe()
-            rule = decide(observation)
-            if rule.action is Action.CONTINUE and successor is not None:
-                self.file.close()
-                self.file, self.header = successor
-                self.cursor.lsn = self.header.base_lsn + FILE_HEADER_SIZE
-                continue
+            rule = self.advance()
+            if rule is not None:
+                return rule
+
+    def advance(self) -> Rule | None:
+        """Judge what stopped the records; None where the next file continues them, and the walk now stands there.
+
+        Raises:
+            CorruptRecordError, StorageError, DirectoryInUseError: as ``recover``.
+        """
+        observation, successor, behind = self._observe()
+        rule = decide(observation)
+        if rule.action is not Action.CONTINUE or successor is None:
             if successor is not None:
                 successor[0].close()
             self._refuse(rule, observation, behind)
             return rule
+        self.file.close()
+        self.file, self.header = successor
+        self.cursor.lsn = self.header.base_lsn + FILE_HEADER_SIZE
+        self.cursor.highest_epoch = max(self.cursor.highest_epoch, self.header.epoch)
+        return None
 
     def _first(self) -> tuple[File, FileHeader]:
         """The file that holds the cursor's LSN; the cursor steps over its header where it stands before it."""
@@ -288,6 +298,7 @@ class Walk:
         if not base + FILE_HEADER_SIZE <= cursor.lsn <= base + header.file_size_bytes:
             file.close()
             raise CorruptRecordError(file_path(base), 0, f"R6: no journal file holds lsn {cursor.lsn}")
+        cursor.highest_epoch = max(cursor.highest_epoch, header.epoch)
         return file, header
 
     def _observe(self) -> tuple[Observation, tuple[File, FileHeader] | None, Behind]:

@@ -197,13 +197,13 @@ def look(file: File, header: FileHeader, lsn: int) -> At:
     record = unpack_record_header(file.pread(RECORD_HEADER_SIZE, position))
     if record.lsn != lsn:
         return At.EMPTY  # zeros, or what an earlier life of the file left
-    if not _is_valid(file, header, position, record):
+    if not is_valid_at(file, header, position, record):
         return At.BROKEN
     return At.FOREIGN if record.is_known else At.UNKNOWN
 
 
-def _is_valid(file: File, header: FileHeader, position: int, record: RecordHeader) -> bool:
-    """Whether the record is whole; its length is believed only as far as the file goes."""
+def is_valid_at(file: File, header: FileHeader, position: int, record: RecordHeader) -> bool:
+    """Whether the record at ``position`` is whole; its length is believed only as far as the file goes."""
     if record.magic != RECORD_MAGIC or record.length ^ record.length_inverted != U32:
         return False
     size = record_size(record.length)
@@ -216,7 +216,7 @@ def look_behind(file: File, header: FileHeader, lsn: int) -> Behind:
     position = lsn - header.base_lsn + ALIGNMENT
     for found, record in _claims(file, header, position):
         claims = True
-        if found < position or not _is_valid(file, header, found, record):
+        if found < position or not is_valid_at(file, header, found, record):
             continue  # inside a whole record: its payload is not looked at
         position = found + record_size(record.length)
         if record.durable_lsn > durable_lsn:
