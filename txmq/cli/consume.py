@@ -37,7 +37,8 @@ def consume(
 ) -> None:
     """Print messages: the value as text, or with --json one JSON object a line with key, offset, headers and txid.
 
-    Values that are not UTF-8 are shown with escapes; with --json they come as "value_base64".
+    On a terminal control characters are escaped; into a file or a pipe values go as they are. With --json, a value that
+    is not UTF-8 comes as "value_base64".
 
     [bold]Examples[/bold]
 
@@ -47,11 +48,12 @@ def consume(
     """
     import txmq
 
-    write = sys.stdout.write
+    line = _json_line if as_json else _text_line if sys.stdout.isatty() else _raw_line
+    write = sys.stdout.buffer.write
     with txmq.connect(bootstrap) as client:
         try:
             for number, message in enumerate(_messages(client, topic, start, partition, follow=follow), 1):
-                write(_json_line(message) if as_json else _text_line(message))
+                write(line(message))
                 if follow:
                     sys.stdout.flush()
                 if number == count_max:
@@ -113,11 +115,15 @@ def timestamp_ms(text: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _text_line(message: Message) -> str:
-    return output.escaped((message.value or b"").decode("utf-8", "backslashreplace")) + "\n"
+def _text_line(message: Message) -> bytes:
+    return output.cell(message.value or b"").encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _json_line(message: Message) -> str:
+def _raw_line(message: Message) -> bytes:
+    return (message.value or b"") + b"\n"
+
+
+def _json_line(message: Message) -> bytes:
     import json
 
     fields: dict[str, object] = {
@@ -126,7 +132,7 @@ def _json_line(message: Message) -> str:
     }  # fmt: skip
     fields |= _field("key", message.key) | _field("value", message.value)
     headers = [_field("value", value) | {"name": name} for name, value in message.headers.items()]
-    return json.dumps(fields | {"headers": headers}) + "\n"
+    return json.dumps(fields | {"headers": headers}).encode() + b"\n"
 
 
 def _field(name: str, value: bytes | None) -> dict[str, object]:

@@ -1,29 +1,46 @@
-"""``txmq produce``: lines become messages."""
+"""``txmq produce``: lines become messages.
+
+Lines are sent as they arrive: what one read brought is one batch, so that a pipe that trickles is not held back and a
+file goes out in large pieces. Ctrl-C ends the reading, never a batch in work: the count that is printed is true.
+"""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import islice
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Protocol
 
 import typer
 
 from txmq.cli import output
+from txmq.errors import TxmqError
 
 if TYPE_CHECKING:
     from txmq.client import Producer
 
-LINES_PER_SEND = 1000
+READ_SIZE_BYTES = 1 << 20
 LINE_SIZE_BYTES_MAX = 16 << 20
+PROGRESS_FROM_BYTES = 1 << 20
 Pair = tuple[bytes | None, bytes]
+
+
+class BadLineError(TxmqError):
+    """A line cannot be sent; the text names it."""
+
+
+class Source(Protocol):
+    """Bytes as they arrive: a file, or standard input."""
+
+    def read1(self, size: int, /) -> bytes:
+        """At most ``size`` bytes, at least one, waiting for the first; empty at the end."""
 
 
 def produce(
     topic: Annotated[str, typer.Option("--topic", "-t", help="Topic to send to.", show_default=False)],
-    source: Annotated[
+    file: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="File of lines; standard input without it.", show_default=False),
     ] = None,
@@ -37,7 +54,7 @@ def produce(
 ) -> None:
     """Send each line as one message; ends when all are acknowledged, that is, on the broker's disk.
 
-    Interrupted by Ctrl-C, it finishes what it has read and says how many messages were acknowledged.
+    Interrupted by Ctrl-C, it finishes the lines in work and says how many messages were acknowledged.
 
     [bold]Examples[/bold]
 
@@ -46,13 +63,76 @@ def produce(
     """
     import txmq
 
+    count = 0
     with ExitStack() as stack:
         client = stack.enter_context(txmq.connect(bootstrap))
         client.topics.describe(topic)  # an unknown topic is said before a line is read
         producer = stack.enter_context(client.producer())
-        stream = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
-        size = None if source is None else source.stat().st_size
-        count, interrupted = _send_all(producer, topic, partition, _pairs(stream, key), size)
+        stream: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
+        advance = stack.enter_context(_progress(None if file is None else file.stat().st_size))
+        interrupted = stack.enter_context(_interruptible())
+        batches = split(stream, key)  # type: ignore[arg-type]  # both kinds of stream have read1
+        try:
+            while (batch := interrupted.reading(batches)) is not None:
+                _send(producer, topic, partition, batch)
+                count += len(batch)
+                advance(sum(len(value) + 1 for _, value in batch))
+        except TxmqError as error:
+            output.note(f"{count} messages acknowledged before this:")
+            raise error from None
+    _say(topic, count, interrupted.seen, as_json=as_json)
+
+
+def split(stream: Source, separator: str | None) -> Iterator[list[Pair]]:
+    """Keys and values of the lines that each read completed.
+
+    Raises:
+        BadLineError: a line is too long, or has no key where one is wanted; the lines before it have been yielded.
+    """
+    mark = None if separator is None else separator.encode()
+    number, rest = 0, b""
+    while chunk := stream.read1(READ_SIZE_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n") if b"\n" in chunk else (rest + chunk,)
+        if lines:
+            yield from _checked(lines, mark, number)
+            number += len(lines)
+        if len(rest) > LINE_SIZE_BYTES_MAX:
+            raise BadLineError(f"line {number + 1} is longer than {LINE_SIZE_BYTES_MAX} bytes")
+    if rest:
+        yield from _checked([rest], mark, number)
+
+
+def _checked(lines: list[bytes], mark: bytes | None, number: int) -> Iterator[list[Pair]]:
+    pairs: list[Pair] = []
+    complaint = None
+    for line in lines:
+        number += 1
+        key, found, value = (None, True, line) if mark is None else line.partition(mark)
+        if not found:
+            complaint = f"line {number} has no key: {mark!r} does not stand in it"
+        elif len(line) > LINE_SIZE_BYTES_MAX:
+            complaint = f"line {number} is longer than {LINE_SIZE_BYTES_MAX} bytes"
+        if complaint:
+            break
+        pairs.append((key, value.removesuffix(b"\r")))
+    if pairs:
+        yield pairs
+    if complaint:
+        raise BadLineError(complaint)
+
+
+def _send(producer: Producer, topic: str, partition: int | None, batch: list[Pair]) -> None:
+    """Returns when all are acknowledged."""
+    if partition is None:
+        producer.send_many(topic, batch)
+        return
+    futures = [producer.send_async(topic, value, key=key, partition=partition) for key, value in batch]
+    producer.flush()
+    for future in futures:
+        future.result()
+
+
+def _say(topic: str, count: int, interrupted: bool, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"topic": topic, "acknowledged": count, "interrupted": interrupted})
     else:
@@ -61,48 +141,49 @@ def produce(
         raise SystemExit(output.STATUS_INTERRUPTED)
 
 
-def _send_all(
-    producer: Producer, topic: str, partition: int | None, pairs: Iterator[Pair], size: int | None
-) -> tuple[int, bool]:
-    """Send in batches; returns how many are acknowledged, and whether Ctrl-C ended it early."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
+class _Interruption:
+    """Ctrl-C: breaks a read at once, and is only noted while a batch is in work."""
 
-    count = 0
-    shown = sys.stderr.isatty() and (size is None or size > 1 << 20)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TransferSpeedColumn())
-    from rich.console import Console
+    def __init__(self) -> None:
+        self.seen = False
+        self._is_reading = False
 
-    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as progress:
-        task = progress.add_task("bytes", total=size)
+    def strike(self, *_: object) -> None:
+        self.seen = True
+        if self._is_reading:
+            raise KeyboardInterrupt
+
+    def reading(self, batches: Iterator[list[Pair]]) -> list[Pair] | None:
+        """The next batch; None at the end, or once Ctrl-C was seen."""
         try:
-            while batch := list(islice(pairs, LINES_PER_SEND)):
-                count += _send(producer, topic, partition, batch)
-                progress.advance(task, sum(len(value) + 1 for _, value in batch))
+            self._is_reading = True
+            return None if self.seen else next(batches, None)
         except KeyboardInterrupt:
-            return count, True
-    return count, False
+            return None
+        finally:
+            self._is_reading = False
 
 
-def _send(producer: Producer, topic: str, partition: int | None, batch: list[Pair]) -> int:
-    if partition is None:
-        return len(producer.send_many(topic, batch))
-    futures = [producer.send_async(topic, value, key=key, partition=partition) for key, value in batch]
-    producer.flush()
-    return sum(future.result().is_success for future in futures)
+@contextmanager
+def _interruptible() -> Iterator[_Interruption]:
+    interruption = _Interruption()
+    before = signal.signal(signal.SIGINT, interruption.strike)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _pairs(stream: BinaryIO, separator: str | None) -> Iterator[Pair]:
-    mark = None if separator is None else separator.encode()
-    number = 0
-    while line := stream.readline(LINE_SIZE_BYTES_MAX + 1):
-        number += 1
-        if len(line) > LINE_SIZE_BYTES_MAX:
-            output.fail(f"line {number} is longer than {LINE_SIZE_BYTES_MAX} bytes; nothing of it was sent")
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        if mark is None:
-            yield None, line
-            continue
-        key, found, value = line.partition(mark)
-        if not found:
-            output.fail(f"line {number} has no key: {separator!r} does not stand in it; the lines before it were sent")
-        yield key, value
+@contextmanager
+def _progress(size: int | None) -> Iterator[Callable[[float], None]]:
+    """A bar on standard error where a person waits for something long."""
+    if not sys.stderr.isatty() or (size is not None and size < PROGRESS_FROM_BYTES):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=size)
+        yield lambda amount: progress.advance(task, amount)

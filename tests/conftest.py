@@ -1,0 +1,27 @@
+"""What all tests share: a clean environment, and a real broker for those that ask for one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from txmq.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
+from txmq.testing.broker_process import BrokerProcess
+
+
+@pytest.fixture(autouse=True)
+def without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of the person who runs the tests must not decide how they end."""
+    for name in list(os.environ):
+        if name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(OTHER_PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A real broker process on a free port, over an empty data directory."""
+    with BrokerProcess(tmp_path / "broker") as process:
+        yield process
