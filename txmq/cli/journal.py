@@ -1,0 +1,70 @@
+"""``txmq journal``: look at the redo journal of a stopped broker. Nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from txmq.cli import output
+from txmq.cli.data_directory import DEFAULT_DATA, Data, stopped
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the redo journal of a stopped broker.")
+
+
+@app.command()
+def dump(
+    data: Data = DEFAULT_DATA,
+    from_lsn: Annotated[int, typer.Option("--from", metavar="LSN", min=0, help="Begin there.")] = 0,
+    count_max: Annotated[int | None, typer.Option("--max", "-n", min=1, help="End after so many records.")] = None,
+    as_json: output.Json = False,
+) -> None:
+    """Print the journal's records, oldest first: where each stands and what it says; never payloads.
+
+    [bold]Examples[/bold]
+
+      txmq journal dump --data var/txmq --max 20
+      txmq journal dump --data var/txmq --json | jq .entries
+    """
+    from itertools import islice
+
+    from txmq.redo import inspect
+
+    with stopped(data) as disk:
+        for record in islice(inspect.dump(disk, from_lsn=from_lsn), count_max):
+            fields = record.describe()
+            if as_json:
+                output.print_json(fields)
+                continue
+            entries = fields.pop("entries")
+            typer.echo(" ".join(f"{name}={value}" for name, value in fields.items()))
+            assert isinstance(entries, list)
+            for entry in entries:
+                typer.echo(output.escaped("    " + json.dumps(entry, ensure_ascii=False, default=str)))
+
+
+@app.command()
+def verify(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
+    """Check identity, checkpoints and every record of the journal. Exit status 1 where something is damaged.
+
+    [bold]Example[/bold]
+
+      txmq journal verify --data var/txmq
+    """
+    import dataclasses
+
+    from txmq.redo import inspect
+
+    with stopped(data) as disk:
+        verdict = inspect.verify(disk)
+    if as_json:
+        output.print_json({"sound": verdict.is_sound} | dataclasses.asdict(verdict))
+    else:
+        for finding in verdict.findings:
+            word = "damage" if finding.is_damage else "note"
+            typer.echo(output.escaped(f"{word}: {finding.path} at byte {finding.position}: {finding.text}"))
+        typer.echo(
+            f"{verdict.records} records up to lsn {verdict.end_lsn}: {'sound' if verdict.is_sound else 'DAMAGED'}"
+        )
+    raise SystemExit(0 if verdict.is_sound else output.STATUS_FAILED)
