@@ -39,11 +39,11 @@ def resolver(
 
       bootstrap = "txmq://127.0.0.1:8123"
 
-      [[resource]]
-      name = "orders-db"                    # as in LastResource("orders-db", ...)
-      driver = "sqlite3"                    # any DB-API module: sqlite3, MySQLdb, psycopg, ...
+      [\\[resource]]
+      name = "orders-db"              # as in LastResource("orders-db", ...)
+      driver = "sqlite3"              # or any other DB-API module
       connect = { database = "/srv/orders.db" }
-      # connect = { host = "db", user = "txmq", passwd = { env = "DB_PASSWORD" }, db = "shop" }
+      # connect = { host = "db", user = "shop", passwd = { env = "PASS" } }
 
     [bold]Examples[/bold]
 

@@ -1,0 +1,105 @@
+"""The broker as a process: ready file, signals, exit statuses, logs, and what it refuses at the door."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import txmq
+from txmq.testing.broker_process import BrokerFailedError, BrokerProcess, free_port
+
+
+def test_the_ready_file_holds_the_address_where_it_serves_and_goes_when_it_stops(broker: BrokerProcess) -> None:
+    ready = broker.data_dir.with_name(broker.data_dir.name + ".ready")
+    assert ready.read_text() == f"{broker.host}:{broker.port}\n"
+    with txmq.connect(broker.address) as client:
+        client.ping()
+    assert broker.stop() == 0
+    assert not ready.exists()
+
+
+def test_a_kill_leaves_the_signal_and_a_restart_serves_at_the_same_address(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders", partitions=2)
+    before = broker.address
+    broker.kill()
+    assert broker.returncode == -signal.SIGKILL
+    broker.restart()
+    assert broker.address == before
+    with txmq.connect(broker.address) as client:
+        assert client.topics.describe("orders").partitions == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_in_order(broker: BrokerProcess, number: signal.Signals) -> None:
+    assert broker.pid is not None
+    os.kill(broker.pid, number)
+    assert broker.wait(10.0) == 0
+    assert json.loads(broker.logs().splitlines()[-1])["event"] == "stopped"
+
+
+def test_every_line_of_its_log_is_json(broker: BrokerProcess) -> None:
+    broker.stop()
+    lines = [json.loads(line) for line in broker.logs().splitlines()]
+    assert [line["event"] for line in lines if line["event"] in ("serving", "stopped")] == ["serving", "stopped"]
+
+
+def test_a_second_broker_on_the_same_directory_is_refused_naming_the_first(broker: BrokerProcess) -> None:
+    second = BrokerProcess(broker.data_dir)
+    command = [
+        sys.executable,
+        "-m",
+        "txmq.cli.main",
+        "broker",
+        "--data",
+        str(second.data_dir),
+        "--listen",
+        "127.0.0.1:0",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert result.returncode == 1
+    assert f"process {broker.pid}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_port_that_is_taken_ends_it_in_one_line(broker: BrokerProcess, tmp_path: Path) -> None:
+    second = BrokerProcess(tmp_path / "second", listen=f"127.0.0.1:{broker.port}")
+    with pytest.raises(BrokerFailedError) as caught:
+        second.start()
+    assert "address already in use" in str(caught.value).lower()
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_crash_point_ends_the_process_where_it_says(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "broker", env={"TXMQ_CRASH": "journal.append.written:1"}) as broker:
+        with txmq.connect(broker.address) as client, pytest.raises(txmq.TxmqError):
+            client.topics.create("orders")
+        assert broker.wait(10.0) == -signal.SIGKILL
+
+
+def test_settings_reach_the_broker_and_a_bad_one_ends_it_with_its_reason(tmp_path: Path) -> None:
+    process = BrokerProcess(tmp_path / "broker", settings={"connections_max": 0})
+    with pytest.raises(BrokerFailedError, match="status 2") as caught:
+        process.start()
+    assert "connections_max = '0'" in str(caught.value)
+
+
+def test_variables_of_the_parent_do_not_reach_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXMQ_SYNC", "nonsense")
+    with BrokerProcess(tmp_path / "broker") as broker:
+        assert broker.is_running
+
+
+def test_free_ports_are_below_those_that_the_system_hands_out() -> None:
+    assert 18_000 <= free_port() < 32_768
+
+
+def test_nothing_but_the_loopback_address_is_served_without_insecure(tmp_path: Path) -> None:
+    with pytest.raises(BrokerFailedError, match="--insecure"):
+        BrokerProcess(tmp_path / "broker", listen="0.0.0.0:0").start()

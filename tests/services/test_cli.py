@@ -1,0 +1,209 @@
+"""The command line against a real broker, as a person or a program uses it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import txmq
+from txmq.testing.broker_process import BrokerProcess, free_port
+
+TIMEOUT_S = 30
+
+
+def run(broker: BrokerProcess | None, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    where = ["--bootstrap", broker.address] if broker is not None else []
+    command = [sys.executable, "-m", "txmq.cli.main", *words, *where]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False)
+
+
+def ok(broker: BrokerProcess | None, *words: str, stdin: bytes = b"") -> bytes:
+    result = run(broker, *words, stdin=stdin)
+    assert result.returncode == 0, result.stderr.decode()
+    return result.stdout
+
+
+def as_json(broker: BrokerProcess | None, *words: str) -> object:
+    return json.loads(ok(broker, *words, "--json"))
+
+
+def test_topics_are_created_changed_listed_and_deleted(broker: BrokerProcess) -> None:
+    created = as_json(broker, "topic", "create", "orders", "--partitions", "3", "--set", "retention_ms=1000")
+    assert isinstance(created, dict)
+    assert (created["name"], created["partitions"], created["retention_ms"]) == ("orders", 3, 1000)
+    ok(broker, "topic", "alter", "orders", "--partitions", "4", "--set", "retention_ms=none")
+    described = as_json(broker, "topic", "describe", "orders")
+    assert isinstance(described, dict)
+    assert (described["partitions"], described["retention_ms"], len(described["ranges"])) == (4, None, 4)
+    assert b"orders" in ok(broker, "topic", "list")
+    ok(broker, "topic", "delete", "orders", "--yes")
+    assert as_json(broker, "topic", "list") == []
+
+
+def test_a_topic_is_closed_and_opened_for_publishing(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "orders")
+    closed = as_json(broker, "topic", "close", "orders", "--publish")
+    assert isinstance(closed, dict)
+    assert (closed["accept_publish"], closed["accept_read"]) == (False, True)
+    refused = run(broker, "produce", "--topic", "orders", stdin=b"x\n")
+    assert refused.returncode == 1
+    assert b"Traceback" not in refused.stderr
+    ok(broker, "topic", "open", "orders")
+    ok(broker, "produce", "--topic", "orders", stdin=b"x\n")
+
+
+def test_what_is_produced_is_consumed_byte_for_byte(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "lines")
+    sent = b"".join(b"line %d \xff\x00\t\n" % number for number in range(5000))
+    said = json.loads(ok(broker, "produce", "--topic", "lines", "--json", stdin=sent))
+    assert said == {"topic": "lines", "acknowledged": 5000, "interrupted": False}
+    assert ok(broker, "consume", "--topic", "lines") == sent
+
+
+def test_a_file_with_keys_keeps_the_order_per_key(broker: BrokerProcess, tmp_path: Path) -> None:
+    ok(broker, "topic", "create", "keyed", "--partitions", "4")
+    file = tmp_path / "lines"
+    file.write_text("".join(f"k{number % 7},{number}\n" for number in range(700)))
+    ok(broker, "produce", str(file), "--topic", "keyed", "--key", ",")
+    messages = [json.loads(line) for line in ok(broker, "consume", "--topic", "keyed", "--json").splitlines()]
+    by_key: dict[str, list[int]] = {}
+    for message in messages:
+        by_key.setdefault(message["key"], []).append(int(message["value"]))
+    assert by_key == {f"k{key}": list(range(key, 700, 7)) for key in range(7)}
+
+
+def test_consume_begins_where_it_is_told_and_ends_where_it_is_told(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "numbers")
+    ok(broker, "produce", "--topic", "numbers", "--partition", "0", stdin=b"0\n1\n2\n3\n")
+    assert ok(broker, "consume", "--topic", "numbers", "--from", "2") == b"2\n3\n"
+    assert ok(broker, "consume", "--topic", "numbers", "--max", "1") == b"0\n"
+    assert ok(broker, "consume", "--topic", "numbers", "--from", "latest") == b""
+    assert ok(broker, "consume", "--topic", "numbers", "--from", "@0") == b"0\n1\n2\n3\n"
+    assert ok(broker, "consume", "--topic", "numbers", "--from", "2999-01-01") == b""
+
+
+def test_a_value_that_is_not_text_comes_as_base64_in_json(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "bytes")
+    ok(broker, "produce", "--topic", "bytes", stdin=b"\xff\x00\n")
+    [message] = [json.loads(line) for line in ok(broker, "consume", "--topic", "bytes", "--json").splitlines()]
+    assert (message["value_base64"], message["key"], message["offset"]) == ("/wA=", None, 0)
+
+
+def test_consume_follows_and_ends_cleanly_on_ctrl_c(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "news", "--partitions", "2")
+    command = [sys.executable, "-m", "txmq.cli.main", "consume", "-t", "news", "--follow", "-b", broker.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        try:
+            assert reader.stdout is not None
+            for number in range(3):
+                ok(broker, "produce", "--topic", "news", stdin=b"news %d\n" % number)
+                assert reader.stdout.readline() == b"news %d\n" % number
+            reader.send_signal(signal.SIGINT)
+            _, errors = reader.communicate(timeout=TIMEOUT_S)
+            assert (reader.returncode, errors) == (0, b"")
+        finally:
+            reader.kill()
+
+
+def test_ctrl_c_while_lines_trickle_in_says_how_many_were_acknowledged(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "trickle")
+    command = [sys.executable, "-m", "txmq.cli.main", "produce", "-t", "trickle", "--json", "-b", broker.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdin is not None
+            assert writer.stdout is not None
+            writer.stdin.write(b"one\ntwo\nhalf a li")
+            writer.stdin.flush()
+            with txmq.connect(broker.address) as client:
+                assert [message.value for message in client.fetch("trickle", 0, 0, timeout=20.0)][:1] == [b"one"]
+            writer.send_signal(signal.SIGINT)
+            said = json.loads(writer.stdout.read())
+            assert said == {"topic": "trickle", "acknowledged": 2, "interrupted": True}
+            assert writer.wait(TIMEOUT_S) == 130
+        finally:
+            writer.kill()
+    assert ok(broker, "consume", "--topic", "trickle") == b"one\ntwo\n"
+
+
+def test_the_reader_of_the_output_may_go(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "long")
+    ok(broker, "produce", "--topic", "long", stdin=b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * 20_000)
+    pipeline = f'"{sys.executable}" -m txmq.cli.main consume -t long -b {broker.address} | head -n 1'
+    result = subprocess.run(["/bin/sh", "-c", pipeline], capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert (result.stdout, result.stderr) == (b"x" * 99 + b"\n", b"")
+
+
+def test_stats_and_transactions_are_shown(broker: BrokerProcess) -> None:
+    assert isinstance(as_json(broker, "stats"), dict)
+    assert ok(broker, "stats")
+    assert as_json(broker, "tx", "list") == []
+    assert b"0 in doubt" in ok(broker, "tx", "list")
+
+
+def test_without_a_broker_the_error_says_how_to_start_one() -> None:
+    result = run(None, "topic", "list", "--bootstrap", f"txmq://127.0.0.1:{free_port()}")
+    assert result.returncode == 1
+    assert result.stderr.count(b"\n") == 1
+    assert b"is a broker running? start one with: txmq broker" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("topic", "create", "a b"), 1, b"topic name"),
+        (("topic", "describe", "absent"), 1, b"absent"),
+        (("produce", "--topic", "absent"), 1, b"absent"),
+        (("consume", "--topic", "absent"), 1, b"absent"),
+        (("topic", "create", "t", "--set", "colour=red"), 1, b"colour"),
+        (("topic", "alter", "t"), 2, b"nothing to change"),
+        (("tx", "show", "nonsense"), 1, b"nonsense"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    broker: BrokerProcess, words: tuple[str, ...], status: int, said: bytes
+) -> None:
+    result = run(broker, *words)
+    assert result.returncode == status
+    assert said in result.stderr
+    assert result.stderr.count(b"\n") == 1
+
+
+def test_a_name_with_a_line_break_stays_on_one_line_of_the_error(broker: BrokerProcess) -> None:
+    result = run(broker, "topic", "create", "a\nb\x1b[2J")
+    assert result.returncode == 1
+    assert result.stderr.count(b"\n") == 1
+    assert b"\x1b" not in result.stderr
+
+
+def test_the_journal_and_the_log_of_a_stopped_broker_are_dumped_and_verified(broker: BrokerProcess) -> None:
+    data = str(broker.data_dir)
+    ok(broker, "topic", "create", "orders")
+    ok(broker, "produce", "--topic", "orders", stdin=b"hello\n")
+    refused = run(None, "journal", "verify", "--data", data)
+    assert refused.returncode == 1
+    assert b"process" in refused.stderr
+    broker.kill()
+    assert b"RUN" in ok(None, "journal", "dump", "--data", data).upper()
+    assert b"hello" not in ok(None, "journal", "dump", "--data", data)
+    assert b"sound" in ok(None, "journal", "verify", "--data", data)
+    broker.start()
+    assert broker.stop() == 0
+    assert json.loads(ok(None, "log", "verify", "--data", data, "--json"))["sound"] is True
+
+
+def test_damage_is_found_and_named(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "orders")
+    ok(broker, "produce", "--topic", "orders", stdin=b"hello\n" * 100)
+    broker.stop()
+    [segment] = (broker.data_dir / "log").rglob("*.log")
+    damaged = bytearray(segment.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    segment.write_bytes(damaged)
+    result = run(None, "log", "verify", "--data", str(broker.data_dir))
+    assert result.returncode == 1
+    assert segment.name.encode() in result.stdout
