@@ -1,0 +1,78 @@
+"""The resolver's file: what it opens, and what it refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from txmq.cli import resolver
+from txmq.errors import ConfigError
+
+
+def _write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "resolver.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_sqlite_file_is_opened_and_never_created(tmp_path: Path) -> None:
+    database = tmp_path / "a b?#.db"
+    opened = resolver.connector({"driver": "sqlite3", "connect": {"database": str(database)}}, "here")
+    with pytest.raises(sqlite3.OperationalError):
+        opened()
+    assert not database.exists()
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE t (a)")
+    with closing(opened()) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("t",)]
+
+
+def test_a_relative_sqlite_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match="absolute path"):
+        resolver.connector({"driver": "sqlite3", "connect": {"database": "orders.db"}}, "here")
+
+
+def test_a_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLACE", str(tmp_path / "x.db"))
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection, connection:
+        connection.execute("CREATE TABLE t (a)")
+    table = {"driver": "sqlite3", "connect": {"database": {"env": "PLACE"}}}
+    with closing(resolver.connector(table, "here")()) as connection:
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    monkeypatch.delenv("PLACE")
+    with pytest.raises(ConfigError, match=r"connect\.database"):
+        resolver.connector(table, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "at least one database"),
+        ("resource = 3", "at least one database"),
+        ("[resource]\nname = 'a'", "at least one database"),
+        ("bootstarp = 'x'", "did you mean 'bootstrap'"),
+        ("[[resource]]\nname = 'a'\ndriver = 'sqlite3'\nconect = {}", "did you mean 'connect'"),
+        ("[[resource]]\nname = 'a'", "name and driver must be text"),
+        ("[[resource]]\nname = 1\ndriver = 'sqlite3'", "name and driver must be text"),
+        ("[[resource]]\nname = 'a'\ndriver = 'no_such_driver'", "cannot import the driver"),
+        ("[[resource", "cannot read"),
+    ],
+)
+def test_a_bad_file_is_refused_saying_why(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolver.read_config(_write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        resolver.read_config(tmp_path / "absent.toml")
+
+
+def test_a_good_file_names_the_broker_and_the_resources(tmp_path: Path) -> None:
+    text = "bootstrap = 'txmq://127.0.0.1:1'\n[[resource]]\nname = 'shop'\ndriver = 'sqlite3'\n"
+    path = _write(tmp_path, f"{text}connect = {{ database = '{tmp_path}/shop.db' }}\n")
+    address, [resource] = resolver.read_config(path)
+    assert (address, resource.name) == ("txmq://127.0.0.1:1", "shop")
