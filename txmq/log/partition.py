@@ -1,0 +1,288 @@
+"""One partition: its assigned side (where the next batch goes) and its durable side (what readers may see).
+
+```
+   log_start        high_watermark        next_offset
+       |  readable        |   assigned, not yet   |
+-------+------------------+-----------------------+--->  offsets, no holes
+ segment  segment ... active segment
+```
+
+``place`` moves the assigned side when a batch is taken into a journal group; ``publish`` moves the durable side once
+that group is forced and applied. ``redo`` is the same move as ``place``, read back from the journal. No I/O but in
+``read`` and ``offset_for``. Segments are ``log/<topic id>/<partition>/<base offset, 20 digits>.log``.
+
+Invariants:
+    * segments follow each other without holes; all but the last (active) are complete;
+    * ``log_start <= high_watermark <= next_offset`` once a broker serves; offsets have no holes;
+    * assigned state is never undone;
+    * an idle partition has no file open, no index, and takes under 1 KB.
+
+Thread safety: one thread changes it. ``read`` and ``offset_for`` may run in others: they take the durable side as one
+tuple (``_durable``), and ``segments`` is replaced, or appended to, never changed in the middle.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
+from txmq.log.files import FileCache
+from txmq.log.reader import Extent, WouldWaitError, find_time, read_chunk
+from txmq.model import TopicConfig
+
+_UNKNOWN_MS = -1
+
+
+class Segment:
+    """One file of a partition, assigned side."""
+
+    __slots__ = ("base_offset", "created_ms", "max_timestamp_ms", "size_bytes")
+
+    def __init__(
+        self, base_offset: int, size_bytes: int = 0, max_timestamp_ms: int = -1, created_ms: int = _UNKNOWN_MS
+    ) -> None:
+        self.base_offset, self.size_bytes = base_offset, size_bytes
+        self.max_timestamp_ms, self.created_ms = max_timestamp_ms, created_ms
+
+
+class Partition:
+    """See the module's docstring.
+
+    Attributes:
+        producers: by producer id; kept by the broker.
+        waiters: polls that wait at the end; kept by the broker.
+    """
+
+    __slots__ = (
+        "_durable", "_hint", "_pending", "config", "high_watermark", "log_start", "next_offset", "number", "producers",
+        "segments", "topic", "topic_id", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, topic_id: int, topic: str, number: int, config: TopicConfig) -> None:
+        self.topic_id, self.topic, self.number, self.config = topic_id, topic, number, config
+        self.log_start = self.high_watermark = self.next_offset = 0
+        self.segments: list[Segment] = []
+        self._durable = (0, 0, 0)  # high watermark, base offset of the segment it is in, position there
+        self._pending: list[tuple[int, int, int]] = []  # what ``_durable`` will be, one for each place since
+        self._hint: tuple[int, int, int] = (-1, -1, -1)  # where the last read ended: offset, segment base, position
+        self.producers: dict[int, Any] = {}
+        self.waiters: list[Any] | None = None
+
+    # --- assigned side -----------------------------------------------------------------------------------------------
+
+    def place(self, count: int, size: int, max_timestamp_ms: int, now_ms: int) -> tuple[int, int, int]:
+        """Assign the next place. Hot (once a put): 0.45 us.
+
+        Returns:
+            (base offset of the segment, position in it, base offset of the batch).
+        """
+        segments = self.segments
+        segment = segments[-1] if segments else self._roll(now_ms)
+        position = segment.size_bytes
+        config = self.config
+        age_ms = config.segment_age_ms
+        if position and (
+            position + size > config.segment_size_bytes
+            or (age_ms is not None and now_ms - segment.created_ms >= age_ms)
+        ):
+            segment = self._roll_if_due(segment, size, now_ms)
+            position = segment.size_bytes
+        base_offset = self.next_offset
+        self.next_offset = next_offset = base_offset + count
+        segment.size_bytes = end = position + size
+        if max_timestamp_ms > segment.max_timestamp_ms:
+            segment.max_timestamp_ms = max_timestamp_ms
+        segment_base = segment.base_offset
+        self._pending.append((next_offset, segment_base, end))
+        return segment_base, position, base_offset
+
+    def _roll_if_due(self, segment: Segment, size: int, now_ms: int) -> Segment:
+        if segment.created_ms == _UNKNOWN_MS:
+            segment.created_ms = now_ms  # redone from the journal, which does not keep it: its age counts from now
+            if segment.size_bytes + size <= self.config.segment_size_bytes:
+                return segment
+        return self._roll(now_ms)
+
+    def _roll(self, now_ms: int) -> Segment:
+        segment = Segment(self.next_offset, created_ms=now_ms)
+        self.segments.append(segment)
+        return segment
+
+    def redo(
+        self, segment_base: int, position: int, base_offset: int, next_offset: int, max_timestamp_ms: int, size: int
+    ) -> None:
+        """The same move from a journal entry; then ``publish``.
+
+        Raises:
+            StorageError: the entry does not follow what came before: journal and checkpoint do not belong together.
+        """
+        if not self.segments or self.segments[-1].base_offset < segment_base:
+            self.segments.append(Segment(segment_base))
+        segment = self.segments[-1]
+        if (segment.base_offset, segment.size_bytes, self.next_offset) != (segment_base, position, base_offset):
+            raise StorageError(
+                f"{self.segment_path(segment_base)}: the journal places offset {base_offset} at byte {position}, where "
+                f"offset {self.next_offset} follows at byte {segment.size_bytes} of segment {segment.base_offset}"
+            )
+        segment.size_bytes += size
+        segment.max_timestamp_ms = max(segment.max_timestamp_ms, max_timestamp_ms)
+        self.next_offset = next_offset
+
+    def segment_path(self, segment_base: int) -> str:
+        """The file of a segment, relative to the data directory."""
+        return f"log/{self.topic_id}/{self.number}/{segment_base:020d}.log"
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all segments."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    # --- durable side ------------------------------------------------------------------------------------------------
+
+    def publish(self, next_offset: int) -> None:
+        """Everything below ``next_offset`` is forced and in the files: readers may see it."""
+        if next_offset <= self.high_watermark:
+            return
+        pending = self._pending
+        if next_offset == self.next_offset:
+            segment = self.segments[-1] if self.segments else Segment(next_offset)
+            durable = (next_offset, segment.base_offset, segment.size_bytes)
+            pending.clear()
+        else:
+            number = bisect_left(pending, (next_offset,))
+            if number == len(pending) or pending[number][0] != next_offset:
+                raise StorageError(f"{self.topic}-{self.number}: offset {next_offset} is not the end of a placed batch")
+            durable = pending[number]
+            del pending[: number + 1]
+        self._durable = durable
+        self.high_watermark = next_offset
+
+    def read(self, files: FileCache, offset: int, size_bytes_max: int, *, nowait: bool = False) -> bytes | None:
+        """Whole batches, the first of which holds ``offset``, none beyond the high watermark.
+
+        At most ``size_bytes_max`` bytes, but at least one batch; ``b""`` at the high watermark.
+
+        Returns:
+            None where ``nowait`` and the bytes are not cached: call again, without, from a thread.
+
+        Raises:
+            OffsetOutOfRangeError: with start and end in its text.
+            CorruptRecordError: the segment is damaged, cut off or missing.
+        """
+        durable = self._durable
+        if not self.log_start <= offset <= durable[0]:
+            raise self._out_of_range(offset)
+        if offset == durable[0]:
+            return b""
+        extent = self._extent_of(offset, durable)
+        hint = self._hint
+        known = hint[2] if hint[0] == offset and hint[1] == extent.base_offset else None
+        try:
+            chunk = read_chunk(files, extent, offset, size_bytes_max, hint=known, nowait=nowait)
+        except WouldWaitError:
+            return None
+        except FileNotFoundError:
+            raise self._missing(offset, extent.path) from None
+        self._hint = (chunk.end_offset, extent.base_offset, chunk.end_position)
+        return chunk.batches
+
+    def offset_for(self, files: FileCache, timestamp_ms: int) -> int:
+        """Base offset of the first batch whose max timestamp is not below ``timestamp_ms``, or the end.
+
+        May walk a whole segment, so call it from a thread. Raises as ``read``.
+        """
+        durable = self._durable
+        for segment in self.segments:
+            if segment.base_offset >= durable[0]:
+                break
+            if segment.max_timestamp_ms < timestamp_ms:
+                continue
+            extent = self._extent_of(segment.base_offset, durable)
+            try:
+                found = find_time(files, extent, timestamp_ms)
+            except FileNotFoundError:
+                if segment.base_offset >= self.log_start:
+                    raise self._missing(segment.base_offset, extent.path) from None
+                continue  # retention was faster
+            if found is not None:
+                return max(found, self.log_start)
+        return durable[0]
+
+    def _extent_of(self, offset: int, durable: tuple[int, int, int]) -> Extent:
+        segments = self.segments
+        number = bisect_right(segments, offset, key=_base_offset) - 1
+        if number < 0:
+            raise self._out_of_range(offset)
+        base = segments[number].base_offset
+        if base == durable[1]:
+            return Extent(self.segment_path(base), base, durable[0], durable[2])
+        return Extent(self.segment_path(base), base, segments[number + 1].base_offset, segments[number].size_bytes)
+
+    def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            f"offset {offset} of {self.topic}-{self.number} is outside [{self.log_start}, {self.high_watermark}]"
+        )
+
+    def _missing(self, offset: int, path: str) -> Exception:
+        if offset < self.log_start:
+            return self._out_of_range(offset)  # retention was faster
+        return CorruptRecordError(path, 0, "the segment's file is missing")
+
+    # --- retention ---------------------------------------------------------------------------------------------------
+
+    def expired_segments(self, now_ms: int) -> tuple[int, list[str]]:
+        """What retention lets go: (new log start, files below it). Never the active segment, or one not yet published.
+
+        A segment is as old as its newest message, or as the next segment's first moment where that was earlier (a
+        timestamp from the future must not keep it for ever). By size, the oldest go while the others hold at least
+        ``retention_size_bytes``.
+        """
+        left, expired, segments = self.size_bytes, 0, self.segments
+        for segment, following in pairwise(segments):
+            left -= segment.size_bytes
+            if following.base_offset > self.high_watermark or not self._is_expired(segment, following, left, now_ms):
+                break
+            expired += 1
+        if not expired:
+            return self.log_start, []
+        return segments[expired].base_offset, [self.segment_path(s.base_offset) for s in segments[:expired]]
+
+    def _is_expired(self, segment: Segment, following: Segment, left: int, now_ms: int) -> bool:
+        config = self.config
+        if config.retention_size_bytes is not None and left >= config.retention_size_bytes:
+            return True
+        if config.retention_ms is None:
+            return False
+        newest_ms = segment.max_timestamp_ms
+        if following.created_ms != _UNKNOWN_MS:
+            newest_ms = min(newest_ms, following.created_ms)
+        return now_ms - newest_ms > config.retention_ms
+
+    def set_log_start(self, offset: int) -> None:
+        """Forget everything below ``offset``; journal it before, unlink the files after."""
+        if offset <= self.log_start:
+            return
+        self.log_start = offset
+        segments = self.segments
+        dropped = sum(following.base_offset <= offset for following in segments[1:])
+        if dropped:
+            self.segments = segments[dropped:]
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> list[Any]:
+        """JSON-able assigned side."""
+        listed = [[s.base_offset, s.size_bytes, s.max_timestamp_ms, s.created_ms] for s in self.segments]
+        return [self.log_start, self.next_offset, listed]
+
+    def restore(self, snapshot: Sequence[Any]) -> None:
+        """The reverse of ``snapshot``; then ``redo`` what came after, then ``publish``."""
+        self.log_start, self.next_offset, listed = snapshot
+        self.segments = [Segment(*fields) for fields in listed]
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset
