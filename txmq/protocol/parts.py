@@ -1,0 +1,164 @@
+"""The messages of a transaction on the wire: bodies of ``commit`` and ``prepare``, and the lines that answer them.
+
+Byte layout
+    A body repeats ``<topic> <partition> <length>[ keys=<crc>,<crc>...]\\r\\n<batch>``. ``keys`` are the CRC32C of the keys in
+    the batch, at most 64 of them, or ``*`` for any; without the word the batch has no keys.
+    An answer repeats ``<topic> <partition> <base offset> <count>\\n``; the answer to ``outcome`` has the outcome's own
+    line before them.
+
+Invariants
+    * Strict both ways: one content has one text, and every byte belongs to a part.
+    * At most 10,000 parts a request, each of at least one byte: a request cannot make many objects out of few bytes.
+    * Batches are copied out of the body: the broker writes offsets into them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
+
+from txmq.errors import BadRequestError, LocalProtocolError, RemoteProtocolError
+from txmq.model import is_valid_name
+
+Buffer = bytes | bytearray | memoryview
+
+PARTS_MAX = 10_000  # in one request
+KEYS_MAX = 64  # in one part; more are said as "any"
+ANY_KEYS = None  # Part.keys where keys are not listed: collides with every other part of the partition
+NO_KEYS: frozenset[int] = frozenset()
+
+_NUMBER = rb"(?:0|[1-9][0-9]{0,9})"
+_PART = re.compile(
+    rb"([!-~]{1,200}) (%b) ([1-9][0-9]{0,9})(?: keys=(\*|%b(?:,%b){0,63}))?\r\n" % (_NUMBER, _NUMBER, _NUMBER)
+).match
+_RESULT = re.compile(rb"([!-~]{1,200}) (%b) (0|[1-9][0-9]{0,19}) ([1-9][0-9]{0,9})\n" % _NUMBER).match
+_OUTCOME = re.compile(rb"(committed|rolled-back|prepared|unknown)\n").match
+
+
+class Part(NamedTuple):
+    """One batch of a transaction. ``keys`` is None (``ANY_KEYS``) where the batch may hold any key."""
+
+    topic: str
+    partition: int
+    batch: bytearray
+    keys: frozenset[int] | None
+
+
+class PartResult(NamedTuple):
+    """Where a part went: offsets ``base_offset`` to ``base_offset + count - 1``."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    count: int
+
+
+def encode_part(topic: str, partition: int, batch: Buffer, keys: Collection[int] | None = NO_KEYS) -> list[Buffer]:
+    """The buffers of one part; more than 64 keys become "any".
+
+    Raises:
+        LocalProtocolError: the name, the partition, a key's CRC or the batch cannot be carried.
+    """
+    size = memoryview(batch).nbytes
+    if not is_valid_name(topic) or not 0 <= partition < 10**10 or not 0 < size < 10**10:
+        raise LocalProtocolError(f"cannot send a part of {size} bytes for partition {partition} of {topic[:80]!r}")
+    if keys is None or len(keys) > KEYS_MAX:
+        listed = " keys=*"
+    else:
+        listed = " keys=" + ",".join(str(_key(key)) for key in sorted(keys)) if keys else ""
+    return [f"{topic} {partition} {size}{listed}\r\n".encode("ascii"), batch]
+
+
+def _key(key: int) -> int:
+    if not 0 <= key < 1 << 32:
+        raise LocalProtocolError(f"{key} is not a CRC32C")
+    return key
+
+
+def parse_parts(body: Buffer) -> list[Part]:
+    """Read the body of ``commit`` or ``prepare``; an empty one has no parts.
+
+    Raises:
+        BadRequestError: it is not a sequence of whole parts, or there are too many.
+    """
+    parts: list[Part] = []
+    view, position, size = memoryview(body), 0, len(body)
+    while position < size:
+        match = _PART(body, position)
+        if match is None:
+            raise BadRequestError(f"no part begins at byte {position} of the body")
+        if len(parts) == PARTS_MAX:
+            raise BadRequestError(f"a request has at most {PARTS_MAX} parts")
+        topic, partition, length, keys = match.groups()
+        start = match.end()
+        end = start + int(length)
+        if end > size:
+            raise BadRequestError(
+                f"the part at byte {position} of the body is cut short: {end - size} bytes are missing"
+            )
+        parts.append(Part(topic.decode("ascii"), int(partition), bytearray(view[start:end]), _parse_keys(keys)))
+        position = end
+    return parts
+
+
+def _parse_keys(text: bytes | None) -> frozenset[int] | None:
+    if text is None:
+        return NO_KEYS
+    if text == b"*":
+        return ANY_KEYS
+    keys = [int(word) for word in text.split(b",")]
+    if keys[-1] >= 1 << 32 or any(later <= earlier for earlier, later in zip(keys, keys[1:], strict=False)):
+        raise BadRequestError("keys are CRC32Cs in ascending order, each once")
+    return frozenset(keys)
+
+
+def parts_checksum(batches: Iterable[Buffer], crc32c: Callable[[Buffer, int], int]) -> int:
+    """What ``crc=`` states: the CRC32C over all streamed batches in order.
+
+    Args:
+        batches: as they were sent with ``put ... tx=``.
+        crc32c: ``crc32c(data, value so far)``; handed in, because this package stands on the standard library alone.
+    """
+    value = 0
+    for batch in batches:
+        value = crc32c(batch, value)
+    return value
+
+
+def encode_result_line(topic: str, partition: int, base_offset: int, count: int) -> bytes:
+    """One line of the answer to ``commit``."""
+    return b"%b %d %d %d\n" % (topic.encode("ascii"), partition, base_offset, count)
+
+
+def parse_result_lines(body: bytes) -> list[PartResult]:
+    """Read the answer to ``commit``.
+
+    Raises:
+        RemoteProtocolError: it is not one.
+    """
+    results: list[PartResult] = []
+    position = 0
+    while position < len(body):
+        match = _RESULT(body, position)
+        if match is None:
+            raise RemoteProtocolError(f"no result line at byte {position} of {body[:80]!r}")
+        topic, partition, base_offset, count = match.groups()
+        results.append(PartResult(topic.decode("ascii"), int(partition), int(base_offset), int(count)))
+        position = match.end()
+    return results
+
+
+def parse_outcome(body: bytes) -> tuple[str, list[PartResult]]:
+    """Read the answer to ``outcome``: ``committed``, ``rolled-back``, ``prepared`` or ``unknown``, and the results.
+
+    Raises:
+        RemoteProtocolError: it is not one.
+    """
+    match = _OUTCOME(body)
+    if match is None:
+        raise RemoteProtocolError(f"not an outcome: {body[:80]!r}")
+    results = parse_result_lines(body[match.end() :])
+    if results and match[1] != b"committed":
+        raise RemoteProtocolError(f"results of a transaction that is not committed: {body[:80]!r}")
+    return match[1].decode("ascii"), results
