@@ -3,7 +3,7 @@
 Checked: each batch's CRC, its placement CRC (it was written for this place in this partition), offsets without holes
 inside and between segments, file names, and files that do not belong.
 
-Damage or tail? The bytes behind the last checkpoint are not synced in the partition files; the journal writes them again
+Damage or tail? Bytes behind the last checkpoint are not synced in the partition files; the journal writes them again
 at the next start. So what is wrong at the end of a partition's last segment may be a torn tail, which is no damage, as
 long as the caller names no end and no whole batch of this partition follows behind it. Everything else is damage. (A
 power loss may tear two segments; start the broker before you ask.)
