@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn, Protocol
 
 import typer
 
@@ -17,6 +17,45 @@ if TYPE_CHECKING:
 LOCK_PATH = "lock"  # as txmq.redo.identity takes it
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="Data directory of a stopped broker.")]
 DEFAULT_DATA = Path("var/txmq")
+
+
+class Finding(Protocol):
+    """What ``verify`` of the journal and of the log say."""
+
+    @property
+    def path(self) -> str:
+        """File, relative to the data directory."""
+
+    @property
+    def position(self) -> int:
+        """Byte in the file."""
+
+    @property
+    def text(self) -> str:
+        """What is wrong."""
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether anything may be lost; otherwise the next start puts it right."""
+
+
+def say_findings(
+    findings: Iterable[Finding], totals: Mapping[str, object], *, is_sound: bool, as_json: bool
+) -> NoReturn:
+    """Print what was found and end the command: status 1 where something is damaged."""
+    if as_json:
+        listed = [
+            {"path": item.path, "position": item.position, "text": item.text, "is_damage": item.is_damage}
+            for item in findings
+        ]
+        output.print_json({"sound": is_sound, **totals, "findings": listed})
+    else:
+        for item in findings:
+            word = "damage" if item.is_damage else "note"
+            typer.echo(output.escaped(f"{word}: {item.path} at byte {item.position}: {item.text}"))
+        typer.echo(", ".join(f"{value} {name.replace('_', ' ')}" for name, value in totals.items()))
+        typer.echo("sound" if is_sound else "DAMAGED")
+    raise SystemExit(0 if is_sound else output.STATUS_FAILED)
 
 
 @contextmanager

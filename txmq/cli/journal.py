@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.data_directory import DEFAULT_DATA, Data, stopped
+from txmq.cli.data_directory import DEFAULT_DATA, Data, say_findings, stopped
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at the redo journal of a stopped broker.")
 
@@ -52,19 +52,9 @@ def verify(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
 
       txmq journal verify --data var/txmq
     """
-    import dataclasses
-
     from txmq.redo import inspect
 
     with stopped(data) as disk:
         verdict = inspect.verify(disk)
-    if as_json:
-        output.print_json({"sound": verdict.is_sound} | dataclasses.asdict(verdict))
-    else:
-        for finding in verdict.findings:
-            word = "damage" if finding.is_damage else "note"
-            typer.echo(output.escaped(f"{word}: {finding.path} at byte {finding.position}: {finding.text}"))
-        typer.echo(
-            f"{verdict.records} records up to lsn {verdict.end_lsn}: {'sound' if verdict.is_sound else 'DAMAGED'}"
-        )
-    raise SystemExit(0 if verdict.is_sound else output.STATUS_FAILED)
+    totals = {"records": verdict.records, "end_lsn": verdict.end_lsn}
+    say_findings(verdict.findings, totals, is_sound=verdict.is_sound, as_json=as_json)

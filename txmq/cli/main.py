@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from txmq.cli import broker, consume, demo, journal, output, produce, resolver, stats, topic, tx
+from txmq.cli import broker, consume, demo, journal, log, output, produce, resolver, stats, topic, tx
 from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("stats")(stats.stats)
 app.add_typer(tx.app, name="tx")
 app.command("resolver")(resolver.resolver)
 app.add_typer(journal.app, name="journal")
+app.add_typer(log.app, name="log")
 app.command("demo")(demo.demo)
 
 
