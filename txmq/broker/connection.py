@@ -6,7 +6,7 @@ All connections of a loop share one receive buffer; a connection keeps only its 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
@@ -40,6 +40,9 @@ class Host(Protocol):
     def received(self) -> None:
         """Requests were taken in."""
 
+    def fail(self, error: BaseException) -> None:
+        """Stop the broker."""
+
 
 class Connection(asyncio.BufferedProtocol):
     """See the module's docstring."""
@@ -58,9 +61,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept, or refuse where there are too many."""
-        assert isinstance(transport, asyncio.Transport)
         host = self._host
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.peer = host.core.connected(str(transport.get_extra_info("peername")))
         self.peer.shell = self
@@ -82,7 +84,11 @@ class Connection(asyncio.BufferedProtocol):
         requests = self._reader.feed(_buffer[:nbytes])
         if requests:
             host.context.now_ms = host.clock.now_ms()
-            host.core.receive(self.peer, requests)
+            try:
+                host.core.receive(self.peer, requests)
+            except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
+                host.fail(error)
+                return
             self._greeted = True
             host.received()
             if len(self.peer.unanswered) > host.settings.pipeline_requests_max:

@@ -207,7 +207,7 @@ class Core:
         body = b"%d %d %d" % (offset, partition.log_start, partition.high_watermark)
         self.context.answer(peer, opaque, answers.result(200, opaque, body))
 
-    def could_not(self, peer: Peer, opaque: bytes, error: Exception) -> None:
+    def could_not(self, peer: Peer, opaque: bytes, error: BaseException) -> None:
         """A read or lookup failed: tell the client; damage is told with file and position."""
         self.context.counters.errors += 1
         told = error if isinstance(error, BrokerError) else BadRequestError(str(error))

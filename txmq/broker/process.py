@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import structlog
-from txmq.runtime.threads import new_lock
 
 from txmq.broker.core import Core
 from txmq.broker.server import Server
@@ -42,7 +44,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
     clock = OSClock()
     started = clock.monotonic()
     recovered = open_store(
-        OSDisk(settings.data), clock, OSRandom(), settings, files_lock=new_lock(),
+        OSDisk(settings.data), clock, OSRandom(), settings, files_lock=threading.Lock(),
         on_progress=lambda text: log.info("recovering", progress=text),
     )  # fmt: skip
     log.info(
@@ -52,13 +54,13 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
     return _run_loop(_serve(recovered, settings, clock, ready_file))
 
 
-def _run_loop(serving: asyncio.coroutines.Coroutine[None, None, int]) -> int:  # type: ignore[name-defined]
+def _run_loop(serving: Coroutine[None, None, int]) -> int:
     try:
         import uvloop
     except ImportError:
         return asyncio.run(serving)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return int(runner.run(serving))
+        return runner.run(serving)
 
 
 async def _serve(recovered: Recovered, settings: BrokerSettings, clock: OSClock, ready_file: Path | None) -> int:
@@ -75,8 +77,9 @@ async def _serve(recovered: Recovered, settings: BrokerSettings, clock: OSClock,
     log.info(
         "serving", address=address, cluster=f"{recovered.identity.cluster:016x}", home=f"{recovered.identity.node:016x}"
     )
-    stop = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({stop, server.stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stop: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
+    ended: asyncio.Future[Any] = server.stopped
+    await asyncio.wait([stop, ended], return_when=asyncio.FIRST_COMPLETED)
     if not server.stopped.done():
         log.info("stopping")
         await server.stop()

@@ -82,6 +82,7 @@ class Server:
         """Listen. Returns the real address."""
         self._loop = asyncio.get_running_loop()
         self.stopped = self._loop.create_future()
+        self._loop.set_exception_handler(self._unexpected)
         self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=1024)
         now = self.clock.monotonic()
         self._checkpoint_at = now + self.settings.checkpoint_interval_ms / 1000
@@ -89,6 +90,18 @@ class Server:
         self._timer = self._loop.call_later(TICK_S, self._tick)
         address = self._listener.sockets[0].getsockname()
         return str(address[0]), int(address[1])
+
+    def _unexpected(self, _loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+        """A defect in a callback: state and journal may differ, so the broker stops and the restart reads the journal."""
+        error = told.get("exception")
+        if isinstance(error, OSError) and error.errno in (
+            errno.ECONNRESET,
+            errno.EPIPE,
+            errno.ETIMEDOUT,
+            errno.ENOTCONN,
+        ):
+            return
+        self.fail(error if error is not None else RuntimeError(str(told.get("message"))))
 
     async def stop(self) -> None:
         """Stop cleanly: no new connections, everything accepted is committed and answered, a checkpoint is written."""
@@ -118,7 +131,9 @@ class Server:
         if self._failed:
             return
         self._failed = True
-        log.critical("storage failed; the broker stops, the restart reads what the disk holds", error=str(error))
+        log.critical(
+            "failed; the broker stops, the restart reads what the disk holds", error=repr(error), exc_info=error
+        )
         for connection in list(self.connections):
             connection.abandon()
         self._close(error)

@@ -31,7 +31,6 @@ from typing import Any
 
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
-from txmq.redo.journal import Journal
 
 from txmq.broker.context import Identity, new_state
 from txmq.broker.group import Group
@@ -42,6 +41,7 @@ from txmq.config import BrokerSettings
 from txmq.errors import JournalFullError, StorageError
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, entries, identity, recovery
+from txmq.redo.journal import Journal
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
 

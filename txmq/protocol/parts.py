@@ -51,7 +51,7 @@ class PartResult(NamedTuple):
     topic: str
     partition: int
     base_offset: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks a result for
 
 
 def encode_part(topic: str, partition: int, batch: Buffer, keys: Collection[int] | None = NO_KEYS) -> list[Buffer]:

@@ -17,6 +17,10 @@ class OSClock:
         """Seconds; never goes back."""
         return time.monotonic()
 
+    def sleep(self, seconds: float) -> None:
+        """Block this thread."""
+        time.sleep(seconds)
+
 
 class OSRandom:
     """Unguessable numbers (port ``Random``)."""

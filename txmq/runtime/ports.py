@@ -24,6 +24,9 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds; never goes back."""
 
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; never on the event loop."""
+
 
 class Random(Protocol):
     """Unguessable numbers (ids); seeded in the simulation."""

@@ -31,6 +31,10 @@ class SimClock:
             raise ValueError(f"time does not go back: {seconds}")
         self._elapsed_ns += round(seconds * 1e9)
 
+    def sleep(self, seconds: float) -> None:
+        """Time passes; nobody waits."""
+        self.advance(seconds)
+
     def jump(self, offset_ms: int) -> None:
         """Move the wall clock alone, either way."""
         self._offset_ms += offset_ms
