@@ -6,7 +6,7 @@ varies are fields (xid, txid, topic-partition, connection). No payloads, no secr
 Invariants:
 * A line is one line: control characters, and everything outside ASCII, leave as JSON escapes, so that bytes sent by a
   stranger cannot forge a line or drive a terminal.
-* A field is at most ``FIELD_LENGTH_MAX`` characters.
+* A field is at most ``FIELD_LENGTH_MAX`` characters, a list of them at most ``_ITEMS_MAX`` long.
 * Logging never stops the one who logs: a standard error that is gone is passed over.
 """
 
@@ -21,6 +21,7 @@ from typing import Any, Protocol, TextIO, cast
 import structlog
 
 FIELD_LENGTH_MAX = 1024
+_ITEMS_MAX = 20
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -88,14 +89,19 @@ class _Lines:
 
 def _bounded(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for name, value in fields.items():
-        if isinstance(value, bytes | bytearray | memoryview):
-            value = bytes(value[:FIELD_LENGTH_MAX]).decode("ascii", "backslashreplace")
-        elif not isinstance(value, str | int | float | bool | None):
-            value = str(value)
-        if isinstance(value, str) and len(value) > FIELD_LENGTH_MAX and name != "exception":
-            value = value[:FIELD_LENGTH_MAX] + "..."
-        fields[name] = value
+        if name != "exception":
+            fields[name] = [_plain(item) for item in value[:_ITEMS_MAX]] if isinstance(value, list) else _plain(value)
     return fields
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        value = bytes(value[:FIELD_LENGTH_MAX]).decode("ascii", "backslashreplace")
+    elif not isinstance(value, str | int | float | bool | None):
+        value = str(value)
+    if isinstance(value, str) and len(value) > FIELD_LENGTH_MAX:
+        return value[:FIELD_LENGTH_MAX] + "..."
+    return value
 
 
 def _to_json(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> str:

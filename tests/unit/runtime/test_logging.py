@@ -45,7 +45,14 @@ def test_a_field_is_cut_at_its_limit(stream: io.StringIO) -> None:
     get_logger().info("long", text="x" * 10_000, raw=b"y" * 10_000)
     fields = json.loads(stream.getvalue())
     assert fields["text"] == "x" * FIELD_LENGTH_MAX + "..."
-    assert len(fields["raw"]) == FIELD_LENGTH_MAX
+    assert fields["raw"] == "y" * FIELD_LENGTH_MAX
+
+
+def test_a_list_stays_a_list_of_bounded_fields(stream: io.StringIO) -> None:
+    get_logger().info("seen", notes=["a\n", b"\xff", "x" * 10_000, *range(100)])
+    notes = json.loads(stream.getvalue())["notes"]
+    assert notes[:2] == ["a\n", "\\xff"]
+    assert (len(notes[2]), len(notes)) == (FIELD_LENGTH_MAX + 3, 20)
 
 
 def test_lines_below_the_level_are_not_written(stream: io.StringIO) -> None:
