@@ -9,12 +9,12 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
-from txmq.protocol.requests import ByteBudget, Limits, RequestReader
 
 from txmq.broker.core import Core
 from txmq.broker.peer import Peer
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
+from txmq.protocol.requests import ByteBudget, Limits, RequestReader
 from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:

@@ -17,9 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from txmq.log.partition import Partition
-from txmq.protocol.requests import Request, Violation
-
 from txmq.broker import greeting, reading, stats, topics, transactions
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.group import Group
@@ -28,7 +25,9 @@ from txmq.broker.produce import put
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
 from txmq.errors import BadRequestError, BrokerError
+from txmq.log.partition import Partition
 from txmq.protocol import answers
+from txmq.protocol.requests import Request, Violation
 
 _Verb = Callable[[Context, Peer, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
 VERBS: dict[bytes, _Verb] = {

@@ -26,8 +26,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import structlog
-from txmq.log.partition import Partition
-from txmq.protocol.requests import ByteBudget
 
 from txmq.broker.connection import Connection
 from txmq.broker.context import Read
@@ -37,7 +35,9 @@ from txmq.broker.peer import Peer
 from txmq.broker.store import PendingCheckpoint, Store
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
+from txmq.log.partition import Partition
 from txmq.protocol import answers
+from txmq.protocol.requests import ByteBudget
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
@@ -92,7 +92,7 @@ class Server:
         return str(address[0]), int(address[1])
 
     def _unexpected(self, _loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
-        """A defect in a callback: state and journal may differ, so the broker stops and the restart reads the journal."""
+        """A defect in a callback: state and journal may differ, so the broker stops; the restart reads the journal."""
         error = told.get("exception")
         if isinstance(error, OSError) and error.errno in (
             errno.ECONNRESET,

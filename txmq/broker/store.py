@@ -29,9 +29,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from txmq.log.files import FileCache
-from txmq.log.partition import Partition
-
 from txmq.broker.context import Identity, new_state
 from txmq.broker.group import Group
 from txmq.broker.payloads import PayloadFiles
@@ -39,6 +36,8 @@ from txmq.broker.state import State
 from txmq.broker.transaction import Transaction
 from txmq.config import BrokerSettings
 from txmq.errors import JournalFullError, StorageError
+from txmq.log.files import FileCache
+from txmq.log.partition import Partition
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, entries, identity, recovery
 from txmq.redo.journal import Journal
@@ -232,7 +231,7 @@ def open_store(
     """Open (or create) a data directory and recover it.
 
     Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When
-    this returns, everything acknowledged before is in the state and in the partition files (not synced: the journal has it).
+    this returns, everything acknowledged before is in the state and in the partition files (not synced; the journal is).
 
     Raises:
         DirectoryInUseError: another process holds it.
