@@ -231,7 +231,7 @@ def open_store(
     """Open (or create) a data directory and recover it.
 
     Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When
-    this returns, everything acknowledged before is in the state and in the partition files (not synced; the journal is).
+    this returns, all that was acknowledged is in the state and in the partition files (not synced: the journal is).
 
     Raises:
         DirectoryInUseError: another process holds it.
