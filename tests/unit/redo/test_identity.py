@@ -1,0 +1,115 @@
+"""A data directory's identity: drawn once, kept for ever, never another node's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
+from txmq.redo import identity
+from txmq.redo.identity import PATH, claim, load, load_or_create
+from txmq.runtime.sim_clock import SimClock
+from txmq.runtime.sim_disk import SimDisk
+from txmq.runtime.sim_images import enumerate_images
+
+from .support import content, open_journal, put
+
+
+class SeededRandom:
+    """Port Random."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def bits(self, count: int) -> int:
+        """As the port says."""
+        return self._random.getrandbits(count)
+
+
+def _create(disk: SimDisk, seed: int = 1) -> identity.Node:
+    return load_or_create(disk, SeededRandom(seed), SimClock())
+
+
+def test_it_is_drawn_once_and_is_the_same_after_a_power_loss() -> None:
+    disk = SimDisk()
+    node = _create(disk, 1)
+    assert node.node_id != node.cluster_id
+    assert _create(disk.crash(), 2) == node
+
+
+def test_another_node_than_expected_is_refused() -> None:
+    disk = SimDisk()
+    node = _create(disk)
+    assert load_or_create(disk, SeededRandom(2), SimClock(), expected_node_id=node.node_id) == node
+    with pytest.raises(DirectoryInUseError, match=f"{node.node_id:016x}"):
+        load_or_create(disk, SeededRandom(2), SimClock(), expected_node_id=node.node_id ^ 1)
+
+
+def test_a_journal_without_an_identity_gets_no_new_one() -> None:
+    disk = SimDisk()
+    open_journal(disk)
+    with pytest.raises(CorruptRecordError, match="missing"):
+        _create(disk)
+    assert load(disk) is None
+
+
+def test_a_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
+    disk = SimDisk()
+    _create(disk)
+    whole = content(disk, PATH)
+    for position in range(len(whole)):
+        for mask in (1, 2, 0x20, 0x80):
+            put(disk, PATH, whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+            with pytest.raises(CorruptRecordError):
+                load(disk)
+        put(disk, PATH, whole[:position])
+        with pytest.raises(CorruptRecordError):
+            load(disk)
+
+
+def test_a_newer_format_is_refused() -> None:
+    disk = SimDisk()
+    put(disk, PATH, identity._encode({"format": 2, "anything": "else"}))
+    with pytest.raises(StorageError, match="upgrade"):
+        load(disk)
+
+
+def test_every_crash_image_of_the_first_start_keeps_what_was_returned() -> None:
+    disk = SimDisk(record=True)
+    node = _create(disk)
+    disk.note(node)
+    assert disk.trace is not None
+    returned = 0
+    for label, image in enumerate_images(disk.trace):
+        found = load(image)
+        assert found in (None, node), label
+        if image.notes:
+            returned += 1
+            assert found == node, label
+        _create(image, 2)
+    assert returned >= 1
+
+
+def test_an_identity_that_was_found_is_durable_when_it_is_returned() -> None:
+    disk = SimDisk()
+    node = _create(disk)
+    whole = content(disk, PATH)
+    disk = SimDisk()
+    file = disk.open(PATH, create=True)
+    file.pwrite(whole, 0)
+    file.fsync()
+    killed = disk.kill()  # died before the directory was forced
+    assert _create(killed, 2) == node
+    assert load(killed.crash()) == node
+
+
+def test_a_second_process_is_kept_out_and_a_failed_claim_lets_go() -> None:
+    disk = SimDisk()
+    lock, node = claim(disk, SeededRandom(1), SimClock())
+    with pytest.raises(DirectoryInUseError):
+        claim(disk, SeededRandom(2), SimClock())
+    lock.release()
+    with pytest.raises(DirectoryInUseError):
+        claim(disk, SeededRandom(2), SimClock(), expected_node_id=node.node_id ^ 1)
+    assert claim(disk, SeededRandom(2), SimClock())[1] == node
