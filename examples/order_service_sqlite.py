@@ -39,11 +39,11 @@ def take_order(producer: txmq.Producer, orders_db: LastResource, customer: bytes
     return number
 
 
-def main(database: str, count: int = 10, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
+def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8123") -> None:
     """Take ``count`` orders."""
     with txmq.connect(bootstrap) as client, client.producer() as producer:
         orders_db = prepare(Path(database).absolute(), client)
-        for number in range(count):
+        for number in range(int(count)):
             customer = CUSTOMERS[number % len(CUSTOMERS)]
             try:
                 print(f"order {take_order(producer, orders_db, customer)} of {customer.decode()}")
@@ -54,4 +54,4 @@ def main(database: str, count: int = 10, bootstrap: str = "txmq://127.0.0.1:8123
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(word) for word in sys.argv[2:3]), *sys.argv[3:4])
+    main(*sys.argv[1:])

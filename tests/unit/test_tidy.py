@@ -37,7 +37,10 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/runtime/": (DOORS | DOOR_CALLS, "the doors themselves"),
     "txmq/cli/": (DOORS | DOOR_CALLS, "shells: files, processes, terminals"),
     "txmq/testing/": (DOORS | DOOR_CALLS, "shells: child processes"),
-    "txmq/broker/process.py": (frozenset({"asyncio", "pathlib", "signal", "threading", "uvloop"}), "the broker as a process"),
+    "txmq/broker/process.py": (
+        frozenset({"asyncio", "pathlib", "signal", "threading", "uvloop"}),
+        "the broker as a process",
+    ),
     "txmq/broker/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/broker/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
 }

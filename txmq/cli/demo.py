@@ -55,9 +55,8 @@ def demo(
 
 def as_fields(report: Report) -> dict[str, object]:
     """The report as one flat JSON object."""
-    fields = dataclasses.asdict(report)
-    comparison = fields.pop("comparison")
-    return {"holds": report.holds} | comparison | fields
+    rest = {name: value for name, value in dataclasses.asdict(report).items() if name != "comparison"}
+    return {"holds": report.holds, **dataclasses.asdict(report.comparison), **rest}
 
 
 def _last_screen(report: Report) -> None:

@@ -243,8 +243,8 @@ class Play:
             found = connection.execute("SELECT reference, customer FROM orders ORDER BY id").fetchall()
         rows = [Row(*row) for row in found]
         with txmq.connect(address) as client:
-            sent = [_read(client, topic) for topic in (ORDERS, PAYMENTS, AUDIT)]
-        return compare(rows, *sent, self.told())
+            orders, payments, audit = (_read(client, topic) for topic in (ORDERS, PAYMENTS, AUDIT))
+        return compare(rows, orders, payments, audit, self.told())
 
 
 def _read(client: txmq.Client, topic: str) -> list[Sent]:
