@@ -69,7 +69,7 @@ class Server:
         self._unsynced_messages = 0
         self._sync_due_at = 0.0
         self._last_write_at = 0.0
-        self._marked = True
+        self._marked = False  # a mark behind the recovered tail, and the next journal file, are made when it is idle
         self._checkpoint: PendingCheckpoint | None = None
         self._checkpoint_after: Group | None = None
         self._checkpoint_at = 0.0

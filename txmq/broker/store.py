@@ -273,6 +273,8 @@ class _Opening:
         newest, note = checkpoint.load_newest(self._disk, node_id=self._node.node_id)
         if note:
             self._notes.append(note)
+        if newest is None and note:
+            raise StorageError(f"no checkpoint can be read ({note}); the journal alone may not reach back far enough")
         if newest is None:
             lsn, chain, epoch = Lsn(0), 0, 0
         else:
