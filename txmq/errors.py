@@ -48,6 +48,10 @@ class ClosedError(TxmqError):
     """The client, producer or transaction was used after it was closed."""
 
 
+class InvariantError(TxmqError):
+    """A defect in txmq: something that must always hold does not. The broker stops; the journal is what is true."""
+
+
 class StorageError(TxmqError):
     """The disk refused or damaged something."""
 

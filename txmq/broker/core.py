@@ -24,7 +24,7 @@ from txmq.broker.peer import Peer
 from txmq.broker.produce import put
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
-from txmq.errors import BadRequestError, BrokerError
+from txmq.errors import BadRequestError, BrokerError, InvariantError
 from txmq.log.partition import Partition
 from txmq.protocol import answers
 from txmq.protocol.requests import Request, Violation
@@ -106,8 +106,7 @@ class Core:
 
     def _violated(self, peer: Peer, violation: Violation) -> None:
         self.context.counters.violations += 1
-        text = f"{violation.error_name} {violation.text}".encode()
-        self.context.answer(peer, violation.opaque, answers.result(violation.code, violation.opaque, text))
+        self.context.answer(peer, violation.opaque, answers.violation(violation))
         peer.closing = True
 
     # --- groups ------------------------------------------------------------------------------------------------------
@@ -131,7 +130,8 @@ class Core:
 
     def forced(self, group: Group) -> None:
         """The record is forced: release every answer. Watermarks move in ``applied``."""
-        assert self.context.unforced and self.context.unforced[0] is group  # noqa: PT018
+        if not self.context.unforced or self.context.unforced[0] is not group:
+            raise InvariantError("a group was forced before an older one")
         self.context.unforced.pop(0)
         self._release_puts(group)
         self._release(group.waiters)

@@ -22,6 +22,7 @@ from txmq.errors import (
     DiskFullError,
     FencedError,
     ForbiddenError,
+    InvariantError,
     InvalidBatchError,
     TooLargeError,
     TopicClosedError,
@@ -55,13 +56,16 @@ def put(
     context.counters.put_bytes += len(body)
     if producer >= 0:
         _check_producer(peer, producer, epoch, sequence)
-        offset = partition.producers.get(producer, _NO_SEQUENCES).duplicate_of(sequence, crc)
+        offset = _duplicate_of(partition, producer, sequence, crc)
         if offset is not None:
             context.counters.duplicates += 1
             context.answer_settled(peer, opaque, b"%d" % offset)
             return
     if partition.config.storage is Storage.MEMORY:
-        _put_in_memory(context, peer, partition, body, count, max_timestamp_ms, crc, opaque)
+        base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
+        context.answer(peer, opaque, answers.put_result(opaque, base_offset))
+        if producer >= 0:
+            context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
         return
     base_offset = place(context, partition, body, count, max_timestamp_ms, crc, idempotent=producer >= 0)
     if producer >= 0:
@@ -72,6 +76,13 @@ def put(
 
 
 _NO_SEQUENCES = Sequences()
+
+
+def _duplicate_of(partition: Partition, producer: int, sequence: int, crc: int) -> int | None:
+    known = partition.producers.get(producer)
+    if known is None and partition.config.storage is Storage.MEMORY:
+        return None  # what a restart forgot may go on at any sequence
+    return (known or _NO_SEQUENCES).duplicate_of(sequence, crc)
 
 
 def place(
@@ -136,17 +147,10 @@ def _raw_batch(context: Context, extensions: dict[bytes, bytes], value: bytearra
     return records.encode([(extensions.get(b"key"), bytes(value), (), context.now_ms)])
 
 
-def _put_in_memory(
-    context: Context,
-    peer: Peer,
-    partition: Partition,
-    batch: bytearray,
-    count: int,
-    max_timestamp_ms: int,
-    crc: int,
-    opaque: bytes,
-) -> None:
-    assert isinstance(partition, MemoryPartition)
-    base_offset = partition.append(batch, count, max_timestamp_ms, crc)
+def _append_in_memory(
+    context: Context, partition: Partition, batch: bytearray, count: int, max_timestamp_ms: int, crc: int
+) -> int:
+    if not isinstance(partition, MemoryPartition):
+        raise InvariantError(f"partition {partition.topic}-{partition.number} is in memory and on disk")
     context.moved.append(partition)
-    context.answer(peer, opaque, answers.put_result(opaque, base_offset))
+    return partition.append(batch, count, max_timestamp_ms, crc)

@@ -18,7 +18,9 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from txmq.log.memory import MemoryPartition
 from txmq.log.partition import Partition
+from txmq.model import Storage
 
 from txmq.broker.ordering import CommitOrder
 from txmq.broker.sequences import Sequences
@@ -67,8 +69,9 @@ class State:
         existing = self.partitions_of.setdefault(topic.topic_id, [])
         for partition in existing:
             partition.config = topic.config
+        kind = MemoryPartition if topic.config.storage is Storage.MEMORY else Partition
         added = [
-            Partition(topic.topic_id, topic.config.name, number, topic.config)
+            kind(topic.topic_id, topic.config.name, number, topic.config)
             for number in range(len(existing), topic.config.partitions)
         ]
         existing.extend(added)
@@ -255,7 +258,7 @@ class State:
             "partitions": [
                 [p.topic_id, p.number, p.snapshot(), self._producers(p)]
                 for p in self.all_partitions()
-                if p.next_offset or p.log_start
+                if (p.next_offset or p.log_start) and p.config.storage is Storage.DISK
             ],
             "sessions": [session.snapshot() for session in self.sessions.values()],
             "transactions": [transaction.snapshot() for transaction in self.transactions.values()],
