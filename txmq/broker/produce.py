@@ -9,10 +9,6 @@ the wire, one CRC over the batch, one over its place, no record is looked at.
 
 from __future__ import annotations
 
-from txmq.log.batch import check, stamp
-from txmq.log.memory import MemoryPartition
-from txmq.log.partition import Partition
-
 from txmq.broker import transactions
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
@@ -22,14 +18,17 @@ from txmq.errors import (
     DiskFullError,
     FencedError,
     ForbiddenError,
-    InvariantError,
     InvalidBatchError,
+    InvariantError,
     TooLargeError,
     TopicClosedError,
     UnavailableError,
     UnknownTopicError,
 )
 from txmq.log import records
+from txmq.log.batch import check, stamp
+from txmq.log.memory import MemoryPartition
+from txmq.log.partition import Partition
 from txmq.model import Storage
 from txmq.protocol import answers
 
@@ -52,6 +51,8 @@ def put(
         body = _raw_batch(context, extensions, body)
     count, max_timestamp_ms, producer, epoch, sequence, crc = check(body)
     refuse_if_closed(context, partition, len(body))
+    if context.settings.validate_records:
+        records.decode(body, partition.topic, partition.number)
     context.counters.put_requests += 1
     context.counters.put_bytes += len(body)
     if producer >= 0:

@@ -18,15 +18,14 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from txmq.log.memory import MemoryPartition
-from txmq.log.partition import Partition
-from txmq.model import Storage
-
 from txmq.broker.ordering import CommitOrder
 from txmq.broker.sequences import Sequences
 from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
 from txmq.broker.transaction import Part, Transaction, TransactionState
 from txmq.log import batch as batches
+from txmq.log.memory import MemoryPartition
+from txmq.log.partition import Partition
+from txmq.model import Storage
 from txmq.redo import entries
 from txmq.registry.topics import Topic, Topics
 

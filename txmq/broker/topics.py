@@ -8,7 +8,6 @@ import json
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
 from txmq.errors import BadRequestError, OverloadedError
-from txmq.model import TopicConfig
 from txmq.redo import entries
 from txmq.registry.topics import Topic, with_settings
 
@@ -28,7 +27,7 @@ def topic(
 
 
 def _create(context: Context, peer: Peer, name: str, words: dict[str, str], opaque: bytes) -> None:
-    config = with_settings(TopicConfig(name), words)
+    config = with_settings(context.settings.new_topic(name), words)
     planned = context.state.topics.plan(config)
     _refuse_too_many(context, config.partitions)
     _journal(context, planned)

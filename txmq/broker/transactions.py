@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from txmq.log import records
 from txmq.log.batch import check
 from txmq.log.partition import Partition
 
@@ -198,6 +199,8 @@ def checked_part(context: Context, partition: Partition, batch: bytearray) -> Pa
     count, max_timestamp_ms, _, _, sequence, _ = check(batch)
     if sequence != -1:
         raise InvalidBatchError("a transaction's batches have base sequence -1: the txid removes duplicates")
+    if context.settings.validate_records:
+        records.decode(batch, partition.topic, partition.number)
     if partition.config.storage is Storage.MEMORY:
         raise BadRequestError(f"topic {partition.topic!r} is in memory: it cannot take part in transactions")
     if not partition.config.accept_publish:
