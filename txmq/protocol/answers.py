@@ -1,14 +1,15 @@
 """Answers, both ways: what the broker writes, and the client's reader.
 
 Byte layout
-    ``result <code> <length> <opaque>\\r\\n<body>`` with code 200, 400 to 599; the body of an error is ``<error-name> <text>``.
+    ``result <code> <length> <opaque>\\r\\n<body>`` with code 200 or 400 to 599; the body of an error is
+    ``<error-name> <text>``.
     ``value <length> <opaque>\\r\\n<record batches>``, whose code is 200.
 
 Theory of operation
-    ``AnswerReader.feed`` mirrors ``RequestReader.feed``: whole answers out, only the unfinished one is kept, and what it
-    was given may be overwritten afterwards. It is strict, because a client that guesses where an answer ends acknowledges
-    the wrong message. Answers that arrived whole before a fault count: they are handed out, ``failure`` is set, and the next
-    ``feed`` raises; a fault with nothing before it raises at once.
+    ``AnswerReader.feed`` mirrors ``RequestReader.feed``: whole answers out, only the unfinished one is kept, and what
+    it was given may be overwritten afterwards. It is strict, because a client that guesses where an answer ends
+    acknowledges the wrong message. Answers that arrived whole before a fault count: they are handed out, ``failure`` is
+    set, and the next ``feed`` raises; a fault with nothing before it raises at once.
 
 Invariants
     * A declared length allocates nothing; bodies grow with what arrives, in amortised linear time.

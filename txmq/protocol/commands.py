@@ -1,8 +1,8 @@
 """The client's side of a request: words and body in, buffers to send out.
 
-A request is built as text and then read back with the broker's own parser (``grammar.parse_line``): what the broker would
-refuse, or would understand differently (a blank inside a topic, an extension that slid into an argument's place), is refused
-here with ``LocalProtocolError`` and nothing is sent. Reading back costs 3 us; the hot ``put`` has ``put_line``, unchecked.
+A request is built as text and then read back with the broker's own parser (``grammar.parse_line``): what the broker
+would refuse, or would understand differently (a blank inside a topic, an extension that slid into an argument's place),
+is refused here with ``LocalProtocolError`` and nothing is sent. The hot ``put`` has ``put_line``, unchecked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def request(
 
 
 def put_line(topic: bytes, partition: int, length: int, opaque: bytes) -> bytes:
-    """The line of a plain ``put``. Unchecked: topic (``is_valid_name``) and token are the caller's own, known to be sound."""
+    """The line of a plain ``put``. Unchecked: topic (``is_valid_name``) and token are known to be sound."""
     return b"put %b %d %d %b\r\n" % (topic, partition, length, opaque)
 
 

@@ -1,33 +1,46 @@
-"""The grammar of requests as one table: what every verb takes. Source: docs/protocol.md.
+"""The grammar of requests as one table: what every verb takes, and the parser that obeys it. Source: docs/protocol.md.
 
-``<verb> <arguments...> [<extensions...>] [<body length>] <opaque>``: single spaces, printable ASCII, unsigned decimals
-without leading zeros. A test holds this table against the page.
+Theory of operation
+    ``<verb> <arguments...> [<extensions...>] [<body length>] <opaque>``: words of printable ASCII parted by single
+    spaces. A verb has a fixed number of arguments; the last word is the opaque, the one before it the length of the
+    body, where the verb has one; what stands between is extensions, ``name=value`` or a declared bare word. The
+    server's reader, the client's encoder, ``help`` and the page (a test holds it against this table) know verbs from
+    here only.
+
+    ``stats version help quit`` are typed by people and need no opaque. ``stats`` and ``help`` take one optional word,
+    so their only word is that; ``*`` (or ``-``) stands for "everything" where an opaque must follow, as in
+    ``stats * 7``, and is handed over as no argument.
+
+Invariants
+    * Syntax only: whether a topic, a setting or a transaction exists is the broker's business.
+    * Arguments and names hold no ``=``, so an argument is never taken for an extension, nor the other way round.
+    * Decimals have no sign and no leading zeros: a number has one text.
+    * ``parse_line`` raises nothing but ``GrammarError``, whatever bytes it is given.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-LINE_SIZE_BYTES_MAX = 4096
+LINE_SIZE_BYTES_MAX = 4096  # with its end; memcached takes 2048, HTTP servers 8190
 OPAQUE_SIZE_MAX = 16
-NO_OPAQUE = b"-"
+NO_OPAQUE = b"-"  # what an answer carries where the request had none
 ERROR_SIZE_BYTES_MAX = 1024
+UNKNOWN_VERB = "unknown verb; type: help"
 
-_PRINTABLE = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?\Z")
-_OPAQUE = re.compile(rb"[0-9A-Za-z]{1,16}\Z")
-_SHORT = re.compile(rb"(?:0|[1-9][0-9]{0,9})\Z")
-_LONG = re.compile(rb"(?:0|[1-9][0-9]{0,19})\Z")
-_HEX = re.compile(rb"[0-9a-f]{32}\Z")
-_NAME = re.compile(rb"[!-<>-~]+\Z")  # printable, no space, no '='
+_Matcher = Callable[[bytes], object]
 
-is_printable = _PRINTABLE.match
-is_opaque = _OPAQUE.match
-is_number = _SHORT.match  # at most 10 digits
-is_long_number = _LONG.match  # at most 20 digits: offsets and times
-is_hex32 = _HEX.match
-is_word = _NAME.match
+is_opaque: _Matcher = re.compile(rb"[0-9A-Za-z]{1,16}").fullmatch
+is_number: _Matcher = re.compile(rb"0|[1-9][0-9]{0,9}").fullmatch  # at most 10 digits
+is_long_number: _Matcher = re.compile(rb"0|[1-9][0-9]{0,19}").fullmatch  # at most 20 digits: offsets and times
+is_hex32: _Matcher = re.compile(rb"[0-9a-f]{32}").fullmatch
+is_word: _Matcher = re.compile(rb"[!-<>-~]+").fullmatch  # printable, no space, no '='
+is_text: _Matcher = re.compile(rb"[!-~]+").fullmatch  # printable, no space
+
+_KINDS = {"number": is_number, "long": is_long_number, "hex32": is_hex32, "text": is_text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +48,13 @@ class Verb:
     """One verb.
 
     Attributes:
-        arguments: names of the fixed arguments, in order; a leading ``#`` marks a decimal, ``##`` one of up to 20 digits.
+        arguments: names of the fixed arguments; a leading ``#`` marks a decimal, ``##`` one of up to 20 digits.
         extensions: name -> kind of value: ``flag`` (a bare word), ``number``, ``long``, ``hex32``, ``text``.
         any_extension: also words that are not listed (topic settings).
         has_body: a length stands before the opaque.
-        opaque_optional: ``stats version help quit``: at most one word before it, the answer may carry ``-``.
+        opaque_optional: ``stats version help quit``: the answer may carry ``-``.
+        optional: a word that may stand before that opaque.
+        teaches: what ``help`` says.
     """
 
     name: bytes
@@ -48,12 +63,16 @@ class Verb:
     any_extension: bool = False
     has_body: bool = False
     opaque_optional: bool = False
+    optional: str = ""
     teaches: str = ""
 
 
-_STREAMED = {b"parts": "number", b"bytes": "number", b"crc": "number"}
+_STREAMED = {b"parts": "number", b"bytes": "long", b"crc": "number"}
 _TABLE = (
-    Verb(b"hello", ("#protocol", "client"), {b"session": "text"}, teaches="introduce a client; session=new|none|<id>.<epoch>"),
+    Verb(
+        b"hello", ("#protocol", "client"), {b"session": "text"},
+        teaches="introduce a client; session=new|none|<hex>.<epoch>",
+    ),
     Verb(b"meta", ("topic",), teaches="describe a topic, or all with *"),
     Verb(
         b"put", ("topic", "#partition"), {b"raw": "flag", b"key": "text", b"tx": "text"}, has_body=True,
@@ -63,27 +82,47 @@ _TABLE = (
         b"get", ("topic", "#partition", "##offset", "#max-bytes"), {b"wait": "number"},
         teaches="read whole batches from an offset: get orders 0 0 65536 1",
     ),
-    Verb(b"offset", ("topic", "#partition", "when"), teaches="earliest, latest or a time in ms: offset orders 0 latest 1"),
+    Verb(
+        b"offset", ("topic", "#partition", "when"),
+        teaches="earliest, latest or a time in ms: offset orders 0 latest 1",
+    ),
     Verb(
         b"prepare", ("txid", "kind"),
         {b"resource": "text", b"uuid": "hex32", b"deadline": "long", b"floor": "long", **_STREAMED}, has_body=True,
         teaches="store a transaction's messages until it is decided",
     ),
-    Verb(b"commit", ("txid",), {b"floor": "long", **_STREAMED}, has_body=True, teaches="decide or settle a transaction"),
+    Verb(
+        b"commit", ("txid",), {b"floor": "long", **_STREAMED}, has_body=True,
+        teaches="decide a local transaction, or settle a prepared one",
+    ),
     Verb(b"rollback", ("txid",), {b"floor": "long"}, teaches="roll a transaction back"),
-    Verb(b"outcome", ("txid",), {b"fence": "flag"}, teaches="what became of a transaction; fence: roll an absent one back"),
+    Verb(
+        b"outcome", ("txid",), {b"fence": "flag"},
+        teaches="what became of a transaction; fence: roll an absent one back",
+    ),
     Verb(
         b"recover", (), {b"uuid": "hex32", b"after": "text", b"limit": "number"},
         teaches="list prepared transactions, oldest first",
     ),
-    Verb(b"topic", ("action", "name"), any_extension=True, teaches="create, alter, describe, delete, list: topic create orders partitions=4 1"),
+    Verb(
+        b"topic", ("action", "name"), any_extension=True,
+        teaches="create, alter, describe, delete, list: topic create orders partitions=4 1",
+    ),
     Verb(b"ping", teaches="is the broker there? ping 1"),
-    Verb(b"stats", opaque_optional=True, teaches="figures; stats help lists the items"),
+    Verb(b"stats", opaque_optional=True, optional="item", teaches="figures; stats help lists the items"),
     Verb(b"version", opaque_optional=True, teaches="name and version"),
-    Verb(b"help", opaque_optional=True, teaches="this text, or help <verb>"),
+    Verb(b"help", opaque_optional=True, optional="verb", teaches="this text, or help <verb>"),
     Verb(b"quit", opaque_optional=True, teaches="close the connection"),
 )  # fmt: skip
 VERBS: dict[bytes, Verb] = {verb.name: verb for verb in _TABLE}
+
+
+def _checks(verb: Verb) -> tuple[tuple[str, _Matcher], ...]:
+    kinds = {0: is_word, 1: is_number, 2: is_long_number}
+    return tuple((name.lstrip("#"), kinds[name.count("#")]) for name in verb.arguments)
+
+
+_CHECKS = {verb.name: _checks(verb) for verb in _TABLE}
 
 
 class GrammarError(ValueError):
@@ -110,7 +149,64 @@ def parse_line(line: bytes) -> Parsed:
     Raises:
         GrammarError: the text says how the verb is written.
     """
-    return parse_words(line.split(b" "))
+    words = line.split(b" ")
+    verb = VERBS.get(words[0])
+    if verb is None:
+        raise GrammarError(UNKNOWN_VERB)
+    if verb.opaque_optional:
+        return _parse_short(verb, words)
+    opaque = words[-1]
+    if len(words) < 2 or not is_opaque(opaque):
+        raise GrammarError(f"the line ends with an opaque of 1 to 16 letters and digits: {usage(verb)}")
+    checks, end, length = _CHECKS[verb.name], len(words) - 1, None
+    if verb.has_body:
+        end -= 1
+        if end < 1 or not is_number(words[end]):
+            raise GrammarError(f"the body's length stands before the opaque: {usage(verb)}", opaque)
+        length = int(words[end])
+    start = 1 + len(checks)
+    if end < start:
+        raise GrammarError(f"arguments are missing: {usage(verb)}", opaque)
+    arguments = words[1:start]
+    for (name, fits), word in zip(checks, arguments, strict=True):
+        if not fits(word):
+            raise GrammarError(f"{name} is malformed: {usage(verb)}", opaque)
+    extensions = _parse_extensions(verb, words[start:end], opaque) if end > start else None
+    return Parsed(verb.name, arguments, extensions, length, opaque)
+
+
+def _parse_short(verb: Verb, words: list[bytes]) -> Parsed:
+    rest = words[1:]
+    places = 1 if verb.optional else 0
+    opaque = rest.pop() if len(rest) == places + 1 else NO_OPAQUE
+    if len(rest) > places:
+        raise GrammarError(f"too many words: {usage(verb)}")
+    if opaque is not NO_OPAQUE and not is_opaque(opaque):
+        raise GrammarError(f"the opaque has 1 to 16 letters and digits: {usage(verb)}")
+    if not all(is_word(word) for word in rest):
+        raise GrammarError(f"not a word: {usage(verb)}", opaque)
+    return Parsed(verb.name, [] if rest in ([b"*"], [b"-"]) else rest, None, None, opaque)
+
+
+def _parse_extensions(verb: Verb, words: list[bytes], opaque: bytes) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for word in words:
+        name, equals, value = word.partition(b"=")
+        kind = verb.extensions.get(name)
+        if kind is None and verb.any_extension and equals and is_word(name):
+            kind = "text"
+        if kind is None:
+            raise GrammarError(f"unknown extension: {usage(verb)}", opaque)
+        if name in found:
+            raise GrammarError("an extension stands twice", opaque)
+        if kind == "flag":
+            fits = not equals
+        else:
+            fits = bool(equals) and bool(_KINDS[kind](value))
+        if not fits:
+            raise GrammarError(f"extension {name.decode('ascii', 'replace')[:40]} is malformed", opaque)
+        found[name] = value
+    return found
 
 
 def usage(verb: Verb) -> str:
@@ -124,10 +220,10 @@ def usage(verb: Verb) -> str:
         words.append("[setting=value...]")
     if verb.has_body:
         words.append("<length>")
-    if verb.opaque_optional:
-        words.append("[verb]" if verb.name == b"help" else "[item]" if verb.name == b"stats" else "")
+    if verb.optional:
+        words.append(f"[{verb.optional}]")
     words.append("[opaque]" if verb.opaque_optional else "<opaque>")
-    return " ".join(filter(None, words))
+    return " ".join(words)
 
 
 def help_text(name: str | None = None) -> str:
@@ -136,76 +232,3 @@ def help_text(name: str | None = None) -> str:
     if not chosen:
         return f"no verb {name!r}; type: help\n"
     return "".join(f"{usage(verb)}\n    {verb.teaches}\n" for verb in chosen)
-
-
-def parse_words(words: list[bytes]) -> Parsed:
-    """``parse_line`` for a line that is split already."""
-    verb = VERBS.get(words[0])
-    if verb is None:
-        raise GrammarError("unknown verb; type: help")
-    if verb.opaque_optional:
-        return _parse_short(verb, words)
-    opaque = words[-1]
-    if not is_opaque(opaque) or len(words) < 2:
-        raise GrammarError(f"the line ends with an opaque of 1 to 16 letters and digits: {usage(verb)}")
-    rest = words[1:-1]
-    length: int | None = None
-    if verb.has_body:
-        if not rest or not is_number(rest[-1]):
-            raise GrammarError(f"the body's length stands before the opaque: {usage(verb)}", opaque)
-        length = int(rest.pop())
-    count = len(verb.arguments)
-    if len(rest) < count:
-        raise GrammarError(f"arguments are missing: {usage(verb)}", opaque)
-    arguments = rest[:count]
-    _check_arguments(verb, arguments, opaque)
-    extensions = _extensions(verb, rest[count:], opaque) if len(rest) > count else None
-    return Parsed(verb.name, arguments, extensions, length, opaque)
-
-
-def _parse_short(verb: Verb, words: list[bytes]) -> Parsed:
-    rest = words[1:]
-    takes_word = verb.name in (b"stats", b"help")
-    opaque = rest.pop() if len(rest) == (2 if takes_word else 1) else NO_OPAQUE
-    if len(rest) > takes_word or (opaque != NO_OPAQUE and not is_opaque(opaque)):
-        raise GrammarError(f"too many words: {usage(verb)}")
-    if any(not is_word(word) for word in rest):
-        raise GrammarError(f"not a word: {usage(verb)}", opaque)
-    return Parsed(verb.name, [] if rest in ([b"*"], [b"-"]) else rest, None, None, opaque)
-
-
-def _check_arguments(verb: Verb, arguments: list[bytes], opaque: bytes) -> None:
-    for name, value in zip(verb.arguments, arguments, strict=True):
-        if name.startswith("##"):
-            fits = is_long_number(value)
-        elif name.startswith("#"):
-            fits = is_number(value)
-        else:
-            fits = is_word(value)
-        if not fits:
-            raise GrammarError(f"{name.lstrip('#')} is malformed: {usage(verb)}", opaque)
-
-
-_KINDS = {
-    "number": is_number,
-    "long": is_long_number,
-    "hex32": is_hex32,
-    "text": is_printable,
-}
-
-
-def _extensions(verb: Verb, words: list[bytes], opaque: bytes) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    for word in words:
-        name, equals, value = word.partition(b"=")
-        kind = verb.extensions.get(name)
-        if kind is None and verb.any_extension and equals:
-            kind = "text"
-        if kind is None:
-            raise GrammarError(f"unknown extension: {usage(verb)}", opaque)
-        if name in found:
-            raise GrammarError("an extension stands twice", opaque)
-        if bool(equals) == (kind == "flag") or (equals and not _KINDS[kind](value)) or not is_word(name):
-            raise GrammarError(f"extension {name.decode('ascii', 'replace')[:40]} is malformed", opaque)
-        found[name] = value
-    return found

@@ -1,8 +1,8 @@
 """The messages of a transaction on the wire: bodies of ``commit`` and ``prepare``, and the lines that answer them.
 
 Byte layout
-    A body repeats ``<topic> <partition> <length>[ keys=<crc>,<crc>...]\\r\\n<batch>``. ``keys`` are the CRC32C of the keys in
-    the batch, at most 64 of them, or ``*`` for any; without the word the batch has no keys.
+    A body repeats ``<topic> <partition> <length>[ keys=<crc>,<crc>...]\\r\\n<batch>``. ``keys`` are the CRC32C of
+    the keys in the batch, ascending, at most 64 of them, or ``*`` for any; without the word the batch has no keys.
     An answer repeats ``<topic> <partition> <base offset> <count>\\n``; the answer to ``outcome`` has the outcome's own
     line before them.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from txmq.errors import BadRequestError, LocalProtocolError, RemoteProtocolError
@@ -108,7 +109,7 @@ def _parse_keys(text: bytes | None) -> frozenset[int] | None:
     if text == b"*":
         return ANY_KEYS
     keys = [int(word) for word in text.split(b",")]
-    if keys[-1] >= 1 << 32 or any(later <= earlier for earlier, later in zip(keys, keys[1:], strict=False)):
+    if keys[-1] >= 1 << 32 or any(later <= earlier for earlier, later in pairwise(keys)):
         raise BadRequestError("keys are CRC32Cs in ascending order, each once")
     return frozenset(keys)
 

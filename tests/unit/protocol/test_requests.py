@@ -1,0 +1,262 @@
+"""The request reader: what it takes, what it refuses, and that the way the stream was cut changes neither."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, VERBS
+from txmq.protocol.requests import OWN_BYTES, ByteBudget, Limits, Request, RequestReader, Violation
+
+Item = Request | Violation
+VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
+    (Path(__file__).resolve().parents[2] / "vectors" / "wire.json").read_text("utf-8")
+)
+LIMIT = 1 << 20
+
+
+def _reader(limit: int = LIMIT, budget: int = 1 << 30) -> RequestReader:
+    return RequestReader(Limits(request_size_bytes_max=limit), ByteBudget(budget))
+
+
+def _bytes(vector: dict[str, Any]) -> bytes:
+    """The stream of a vector: text in latin-1, ``repeat`` times where that is given."""
+    return str(vector["bytes"]).encode("latin-1") * int(vector.get("repeat", 1))
+
+
+def _request(vector: dict[str, Any]) -> Request:
+    verb, arguments, extensions, body, opaque = vector["request"]
+    return (
+        verb.encode(),
+        [word.encode() for word in arguments],
+        None if extensions is None else {name.encode(): value.encode() for name, value in extensions.items()},
+        None if body is None else bytearray(body.encode("latin-1")),
+        opaque.encode(),
+    )
+
+
+def _read(pieces: list[bytes], reader: RequestReader | None = None) -> tuple[list[Item], bool]:
+    """Feed pieces, each in a buffer that is overwritten at once; returns the items and whether the reader is idle."""
+    reader = reader or _reader()
+    items: list[Item] = []
+    for piece in pieces:
+        buffer = bytearray(piece)
+        items += reader.feed(memoryview(buffer))
+        buffer[:] = b"\xaa" * len(buffer)
+    return items, reader.is_idle
+
+
+def _one_by_one(stream: bytes) -> list[bytes]:
+    return [stream[index : index + 1] for index in range(len(stream))]
+
+
+REQUESTS = [pytest.param(_bytes(v), _request(v), id=v["name"]) for v in VECTORS["requests"]]
+VIOLATIONS = [pytest.param(_bytes(v), v["code"], v["opaque"].encode(), id=v["name"]) for v in VECTORS["violations"]]
+TRAILER = b"ping Z9\r\n"
+AFTER: Request = (b"ping", [], None, None, b"Z9")
+
+
+def test_the_vectors_hold_every_verb_and_every_extension() -> None:
+    requests = [_request(v) for v in VECTORS["requests"]]
+    seen = {(verb, name) for verb, _, extensions, _, _ in requests for name in (extensions or {})}
+    assert {verb for verb, *_ in requests} == set(VERBS)
+    assert {(verb.name, name) for verb in VERBS.values() for name in verb.extensions} <= seen
+
+
+@pytest.mark.parametrize(("stream", "request_"), REQUESTS)
+def test_a_request_is_the_same_whole_byte_by_byte_and_in_every_two_pieces(stream: bytes, request_: Request) -> None:
+    assert _read([stream]) == ([request_], True)
+    assert _read(_one_by_one(stream)) == ([request_], True)
+    for cut in range(1, len(stream)):
+        assert _read([stream[:cut], stream[cut:]]) == ([request_], True), cut
+
+
+@pytest.mark.parametrize(("stream", "request_"), REQUESTS)
+def test_what_follows_a_request_is_the_next_one(stream: bytes, request_: Request) -> None:
+    assert _read([stream + TRAILER]) == ([request_, AFTER], True)
+    assert _read(_one_by_one(stream + TRAILER)) == ([request_, AFTER], True)
+    assert _read([TRAILER + stream + stream]) == ([AFTER, request_, request_], True)
+
+
+@pytest.mark.parametrize(("stream", "request_"), REQUESTS)
+def test_a_request_cut_short_at_any_byte_is_unfinished_never_an_error(stream: bytes, request_: Request) -> None:
+    for end in range(len(stream)):
+        assert _read([stream[:end]]) == ([], end == 0), end
+
+
+@pytest.mark.parametrize(("stream", "request_"), REQUESTS)
+def test_any_flipped_bit_gives_requests_or_a_violation_in_whatever_pieces_it_comes(
+    stream: bytes, request_: Request
+) -> None:
+    for bit in range(len(stream) * 8):
+        flipped = bytearray(stream + TRAILER)
+        flipped[bit // 8] ^= 1 << bit % 8
+        whole = _read([bytes(flipped)])
+        assert whole == _read(_one_by_one(bytes(flipped))), bit
+        assert whole[0] != [request_, AFTER], bit
+        for item in whole[0]:
+            assert isinstance(item, Violation) is (len(item) == 4), bit
+
+
+@pytest.mark.parametrize(("stream", "code", "opaque"), VIOLATIONS)
+def test_a_violation_is_told_once_and_the_reader_is_dead(stream: bytes, code: int, opaque: bytes) -> None:
+    reader = _reader()
+    items, _ = _read([TRAILER + stream], reader)
+    assert items[0] == AFTER
+    violation = items[-1]
+    assert isinstance(violation, Violation) and len(items) == 2  # noqa: PT018
+    assert (violation.code, violation.opaque) == (code, opaque)
+    assert violation.text.isascii() and violation.text.isprintable()  # noqa: PT018
+    assert reader.feed(TRAILER) == []
+    assert reader.is_idle
+
+
+@pytest.mark.parametrize(("stream", "code", "opaque"), VIOLATIONS)
+def test_a_violation_does_not_depend_on_how_the_stream_was_cut(stream: bytes, code: int, opaque: bytes) -> None:
+    whole = _read([stream + TRAILER])
+    assert _read(_one_by_one(stream + TRAILER)) == whole
+    for cut in range(1, len(stream), 1 + len(stream) // 200):
+        assert _read([stream[:cut], stream[cut:] + TRAILER]) == whole, cut
+
+
+@pytest.mark.parametrize(
+    ("beginning", "last"),
+    [
+        (b"", b"\x00"),
+        (b"", b"\x16"),  # a TLS hello
+        (b"GET", b" "),
+        (b"SSH-2.0-OpenSSH_9.2p1", b" "),
+        (b"ping", b"\t"),
+        (b"ping A1\r", b"\r"),
+        (b"put t\xff"[:5], b"\xff"),
+        (b"ping " + b"A" * (LINE_SIZE_BYTES_MAX - 6), b"A"),
+    ],
+    ids=["zero", "tls", "http", "ssh", "tab", "two returns", "not ascii", "4 KiB"],
+)
+def test_what_can_never_become_a_request_is_refused_at_its_first_byte(beginning: bytes, last: bytes) -> None:
+    reader = _reader()
+    assert reader.feed(beginning) == []
+    (violation,) = reader.feed(last)
+    assert isinstance(violation, Violation)
+    assert violation.code == 400
+
+
+def test_a_line_of_exactly_the_limit_is_read() -> None:
+    line = b"meta " + b"t" * (LINE_SIZE_BYTES_MAX - 9) + b" A\r\n"
+    assert len(line) == LINE_SIZE_BYTES_MAX
+    assert _read([line])[0] == _read(_one_by_one(line))[0] == [(b"meta", [line.split(b" ")[1]], None, None, b"A")]
+    assert isinstance(_read([line.replace(b"meta", b"meta ")])[0][0], Violation)
+
+
+def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_refused_before_it_arrives() -> None:
+    assert _read([b"put t 0 100 A\r\n" + bytes(100)], _reader(limit=100))[0][0][3] == bytes(100)
+    (violation,) = _read([b"put t 0 101 A\r\n"], _reader(limit=100))[0]
+    assert isinstance(violation, Violation)
+    assert (violation.code, violation.error_name, violation.opaque) == (413, "too-large", b"A")
+
+
+def test_two_requests_in_one_piece_and_one_request_in_many() -> None:
+    put = b"put orders 3 5 A1\r\nhello"
+    request: Request = (b"put", [b"orders", b"3"], None, bytearray(b"hello"), b"A1")
+    assert _read([put * 3]) == ([request] * 3, True)
+    assert _read([put[:-1], put[-1:] + put[:7], put[7:]]) == ([request] * 2, True)
+
+
+def test_a_body_longer_than_its_length_leaves_garbage_that_is_refused() -> None:
+    stream = b"put orders 0 4 A1\r\nhello\r\n"
+    whole = _read([stream])
+    assert whole == _read(_one_by_one(stream))
+    request, violation = whole[0]
+    assert (request[3], type(violation), violation[0]) == (b"hell", Violation, 400)
+
+
+def test_a_long_name_takes_the_table_and_gives_the_same_request() -> None:
+    for length in (1, 199, 200, 201, 1000):
+        name = b"n" * length
+        assert _read([b"put %b 3 2 A1\r\nhi" % name])[0] == [(b"put", [name, b"3"], None, bytearray(b"hi"), b"A1")]
+
+
+def test_empty_lines_between_requests_are_skipped_as_people_type_them() -> None:
+    stream = b"\r\n\n\r\nput t 0 raw 5 1\r\nhello\r\n\r\nstats\n\n"
+    expected = (
+        [(b"put", [b"t", b"0"], {b"raw": b""}, bytearray(b"hello"), b"1"), (b"stats", [], None, None, b"-")],
+        True,
+    )
+    assert _read([stream]) == expected
+    assert _read(_one_by_one(stream)) == expected
+
+
+def test_bodies_are_the_callers_own() -> None:
+    first, second = _read([b"put t 0 2 A\r\nhi" * 2])[0]
+    assert isinstance(first[3], bytearray)
+    first[3][:] = b"XXX"
+    assert second[3] == b"hi"
+
+
+def test_a_declared_length_takes_nothing_from_the_budget() -> None:
+    budget = ByteBudget(1)
+    reader = RequestReader(Limits(), budget)
+    assert reader.feed(b"put t 0 16777216 A\r\n" + bytes(OWN_BYTES)) == []
+    assert budget.used == 0
+
+
+def test_the_budget_counts_what_arrived_and_gets_it_back_when_the_request_is_whole() -> None:
+    budget = ByteBudget(1 << 20)
+    reader = RequestReader(Limits(), budget)
+    assert reader.feed(b"put t 0 20000 A\r\n" + bytes(10_000)) == []
+    assert budget.used == 10_000 - OWN_BYTES
+    assert reader.feed(bytes(9_999)) == []
+    assert budget.used == 19_999 - OWN_BYTES
+    (request,) = reader.feed(bytes(1))
+    assert request[3] == bytes(20_000)
+    assert budget.used == 0
+
+
+def test_a_budget_used_up_refuses_the_large_body_and_not_the_small_one() -> None:
+    budget = ByteBudget(10_000)
+    large, other, small = (RequestReader(Limits(), budget) for _ in range(3))
+    assert large.feed(b"put t 0 20000 A\r\n" + bytes(OWN_BYTES + 10_000)) == []
+    assert small.feed(b"put t 0 4000 B\r\n" + bytes(3_999)) == []
+    (violation,) = other.feed(b"put t 0 20000 C\r\n" + bytes(OWN_BYTES + 1))
+    assert isinstance(violation, Violation)
+    assert (violation.code, violation.error_name, violation.opaque) == (429, "overloaded", b"C")
+    assert len(small.feed(bytes(1))) == 1
+    assert budget.used == 10_000
+    (violation,) = large.feed(bytes(1))
+    assert isinstance(violation, Violation)
+    assert budget.used == 0, "the refused one gives back what it held"
+
+
+def test_a_connection_that_ends_gives_back_what_it_held() -> None:
+    budget = ByteBudget(1 << 20)
+    reader = RequestReader(Limits(), budget)
+    reader.feed(b"put t 0 20000 A\r\n" + bytes(10_000))
+    assert not reader.is_idle
+    reader.close()
+    reader.close()
+    assert (budget.used, reader.is_idle, reader.feed(b"ping A\r\n")) == (0, True, [])
+
+
+@st.composite
+def _streams(draw: st.DrawFn) -> bytes:
+    """Vectors, garbage and mutations of vectors, one behind the other."""
+    sound = st.sampled_from([_bytes(v) for v in VECTORS["requests"]])
+    wrong = st.sampled_from([_bytes(v)[:300] for v in VECTORS["violations"]])
+    stream = b"".join(draw(st.lists(st.one_of(sound, sound, sound, wrong, st.binary(max_size=30)), max_size=8)))
+    for place, byte in draw(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=2)):
+        stream = stream[:place] + bytes([byte]) + stream[place + 1 :]
+    return stream
+
+
+@settings(max_examples=300, deadline=None)
+@given(stream=_streams(), cuts=st.lists(st.integers(0, 2000), max_size=20))
+def test_the_items_are_the_same_for_every_way_to_cut_the_stream(stream: bytes, cuts: list[int]) -> None:
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[start:end] for start, end in pairwise(places)]
+    assert _read(pieces) == _read([stream])
