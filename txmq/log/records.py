@@ -13,7 +13,10 @@ messages all belong to that transaction).
 Invariants:
     * ``decode`` gives out messages only of batches that are whole: CRC and place (where known) are right, header and
       content agree;
-    * inflating is bounded (``compression``).
+    * inflating is bounded (``compression``);
+    * records are parsed in ``bytes`` or ``bytearray`` memory only: the compiled reader may look one byte behind the end
+      of a malformed batch, which there is a NUL that ends what it reads (it then refuses the batch); and it lets a
+      length near 2^63 through to the allocator, whose MemoryError is a malformed record like any other.
 """
 
 from __future__ import annotations
@@ -140,8 +143,10 @@ def decode(
     for batch in decode_raw(buffer, topic, partition, topic_id=topic_id, expected_offset=expected_offset):
         try:
             _decode_batch(messages, batch, topic, partition, inflated_size_bytes_max)
-        except (_Malformed, ValueError, IndexError, OverflowError) as error:
-            raise _invalid(topic, partition, batch.base_offset, str(error)) from error
+        except _Malformed as error:
+            raise _invalid(topic, partition, batch.base_offset, str(error.args[0])) from error
+        except (ValueError, IndexError, OverflowError, MemoryError) as error:
+            raise _invalid(topic, partition, batch.base_offset, f"malformed record: {error}") from error
         except InvalidBatchError as error:
             raise _invalid(topic, partition, batch.base_offset, str(error)) from error
     return messages
@@ -180,7 +185,7 @@ def _decode_batch(
     end, txid, append = offset + count, None, messages.append
     for record in _Batch(source):
         headers, timestamp_ms = record.headers, record.timestamp
-        if record.offset != offset or timestamp_ms > max_ms:
+        if record.offset != offset or not -1 <= timestamp_ms <= max_ms:
             raise InvalidBatchError(
                 f"record {record.offset} of {timestamp_ms} ms where {offset} until {max_ms} ms was to be"
             )
