@@ -56,6 +56,8 @@ class Core:
     def __init__(self, identity: Identity, settings: BrokerSettings, state: State, now_ms: int) -> None:
         self.context = Context(identity, settings, state, now_ms=now_ms, started_ms=now_ms)
         self._next_peer = 1
+        for session in state.sessions.values():
+            session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared
         self._group_size_bytes_max = settings.group_size_bytes_max
 
     # --- connections -------------------------------------------------------------------------------------------------

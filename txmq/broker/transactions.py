@@ -10,10 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from txmq.log import records
-from txmq.log.batch import check
-from txmq.log.partition import Partition
-
 from txmq.broker import settlement
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
@@ -34,6 +30,9 @@ from txmq.errors import (
     UnknownTopicError,
     UnknownTransactionError,
 )
+from txmq.log import records
+from txmq.log.batch import check
+from txmq.log.partition import Partition
 from txmq.model import Storage, TransactionKind, is_valid_name
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
