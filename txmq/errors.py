@@ -44,6 +44,10 @@ class RequestTimeoutError(TxmqError):
     retriable: ClassVar[bool] = True
 
 
+class DeliveryUnknownError(TxmqError):
+    """Whether a message sent outside a transaction was stored is not known; sending it anew may store it twice."""
+
+
 class ClosedError(TxmqError):
     """The client, producer or transaction was used after it was closed."""
 

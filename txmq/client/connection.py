@@ -1,0 +1,241 @@
+"""A connection that is remade when it is needed: addresses, back-off, the greeting, the session.
+
+Theory of operation. ``link`` hands out the live ``Link`` or makes one: it connects to the addresses in turn and sends
+``hello``, which resumes the session before anybody else can send. A failed attempt is reported at once; the next one
+waits out a back-off first, so that callers may simply repeat. Nothing is sent again here: whoever asked knows whether
+that is safe (``repeat`` is for requests that only ask).
+
+Invariants:
+    * A ``Link`` that is handed out has been greeted; its session, where the connection has one, is bound to it.
+    * After ``fork`` the child starts anew, with another session; the parent's conversation goes on untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from txmq.client.link import Link, Reply
+from txmq.client.session import PROTOCOL, Session, parse_hello
+from txmq.errors import ClosedError, ConnectionLostError, FencedError, RequestTimeoutError, TxmqError
+from txmq.protocol.commands import Word
+from txmq.runtime import net
+from txmq.runtime.ports import Buffer, Clock
+from txmq.runtime.threads import Lock, Signal, watch_forks
+
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
+IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
+
+
+class Connection:
+    """See the module's docstring.
+
+    Args:
+        addresses: (host, port) pairs, tried in turn.
+        name: this client's name, for the broker's lists and logs.
+        clock: for deadlines.
+        connect_timeout: seconds for one attempt.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(
+        self, addresses: Sequence[tuple[str, int]], name: str, clock: Clock, connect_timeout: float = 5.0
+    ) -> None:
+        self._addresses, self._name, self._clock = list(addresses), name, clock
+        self._connect_timeout = connect_timeout
+        self._link: Link | None = None
+        self._session: Session | None = None
+        self._lock = Lock()
+        self._backoff_s = 0.0
+        self._retry_at = 0.0
+        self._closed = False
+        self._wake = Signal()
+        watch_forks(self)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def call(
+        self, verb: str, *arguments: Word, timeout: float,
+        extensions: Mapping[str, Word | None] | None = None, body: Sequence[Buffer] | None = None,
+    ) -> bytes:  # fmt: skip
+        """Send a request and wait for its answer; the answer's body.
+
+        Raises:
+            BrokerError: the broker refused; its class says why.
+            ConnectionLostError, RequestTimeoutError: whether the request was executed is not known.
+            LocalProtocolError: the protocol cannot carry it; nothing was sent.
+        """
+        return self.submit(verb, *arguments, timeout=timeout, extensions=extensions, body=body).result()
+
+    def submit(
+        self, verb: str, *arguments: Word, timeout: float,
+        extensions: Mapping[str, Word | None] | None = None, body: Sequence[Buffer] | None = None,
+    ) -> Reply:  # fmt: skip
+        """As ``call``, without waiting: the request is on its way when this returns; see ``Reply.result``."""
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            link = self.link(deadline)
+            try:
+                return link.request(deadline, verb, *arguments, extensions=extensions, body=body)
+            except ConnectionLostError:
+                if link.failure is None:  # pragma: no cover - a link raises its own failure only
+                    raise
+
+    def repeat(
+        self, verb: str, *arguments: Word, timeout: float, extensions: Mapping[str, Word | None] | None = None
+    ) -> bytes:
+        """As ``call``, again after a lost connection, for requests that change nothing or the same thing again."""
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            remaining = deadline - self._clock.monotonic()
+            try:
+                return self.call(verb, *arguments, timeout=remaining, extensions=extensions)
+            except ConnectionLostError:
+                if self._closed or self._clock.monotonic() >= deadline:
+                    raise
+
+    # --- the link ----------------------------------------------------------------------------------------------------
+
+    def link(self, deadline: float) -> Link:
+        """The live link, made if need be.
+
+        Raises:
+            ConnectionLostError: no address could be connected to.
+            ClosedError: the connection was closed.
+        """
+        link = self._link
+        if link is None or link.failure is not None or self._found_stale(link):
+            link = self._make(deadline)
+        link.used_at = self._clock.monotonic()
+        return link
+
+    def session_link(self, deadline: float) -> tuple[Link, Session]:
+        """The live link with the session bound to it; makes both if need be. Errors: of ``link`` and of ``hello``."""
+        link = self.link(deadline)
+        session = link.session
+        if session is None:
+            with _Held(self._lock, deadline, self._clock):
+                session = link.session or self._hello(link, deadline, wish="new")
+        assert session is not None
+        return link, session
+
+    def renew_session(self, old: Session, deadline: float) -> None:
+        """Give up a session that contradicts itself; the next ``session_link`` has another."""
+        with _Held(self._lock, deadline, self._clock):
+            if self._session is not None and self._session.is_same(old):
+                self._session = None
+                if self._link is not None:
+                    self._link.fail(ConnectionLostError("the session was given up"))
+
+    @property
+    def session(self) -> Session | None:
+        """The session in use, if there is one yet."""
+        return self._session
+
+    def _found_stale(self, link: Link) -> bool:
+        return self._clock.monotonic() - link.used_at > IDLE_CHECK_S and link.is_stale()
+
+    def _make(self, deadline: float) -> Link:
+        with _Held(self._lock, deadline, self._clock):
+            link = self._link
+            if link is not None and link.failure is None:
+                return link
+            self._wait_out_backoff(deadline)
+            if self._closed:
+                raise ClosedError("the client is closed")
+            try:
+                self._link = self._connected(deadline)
+            except TxmqError:
+                self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+                self._retry_at = self._clock.monotonic() + self._backoff_s
+                raise
+            self._backoff_s = 0.0
+            return self._link
+
+    def _wait_out_backoff(self, deadline: float) -> None:
+        if self._backoff_s and not self._closed:
+            wait = min(self._retry_at, deadline) - self._clock.monotonic()
+            if wait > 0:
+                self._wake.wait(wait)
+
+    def _connected(self, deadline: float) -> Link:
+        failures = []
+        for host, port in self._addresses:
+            remaining = min(deadline - self._clock.monotonic(), self._connect_timeout)
+            if remaining <= 0:
+                break
+            try:
+                stream = net.connect(host, port, remaining)
+            except OSError as error:
+                failures.append(f"{host}:{port}: {error}")
+                continue
+            link = Link(stream, self._clock, f"{host}:{port}")
+            try:
+                self._greet(link, deadline)
+            except BaseException as error:
+                link.fail(ConnectionLostError("the greeting failed"))
+                if not isinstance(error, ConnectionLostError | RequestTimeoutError):
+                    raise
+                failures.append(str(error))
+                continue
+            return link
+        raise ConnectionLostError(f"cannot connect to {'; '.join(failures) or 'the broker in time'}")
+
+    # --- hello -------------------------------------------------------------------------------------------------------
+
+    def _greet(self, link: Link, deadline: float) -> None:
+        """Introduce this client; resume its session, or take a new one where the broker no longer knows it."""
+        known = self._session
+        if known is None:
+            self._hello(link, deadline, wish="none")
+            return
+        try:
+            resumed = self._hello(link, deadline, wish=f"{known.id:x}.{known.epoch}")
+        except FencedError:
+            resumed = None
+        if resumed is None or not resumed.is_same(known):
+            # Forgotten, or issued by another broker under this address.
+            self._session = None
+            self._hello(link, deadline, wish="new")
+        else:
+            self._session = link.session = known  # it counts the transactions
+
+    def _hello(self, link: Link, deadline: float, wish: str) -> Session | None:
+        attempt = min(deadline, self._clock.monotonic() + self._connect_timeout)
+        reply = link.request(attempt, "hello", PROTOCOL, self._name, extensions={"session": wish})
+        fields = parse_hello(reply.result())
+        if fields.get("session") is None:
+            return None
+        link.session = self._session = Session(fields)
+        return link.session
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close; unanswered requests are told that the connection is lost."""
+        self._closed = True
+        self._wake.set()
+        link, self._link = self._link, None
+        if link is not None:
+            link.fail(ConnectionLostError("the client was closed"))
+
+    def forked(self) -> None:
+        """In a forked child: start anew."""
+        link, self._link, self._session = self._link, None, None
+        self._lock, self._wake = Lock(), Signal()
+        if link is not None:
+            link.forget()
+
+
+class _Held:
+    """A lock held for a block, or RequestTimeoutError when the deadline passes first."""
+
+    def __init__(self, lock: Lock, deadline: float, clock: Clock) -> None:
+        self._lock, self._deadline, self._clock = lock, deadline, clock
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=max(self._deadline - self._clock.monotonic(), 0.0)):
+            raise RequestTimeoutError("another thread is still connecting")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,416 @@
+"""What a producer decides: batches, sequences, retries, deadlines. Sans-I/O and deterministic.
+
+Theory of operation. Per partition there is one queue of batches in the order in which they were sent by the application;
+all of it is numbered by one dense sequence. ``poll`` gives out what may go on the wire now, at most ``in_flight_max``
+unanswered batches a partition; the shell sends those at once and in this order on one connection, and tells what became
+of them: ``answered``, ``refused``, or ``disconnected`` for all.
+
+A batch is WAITING, IN_FLIGHT or DONE (acknowledged behind one that is not). Its sequence is what stands before it in the
+queue, so it is fixed when all before it are. It is *uncertain* from the moment it is given out until the broker answers:
+
+    * lost connection: all in flight wait again and keep their sequences; sent again in order, what the broker has already
+      is answered as a duplicate;
+    * definitely refused: neither this batch nor any behind it was stored (those left a gap and are refused with
+      ``sequence``). The partition stalls until the rest of its flight is answered, then goes on from its head: with the
+      same number where the refused batch is tried again, renumbered where it was dropped;
+    * "unavailable" and "internal error" refuse, but say nothing about the fate: tried again, uncertain;
+    * deadline: what was never stored for certain is withdrawn and says so; what is uncertain is reported as unknown to the
+      one who sent it, and still sent until it is known, because all behind it are numbered after it;
+    * another session: its numbers begin at 0, so what is uncertain can never be known: reported, and never sent again.
+
+Invariants:
+    * batches of a partition are stored in queue order, each at most once;
+    * a batch is finished (``take_finished``) exactly once, as stored at an offset or with an error;
+    * an error that says "nothing was stored" is true.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from txmq.errors import (
+    BrokerError,
+    DeliveryUnknownError,
+    FencedError,
+    ForbiddenError,
+    RequestTimeoutError,
+    SequenceError,
+    TxmqError,
+    UnavailableError,
+)
+from txmq.log import records
+
+SEQUENCE_MASK = 0x7FFFFFFF
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
+DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so a fate, only if their deadlines are this close
+RECORD_OVERHEAD_BYTES = 32  # of a record and of each header, at most: lengths, deltas, attributes
+BATCH_OVERHEAD_BYTES = 128  # header of the batch and its request's line
+
+Headers = Sequence[tuple[str, bytes]]
+Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp ms
+
+
+class BatchState(enum.Enum):
+    """Where a batch of the queue stands."""
+
+    WAITING = "waiting"
+    IN_FLIGHT = "in flight"
+    DONE = "done"  # stored; kept while one before it is not
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerLimits:
+    """Settings of a producer.
+
+    Attributes:
+        linger_s: how long a batch waits for company before it is sent.
+        batch_size_bytes: a batch is closed when it would grow over this.
+        buffer_size_bytes: all unfinished batches together.
+        in_flight_max: unanswered batches a partition; the session's own limit counts as well.
+        compression: "gzip", "lz4", "zstd" or None.
+    """
+
+    linger_s: float = 0.0
+    batch_size_bytes: int = 256 << 10
+    buffer_size_bytes: int = 64 << 20
+    in_flight_max: int = 8
+    compression: str | None = None
+
+
+class Batch:
+    """Messages that share a partition, a request and a fate.
+
+    Attributes:
+        content: what is sent, once it is closed; its sequence is written when it is given out.
+        transmission: how often it was given out; tells late answers apart.
+        base_offset, error: the end, once finished; exactly one of them is set.
+        owner: the shell's.
+    """
+
+    __slots__ = (
+        "base_offset", "content", "count", "created_at", "deadline", "error", "is_finished", "is_uncertain", "owner",
+        "queue", "records", "refusal", "sequence", "size_bytes", "state", "transmission",
+    )  # fmt: skip
+
+    def __init__(self, queue: PartitionQueue, created_at: float, deadline: float) -> None:
+        self.queue, self.created_at, self.deadline = queue, created_at, deadline
+        self.records: list[Record] = []
+        self.content: bytearray | None = None
+        self.count, self.size_bytes = 0, BATCH_OVERHEAD_BYTES
+        self.state = BatchState.WAITING
+        self.sequence = self.transmission = 0
+        self.is_uncertain = self.is_finished = False
+        self.base_offset: int | None = None
+        self.error: TxmqError | None = None
+        self.refusal: TxmqError | None = None  # why it waits again
+        self.owner: object = None
+
+
+class PartitionQueue:
+    """The unfinished batches of one partition, in order.
+
+    Attributes:
+        base_sequence: the sequence of the queue's first message.
+        open: the last batch of the queue while messages may still join it.
+        stalled: something was refused; nothing is sent until the rest of the flight is answered.
+        not_before: back-off; monotonic time.
+    """
+
+    __slots__ = (
+        "backoff_s", "base_sequence", "batches", "in_flight", "not_before", "open", "partition", "stalled", "topic",
+        "topic_bytes",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic, self.partition, self.topic_bytes = topic, partition, topic.encode("ascii")
+        self.batches: deque[Batch] = deque()
+        self.open: Batch | None = None
+        self.base_sequence = self.in_flight = 0
+        self.stalled = False
+        self.not_before = self.backoff_s = 0.0
+
+
+class ProducerCore:
+    """See the module's docstring. All times are monotonic seconds, handed in."""
+
+    def __init__(self, limits: ProducerLimits) -> None:
+        self.limits = limits
+        self.buffered_bytes = 0
+        self.unfinished = 0  # batches that somebody waits for
+        self.needs_session = False  # the session contradicts itself: the shell gets another one
+        self.needs_connection = False  # the connection does not speak for the session: the shell makes another one
+        self._in_flight_max = limits.in_flight_max
+        self._producer: tuple[int, int] | None = None  # session id and epoch of the numbers in use
+        self._is_connected = False
+        self._queues: dict[tuple[str, int], PartitionQueue] = {}
+        self._active: dict[PartitionQueue, None] = {}  # those with batches
+        self._finished: list[Batch] = []
+
+    # --- what the application sends ----------------------------------------------------------------------------------
+
+    def append(self, topic: str, partition: int, record: Record, now: float, deadline: float) -> tuple[Batch, int]:
+        """Add one message; its batch, and its number in it."""
+        queue = self._queue(topic, partition)
+        key, value, headers, _ = record
+        size = len(value) + RECORD_OVERHEAD_BYTES + (len(key) if key is not None else 0)
+        for name, content in headers:
+            size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
+        batch = queue.open
+        if (
+            batch is None
+            or batch.size_bytes + size > self.limits.batch_size_bytes
+            or not -DEADLINE_SPREAD_S < deadline - batch.deadline < DEADLINE_SPREAD_S
+        ):
+            batch = queue.open = self._new_batch(queue, now, deadline)
+        batch.records.append(record)
+        batch.count += 1
+        batch.size_bytes += size
+        batch.deadline = max(batch.deadline, deadline)
+        self.buffered_bytes += size
+        return batch, batch.count - 1
+
+    def add(self, topic: str, partition: int, content: bytearray, count: int, now: float, deadline: float) -> Batch:
+        """Add a batch that is encoded already."""
+        queue = self._queue(topic, partition)
+        queue.open = None
+        batch = self._new_batch(queue, now, deadline)
+        batch.content, batch.count = content, count
+        batch.size_bytes += len(content)
+        self.buffered_bytes += len(content)
+        return batch
+
+    def close_open(self) -> None:
+        """Let no further message join: what lingers may go (flush)."""
+        for queue in self._active:
+            queue.open = None
+
+    def unfinished_batches(self) -> list[Batch]:
+        """All that somebody waits for."""
+        return [batch for queue in self._active for batch in queue.batches if not batch.is_finished]
+
+    def _queue(self, topic: str, partition: int) -> PartitionQueue:
+        queue = self._queues.get((topic, partition))
+        if queue is None:
+            queue = self._queues[topic, partition] = PartitionQueue(topic, partition)
+        return queue
+
+    def _new_batch(self, queue: PartitionQueue, now: float, deadline: float) -> Batch:
+        batch = Batch(queue, now, deadline)
+        queue.batches.append(batch)
+        self._active[queue] = None
+        self.unfinished += 1
+        self.buffered_bytes += batch.size_bytes
+        return batch
+
+    # --- what goes on the wire ---------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> list[Batch]:
+        """What may be sent now, in the order of sending; each is in flight from here on."""
+        if not self._is_connected or self.needs_session or self.needs_connection:
+            return []
+        given: list[Batch] = []
+        for queue in self._active:
+            if queue.in_flight < self._in_flight_max:
+                self._poll_queue(queue, now, given)
+        return given
+
+    def _poll_queue(self, queue: PartitionQueue, now: float, given: list[Batch]) -> None:
+        if queue.stalled and not queue.in_flight:
+            queue.stalled = False
+        if queue.stalled or now < queue.not_before:
+            return
+        sequence = queue.base_sequence
+        for batch in queue.batches:
+            if queue.in_flight >= self._in_flight_max:
+                return
+            if batch.state is BatchState.WAITING:
+                if batch is queue.open:
+                    if now < batch.created_at + self.limits.linger_s:
+                        return
+                    queue.open = None
+                self._give_out(batch, sequence)
+                queue.in_flight += 1
+                given.append(batch)
+            sequence = (sequence + batch.count) & SEQUENCE_MASK
+
+    def _give_out(self, batch: Batch, sequence: int) -> None:
+        assert self._producer is not None
+        if batch.content is None:
+            batch.content = records.encode(batch.records, compression=self.limits.compression)
+            batch.records = []
+        if batch.is_uncertain and sequence != batch.sequence:
+            raise AssertionError(f"an uncertain batch of sequence {batch.sequence} would become {sequence}")
+        if not batch.is_uncertain:
+            records.set_sequence(batch.content, *self._producer, sequence)
+        batch.sequence, batch.is_uncertain = sequence, True
+        batch.state = BatchState.IN_FLIGHT
+        batch.transmission += 1
+
+    def next_wakeup(self) -> float:
+        """When ``poll`` or ``expire`` has something to do without any event; infinity if never."""
+        wakeup = float("inf")
+        for queue in self._active:
+            for batch in queue.batches:
+                if not batch.is_finished:
+                    wakeup = min(wakeup, batch.deadline)
+            head_waits = not queue.in_flight and queue.batches
+            if head_waits and self._is_connected:
+                lingers = queue.batches[0] is queue.open
+                due = queue.batches[0].created_at + self.limits.linger_s if lingers else 0.0
+                wakeup = min(wakeup, max(due, queue.not_before))
+            elif queue.open is not None and queue.in_flight < self._in_flight_max and not queue.stalled:
+                wakeup = min(wakeup, queue.open.created_at + self.limits.linger_s)
+        return wakeup
+
+    # --- what became of it -------------------------------------------------------------------------------------------
+
+    def answered(self, batch: Batch, base_offset: int) -> None:
+        """The broker stored it, now or before. True of whichever transmission the answer belongs to."""
+        if batch.state is BatchState.DONE or batch not in batch.queue.batches:
+            return
+        queue = batch.queue
+        if batch.state is BatchState.IN_FLIGHT:
+            queue.in_flight -= 1
+        batch.state, batch.is_uncertain = BatchState.DONE, False
+        queue.backoff_s = queue.not_before = 0.0
+        self._finish(batch, base_offset, None)
+        while queue.batches and queue.batches[0].state is BatchState.DONE:
+            head = queue.batches.popleft()
+            queue.base_sequence = (queue.base_sequence + head.count) & SEQUENCE_MASK
+        if not queue.batches:
+            del self._active[queue]
+
+    def refused(self, batch: Batch, transmission: int, error: BrokerError, now: float) -> None:
+        """The broker refused this transmission."""
+        if batch.state is not BatchState.IN_FLIGHT or transmission != batch.transmission:
+            return
+        queue = batch.queue
+        queue.in_flight -= 1
+        batch.state = BatchState.WAITING
+        if isinstance(error, FencedError):
+            self.needs_session = True
+        elif isinstance(error, ForbiddenError):
+            batch.is_uncertain = batch.transmission > 1 and batch.is_uncertain
+            self.needs_connection = True
+        elif isinstance(error, UnavailableError) or type(error) is BrokerError:
+            self._try_again(batch, error, now)
+        elif isinstance(error, SequenceError):
+            self._refused_sequence(batch)
+        else:
+            self._refused_for_certain(batch, error, now)
+
+    def _refused_sequence(self, batch: Batch) -> None:
+        """Behind a gap of ours this is what must come; anywhere else our numbers and the broker's contradict each other."""
+        if not batch.queue.stalled:
+            self.needs_session = True
+
+    def _refused_for_certain(self, batch: Batch, error: BrokerError, now: float) -> None:
+        queue = batch.queue
+        behind = False
+        for other in queue.batches:
+            behind = behind or other is batch
+            if behind:
+                other.is_uncertain = False
+        queue.stalled = True
+        if error.retriable and now < batch.deadline:
+            self._try_again(batch, error, now)
+            batch.is_uncertain = False
+        else:
+            self._remove(batch)
+            self._finish(batch, None, error)
+
+    def _try_again(self, batch: Batch, error: BrokerError, now: float) -> None:
+        queue = batch.queue
+        batch.refusal = error
+        queue.stalled = True
+        queue.backoff_s = min(max(queue.backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+        queue.not_before = now + queue.backoff_s
+
+    def disconnected(self) -> None:
+        """The connection is lost: nothing of the flight will be answered on it."""
+        self._is_connected = False
+        for queue in self._active:
+            queue.stalled, queue.in_flight, queue.not_before = False, 0, 0.0
+            for batch in queue.batches:
+                if batch.state is BatchState.IN_FLIGHT:
+                    batch.state = BatchState.WAITING
+
+    def connected(self, session: int, epoch: int, in_flight_max: int) -> None:
+        """A connection that speaks for this session is there; everything unanswered goes out again, in order."""
+        self._is_connected = True
+        self.needs_session = self.needs_connection = False
+        self._in_flight_max = min(self.limits.in_flight_max, in_flight_max)
+        if self._producer == (session, epoch):
+            return
+        self._producer = (session, epoch)
+        for queue in list(self._queues.values()):
+            queue.base_sequence = 0
+            for batch in list(queue.batches):
+                if batch.is_uncertain or batch.state is BatchState.DONE:
+                    self._remove(batch)
+                    self._finish(batch, None, _unknown(batch, "its session ended before the answer came"))
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def expire(self, now: float, reason: TxmqError | None = None) -> None:
+        """Finish what is past its deadline; ``reason`` says why nothing could be sent, where that is so."""
+        for queue in list(self._active):
+            for batch in _overdue(queue, now):
+                if batch.is_uncertain or batch.state is BatchState.IN_FLIGHT:
+                    self._finish(batch, None, _unknown(batch, "no answer came in time"))
+                else:
+                    self._remove(batch)
+                    self._finish(batch, None, batch.refusal or _not_sent(batch, reason))
+
+    def abort(self, reason: str) -> None:
+        """Finish everything (the producer is closed); zombies are forgotten as well."""
+        for queue in list(self._active):
+            for batch in list(queue.batches):
+                error = _unknown(batch, reason) if batch.is_uncertain else RequestTimeoutError(f"not sent: {reason}")
+                self._remove(batch)
+                self._finish(batch, None, error)
+
+    def take_finished(self) -> list[Batch]:
+        """The batches finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _finish(self, batch: Batch, base_offset: int | None, error: TxmqError | None) -> None:
+        if batch.is_finished:  # its sender was told "unknown" before
+            return
+        batch.is_finished = True
+        batch.base_offset, batch.error = base_offset, error
+        self.unfinished -= 1
+        self._finished.append(batch)
+
+    def _remove(self, batch: Batch) -> None:
+        queue = batch.queue
+        if batch.state is BatchState.IN_FLIGHT:
+            queue.in_flight -= 1
+        queue.batches.remove(batch)
+        if queue.open is batch:
+            queue.open = None
+        if not queue.batches:
+            del self._active[queue]
+
+
+def _overdue(queue: PartitionQueue, now: float) -> Iterator[Batch]:
+    return iter([batch for batch in queue.batches if not batch.is_finished and batch.deadline <= now])
+
+
+def _unknown(batch: Batch, why: str) -> DeliveryUnknownError:
+    queue = batch.queue
+    return DeliveryUnknownError(
+        f"whether {batch.count} message(s) for {queue.topic}-{queue.partition} were stored is not known: {why}"
+    )
+
+
+def _not_sent(batch: Batch, reason: TxmqError | None) -> TxmqError:
+    queue = batch.queue
+    text = f"{batch.count} message(s) for {queue.topic}-{queue.partition} were not sent in time, nothing was stored"
+    if reason is None:
+        return RequestTimeoutError(text)
+    return type(reason)(f"{text}: {reason}")

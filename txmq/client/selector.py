@@ -1,0 +1,115 @@
+"""Which partition a message goes to.
+
+A selector sees the topic's *declared* partitions, reachable or not: the same key always goes the same way (P7).
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Protocol
+
+from crc32c import crc32c
+
+from txmq.errors import LocalProtocolError
+from txmq.model import Message
+
+
+class PartitionSelector(Protocol):
+    """Chooses a partition. Called by any thread that sends."""
+
+    def select(self, topic: str, partitions: int, message: Message) -> int:
+        """Choose.
+
+        Args:
+            topic: its name.
+            partitions: how many it has; they are numbered from 0.
+            message: what is sent; its partition and offset are -1.
+
+        Returns:
+            0 to ``partitions - 1``.
+        """
+
+
+class RoundRobinSelector:
+    """Each message to the next partition, whatever its key."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def select(self, topic: str, partitions: int, message: Message) -> int:
+        """See ``PartitionSelector``."""
+        return next(self._numbers) % partitions
+
+
+class KeyHashSelector:
+    """CRC32C of the key modulo the partitions; without a key, the next partition. The default.
+
+    In compiled code (0.1 us a key), where murmur2 in Python takes 3.7 us.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def select(self, topic: str, partitions: int, message: Message) -> int:
+        """See ``PartitionSelector``."""
+        key = message.key
+        return (next(self._numbers) if key is None else crc32c(key)) % partitions
+
+
+class KafkaPartitionSelector:
+    """As Kafka's default partitioner: murmur2 of the key; without a key, the next partition.
+
+    Source: Apache Kafka, ``Utils.murmur2`` and ``BuiltInPartitioner.partitionForKey``.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def select(self, topic: str, partitions: int, message: Message) -> int:
+        """See ``PartitionSelector``."""
+        key = message.key
+        return (next(self._numbers) if key is None else murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+class FixedSelector:
+    """Every message to one partition."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+
+    def select(self, topic: str, partitions: int, message: Message) -> int:
+        """See ``PartitionSelector``."""
+        return self._partition
+
+
+def checked(partition: object, topic: str, partitions: int) -> int:
+    """A partition that exists.
+
+    Raises:
+        TypeError: not a number.
+        LocalProtocolError: not one of the topic's partitions.
+    """
+    if not isinstance(partition, int):
+        raise TypeError(f"a partition is an int, not {type(partition).__name__}")
+    if not 0 <= partition < partitions:
+        raise LocalProtocolError(f"topic {topic!r} has partitions 0 to {partitions - 1}, not {partition}")
+    return partition
+
+
+_MASK = 0xFFFFFFFF
+_M = 0x5BD1E995
+
+
+def murmur2(key: bytes) -> int:
+    """MurmurHash2 with Kafka's seed, as an unsigned 32 bit number."""
+    size = len(key)
+    h = 0x9747B28C ^ size
+    whole = size & ~3
+    for position in range(0, whole, 4):
+        k = int.from_bytes(key[position : position + 4], "little") * _M & _MASK
+        k = (k ^ (k >> 24)) * _M & _MASK
+        h = (h * _M & _MASK) ^ k
+    if size > whole:
+        h = (h ^ int.from_bytes(key[whole:], "little")) * _M & _MASK
+    h = (h ^ (h >> 13)) * _M & _MASK
+    return h ^ (h >> 15)

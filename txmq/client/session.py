@@ -1,0 +1,85 @@
+"""Who this client is to its broker: the session behind txids and producer sequences.
+
+A session is made when the first one needs it, resumed by each new connection, and replaced when the broker no longer
+knows it (410) or is another broker than the one that issued it. What the old session left unanswered is then unknown
+for good, and whoever asked is told so.
+
+Invariants:
+    * A counter is issued once per session: a txid never names two transactions.
+    * ``floor`` is the highest n with all counters up to n finished; it never falls.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from typing import Any
+
+from txmq.errors import RemoteProtocolError
+from txmq.runtime.threads import Lock
+from txmq.xid import TxId
+
+PROTOCOL = 1
+
+
+class Session:
+    """One session, as the broker's ``hello`` told it.
+
+    Attributes:
+        cluster, home: ids of the cluster and of the broker whose journal decides.
+        id: the session's number; also the producer id of its batches.
+        in_flight_max: unanswered batches per partition that the broker tells apart from duplicates.
+        request_size_bytes_max: largest body of a request.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        try:
+            self.cluster, self.home = int(fields["cluster"], 16), int(fields["home"], 16)
+            self.id, self.epoch = int(fields["session"], 16), int(fields["epoch"])
+            self.in_flight_max = int(fields["in_flight_max"])
+            self.request_size_bytes_max = int(fields["request_size_bytes_max"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the answer to hello lacks or garbles {error}") from None
+        self._lock = Lock()
+        self._issued = 0
+        self._floor = 0
+        self._finished: list[int] = []  # heap of the finished counters above the floor
+
+    def next_txid(self) -> TxId:
+        """A transaction id never used before."""
+        with self._lock:
+            self._issued += 1
+            return TxId(self.cluster, self.home, self.id, self._issued)
+
+    def finished(self, counter: int) -> None:
+        """The end of the transaction with this counter was seen; once per counter."""
+        with self._lock:
+            heapq.heappush(self._finished, counter)
+            while self._finished and self._finished[0] <= self._floor + 1:
+                self._floor = max(self._floor, heapq.heappop(self._finished))
+
+    @property
+    def floor(self) -> int:
+        """The highest n such that every counter up to n is finished; 0 if there is none."""
+        return self._floor
+
+    def is_same(self, other: Session) -> bool:
+        """Whether both name the same session of the same broker."""
+        return (self.cluster, self.home, self.id, self.epoch) == (other.cluster, other.home, other.id, other.epoch)
+
+
+def parse_hello(body: bytes) -> dict[str, Any]:
+    """Read the answer to ``hello``.
+
+    Raises:
+        RemoteProtocolError: it is not one.
+    """
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        raise RemoteProtocolError(f"the answer to hello is not JSON: {body[:80]!r}") from None
+    if not isinstance(fields, dict) or fields.get("protocol") != PROTOCOL:
+        raise RemoteProtocolError(f"the answer to hello is not of protocol {PROTOCOL}: {body[:80]!r}")
+    return fields
