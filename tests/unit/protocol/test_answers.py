@@ -1,0 +1,178 @@
+"""Answers: what the broker writes, the client reads; anything else is a fault, found at once."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from txmq.errors import (
+    BadRequestError,
+    BrokerError,
+    OffsetOutOfRangeError,
+    RemoteProtocolError,
+    UnknownTopicError,
+    broker_error,
+)
+from txmq.protocol import answers
+from txmq.protocol.answers import Answer, AnswerReader
+from txmq.protocol.grammar import ERROR_SIZE_BYTES_MAX
+from txmq.protocol.requests import Violation
+
+VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
+    (Path(__file__).resolve().parents[2] / "vectors" / "wire.json").read_text("utf-8")
+)
+LIMIT = 1 << 20
+
+
+def _bytes(vector: dict[str, Any]) -> bytes:
+    return str(vector["bytes"]).encode("latin-1")
+
+
+def _answer(vector: dict[str, Any]) -> Answer:
+    code, opaque, body, is_value = vector["answer"]
+    return code, opaque.encode(), body.encode("latin-1"), is_value
+
+
+ANSWERS = [pytest.param(_bytes(v), _answer(v), id=v["name"]) for v in VECTORS["answers"]]
+FAULTS = [pytest.param(_bytes(v), id=v["name"]) for v in VECTORS["faults"]]
+TRAILER, AFTER = b"value 2 Z9\r\nhi", (200, b"Z9", b"hi", True)
+
+
+def _read(pieces: list[bytes]) -> tuple[list[Answer], bool, bool]:
+    """Feed pieces, each in a buffer that is overwritten at once; returns (answers, failed, unfinished)."""
+    reader = AnswerReader(LIMIT)
+    found: list[Answer] = []
+    for piece in pieces:
+        buffer = bytearray(piece)
+        try:
+            found += reader.feed(memoryview(buffer))
+        except RemoteProtocolError:
+            break
+        buffer[:] = b"\xaa" * len(buffer)
+    failed = reader.failure is not None
+    return found, failed, reader.has_unfinished and not failed
+
+
+def _one_by_one(stream: bytes) -> list[bytes]:
+    return [stream[index : index + 1] for index in range(len(stream))]
+
+
+@pytest.mark.parametrize(("stream", "answer"), ANSWERS)
+def test_an_answer_is_the_same_whole_byte_by_byte_and_in_every_two_pieces(stream: bytes, answer: Answer) -> None:
+    assert _read([stream]) == ([answer], False, False)
+    assert _read(_one_by_one(stream)) == ([answer], False, False)
+    assert _read([TRAILER + stream + TRAILER]) == ([AFTER, answer, AFTER], False, False)
+    for cut in range(1, len(stream)):
+        assert _read([stream[:cut], stream[cut:] + TRAILER]) == ([answer, AFTER], False, False), cut
+
+
+@pytest.mark.parametrize(("stream", "answer"), ANSWERS)
+def test_an_answer_cut_short_at_any_byte_is_unfinished_never_a_fault(stream: bytes, answer: Answer) -> None:
+    for end in range(len(stream)):
+        assert _read([stream[:end]]) == ([], False, end > 0), end
+
+
+@pytest.mark.parametrize(("stream", "answer"), ANSWERS)
+def test_any_flipped_bit_gives_answers_or_a_fault_in_whatever_pieces_it_comes(stream: bytes, answer: Answer) -> None:
+    for bit in range(len(stream) * 8):
+        flipped = bytearray(stream + TRAILER)
+        flipped[bit // 8] ^= 1 << bit % 8
+        whole = _read([bytes(flipped)])
+        assert whole == _read(_one_by_one(bytes(flipped))), bit
+        assert whole[0] != [answer, AFTER], bit
+
+
+@pytest.mark.parametrize("stream", FAULTS)
+def test_anything_else_is_a_fault_whole_and_byte_by_byte(stream: bytes) -> None:
+    assert _read([stream + TRAILER]) == ([], True, False)
+    assert _read(_one_by_one(stream)) == ([], True, False)
+
+
+@pytest.mark.parametrize("stream", FAULTS)
+def test_answers_before_a_fault_are_handed_out_and_the_fault_is_told_next(stream: bytes) -> None:
+    reader = AnswerReader(LIMIT)
+    assert reader.feed(TRAILER + stream) == [AFTER]
+    assert isinstance(reader.failure, RemoteProtocolError)
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError):
+            reader.feed(TRAILER)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "last"),
+    [(b"", b"H"), (b"result 200 ", b"-"), (b"value", b"s"), (b"result 2", b"1"), (b"value 0 A\r", b"\r")],
+)
+def test_a_fault_is_found_at_its_first_byte(beginning: bytes, last: bytes) -> None:
+    reader = AnswerReader()
+    assert reader.feed(beginning) == []
+    with pytest.raises(RemoteProtocolError):
+        reader.feed(last)
+
+
+def test_a_value_of_many_pieces_is_one_body() -> None:
+    body = bytes(range(256)) * 4000
+    stream = answers.value_header(len(body), b"A1") + body + answers.put_result(b"A2", 7)
+    pieces = [stream[start : start + 65_536] for start in range(0, len(stream), 65_536)]
+    assert _read(pieces) == ([(200, b"A1", body, True), (200, b"A2", b"7", False)], False, False)
+
+
+@given(opaque=st.from_regex(rb"[0-9A-Za-z]{1,16}", fullmatch=True), offset=st.integers(0, 10**20 - 1), body=st.binary())
+def test_what_the_broker_writes_the_client_reads(opaque: bytes, offset: int, body: bytes) -> None:
+    assert answers.put_result(opaque, offset) == answers.result(200, opaque, b"%d" % offset)
+    stream = answers.result(200, opaque, body) + answers.value_header(len(body), opaque) + body
+    assert _read([stream]) == ([(200, opaque, body, False), (200, opaque, body, True)], False, False)
+
+
+def _all_errors(base: type[BrokerError]) -> list[type[BrokerError]]:
+    return [base, *(found for child in base.__subclasses__() for found in _all_errors(child))]
+
+
+@pytest.mark.parametrize("cls", _all_errors(BrokerError), ids=lambda cls: cls.wire_name)
+def test_every_error_crosses_the_wire_as_itself(cls: type[BrokerError]) -> None:
+    ((code, opaque, body, is_value),) = AnswerReader().feed(answers.error(cls("topic 'orders' is odd"), b"A1"))
+    error = broker_error(code, body)
+    assert (code, opaque, is_value) == (cls.code, b"A1", False)
+    assert (type(error), str(error), error.retriable) == (cls, "topic 'orders' is odd", cls.retriable)
+
+
+def test_text_from_outside_leaves_as_one_printable_line() -> None:
+    evil = "topic 'a\r\nresult 200 0 A1\x1b[31m\x00\x7f\u202e\u0442\U0001f600'"
+    ((_, _, body, _),) = AnswerReader().feed(answers.error(UnknownTopicError(evil), b"A1"))
+    assert body.decode("ascii").isprintable()
+    assert body == (
+        b"unknown-topic topic 'a\\r\\nresult 200 0 A1\\x1b[31m\\x00\\x7f\\u202e\\u0442\\U0001f600'"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "\n" * 5000, "\U0001f600" * 1000])
+def test_a_long_text_is_cut_at_a_kilobyte(text: str) -> None:
+    ((_, _, body, _),) = AnswerReader().feed(answers.error(OffsetOutOfRangeError(text), b"A1"))
+    assert len(body) == ERROR_SIZE_BYTES_MAX
+    assert body.startswith(b"offset-out-of-range ") and body.endswith(b"...")  # noqa: PT018
+
+
+def test_a_violation_is_answered_like_an_error() -> None:
+    violation = Violation(400, "bad-request", "unknown\nverb", b"-")
+    assert answers.violation(violation) == answers.error(BadRequestError("unknown\nverb"), b"-")
+
+
+@st.composite
+def _streams(draw: st.DrawFn) -> bytes:
+    sound = st.sampled_from([_bytes(v) for v in VECTORS["answers"]])
+    stream = b"".join(draw(st.lists(st.one_of(sound, sound, sound, st.binary(max_size=8)), max_size=8)))
+    for place, byte in draw(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=2)):
+        stream = stream[:place] + bytes([byte]) + stream[place + 1 :]
+    return stream
+
+
+@settings(max_examples=300, deadline=None)
+@given(stream=_streams(), cuts=st.lists(st.integers(0, 300), max_size=20))
+def test_the_answers_are_the_same_for_every_way_to_cut_the_stream(stream: bytes, cuts: list[int]) -> None:
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    assert _read([stream[start:end] for start, end in pairwise(places)]) == _read([stream])
