@@ -1,0 +1,8 @@
+"""All rows, in the order of the budget (DESIGN.md, section 10)."""
+
+from __future__ import annotations
+
+from bench.model import Row
+from bench.rows import process, put
+
+ROWS: tuple[Row, ...] = (*put.ROWS, *process.ROWS)

@@ -1,0 +1,125 @@
+"""The machine, and its bare limits, measured in the same run as the rows: what no broker could be faster than here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.raw import percentile
+
+_ECHO = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+peer, _ = listener.accept()
+peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while data := peer.recv(1 << 18):
+    peer.sendall(data)
+"""
+_FILE_SIZE_BYTES = 16 << 20
+_SYNCS, _ECHOES, _STREAM_BYTES = 1500, 5000, 256 << 20
+
+
+def facts(directory: Path) -> dict[str, str]:
+    """What the figures were measured on."""
+    status = Path("/proc/meminfo")
+    memory = status.read_text().split()[1] if status.exists() else "0"
+    cpu = Path("/proc/cpuinfo")
+    models = [line for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.exists() else []
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": models[0].partition(":")[2].strip() if models else platform.processor(),
+        "cores": str(os.cpu_count()),
+        "memory": f"{int(memory) // (1 << 20)} GiB",
+        "file system": _file_system(directory),
+        "python": platform.python_version(),
+        "load before": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def _file_system(directory: Path) -> str:
+    best = ("", "unknown")
+    mounts = Path("/proc/mounts")
+    for line in mounts.read_text().splitlines() if mounts.exists() else []:
+        _, mount_point, kind, *_ = line.split()
+        if str(directory.resolve()).startswith(mount_point) and len(mount_point) > len(best[0]):
+            best = (mount_point, kind)
+    return best[1]
+
+
+def bare_limits(directory: Path) -> dict[str, float]:
+    """By name: what a row of the catalogue may ask to have beside it."""
+    sync_ms = _sync_ms(directory)
+    with _echo() as peer:
+        echo_ms = _echo_ms(peer)
+    with _echo() as peer:
+        bytes_per_s = _stream_bytes_per_s(peer)
+    return {
+        "sync 4 KiB p50 ms": sync_ms,
+        "echo p50 ms": echo_ms,
+        "echo + sync p50 ms": echo_ms + sync_ms,
+        "loopback of 261 B a message/s": bytes_per_s / 261,
+        "loopback bytes/s": bytes_per_s,
+    }
+
+
+def _sync_ms(directory: Path) -> float:
+    """The median of write and fdatasync of 4 KiB, over a file that holds written zeros."""
+    path = directory / "sync-loop"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, bytes(_FILE_SIZE_BYTES))
+        os.fsync(descriptor)
+        block, taken, clock = b"x" * 4096, [], time.perf_counter
+        for number in range(_SYNCS):
+            started = clock()
+            os.pwrite(descriptor, block, number * 4096 % _FILE_SIZE_BYTES)
+            os.fdatasync(descriptor)
+            taken.append(clock() - started)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return percentile(sorted(taken), 50) * 1000
+
+
+@contextmanager
+def _echo() -> Iterator[socket.socket]:
+    process = subprocess.Popen([sys.executable, "-c", _ECHO], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield peer
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _echo_ms(peer: socket.socket) -> float:
+    block, taken, clock = b"x" * 64, [], time.perf_counter
+    for _ in range(_ECHOES):
+        started = clock()
+        peer.sendall(block)
+        peer.recv(64)
+        taken.append(clock() - started)
+    return percentile(sorted(taken), 50) * 1000
+
+
+def _stream_bytes_per_s(peer: socket.socket) -> float:
+    """There and back: 64 KiB sent, what has come back taken."""
+    block, sent, received = b"x" * (64 << 10), 0, 0
+    started = time.perf_counter()
+    while received < _STREAM_BYTES:
+        while sent < _STREAM_BYTES and sent - received < 4 * len(block):
+            peer.sendall(block)
+            sent += len(block)
+        received += len(peer.recv(1 << 18))
+    return received / (time.perf_counter() - started)

@@ -1,0 +1,91 @@
+"""The table on the terminal, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.model import Bound, Result
+
+_STYLES = {"pass": "green", "within 20 %": "yellow", "MISS": "bold red", "failed": "bold red"}
+
+
+def show(results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str, float], console: Console) -> None:
+    """Print the table."""
+    console.print("  ".join(f"[dim]{name}[/] {text}" for name, text in facts.items()))
+    table = Table(title="median of five; a row is missed beyond 20 % of its bound", title_justify="left")
+    for heading in ("work", "figure"):
+        table.add_column(heading)
+    for heading in ("bound", "measured", "lowest - highest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("bare limit here", no_wrap=True)
+    table.add_column("")
+    for result in results:
+        _add(table, result, bare)
+        table.add_section()
+    console.print(table)
+
+
+def _add(table: Table, result: Result, bare: Mapping[str, float]) -> None:
+    row = result.row
+    verdict = result.verdict
+    shown = f"[{_STYLES[verdict]}]{verdict}[/]" if verdict else ""
+    limits = "\n".join(f"{name}: {amount(bare[name])}" for name in row.bare if name in bare)
+    if result.failure is not None:
+        table.add_row(row.title, "", "", result.failure, "", limits, shown)
+    bounds = {bound.figure: bound for bound in row.bounds}
+    for number, (figure, unit) in enumerate(row.units.items()):
+        values = result.samples.get(figure)
+        if not values:
+            continue
+        first = number == 0
+        table.add_row(
+            row.title if first else "",
+            figure,
+            _bound(bounds.get(figure)),
+            f"{amount(result.median(figure) or 0)} {unit}",
+            f"{amount(min(values))} - {amount(max(values))}",
+            limits if first else "",
+            shown if first else "",
+        )
+
+
+def _bound(bound: Bound | None) -> str:
+    return "" if bound is None else f"{'>=' if bound.at_least else '<='} {amount(bound.limit)} {bound.unit}"
+
+
+def amount(value: float) -> str:
+    """A figure with three significant digits or its whole part."""
+    if value >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def to_json(results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str, float]) -> dict[str, Any]:
+    """Everything measured, for programs."""
+    return {"machine": dict(facts), "bare": dict(bare), "rows": [_row_json(result) for result in results]}
+
+
+def _row_json(result: Result) -> dict[str, Any]:
+    row = result.row
+    return {
+        "name": row.name, "title": row.title, "verdict": result.verdict, "failure": result.failure,
+        "figures": {
+            figure: {"unit": unit, "median": result.median(figure), "samples": result.samples.get(figure, [])}
+            for figure, unit in row.units.items()
+        },
+        "bounds": [{"figure": b.figure, "limit": b.limit, "unit": b.unit, "at_least": b.at_least} for b in row.bounds],
+    }  # fmt: skip
+
+
+def save(content: Mapping[str, Any], directory: Path, stamp: str) -> Path:
+    """Keep the JSON of this run."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{stamp}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    return path
