@@ -72,13 +72,15 @@ class Recovered:
 class Store:
     """The files of one broker. One call at a time, but for ``run_checkpoint``, which may run beside the others."""
 
-    def __init__(self, disk: Disk, journal: Journal, files: FileCache, lock: Lock, settings: BrokerSettings) -> None:
+    def __init__(
+        self, disk: Disk, journal: Journal, files: FileCache, lock: Lock, settings: BrokerSettings, checkpoint_lsn: Lsn
+    ) -> None:
         self.disk, self.journal, self.files, self.settings = disk, journal, files, settings
         self._lock = lock
         self._payloads = PayloadFiles(disk)
         self._unapplied: deque[Group] = deque()
         self.unapplied_bytes = 0
-        self.checkpoint_lsn = journal.next_lsn
+        self.checkpoint_lsn = checkpoint_lsn
 
     # --- the path of a group -----------------------------------------------------------------------------------------
 
@@ -257,10 +259,11 @@ class _Opening:
         self._touched: dict[Partition, None] = {}
         self._notes: list[str] = []
         self._records = self._bytes = 0
+        self._checkpoint_lsn = Lsn(0)
 
     def run(self, lock: Lock) -> Recovered:
         journal = self._recover_journal()
-        store = Store(self._disk, journal, self._files, lock, self._settings)
+        store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn)
         self._clean_up(store)
         self._start_life(journal)
         for partition in self._state.all_partitions():
@@ -278,7 +281,7 @@ class _Opening:
         if newest is None:
             lsn, chain, epoch = Lsn(0), 0, 0
         else:
-            lsn, chain, epoch = newest.lsn, newest.chain, newest.epoch
+            self._checkpoint_lsn, lsn, chain, epoch = newest.lsn, newest.lsn, newest.chain, newest.epoch
             self._restore(json.loads(newest.state))
         return recovery.open_journal(
             self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
