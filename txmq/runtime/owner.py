@@ -1,0 +1,13 @@
+"""Who runs: the process and the thread. Things that must not change hands (database connections) are kept by it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+Owner = tuple[int, int]
+
+
+def current_owner() -> Owner:
+    """Process and thread of the caller. A thread's number may be used again once it has ended."""
+    return os.getpid(), threading.get_ident()

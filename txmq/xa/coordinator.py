@@ -1,0 +1,200 @@
+"""The last-resource coordinator: a state machine without I/O. One per transaction block.
+
+Theory of operation. The messages are prepared in the broker; the database's own COMMIT, with a marker row in it, is
+the decision; then the broker is told. ``Coordinator.step(event)`` answers the effects that the shell (or the
+simulator) carries out in order; what came of each is the next event.
+
+```
+ ACTIVE --BODY_DONE--> PREPARING --+--MARKER_INSERTED--> MARKED ---PREPARED---------+
+   |  ^                            +--PREPARED--> PREPARED --MARKER_INSERTED--+     |
+   |  STREAMING (parts were sent)                                             v     v
+   |                                                                       COMMITTING
+   | BODY_FAILED, RELEASE_FAILED, anything refused before COMMIT         |      |       |
+   v                                        DATABASE_REFUSED   COMMITTED |      | UNKNOWN
+ UNDOING (database) --> WITHDRAWING (broker) <-----------------+         |      v
+                          |                                              |  LOOKING_UP --> LOOKUP_FAILED: UNKNOWN
+                          v          CONFIRMING <- PROVED_ROLLED_BACK ---|------+
+                     ROLLED_BACK                                         v      | PROVED_COMMITTED
+                                                                      DECIDED <-+
+                                                    BROKER_COMMITTED |   | BROKER_UNKNOWN: pending
+                                                                     v   v
+                                                                   COMMITTED
+```
+
+Laws:
+    * ``COMMIT_DATABASE`` comes only after PREPARED and MARKER_INSERTED, both of them, whichever is first;
+    * from DECIDED nothing leads to a rollback, an interrupt included;
+    * once a COMMIT was sent, only the database's own answer or the marker table says what became of it. A rolled-back
+      marker that gets in proves a rollback only together with the broker's word: a resolver may have found the
+      committed marker before, told the broker, and removed it. So CONFIRMING: a broker that has committed is right;
+    * whoever may have left something in the broker sends ``SEND_ROLLBACK``, which fences the transaction id; where that
+      fails the resolver finds the prepared transaction, proves by the marker table that it is not committed, and
+      rolls it back. The caller's answer does not wait for it: without a marker row nobody can commit it;
+    * a pair that is missing from ``TRANSITIONS`` is an error that names state and event.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from txmq.errors import TransactionStateError
+
+
+class State(enum.Enum):
+    """Where a last-resource transaction stands, as its owner knows it."""
+
+    ACTIVE = "active"  # the body runs
+    STREAMING = "streaming"  # the body runs, and parts of its messages are in the broker
+    PREPARING = "preparing"  # prepare is under way, the marker row is being inserted
+    MARKED = "marked"  # the marker row is in, uncommitted; prepare is not answered
+    PREPARED = "prepared"  # the broker has prepared; the marker row is not in
+    COMMITTING = "committing"  # COMMIT is under way: may be decided
+    LOOKING_UP = "looking-up"  # COMMIT was not answered: the marker table is asked
+    CONFIRMING = "confirming"  # the rolled-back marker got in: the broker says whether it was in time
+    DECIDED = "decided"  # the database has committed; the broker is to be told
+    UNDOING = "undoing"  # the database is being rolled back; the broker was never asked for anything
+    UNDOING_BOTH = "undoing-both"  # the same, and the broker is told next
+    WITHDRAWING = "withdrawing"  # the database is rolled back; the broker is told
+    COMMITTED = "committed"
+    COMMITTED_PENDING = "committed-pending"  # the resolver will tell the broker
+    COMMITTED_ALONE = "committed-alone"  # the rows are there; the broker had given the messages up
+    ROLLED_BACK = "rolled-back"
+    BROKER_ALONE = "broker-alone"  # the rows are gone; the broker had committed the messages
+    UNKNOWN = "unknown"
+
+
+ENDS = frozenset(
+    {
+        State.COMMITTED, State.COMMITTED_PENDING, State.COMMITTED_ALONE,
+        State.ROLLED_BACK, State.BROKER_ALONE, State.UNKNOWN,
+    }
+)  # fmt: skip
+
+
+class Event(enum.Enum):
+    """What can happen to it."""
+
+    PARTS_STREAMED = "parts streamed"  # a part is about to be sent ahead of prepare
+    BODY_DONE = "body done"  # the body returned and RELEASE succeeded
+    BODY_FAILED = "body failed"  # raised, or doomed by an SQL error, or RELEASE failed, or the deadline passed
+    PREPARED = "prepared"
+    PREPARE_REFUSED = "prepare refused"
+    PREPARE_UNKNOWN = "prepare unknown"  # no answer: prepared, or to be prepared yet, or lost
+    MARKER_INSERTED = "marker inserted"
+    MARKER_REFUSED = "marker refused"  # too late, taken by a resolver, or any error
+    DATABASE_COMMITTED = "database committed"
+    DATABASE_REFUSED = "database refused"  # the transaction is still open behind the error: surely not committed
+    DATABASE_UNKNOWN = "database unknown"
+    PROVED_COMMITTED = "proved committed"  # by the marker table
+    PROVED_ROLLED_BACK = "proved rolled back"
+    LOOKUP_FAILED = "lookup failed"
+    DATABASE_UNDONE = "database undone"  # rolled back, or its connection closed, which rolls it back
+    BROKER_COMMITTED = "broker committed"
+    BROKER_ROLLED_BACK = "broker rolled back"
+    BROKER_UNKNOWN = "broker unknown"
+    BROKER_CONTRADICTS = "broker contradicts"  # it decided the other way: an operator, or lost data
+    INTERRUPTED = "interrupted"  # KeyboardInterrupt, SystemExit: the effect may or may not have been carried out
+
+
+class Effect(enum.Enum):
+    """What the shell is to do. Each answers with one event, unless the comment says otherwise."""
+
+    SEND_PREPARE = "send prepare"  # only sends; no event
+    INSERT_MARKER = "insert marker"
+    AWAIT_PREPARED = "await prepared"
+    COMMIT_DATABASE = "commit database"
+    LOOK_UP = "look up"  # close the connection, then settle by the marker table as a resolver does
+    SEND_COMMIT = "send commit"
+    ROLL_BACK_DATABASE = "roll back database"
+    SEND_ROLLBACK = "send rollback"
+
+
+_S, _E, _F = State, Event, Effect
+_Step = tuple[State, tuple[Effect, ...]]
+
+_UNDO: _Step = (_S.UNDOING, (_F.ROLL_BACK_DATABASE,))
+_UNDO_BOTH: _Step = (_S.UNDOING_BOTH, (_F.ROLL_BACK_DATABASE,))
+_WITHDRAW: _Step = (_S.WITHDRAWING, (_F.SEND_ROLLBACK,))
+_COMMIT: _Step = (_S.COMMITTING, (_F.COMMIT_DATABASE,))
+_LOOK_UP: _Step = (_S.LOOKING_UP, (_F.LOOK_UP,))
+_TELL: _Step = (_S.DECIDED, (_F.SEND_COMMIT,))
+_PREPARE: _Step = (_S.PREPARING, (_F.SEND_PREPARE, _F.INSERT_MARKER))
+
+TRANSITIONS: dict[tuple[State, Event], _Step] = {
+    (_S.ACTIVE, _E.PARTS_STREAMED): (_S.STREAMING, ()),
+    (_S.ACTIVE, _E.BODY_DONE): _PREPARE,
+    (_S.ACTIVE, _E.BODY_FAILED): _UNDO,
+    (_S.ACTIVE, _E.INTERRUPTED): _UNDO,
+    (_S.STREAMING, _E.PARTS_STREAMED): (_S.STREAMING, ()),
+    (_S.STREAMING, _E.BODY_DONE): _PREPARE,
+    (_S.STREAMING, _E.BODY_FAILED): _UNDO_BOTH,
+    (_S.STREAMING, _E.INTERRUPTED): _UNDO_BOTH,
+    (_S.PREPARING, _E.MARKER_INSERTED): (_S.MARKED, (_F.AWAIT_PREPARED,)),
+    (_S.PREPARING, _E.MARKER_REFUSED): _UNDO_BOTH,
+    (_S.PREPARING, _E.PREPARED): (_S.PREPARED, ()),
+    (_S.PREPARING, _E.PREPARE_REFUSED): _UNDO_BOTH,
+    (_S.PREPARING, _E.PREPARE_UNKNOWN): _UNDO_BOTH,
+    (_S.PREPARING, _E.INTERRUPTED): _UNDO_BOTH,
+    (_S.MARKED, _E.PREPARED): _COMMIT,
+    (_S.MARKED, _E.PREPARE_REFUSED): _UNDO_BOTH,
+    (_S.MARKED, _E.PREPARE_UNKNOWN): _UNDO_BOTH,
+    (_S.MARKED, _E.INTERRUPTED): _UNDO_BOTH,
+    (_S.PREPARED, _E.MARKER_INSERTED): _COMMIT,
+    (_S.PREPARED, _E.MARKER_REFUSED): _UNDO_BOTH,
+    (_S.PREPARED, _E.INTERRUPTED): _UNDO_BOTH,
+    (_S.COMMITTING, _E.DATABASE_COMMITTED): _TELL,
+    (_S.COMMITTING, _E.DATABASE_REFUSED): _UNDO_BOTH,
+    (_S.COMMITTING, _E.DATABASE_UNKNOWN): _LOOK_UP,
+    (_S.COMMITTING, _E.INTERRUPTED): _LOOK_UP,
+    (_S.LOOKING_UP, _E.PROVED_COMMITTED): _TELL,
+    (_S.LOOKING_UP, _E.PROVED_ROLLED_BACK): (_S.CONFIRMING, (_F.SEND_ROLLBACK,)),
+    (_S.LOOKING_UP, _E.LOOKUP_FAILED): (_S.UNKNOWN, ()),
+    (_S.LOOKING_UP, _E.INTERRUPTED): (_S.UNKNOWN, ()),
+    (_S.CONFIRMING, _E.BROKER_ROLLED_BACK): (_S.ROLLED_BACK, ()),
+    (_S.CONFIRMING, _E.BROKER_CONTRADICTS): (_S.COMMITTED, ()),
+    (_S.CONFIRMING, _E.BROKER_UNKNOWN): (_S.UNKNOWN, ()),
+    (_S.CONFIRMING, _E.INTERRUPTED): (_S.UNKNOWN, ()),
+    (_S.DECIDED, _E.BROKER_COMMITTED): (_S.COMMITTED, ()),
+    (_S.DECIDED, _E.BROKER_UNKNOWN): (_S.COMMITTED_PENDING, ()),
+    (_S.DECIDED, _E.BROKER_CONTRADICTS): (_S.COMMITTED_ALONE, ()),
+    (_S.DECIDED, _E.INTERRUPTED): (_S.COMMITTED_PENDING, ()),
+    (_S.UNDOING, _E.DATABASE_UNDONE): (_S.ROLLED_BACK, ()),
+    (_S.UNDOING, _E.INTERRUPTED): _UNDO,  # rolling back again is harmless
+    (_S.UNDOING_BOTH, _E.DATABASE_UNDONE): _WITHDRAW,
+    (_S.UNDOING_BOTH, _E.INTERRUPTED): _UNDO_BOTH,
+    (_S.WITHDRAWING, _E.BROKER_ROLLED_BACK): (_S.ROLLED_BACK, ()),
+    (_S.WITHDRAWING, _E.BROKER_UNKNOWN): (_S.ROLLED_BACK, ()),
+    (_S.WITHDRAWING, _E.BROKER_CONTRADICTS): (_S.BROKER_ALONE, ()),
+    (_S.WITHDRAWING, _E.INTERRUPTED): (_S.ROLLED_BACK, ()),
+}
+
+
+def next_step(state: State, event: Event) -> _Step:
+    """Look up where an event leads and what is to be done.
+
+    Raises:
+        TransactionStateError: the pair is not in the table (a defect; the text names both).
+    """
+    step = TRANSITIONS.get((state, event))
+    if step is None:
+        raise TransactionStateError(f"no transition from {state.value} on {event.value}")
+    return step
+
+
+class Coordinator:
+    """One transaction's place in the table."""
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = State.ACTIVE
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Move, and answer what is to be done now."""
+        self.state, effects = next_step(self.state, event)
+        return effects
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen here."""
+        return self.state in ENDS

@@ -1,0 +1,182 @@
+"""What differs between databases: how a transaction begins, the clock, placeholders, durability, table options.
+
+A ``Dialect`` is a value; ``dialect_for`` chooses it by the driver of the connection, or by name. What takes more than a
+piece of SQL (may a transaction begin here, is durability weak) is a function of each dialect.
+
+Sources: SQLite, "Transaction", "PRAGMA synchronous"; MariaDB, "SET TRANSACTION", "innodb_flush_log_at_trx_commit";
+PostgreSQL 15, section 20.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from txmq.errors import ConfigError
+from txmq.xa.dbapi import Connection, run
+
+_PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+_MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb")
+_SQLITE_SYNCHRONOUS_FULL = 2  # also in WAL mode: NORMAL syncs only at a checkpoint, a power loss takes commits back
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One kind of database.
+
+    Attributes:
+        begin: the statement that begins a transaction that will write; empty where the driver begins by itself.
+        now_ms: SQL expression, the database's clock in ms since 1970.
+        is_local_clock: the database's clock is this machine's.
+        text: column type for ASCII of up to 200 characters, compared byte by byte.
+        number: column type for 64 bits.
+        table_options: what follows the column list of CREATE TABLE.
+        why_not_idle: why a transaction cannot begin on this connection now, or None.
+        weakness: which setting lets a commit be lost, as text, or None.
+        short_waits: statement that lets locks be waited for about a second, for the resolver.
+    """
+
+    name: str
+    begin: str
+    now_ms: str
+    is_local_clock: bool
+    text: str
+    number: str
+    table_options: str
+    short_waits: str
+    why_not_idle: Callable[[Connection], str | None]
+    weakness: Callable[[Connection], str | None]
+
+
+def _sqlite_why_not_idle(connection: Any) -> str | None:
+    if connection.in_transaction:
+        # Python 3.12's autocommit=False keeps one open all the time.
+        return "it is already in a transaction"
+    if getattr(connection, "autocommit", -1) is True:
+        return "it is in autocommit"
+    if run(connection, "PRAGMA journal_mode")[0] == [("off",)]:
+        return "PRAGMA journal_mode = off: it cannot roll back"
+    return None
+
+
+def _sqlite_weakness(connection: Connection) -> str | None:
+    ((level,),) = run(connection, "PRAGMA synchronous")[0]
+    if level < _SQLITE_SYNCHRONOUS_FULL:
+        return f"PRAGMA synchronous = {level}, below FULL (2)"
+    ((mode,),) = run(connection, "PRAGMA journal_mode")[0]
+    return f"PRAGMA journal_mode = {mode}" if mode == "memory" else None
+
+
+def _mysql_why_not_idle(connection: Any) -> str | None:
+    ((autocommit,),) = run(connection, "SELECT @@autocommit")[0]
+    if autocommit:
+        return "it is in autocommit"
+    try:
+        # Refused with 1568 in the middle of a transaction, by MariaDB and by MySQL; BEGIN would commit it silently.
+        run(connection, "SET TRANSACTION READ WRITE")
+    except Exception as error:
+        if error.args and error.args[0] == 1568:
+            return "it is already in a transaction"
+        raise
+    return None
+
+
+def _mysql_weakness(connection: Connection) -> str | None:
+    ((level,),) = run(connection, "SELECT @@innodb_flush_log_at_trx_commit")[0]
+    return None if int(level) == 1 else f"innodb_flush_log_at_trx_commit = {level}, not 1"
+
+
+def _postgresql_why_not_idle(connection: Any) -> str | None:
+    if connection.autocommit:
+        return "it is in autocommit"
+    info = getattr(connection, "info", None)
+    status = info.transaction_status if info is not None else connection.get_transaction_status()
+    return None if int(status) == 0 else "it is already in a transaction"
+
+
+def _postgresql_weakness(connection: Connection) -> str | None:
+    for name in ("fsync", "synchronous_commit"):
+        ((value,),) = run(connection, f"SHOW {name}")[0]
+        if value == "off":
+            connection.rollback()
+            return f"{name} = off"
+    connection.rollback()  # SHOW began a transaction
+    return None
+
+
+SQLITE = Dialect(
+    name="sqlite",
+    # A deferred transaction that reads first fails when it comes to write and another one wrote meanwhile.
+    begin="BEGIN IMMEDIATE",
+    now_ms="CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)",
+    is_local_clock=True,
+    text="TEXT",
+    number="INTEGER",
+    table_options="",
+    short_waits="PRAGMA busy_timeout = 1000",
+    why_not_idle=_sqlite_why_not_idle,
+    weakness=_sqlite_weakness,
+)
+MYSQL = Dialect(
+    name="mysql",
+    begin="BEGIN",
+    now_ms="CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+    is_local_clock=False,
+    text="VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin",
+    number="BIGINT",
+    table_options=" ENGINE=InnoDB",
+    short_waits="SET SESSION innodb_lock_wait_timeout = 1",
+    why_not_idle=_mysql_why_not_idle,
+    weakness=_mysql_weakness,
+)
+POSTGRESQL = Dialect(
+    name="postgresql",
+    begin="",
+    now_ms="CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+    is_local_clock=False,
+    text='VARCHAR(200) COLLATE "C"',
+    number="BIGINT",
+    table_options="",
+    short_waits="SET lock_timeout = '1s'",
+    why_not_idle=_postgresql_why_not_idle,
+    weakness=_postgresql_weakness,
+)
+DIALECTS = {dialect.name: dialect for dialect in (SQLITE, MYSQL, POSTGRESQL)}
+
+
+def dialect_for(driver: ModuleType, name: str | None) -> Dialect:
+    """The dialect of a driver's connections.
+
+    Args:
+        driver: the DB-API module.
+        name: ``sqlite``, ``mysql`` or ``postgresql``; None to choose by the driver.
+
+    Raises:
+        ConfigError: the driver is not known (name the dialect), or no such dialect.
+    """
+    root = driver.__name__.partition(".")[0]
+    if name is None:
+        if "sqlite" in root:
+            return SQLITE
+        if root in _MYSQL_DRIVERS:
+            return MYSQL
+        if root.startswith(("psycopg", "pg8000")):
+            return POSTGRESQL
+        raise ConfigError(f"cannot tell the dialect of driver {root!r}: give dialect=, one of {', '.join(DIALECTS)}")
+    if name not in DIALECTS:
+        raise ConfigError(f"dialect={name!r}: expected one of {', '.join(DIALECTS)}")
+    return DIALECTS[name]
+
+
+def placeholder_of(driver: ModuleType) -> str:
+    """How the driver writes a parameter.
+
+    Raises:
+        ConfigError: its ``paramstyle`` is not qmark, format or pyformat.
+    """
+    style = driver.paramstyle
+    if style not in _PLACEHOLDERS:
+        raise ConfigError(f"driver {driver.__name__!r} has paramstyle {style!r}; supported: {', '.join(_PLACEHOLDERS)}")
+    return _PLACEHOLDERS[style]

@@ -1,0 +1,147 @@
+"""The connection as the body of a transaction sees it: the driver's own, with the ends of the transaction taken away.
+
+``GuardedConnection`` and ``GuardedCursor`` pass everything through. What a driver's method raises is noted first: one
+failed statement dooms the transaction, because some databases go on with half of the work (MariaDB after 1205). What
+would end the transaction (commit, rollback, close, ``with connection``, SQLite's executescript) is refused; SQL text is
+not read, so that ``execute("COMMIT")`` is found out later, by the savepoint that is gone.
+
+Invariants:
+    * after ``Guard.end`` every use raises: the connection is somebody else's by then;
+    * the first error is kept, later ones are mostly its consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from txmq.errors import TransactionStateError
+
+_ENDS_THE_TRANSACTION = frozenset(
+    {"commit", "rollback", "close", "executescript", "begin", "xa", "transaction", "autocommit", "set_autocommit"}
+)
+
+
+class Guard:
+    """What a transaction's connection and its cursors share: whether it may be used, and the first error."""
+
+    __slots__ = ("error", "is_over")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.is_over = False
+
+    def end(self) -> None:
+        """The block is over."""
+        self.is_over = True
+
+    def check(self) -> None:
+        """Refuse use after the block."""
+        if self.is_over:
+            raise TransactionStateError("the connection belongs to a transaction block that is over")
+
+    def call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call the driver, noting what it raises."""
+        self.check()
+        try:
+            return method(*arguments, **named)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            if self.error is None:
+                self.error = error
+            raise
+
+    def wrap(self, method: Callable[..., Any], source: Any, stand_in: Any) -> Callable[..., Any]:
+        """``method``, noting what it raises; where it returns ``source`` itself (chaining) the stand-in is returned."""
+
+        def guarded(*arguments: Any, **named: Any) -> Any:
+            result = self.call(method, *arguments, **named)
+            return stand_in if result is source else result
+
+        return guarded
+
+
+class GuardedCursor:
+    """A cursor of a transaction's connection."""
+
+    __slots__ = ("_cursor", "_guard")
+
+    def __init__(self, cursor: Any, guard: Guard) -> None:
+        object.__setattr__(self, "_cursor", cursor)
+        object.__setattr__(self, "_guard", guard)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "executescript":
+            raise TransactionStateError("executescript commits: inside a transaction block use execute")
+        if name == "connection":
+            raise TransactionStateError("inside a transaction block use tx.connection(resource)")
+        self._guard.check()
+        value = getattr(self._cursor, name)
+        return self._guard.wrap(value, self._cursor, self) if callable(value) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._cursor, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        row = self._guard.call(self._cursor.fetchone)
+        if row is None:
+            raise StopIteration
+        return row
+
+    def __enter__(self) -> GuardedCursor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cursor.close()
+
+
+class GuardedConnection:
+    """A transaction's connection."""
+
+    __slots__ = ("_connection", "_guard")
+
+    def __init__(self, connection: Any, guard: Guard) -> None:
+        object.__setattr__(self, "_connection", connection)
+        object.__setattr__(self, "_guard", guard)
+
+    def cursor(self, *arguments: Any, **named: Any) -> GuardedCursor:
+        """A cursor that notes errors; arguments as the driver's."""
+        return GuardedCursor(self._guard.call(self._connection.cursor, *arguments, **named), self._guard)
+
+    def execute(self, *arguments: Any, **named: Any) -> GuardedCursor:
+        """Run a statement on a cursor of its own, as sqlite3 and psycopg do."""
+        cursor = self.cursor()
+        cursor.execute(*arguments, **named)
+        return cursor
+
+    def executemany(self, *arguments: Any, **named: Any) -> GuardedCursor:
+        """Run a statement for many rows on a cursor of its own."""
+        cursor = self.cursor()
+        cursor.executemany(*arguments, **named)
+        return cursor
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse_ends(name)
+        value = getattr(self._connection, name)
+        return self._guard.wrap(value, self._connection, self) if callable(value) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse_ends(name)
+        if name == "isolation_level":
+            raise TransactionStateError("isolation_level cannot change inside a transaction block")
+        setattr(self._connection, name, value)
+
+    def __enter__(self) -> GuardedConnection:
+        raise TransactionStateError("'with connection' commits: the transaction block does that")
+
+    def __exit__(self, *_: object) -> None:
+        """Never reached: ``__enter__`` refuses."""
+
+    def _refuse_ends(self, name: str) -> None:
+        self._guard.check()
+        if name in _ENDS_THE_TRANSACTION:
+            raise TransactionStateError(f"{name} is not for the body of a transaction block: the block ends it")

@@ -1,0 +1,394 @@
+"""One database, any DB-API driver, as the last resource of a transaction: its own COMMIT is the decision.
+
+Theory of operation. ``LastResource`` knows how to reach the database, who it is (identity, ``marker``), and keeps idle
+connections per process and thread (sqlite3 binds connections to threads; a forked child must not use its parent's).
+``enlist`` begins a transaction on one and answers a ``Branch``: the transaction's side in this database.
+
+A connection is verified before its first use: not in autocommit and idle, durable commits, the tables there, the
+identity the expected one. Its distance to the database's clock is measured then, and again each minute, since deadlines
+are judged by that clock.
+
+SQLite: the path that a connection reports (always absolute) is remembered, and whoever settles opens it with
+``mode=rw``: a file that is gone is unreachable, never a new empty database.
+
+Invariants:
+    * rows and marker are in one transaction, opened here, ended here;
+    * a connection goes back only when its transaction has surely ended; in doubt it is closed;
+    * a database whose uuid differs from the first one seen is refused: unreachable, never absent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from txmq.errors import ConfigError, HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
+from txmq.model import is_valid_name
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.owner import Owner, current_owner
+from txmq.runtime.ports import Clock, Random
+from txmq.xa.dbapi import Connection, driver_of, run
+from txmq.xa.guard import Guard, GuardedConnection
+from txmq.xa.marker import Identity, MarkerTable
+
+_SAVEPOINT = "txmq_body"
+_CLOCK_CHECK_S = 60.0
+_IDLE_MAX = 4  # connections kept per thread; a thread in one block at a time uses one
+_MYSQL_LOST = frozenset({2006, 2013, 2055, 4031})  # gone away, lost, lost in a read, ended for being idle
+
+
+class Unsettled(NamedTuple):
+    """A transaction of this process that the broker must still hear of."""
+
+    txid: str
+    outcome: str | None  # marker.COMMITTED, marker.ROLLED_BACK, or None: the marker table is to be asked
+    deadline_ms: int
+
+
+class _Session:
+    """A verified connection."""
+
+    __slots__ = ("clock_ahead_ms", "clock_checked", "connection", "table")
+
+    def __init__(self, connection: Connection, table: MarkerTable) -> None:
+        self.connection, self.table = connection, table
+        self.clock_ahead_ms, self.clock_checked = 0, float("-inf")
+
+
+class LastResource:
+    """A database that decides its transactions itself.
+
+    Args:
+        name: as it shows in ``txmq tx list``; stored in the database at ``install``.
+        connect: makes a DB-API connection; called whenever one more is needed, by any thread.
+        dialect: ``sqlite``, ``mysql`` or ``postgresql``; None to tell by the driver.
+        table: name of the marker table, and of ``<table>_identity``.
+        allow_weak_durability: accept a database that may lose an acknowledged commit, and with it a row whose message
+            was sent.
+
+    Thread safety: yes; each thread gets connections of its own.
+    """
+
+    def __init__(
+        self, name: str, connect: Callable[[], Any], *, dialect: str | None = None, table: str = "txmq_marker",
+        allow_weak_durability: bool = False, clock: Clock | None = None, random: Random | None = None,
+    ) -> None:  # fmt: skip
+        if not is_valid_name(name):
+            raise ConfigError(f"resource name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+        self.name = name
+        self._connect, self._dialect, self._table = connect, dialect, table
+        self._allow_weak_durability = allow_weak_durability
+        self._clock: Clock = clock or OSClock()
+        self._random: Random = random or OSRandom()
+        self._idle: dict[Owner, list[_Session]] = {}
+        self._uuid: str | None = None
+        self._sqlite_path: str | None = None
+        # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
+        self.unsettled: deque[Unsettled] = deque()
+        self.finished: deque[str] = deque()  # committed in the broker, durably: their markers may go
+
+    def __repr__(self) -> str:
+        return f"LastResource({self.name!r})"
+
+    @property
+    def uuid(self) -> str | None:
+        """Identity of the database, 32 hex digits; None before the first connection."""
+        return self._uuid
+
+    def install(self, client: Any = None) -> None:
+        """Create the marker and identity tables where they are missing. Idempotent.
+
+        Args:
+            client: binds the database to this client's cluster now; without it the first transaction does.
+
+        Raises:
+            ConfigError: another resource or another cluster has been installed there.
+
+        Durability: the tables are committed when this returns.
+        """
+        connection = self._connect()
+        try:
+            table = MarkerTable.on(connection, self._table, self._dialect)
+            self._require_idle(connection, table)
+            table.create(connection)
+            if table.identity(connection) is None:
+                with suppress(driver_of(connection).IntegrityError):  # another process was first
+                    table.put_identity(connection, Identity(self.name, f"{self._random.bits(128):032x}", ""))
+            self._check_identity(connection, table, None if client is None else cluster_of(client))
+        finally:
+            connection.close()
+
+    def using(self, connection: Any) -> UsedConnection:
+        """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
+
+        The connection stays the caller's: it is not closed, except where its COMMIT was not answered.
+        """
+        return UsedConnection(self, connection)
+
+    def enlist(self, cluster: str, connection: Any = None) -> Branch:
+        """Begin a transaction.
+
+        Args:
+            cluster: the broker's cluster id, 16 hex digits.
+            connection: the caller's own; None for one of the resource's.
+
+        Raises:
+            TransactionStateError: the connection is in autocommit or in a transaction.
+            ConfigError: weak durability, not installed, or installed for another resource or cluster.
+            Exception: the driver's own, where it cannot connect or begin (a lock that is held).
+        """
+        if connection is not None:
+            return Branch(self, self._verified(connection, cluster), is_own=False)
+        idle = self._idle.setdefault(current_owner(), [])
+        while idle:
+            session = idle.pop()
+            try:
+                return Branch(self, session, is_own=True)
+            except Exception:
+                _close(session.connection)
+                if session.table.dialect.is_local_clock:
+                    raise  # no server that ends idle connections: locked, full, ... and waiting again does not help
+        session = self._open(cluster, self._connect)
+        try:
+            return Branch(self, session, is_own=True)
+        except BaseException:
+            _close(session.connection)
+            raise
+
+    def open_settling(self, cluster: str) -> Settling:
+        """A verified connection for one who settles; waits for locks only shortly.
+
+        Raises:
+            Exception: unreachable, in whatever way; nothing is known.
+        """
+        if self._sqlite_path is None:
+            session = self._open(cluster, self._connect)
+            if self._sqlite_path is None:
+                return Settling(session.connection, session.table, self._required_uuid())
+            _close(session.connection)
+        session = self._open(cluster, self._open_existing_sqlite)
+        return Settling(session.connection, session.table, self._required_uuid())
+
+    def close(self) -> None:
+        """Close the idle connections of the calling thread."""
+        for session in self._idle.pop(current_owner(), []):
+            _close(session.connection)
+
+    def deadline_ms(self, session: _Session, remaining_s: float) -> int:
+        """A moment from now, on the database's clock."""
+        self._check_clock(session)
+        return self._clock.now_ms() + session.clock_ahead_ms + int(remaining_s * 1000)
+
+    def give_back(self, session: _Session) -> None:
+        """Keep a connection whose transaction has ended."""
+        idle = self._idle.setdefault(current_owner(), [])
+        if len(idle) < _IDLE_MAX:
+            idle.append(session)
+        else:
+            _close(session.connection)
+
+    def _required_uuid(self) -> str:
+        if self._uuid is None:
+            raise ConfigError(f"resource {self.name!r} has no identity yet")
+        return self._uuid
+
+    def _open_existing_sqlite(self) -> Any:
+        import sqlite3  # the named exception to the doors
+
+        return sqlite3.connect(f"file:{quote(self._sqlite_path or '')}?mode=rw", uri=True, timeout=1.0)
+
+    def _open(self, cluster: str, connect: Callable[[], Any]) -> _Session:
+        connection = connect()
+        try:
+            return self._verified(connection, cluster)
+        except BaseException:
+            _close(connection)
+            raise
+
+    def _verified(self, connection: Any, cluster: str) -> _Session:
+        table = MarkerTable.on(connection, self._table, self._dialect)
+        self._require_idle(connection, table)
+        weakness = table.dialect.weakness(connection)
+        if weakness is not None and not self._allow_weak_durability:
+            raise ConfigError(
+                f"resource {self.name!r} may lose acknowledged commits: {weakness}; "
+                "correct it, or accept it with allow_weak_durability=True"
+            )
+        if table.dialect.name == "sqlite":
+            self._sqlite_path = self._path_of(connection)
+        self._check_identity(connection, table, cluster)
+        session = _Session(connection, table)
+        self._check_clock(session)
+        return session
+
+    def _require_idle(self, connection: Any, table: MarkerTable) -> None:
+        why = table.dialect.why_not_idle(connection)
+        if why is not None:
+            raise TransactionStateError(f"resource {self.name!r}: cannot begin on this connection: {why}")
+
+    def _path_of(self, connection: Any) -> str:
+        for _, name, path in run(connection, "PRAGMA database_list")[0]:
+            if name == "main" and path:
+                return str(path)
+        raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
+
+    def _check_identity(self, connection: Any, table: MarkerTable, cluster: str | None) -> None:
+        try:
+            identity = table.identity(connection)
+        except driver_of(connection).Error as error:
+            raise ConfigError(f"resource {self.name!r} cannot be identified: {error}; call install() once") from error
+        if identity is None:
+            raise ConfigError(f"resource {self.name!r} is not installed: call install() once")
+        if identity.name != self.name:
+            raise ConfigError(f"resource {self.name!r}: this database is installed as {identity.name!r}")
+        if self._uuid not in (None, identity.uuid):
+            raise ConfigError(f"resource {self.name!r}: another database answers: {identity.uuid}, not {self._uuid}")
+        if cluster is not None and identity.cluster != cluster:
+            if not identity.cluster:
+                table.bind_cluster(connection, cluster)
+                self._check_identity(connection, table, cluster)
+                return
+            raise ConfigError(f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}")
+        self._uuid = identity.uuid
+
+    def _check_clock(self, session: _Session) -> None:
+        now = self._clock.monotonic()
+        if session.table.dialect.is_local_clock or now - session.clock_checked < _CLOCK_CHECK_S:
+            return
+        session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
+        session.clock_checked = now
+
+
+class UsedConnection(NamedTuple):
+    """A resource together with the caller's connection (``LastResource.using``)."""
+
+    resource: LastResource
+    connection: Any
+
+
+class Settling(NamedTuple):
+    """A connection of one who settles."""
+
+    connection: Any
+    table: MarkerTable
+    uuid: str
+
+    def is_duplicate(self, error: Exception) -> bool:
+        """Whether an INSERT failed because the row is there."""
+        return isinstance(error, driver_of(self.connection).IntegrityError)
+
+    def close(self) -> None:
+        """End the session."""
+        _close(self.connection)
+
+
+class Branch:
+    """One transaction's side in its database: begun when made, ended by exactly one of ``commit`` and ``roll_back``."""
+
+    def __init__(self, resource: LastResource, session: _Session, *, is_own: bool) -> None:
+        self.resource, self._session, self._is_own = resource, session, is_own
+        self._guard = Guard()
+        # Before BEGIN: measuring takes a transaction of its own.
+        self._deadline_base_ms = resource.deadline_ms(session, 0.0)
+        self.connection = GuardedConnection(session.connection, self._guard)
+        if session.table.dialect.begin:
+            run(session.connection, session.table.dialect.begin)
+        run(session.connection, f"SAVEPOINT {_SAVEPOINT}")
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error a statement of the body raised: it dooms the transaction."""
+        return self._guard.error
+
+    def end_body(self) -> None:
+        """Take the connection from the body, and make sure that it left the transaction as it was.
+
+        Raises:
+            RolledBackError: a statement failed, or the connection is lost.
+            HeuristicError: the body ended the transaction by itself: what it did before may be committed.
+        """
+        self._guard.end()
+        if self._guard.error is not None:
+            raise RolledBackError(f"a statement failed: {self._guard.error}") from self._guard.error
+        try:
+            run(self._session.connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        except Exception as error:
+            if self._is_lost(error):
+                raise RolledBackError(f"the connection to {self.resource.name!r} was lost: {error}") from error
+            raise HeuristicError(
+                f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a "
+                f"statement that commits); its rows may be there, no message was sent: {error}"
+            ) from error
+
+    def insert_marker(self, txid: str, timeout_s: float) -> None:
+        """Put the committed marker into the open transaction.
+
+        Args:
+            timeout_s: from the beginning of the transaction, by the database's clock.
+
+        Raises:
+            TransactionTimeoutError: the deadline has passed on the database's clock.
+            RolledBackError: a resolver was faster, or the statement failed.
+        """
+        session, deadline_ms = self._session, self._deadline_base_ms + int(timeout_s * 1000)
+        try:
+            is_in = session.table.insert_committed(session.connection, txid, self.resource.uuid or "", deadline_ms)
+        except driver_of(session.connection).IntegrityError as error:
+            raise RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid) from error
+        except Exception as error:
+            raise RolledBackError(f"the marker row was refused: {error}", txid) from error
+        if not is_in:
+            raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
+
+    def commit(self) -> None:
+        """Commit rows and marker.
+
+        Raises:
+            Exception: see ``is_still_open``: only then is it surely not committed.
+        """
+        self._session.connection.commit()
+
+    @property
+    def is_still_open(self) -> bool:
+        """Whether the driver knows that the transaction has not ended. False where it cannot tell."""
+        connection: Any = self._session.connection
+        return self._session.table.dialect.name == "sqlite" and bool(connection.in_transaction)
+
+    def roll_back(self) -> None:
+        """Undo everything, or close the connection, which undoes it."""
+        self._guard.end()
+        try:
+            self._session.connection.rollback()
+        except Exception:  # noqa: BLE001  whatever it was, a closed connection has no transaction
+            self.abandon()
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """The transaction has ended: the connection may be used again."""
+        self._guard.end()
+        if self._is_own:
+            self.resource.give_back(self._session)
+
+    def abandon(self) -> None:
+        """Close the connection: what it was doing is not known."""
+        self._guard.end()
+        _close(self._session.connection)
+
+    def _is_lost(self, error: Exception) -> bool:
+        if self._session.table.dialect.name == "mysql":
+            return bool(error.args) and error.args[0] in _MYSQL_LOST
+        return bool(getattr(self._session.connection, "closed", False))
+
+
+def cluster_of(client: Any) -> str:
+    """The cluster id of a client's broker, 16 hex digits."""
+    return f"{client.session.cluster:016x}"
+
+
+def _close(connection: Any) -> None:
+    with suppress(Exception):
+        connection.close()

@@ -1,0 +1,224 @@
+"""The marker table: one row per last-resource transaction, and the row is its outcome. And the database's identity.
+
+Theory of operation. The owner inserts ``(txid, 'committed')`` inside the application's transaction; the database's
+COMMIT makes rows and marker durable together. Whoever doubts inserts ``(txid, 'rolled-back')`` in a transaction of its
+own first: the primary key lets exactly one of the two in. If that insert is acknowledged, the owner's cannot come in
+any more: rolled back, for good. If it meets the owner's row, that one is read in a new transaction which also writes to
+it and commits, so that what was seen is durable before anybody is told.
+
+Tables::
+
+    <table>          txid (primary key), outcome ('committed' | 'rolled-back'), deadline_ms, written_ms, seen
+    <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
+
+Invariants:
+    * an outcome never changes; a row leaves only as DESIGN.md section 5 allows;
+    * the owner's row gets in only where the identity is the expected one, and before the deadline on the database's
+      clock; both are conditions of the INSERT itself;
+    * methods with "own transaction" in their docstring commit before they return, or raise and leave nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from txmq.errors import ConfigError
+from txmq.xa.dbapi import Connection, driver_of, run
+from txmq.xa.dialects import Dialect, dialect_for, placeholder_of
+
+COMMITTED, ROLLED_BACK = "committed", "rolled-back"
+ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}(?:\.[A-Za-z_][A-Za-z0-9_]{0,47})?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a database is. ``uuid`` is 32 hex digits; ``cluster`` the broker's 16, or empty where no client was yet."""
+
+    name: str
+    uuid: str
+    cluster: str
+
+
+@contextmanager
+def own_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]:
+    """A transaction of txmq's own: committed at the end, rolled back on any exception."""
+    if dialect.begin:
+        run(connection, dialect.begin)
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(Exception):
+            connection.rollback()
+        raise
+
+
+class MarkerTable:
+    """The statements on one database's tables. Has no connection of its own and keeps no state."""
+
+    def __init__(self, table: str, dialect: Dialect, placeholder: str) -> None:
+        if not _NAME.match(table):
+            raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
+        self.dialect, self._table, self._mark = dialect, table, placeholder
+
+    @classmethod
+    def on(cls, connection: Connection, table: str, dialect_name: str | None) -> MarkerTable:
+        """The tables as seen through a connection's driver."""
+        driver = driver_of(connection)
+        return cls(table, dialect_for(driver, dialect_name), placeholder_of(driver))
+
+    def create(self, connection: Connection) -> None:
+        """Create both tables where they are missing. Databases commit that by themselves, or here."""
+        d, table = self.dialect, self._table
+        marker = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
+        marker += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
+        identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
+        identity += f"cluster {d.text} NOT NULL"
+        with own_transaction(connection, d):
+            run(connection, f"CREATE TABLE IF NOT EXISTS {table} ({marker}){d.table_options}")
+            run(connection, f"CREATE TABLE IF NOT EXISTS {table}_identity ({identity}){d.table_options}")
+
+    def put_identity(self, connection: Connection, identity: Identity) -> None:
+        """Store who this database is. Own transaction.
+
+        Raises:
+            the driver's IntegrityError: somebody did before.
+        """
+        with own_transaction(connection, self.dialect):
+            self._run(
+                connection,
+                f"INSERT INTO {self._table}_identity (id, name, uuid, cluster) VALUES (1, ?, ?, ?)",  # noqa: S608
+                (identity.name, identity.uuid, identity.cluster),
+            )
+
+    def bind_cluster(self, connection: Connection, cluster: str) -> None:
+        """Store the cluster where none was stored yet. Own transaction."""
+        with own_transaction(connection, self.dialect):
+            self._run(
+                connection,
+                f"UPDATE {self._table}_identity SET cluster = ? WHERE id = 1 AND cluster = ''",  # noqa: S608
+                (cluster,),
+            )
+
+    def identity(self, connection: Connection) -> Identity | None:
+        """Who this database is; None where nobody was put.
+
+        Raises:
+            the driver's error: the table is missing.
+        """
+        rows = self._read(connection, f"SELECT name, uuid, cluster FROM {self._table}_identity WHERE id = 1")  # noqa: S608
+        return Identity(*map(str, rows[0])) if rows else None
+
+    def now_ms(self, connection: Connection) -> int:
+        """The database's clock."""
+        ((now_ms,),) = self._read(connection, f"SELECT {self.dialect.now_ms}")
+        return int(now_ms)
+
+    def insert_committed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
+        """The owner's row, in the transaction that is open.
+
+        Args:
+            deadline_ms: on the database's clock.
+
+        Returns:
+            False where the deadline has passed, or the database is not ``uuid``: nothing was inserted.
+
+        Raises:
+            the driver's IntegrityError: somebody settled the transaction before.
+        """
+        now = self.dialect.now_ms
+        _, count = self._run(
+            connection,
+            f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+            f"SELECT ?, '{COMMITTED}', ?, {now}, 0 FROM {self._table}_identity "
+            f"WHERE id = 1 AND uuid = ? AND {now} < ?",
+            (txid, deadline_ms, uuid, deadline_ms),
+        )
+        return count == 1
+
+    def insert_rolled_back(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
+        """The doubter's row. Own transaction: when this returns True, the transaction is rolled back for good.
+
+        Returns:
+            False where the database is not ``uuid``: nothing was inserted, nothing is known.
+
+        Raises:
+            the driver's IntegrityError: there is a row; read it.
+        """
+        with own_transaction(connection, self.dialect):
+            _, count = self._run(
+                connection,
+                f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"SELECT ?, '{ROLLED_BACK}', ?, {self.dialect.now_ms}, 0 FROM {self._table}_identity "
+                "WHERE id = 1 AND uuid = ?",
+                (txid, deadline_ms, uuid),
+            )
+        return count == 1
+
+    def read_durably(self, connection: Connection, txid: str) -> str | None:
+        """The outcome of a row, made durable by a write of our own to it. Own transaction.
+
+        Returns:
+            ``committed``, ``rolled-back``, or None where the row has gone.
+        """
+        with own_transaction(connection, self.dialect):
+            _, count = self._run(
+                connection,
+                f"UPDATE {self._table} SET seen = seen + 1 WHERE txid = ?",  # noqa: S608
+                (txid,),
+            )
+            rows, _ = self._run(connection, f"SELECT outcome FROM {self._table} WHERE txid = ?", (txid,))  # noqa: S608
+        return str(rows[0][0]) if rows and count == 1 else None
+
+    def committed_before(self, connection: Connection, age_ms: int, limit: int) -> list[str]:
+        """Transaction ids of committed rows older than ``age_ms``, oldest first."""
+        rows = self._read(
+            connection,
+            f"SELECT txid FROM {self._table} WHERE outcome = '{COMMITTED}' "  # noqa: S608
+            f"AND written_ms < {self.dialect.now_ms} - ? ORDER BY written_ms LIMIT {int(limit)}",
+            (age_ms,),
+        )
+        return [str(txid) for (txid,) in rows]
+
+    def delete_committed(self, connection: Connection, txids: Sequence[str]) -> None:
+        """Remove committed rows. Own transaction. The broker's ``commit`` of each must be durable."""
+        marks = ", ".join("?" * len(txids))
+        with own_transaction(connection, self.dialect):
+            self._run(
+                connection,
+                f"DELETE FROM {self._table} WHERE outcome = '{COMMITTED}' AND txid IN ({marks})",  # noqa: S608
+                txids,
+            )
+
+    def delete_expired_rolled_back(self, connection: Connection) -> int:
+        """Remove rolled-back rows 24 h after their deadline (and 24 h old). Own transaction; how many."""
+        limit = f"{self.dialect.now_ms} - {ROLLED_BACK_KEPT_MS}"
+        with own_transaction(connection, self.dialect):
+            _, count = self._run(
+                connection,
+                f"DELETE FROM {self._table} WHERE outcome = '{ROLLED_BACK}' "  # noqa: S608
+                f"AND deadline_ms < {limit} AND written_ms < {limit}",
+            )
+        return count
+
+    def _read(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read outside any transaction: no lock is waited for, and none is left behind."""
+        try:
+            return self._run(connection, operation, parameters)[0]
+        finally:
+            # Drivers that begin by themselves have begun one. Where this fails, the connection is lost: the next
+            # statement says so.
+            with suppress(Exception):
+                connection.rollback()
+
+    def _run(
+        self, connection: Connection, operation: str, parameters: Sequence[Any] = ()
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        if self._mark != "?":
+            operation = operation.replace("?", self._mark)
+        return run(connection, operation, parameters)
