@@ -1,4 +1,4 @@
-"""Whether a history keeps the promises: linear in its length (n log n where it sorts), no dependency, no knowledge of txmq's code.
+"""Whether a history keeps the promises: no dependency, no knowledge of txmq's code, n log n at most.
 
 Theory of operation. ``check`` builds one index over a ``History`` (who wrote a value, where it is at the end, where
 readers saw it), and asks every rule. A rule yields findings; each finding has the number and the name of its rule, so

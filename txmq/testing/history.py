@@ -131,7 +131,7 @@ class History:
 
 
 def merge(files: Iterable[Iterable[str]]) -> Iterator[dict[str, Any]]:
-    """The lines of several writers in the order of their clock; an unfinished last line of a killed writer is left out."""
+    """The lines of several writers in the order of their clock; a torn last line of a killed writer is left out."""
     return heapq.merge(*(_whole_lines(lines) for lines in files), key=lambda event: int(event["t"]))
 
 
