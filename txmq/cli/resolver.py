@@ -53,7 +53,9 @@ def resolver(
     from contextlib import ExitStack
 
     import txmq
+    from txmq.runtime import logging
 
+    logging.configure("info")
     address, resources = read_config(config)
     with ExitStack() as stack:
         client = stack.enter_context(txmq.connect(bootstrap or address or output.DEFAULT_BOOTSTRAP))

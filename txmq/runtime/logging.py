@@ -44,47 +44,54 @@ class Logger(Protocol):
         """A logger whose lines carry ``fields``."""
 
 
+class _State:
+    """Of this process; as a library, txmq says on standard error what needs attention, and nothing else."""
+
+    level = logging.WARNING
+    stream: TextIO | None = None  # None: whatever ``sys.stderr`` is at the moment
+
+
 def configure(level: str = "info", stream: TextIO | None = None) -> None:
-    """Set up logging for this process.
+    """Set up logging for this process, which is txmq's own: loggers of structlog itself follow.
 
     Args:
         level: least severe line that is written: debug, info, warning or error.
         stream: where to; standard error by default.
     """
+    _State.level, _State.stream = LEVELS[level], stream
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _bounded,
-            _to_json,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=lambda *_: _Lines(stream),
+        processors=_PROCESSORS,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
+        logger_factory=lambda *_: _Lines(),
         cache_logger_on_first_use=False,
     )
 
 
 def get_logger(**bound: object) -> Logger:
-    """A logger whose lines carry ``bound``."""
-    return cast(Logger, structlog.get_logger(**bound))
+    """A logger whose lines carry ``bound``. Does not depend on how an application has set up its own structlog."""
+    wrapper = structlog.make_filtering_bound_logger(logging.NOTSET)
+    logger = structlog.wrap_logger(_Lines(), processors=_PROCESSORS, wrapper_class=wrapper).bind(**bound)
+    return cast(Logger, logger)
 
 
 class _Lines:
-    """Writes finished lines; looks ``sys.stderr`` up each time, so that it may be redirected."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
+    """Writes finished lines; looks the stream up each time, so that it may be redirected."""
 
     def msg(self, line: str) -> None:
         try:
-            stream = self._stream or sys.stderr
+            stream = _State.stream or sys.stderr
             stream.write(line + "\n")
             stream.flush()
         except (OSError, ValueError):  # ValueError: the stream is closed
             pass
 
     debug = info = warning = error = msg
+
+
+def _severe_enough(_logger: object, method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if LEVELS.get(method, logging.ERROR) < _State.level:
+        raise structlog.DropEvent
+    return fields
 
 
 def _bounded(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -107,3 +114,13 @@ def _plain(value: object) -> str | int | float | bool | None:
 def _to_json(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> str:
     ordered = {name: fields.pop(name, None) for name in ("timestamp", "level", "event")}
     return json.dumps({**ordered, **fields}, ensure_ascii=True).replace("\x7f", "\\u007f")
+
+
+_PROCESSORS: list[structlog.typing.Processor] = [
+    _severe_enough,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+    _bounded,
+    _to_json,
+]

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from txmq.runtime import logging
 from txmq.runtime.logging import FIELD_LENGTH_MAX, configure, get_logger
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    monkeypatch.setattr(logging, "_State", type("_State", (), {}))
     stream = io.StringIO()
     configure("info", stream)
     yield stream
@@ -78,3 +80,21 @@ def test_an_exception_is_logged_with_its_trace_on_one_line(stream: io.StringIO) 
 def test_a_standard_error_that_is_gone_stops_nobody(stream: io.StringIO) -> None:
     stream.close()
     get_logger().error("nobody reads this")
+
+
+def test_as_a_library_only_what_needs_attention_is_said_and_on_standard_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    logger = get_logger(resource="shop")
+    logger.info("round")
+    logger.warning("away")
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n"), json.loads(err)["event"]) == ("", 1, "away")
+
+
+def test_loggers_made_before_follow_what_is_set_up_later(stream: io.StringIO) -> None:
+    logger = get_logger()
+    configure("debug", stream)
+    logger.debug("detail")
+    structlog.get_logger("txmq.broker").bind(a=1).debug("also")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["detail", "also"]
