@@ -1,0 +1,279 @@
+"""Plays scripts, opens what a crash left of them, and says what must be true of it.
+
+=====  ==============================================================================================================
+P1     what had been told (in a way that promises it) is there: messages at their offsets, outcomes, topics
+P2     each transaction is visible all or none, at the places of its outcome; offsets have no holes; messages stand in
+       the order in which they were decided
+P5     what is prepared and not decided is still there, and invisible
+P6     the whole script asked again gets the answers it had got, and in the end every message of a put and of a
+       committed transaction is there exactly once
+P10    every CRC, place and offset of every partition is right, and every message is one of the script's
+=====  ==============================================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txmq.broker.session import CommittedParts
+from txmq.broker.state import State
+from txmq.broker.transaction import TransactionState
+from txmq.log.verify import verify_log
+from txmq.protocol.parts import parse_result_lines
+from txmq.runtime.sim_disk import SimDisk
+from txmq.runtime.sim_model import Trace
+
+from .node import SMALL, Answer, Client, Node, small_settings
+from .script import Ask, Place, Script
+
+SESSION = 1
+Told = dict[bytes, Answer]
+Visible = dict[bytes, tuple[Place, int]]
+
+
+class Player:
+    """One client of a script, over the lives of its broker."""
+
+    def __init__(self, script: Script, disk: SimDisk) -> None:
+        self.script = script
+        self.settings = SMALL if script.sync == "always" else small_settings(sync=script.sync)
+        self.lives = 0
+        self.node: Node
+        self.client: Client
+        self.start(disk)
+
+    def start(self, disk: SimDisk) -> None:
+        """A new life: open, connect, make or resume the session."""
+        self.lives += 1
+        self.node = Node(disk, self.settings)
+        self.client = self.node.connect()
+
+    def hello(self) -> None:
+        """Make or resume the session."""
+        wish = f"{SESSION}.0" if SESSION in self.node.state.sessions else "new"
+        opaque = self.client.send("hello", 1, "tester", extensions={"session": wish}, opaque=b"h%d" % self.lives)
+        self.node.pump()
+        assert self.client.received[opaque].code == 200, self.client.received[opaque]
+
+    def send(self, ask: Ask) -> None:
+        """Send one request of the script."""
+        arguments, extensions = list(ask.arguments), dict(ask.extensions)
+        if ask.counter:
+            txid = self.node.txid(SESSION, ask.counter)
+            if "tx" in extensions:
+                extensions["tx"] = txid
+            else:
+                arguments[0] = txid
+        self.client.send(ask.verb, *arguments, extensions=extensions, body=ask.body, opaque=ask.opaque)
+
+    def ask(self, ask: Ask) -> Answer:
+        """Send one request and let the node finish it."""
+        self.send(ask)
+        self.node.pump()
+        if self.node.unsynced:
+            self.node.force()
+        return self.client.received[ask.opaque]
+
+    def run(self) -> None:
+        """The whole script."""
+        self.hello()
+        for step in self.script.steps:
+            if isinstance(step, list):
+                for ask in step:
+                    self.send(ask)
+                self.node.pump()
+            elif step.what is None:
+                self.start(self.node.kill())
+                self.hello()
+            else:
+                step.what(self.node)
+
+
+def record(script: Script) -> Trace:
+    """Play a script on an empty disk; what it did to it."""
+    disk = SimDisk(record=True)
+    assert disk.trace is not None
+    Player(script, disk).run()
+    return disk.trace
+
+
+def check_image(script: Script, disk: SimDisk, *, again: bool = False) -> None:
+    """Open what a crash left, and check everything.
+
+    Args:
+        again: also end the life that follows, and compare the state that the next one finds.
+    """
+    told = promised(script, disk)
+    player = Player(script, disk)
+    check_recovered(script, player.node, told)
+    answers = _repeat(script, player, told)
+    _check_final(script, player.node, answers)
+    if again:
+        before = player.node.state
+        before.started(0)
+        assert comparable(Node(player.node.kill(), player.settings).state) == comparable(before)
+
+
+def promised(script: Script, disk: SimDisk) -> Told:
+    """The answers that a crash may not take back: with ``sync = always`` all, else those before the last sync."""
+    kept: Told = {}
+    since: Told = {}
+    for note in disk.notes:
+        assert isinstance(note, tuple)
+        if note[0] == "told":
+            since[note[1]] = Answer(note[2], note[3])
+        if note[0] == "forced" or script.sync == "always":
+            kept.update(since)
+            since = {}
+    return kept
+
+
+def comparable(state: State) -> dict[str, Any]:
+    """A snapshot without what a restart may change: the epoch, when a segment was begun, the order of sessions."""
+    snapshot = state.snapshot()
+    del snapshot["epoch"]
+    snapshot["sessions"].sort()
+    for _topic, _number, (_start, _next, segments), _producers in snapshot["partitions"]:
+        for segment in segments:
+            segment[3] = None
+    return snapshot
+
+
+# --- after recovery --------------------------------------------------------------------------------------------------
+
+
+def check_recovered(script: Script, node: Node, told: Told) -> None:
+    """P1, P2, P5, P10 of a node that was just opened."""
+    visible = _visible(script, node)
+    for ask in script.asks:
+        if ask.opaque in told and told[ask.opaque].code == 200:
+            _check_told(ask, told[ask.opaque], node, visible)
+    if any(opaque.startswith(b"h") for opaque in told):
+        assert SESSION in node.state.sessions, "P1: the session is gone"
+    for counter in script.transactions:
+        _check_whole(script, counter, node, visible)
+    verdict = verify_log(node.disk)
+    assert verdict.is_sound, f"P10: {verdict.findings}"
+
+
+def _visible(script: Script, node: Node) -> Visible:
+    """Every message a reader can see, and where; in order and each once."""
+    found: Visible = {}
+    known = script.places
+    order = {value: number for number, value in enumerate(known)}
+    for partition in node.state.all_partitions():
+        place = partition.topic, partition.number
+        messages = node.messages(partition)
+        assert len(messages) == partition.high_watermark - partition.log_start, f"P2: holes in {place}"
+        numbers = []
+        for message in messages:
+            value = message.value or b""
+            assert known.get(value) == place, f"P10: {value[:20]!r} in {place}"
+            assert value not in found, f"P6: {value[:20]!r} twice"
+            found[value] = place, message.offset
+            numbers.append(order[value])
+        assert numbers == sorted(numbers), f"P2: order in {place}: {numbers}"
+    return found
+
+
+def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
+    if ask.verb in ("put", "commit") and ask.adds:
+        for place, base_offset, values in _promised_places(ask, answer):
+            _check_values(node, visible, place, base_offset, values)
+    elif ask.verb in ("rollback", "outcome"):
+        assert node.state.sessions[SESSION].outcomes[ask.counter] is None, f"P1: {ask.verb} of {ask.counter} is lost"
+    elif ask.verb == "prepare":
+        known = node.state.transactions.get((SESSION, ask.counter))
+        prepared = known is not None and known.state is TransactionState.PREPARED
+        assert prepared or ask.counter in node.state.sessions[SESSION].outcomes, f"P5: {ask.counter} is lost"
+    elif ask.verb == "topic" and ask.arguments[0] == "delete":
+        assert ask.arguments[1] not in _names(node), f"P1: the end of topic {ask.arguments[1]} is lost"
+    elif ask.verb == "topic":
+        assert ask.arguments[1] in _names(node) or node.state.topics.next_id > len(_names(node)) + 1, "P1: topic lost"
+
+
+def _promised_places(ask: Ask, answer: Answer) -> list[tuple[Place, int, tuple[bytes, ...]]]:
+    if ask.verb == "put":
+        return [(ask.adds[0][0], int(answer.body), ask.adds[0][1])]
+    lines = parse_result_lines(answer.body)
+    assert len(lines) == len(ask.adds), f"{answer.body!r} for {len(ask.adds)} parts"
+    return [(place, line.base_offset, values) for line, (place, values) in zip(lines, ask.adds, strict=True)]
+
+
+def _check_values(
+    node: Node, visible: Visible, place: Place, base_offset: int, values: tuple[bytes, ...]
+) -> None:
+    """Contiguous from ``base_offset`` on, as far as retention and deletion have left them."""
+    if place[0] not in _names(node):
+        return
+    for offset, value in enumerate(values, base_offset):
+        if offset >= node.partition(*place).log_start:
+            assert visible.get(value) == (place, offset), f"P1: {value[:20]!r} is not at {offset} of {place}"
+
+
+def _check_whole(script: Script, counter: int, node: Node, visible: Visible) -> None:
+    session = node.state.sessions.get(SESSION)
+    outcome: CommittedParts | None = session.outcomes.get(counter) if session else None
+    parts = script.transactions[counter].parts
+    if outcome is None:
+        seen = [value for _, values in parts for value in values if value in visible]
+        assert not seen, f"P2: {seen} of transaction {counter}, which is not committed"
+        return
+    assert len(outcome) == len(parts), f"P2: {len(outcome)} of {len(parts)} parts of transaction {counter}"
+    for (topic_id, _number, base_offset, count), (place, values) in zip(outcome, parts, strict=True):
+        assert count == len(values)
+        if node.state.topics.with_id(topic_id) is not None:
+            _check_values(node, visible, place, base_offset, values)
+
+
+def _names(node: Node) -> set[str]:
+    return {topic.config.name for topic in node.state.topics}
+
+
+# --- asking again ----------------------------------------------------------------------------------------------------
+
+
+def _repeat(script: Script, player: Player, told: Told) -> Told:
+    """The client asks everything again, from the beginning."""
+    player.hello()
+    answers: Told = {}
+    for ask in script.asks:
+        if _is_done(script, ask, player.node):
+            continue
+        answer = answers[ask.opaque] = player.ask(ask)
+        before = told.get(ask.opaque)
+        if before is not None and not ask.once and before.code == 200 and not script.deleted:
+            assert answer == before, f"P6: request {ask.number} ({ask.verb}): {before}, then {answer}"
+        refusals = {409} if ask.counter and (ask.once or _is_stream(script, ask)) else set()
+        assert answer.code in {200, *refusals}, f"request {ask.number} ({ask.verb}) again: {answer}"
+    return answers
+
+
+def _is_stream(script: Script, ask: Ask) -> bool:
+    return script.transactions[ask.counter].fate == "stream"
+
+
+def _is_done(script: Script, ask: Ask, node: Node) -> bool:
+    """Topics are not made twice, and a deleted one is not asked for."""
+    names = _names(node)
+    if any(name not in names and script.topics.index(name) + 1 < node.state.topics.next_id for name in ask.topics):
+        return True
+    return ask.verb == "topic" and ask.arguments[0] == "create" and ask.arguments[1] in names
+
+
+def _check_final(script: Script, node: Node, answers: Told) -> None:
+    visible = _visible(script, node)
+    for ask in script.asks:
+        answer = answers.get(ask.opaque)
+        if ask.adds and answer is not None and answer.code == 200 and (ask.verb == "put" or not script.deleted):
+            for place, base_offset, values in _promised_places(ask, answer):
+                _check_values(node, visible, place, base_offset, values)
+    for counter, transaction in script.transactions.items():
+        _check_whole(script, counter, node, visible)
+        outcomes = node.state.sessions[SESSION].outcomes
+        if transaction.fate == "committed" and not script.deleted:
+            assert outcomes.get(counter) is not None, f"P6: transaction {counter} is not committed in the end"
+        elif transaction.fate == "rolled-back":
+            assert outcomes[counter] is None, f"P6: transaction {counter} is not rolled back in the end"
+        elif transaction.fate == "prepared":
+            assert (SESSION, counter) in node.state.transactions, f"P5: transaction {counter} is gone"

@@ -1,0 +1,250 @@
+"""One life of a broker on a simulated disk: core and store, driven by bytes, one step at a time.
+
+``Node`` does what ``broker/server.py`` does, in its order (write, force, answer, apply), without sockets, threads and
+timers: whoever tests says when a group is committed, a checkpoint taken, an old segment retired. Every answer that is
+handed to a client is noted on the disk, so that a crash image knows what had been told by then:
+``("told", opaque, code, body)``, and ``("forced",)`` after each sync.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from txmq.broker.core import Core
+from txmq.broker.group import Group
+from txmq.broker.store import Recovered, open_store
+from txmq.config import BrokerSettings
+from txmq.log import records
+from txmq.log.partition import Partition
+from txmq.model import Message
+from txmq.protocol import commands
+from txmq.protocol.answers import AnswerReader
+from txmq.protocol.requests import ByteBudget, Limits, RequestReader
+from txmq.redo import entries
+from txmq.runtime.sim_clock import SimClock, SimRandom
+from txmq.runtime.sim_disk import SimDisk
+from txmq.xid import TxId
+
+JOURNAL_FILE_SIZE_BYTES = 16 << 10  # a few groups a file: every workload crosses files
+IDENTITY_SEED = 1  # the same cluster and node wherever a data directory is begun
+
+
+def small_settings(**changes: object) -> BrokerSettings:
+    """Settings of a broker that is small in everything; ``journal_file_size_bytes`` is below what users may set."""
+    values: dict[str, object] = {
+        "disk_free_bytes_min": 0, "in_flight_max": 64, "group_size_bytes_max": 64 << 10,
+        "request_size_bytes_max": 64 << 10, "batch_size_bytes_max": 64 << 10, "broker_name": "small",
+    }  # fmt: skip
+    settings = BrokerSettings(**{**values, **changes})  # type: ignore[arg-type]
+    object.__setattr__(settings, "journal_file_size_bytes", JOURNAL_FILE_SIZE_BYTES)
+    return settings
+
+
+SMALL = small_settings()
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    code: int
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body of a ``result``."""
+        return self.body.decode()
+
+    @property
+    def error(self) -> str:
+        """The error's name; empty for 200."""
+        return "" if self.code == 200 else self.text.split(" ", 1)[0]
+
+
+class Client:
+    """One connection to a node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.peer = node.core.connected("test")
+        self.peer.shell = self
+        self._requests = RequestReader(Limits(node.settings.request_size_bytes_max), ByteBudget(1 << 30))
+        self._reader = AnswerReader()
+        self._next = 0
+        self.received: dict[bytes, Answer] = {}
+
+    def send(
+        self, verb: str, *arguments: str | int, extensions: Mapping[str, str | int | None] | None = None,
+        body: bytes | bytearray | None = None, opaque: bytes = b"",
+    ) -> bytes:  # fmt: skip
+        """Send one request; the node takes it in and commits nothing yet. Returns its opaque."""
+        if not opaque:
+            self._next += 1
+            opaque = b"q%d" % self._next
+        buffers = commands.request(
+            verb, *arguments, extensions=extensions, body=None if body is None else [body], opaque=opaque
+        )
+        self.send_bytes(b"".join(buffers))
+        return opaque
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send anything."""
+        self.node.core.receive(self.peer, self._requests.feed(data))
+
+    def ask(
+        self, verb: str, *arguments: str | int, extensions: Mapping[str, str | int | None] | None = None,
+        body: bytes | bytearray | None = None,
+    ) -> Answer:  # fmt: skip
+        """Send one request, let the node do all it has to, return the answer."""
+        opaque = self.send(verb, *arguments, extensions=extensions, body=body)
+        self.node.pump()
+        return self.received.pop(opaque)
+
+    def hello(self, session: str = "new") -> Answer:
+        """Introduce this client."""
+        return self.ask("hello", 1, "tester", extensions={"session": session})
+
+    def disconnect(self) -> None:
+        """The connection is lost."""
+        self.node.core.disconnected(self.peer)
+
+    def take(self) -> None:
+        """Read what the core wrote."""
+        data, self.peer.out = b"".join(self.peer.out), []
+        for code, opaque, body, _is_value in self._reader.feed(data):
+            self.received[opaque] = Answer(code, body)
+            self.node.disk.note(("told", opaque, code, body))
+
+
+class Node:
+    """See the module's docstring."""
+
+    def __init__(self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None) -> None:
+        self.disk, self.settings = disk, settings
+        self.clock = clock if clock is not None else SimClock()
+        self.recovered: Recovered = open_store(disk, self.clock, SimRandom(random.Random(IDENTITY_SEED)), settings)
+        self.store, self.state = self.recovered.store, self.recovered.state
+        self.core = Core(self.recovered.identity, settings, self.state, self.clock.now_ms())
+        self.context = self.core.context
+        self.unsynced: list[Group] = []
+
+    def connect(self) -> Client:
+        """A new connection."""
+        return Client(self)
+
+    def session(self, name: str = "new") -> Client:
+        """A new connection with a session."""
+        client = self.connect()
+        answer = client.hello(name)
+        assert answer.code == 200, answer
+        return client
+
+    def txid(self, session: int, counter: int) -> str:
+        """A transaction id of this home."""
+        identity = self.recovered.identity
+        return str(TxId(identity.cluster, identity.node, session, counter))
+
+    def kill(self) -> SimDisk:
+        """The process ends here; the disk as the next one finds it."""
+        return self.disk.kill()
+
+    # --- the path of a group ---
+
+    def pump(self) -> None:
+        """Commit everything accepted, as the server does at the end of an iteration of its loop."""
+        self.context.now_ms = self.clock.now_ms()
+        self.core.wake_memory()
+        while not self.context.group.is_empty or self.context.full:
+            self.commit(self.core.seal())
+        self.flush()
+
+    def commit(self, group: Group) -> None:
+        """Write a sealed group; force it, and what is unsynced before it, unless ``sync`` lets it wait."""
+        self.unsynced.append(group)
+        self.store.write(group)
+        if self.context.relaxed and not any(waiting.forced for waiting in self.unsynced):
+            self.core.written(group)
+            return
+        self.force()
+
+    def force(self) -> None:
+        """Sync, answer, apply: in this order."""
+        self.store.force()
+        self.disk.note(("forced",))
+        groups, self.unsynced = self.unsynced, []
+        for group in groups:
+            self.core.written(group)
+            self.core.forced(group)
+        self.flush()
+        for group in groups:
+            for applied in self.store.apply(group):
+                self.core.applied(applied)
+
+    def flush(self) -> None:
+        """Carry out the effects."""
+        while True:
+            for read in self.core.take_reads():
+                content = read.partition.read(self.store.files, read.offset, read.size_bytes_max)
+                self.core.was_read(read, content or b"")
+            for peer, opaque, partition, time_ms in self.core.take_lookups():
+                found = partition.offset_for(self.store.files, time_ms)
+                self.core.was_looked_up(peer, opaque, partition, found)
+            ready = self.core.take_ready()
+            if not ready:
+                return
+            for peer in ready:
+                if isinstance(peer.shell, Client):
+                    peer.shell.take()
+
+    # --- what the server does now and then ---
+
+    def checkpoint(self) -> None:
+        """Take a checkpoint with nothing under way; a full disk puts it off."""
+        pending = self.store.begin_checkpoint(self.state)
+        self.store.pin_checkpoint(pending)
+        try:
+            self.store.run_checkpoint(pending, self.state.epoch)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return
+        self.store.end_checkpoint(pending)
+
+    def retire(self) -> None:
+        """Retention, as the server's timer does it."""
+        group = self.context.group
+        for partition in self.state.all_partitions():
+            start, paths = partition.expired_segments(self.clock.now_ms())
+            if paths:
+                group.add_entry(entries.encode_log_start(partition.topic_id, partition.number, start))
+                partition.set_log_start(start)
+                group.unlinked.append((partition, paths))
+                group.forced = True
+        self.pump()
+
+    def mark(self) -> None:
+        """What an idle broker does."""
+        self.store.journal.mark()
+        self.store.journal.prepare_next()
+
+    # --- looking inside ---
+
+    def partition(self, topic: str, number: int = 0) -> Partition:
+        """One partition."""
+        return self.state.partitions[topic.encode(), b"%d" % number]
+
+    def messages(self, partition: Partition) -> list[Message]:
+        """Everything a reader can see of a partition, every CRC, place and offset checked on the way."""
+        found: list[Message] = []
+        offset = partition.log_start
+        while offset < partition.high_watermark:
+            batches = partition.read(self.store.files, offset, 1 << 20)
+            found += records.decode(
+                batches or b"", partition.topic, partition.number, topic_id=partition.topic_id, expected_offset=offset
+            )
+            assert found[-1].offset >= offset, "a read brought nothing"
+            offset = found[-1].offset + 1
+        assert offset == partition.high_watermark
+        return found

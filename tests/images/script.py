@@ -1,0 +1,235 @@
+"""Scripts: what one client asks of a small broker, one step after the other.
+
+Requests are numbered, messages named, transactions counted, so that the same script can be asked again of whatever a
+crash left: that is what a client does that never heard an answer. ``check`` plays scripts and says what must be true.
+
+The client's session is number 1, its batches carry that producer id and sequences without gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from txmq.log import records
+from txmq.log.batch import checksum
+from txmq.runtime.sim_clock import START_MS
+
+from .node import Node
+
+UUID = "a" * 32
+Place = tuple[str, int]  # topic, partition
+Fate = Literal["committed", "rolled-back", "prepared", "stream"]
+"""What the script makes of a transaction; a stream commits only if no restart came between its parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        number: of the request in its script; the opaque is made of it.
+        counter: of the transaction it belongs to; 0 for none.
+        once: what it does cannot be asked twice with the same answer (``put tx=``, ``topic``, ``prepare``).
+        adds: messages that a 200 promises, in order of the answer's lines.
+    """
+
+    number: int
+    verb: str
+    arguments: tuple[str | int, ...]
+    extensions: Mapping[str, str | int | None] = field(default_factory=dict)
+    body: bytes | None = None
+    counter: int = 0
+    once: bool = False
+    topics: tuple[str, ...] = ()
+    adds: tuple[tuple[Place, tuple[bytes, ...]], ...] = ()
+
+    @property
+    def opaque(self) -> bytes:
+        """Its token on the wire."""
+        return b"n%d" % self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Something that is done to the broker, not asked of it; ``what`` None is a restart."""
+
+    what: Callable[[Node], object] | None
+    name: str
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What the script does with one transaction."""
+
+    parts: list[tuple[Place, tuple[bytes, ...]]] = field(default_factory=list)
+    batches: list[bytes] = field(default_factory=list)
+    fate: Fate = "committed"
+
+
+class Script:
+    """Requests and events in order; written by the methods below, each of which adds one step.
+
+    Requests between ``together()`` and the next event or ``apart()`` share a group commit.
+    """
+
+    def __init__(self, name: str, *, sync: str = "always", padding: int = 40) -> None:
+        self.name, self.sync, self.padding = name, sync, padding
+        self.steps: list[list[Ask] | Do] = []
+        self.transactions: dict[int, Transaction] = {}
+        self.topics: list[str] = []
+        self.deleted: set[str] = set()
+        self._requests = self._messages = 0
+        self._sequences: dict[Place, int] = {}
+        self._together = False
+
+    # --- writing ---
+
+    def topic(self, name: str, **settings: str | int) -> Script:
+        """Create a topic."""
+        self.topics.append(name)
+        return self._ask("topic", "create", name, extensions=settings, once=True, topics=(name,))
+
+    def alter(self, name: str, **settings: str | int) -> Script:
+        """Alter a topic."""
+        return self._ask("topic", "alter", name, extensions=settings, once=True, topics=(name,))
+
+    def delete(self, name: str) -> Script:
+        """Delete a topic."""
+        self.deleted.add(name)
+        return self._ask("topic", "delete", name, once=True, topics=(name,))
+
+    def put(self, topic: str, partition: int = 0, *, count: int = 1, size: int = 0) -> Script:
+        """Put one batch with the session's next sequence."""
+        place = topic, partition
+        sequence = self._sequences.get(place, 0)
+        self._sequences[place] = sequence + count
+        values, batch = self._batch(count, size, sequence)
+        return self._ask("put", topic, partition, body=batch, topics=(topic,), adds=((place, values),))
+
+    def local(self, counter: int, *places: Place, count: int = 1) -> Script:
+        """A local transaction with one part for each place."""
+        body = self._parts(counter, places, count)
+        return self._commit(counter, body, places)
+
+    def stream(self, counter: int, topic: str, partition: int = 0, *, count: int = 1, size: int = 0) -> Script:
+        """One part of a streamed transaction."""
+        values, batch = self._batch(count, size, -1)
+        self._transaction(counter, "stream").parts.append(((topic, partition), values))
+        self.transactions[counter].batches.append(batch)
+        return self._ask("put", topic, partition, extensions={"tx": counter}, body=batch, counter=counter, once=True,
+                         topics=(topic,))  # fmt: skip
+
+    def commit_stream(self, counter: int, *places: Place) -> Script:
+        """Commit what was streamed, with more parts in the request itself."""
+        stated = self._stated(counter)
+        return self._commit(counter, self._parts(counter, places, 1, fate="stream"), places, stated)
+
+    def prepare(self, counter: int, *places: Place, count: int = 1, keys: str = "7", fate: Fate = "committed",
+                streamed: bool = False) -> Script:  # fmt: skip
+        """Prepare; ``fate`` is what the script makes of it later."""
+        stated = self._stated(counter) if streamed else {}
+        body = self._parts(counter, places, count, keys=keys, fate=fate)
+        extensions = {"resource": "db", "uuid": UUID, **stated}
+        return self._ask("prepare", str(counter), "last-resource", extensions=extensions, body=body, counter=counter,
+                         once=True, topics=tuple(topic for topic, _ in places))  # fmt: skip
+
+    def commit(self, counter: int) -> Script:
+        """Commit what is prepared."""
+        return self._commit(counter, b"", ())
+
+    def rollback(self, counter: int) -> Script:
+        """Roll back, whether it exists or not."""
+        self._transaction(counter, "rolled-back")
+        return self._ask("rollback", str(counter), counter=counter)
+
+    def fence(self, counter: int) -> Script:
+        """``outcome fence``."""
+        self._transaction(counter, "rolled-back")
+        return self._ask("outcome", str(counter), extensions={"fence": None}, counter=counter)
+
+    def do(self, what: Callable[[Node], object], name: str) -> Script:
+        """An event."""
+        self._together = False
+        self.steps.append(Do(what, name))
+        return self
+
+    def checkpoint(self) -> Script:
+        """The state is written, the journal released."""
+        return self.do(Node.checkpoint, "checkpoint")
+
+    def together(self) -> Script:
+        """What is asked from here on shares a group."""
+        self._together = True
+        self.steps.append([])
+        return self
+
+    def apart(self) -> Script:
+        """Every request has its own group again."""
+        self._together = False
+        return self
+
+    def restart(self) -> Script:
+        """The process is killed and started again."""
+        self._together = False
+        self.steps.append(Do(None, "restart"))
+        return self
+
+    # --- what was written ---
+
+    @property
+    def asks(self) -> list[Ask]:
+        """All requests, in order."""
+        return [ask for step in self.steps if isinstance(step, list) for ask in step]
+
+    @property
+    def places(self) -> dict[bytes, Place]:
+        """Where each message goes."""
+        return {value: place for ask in self.asks for place, values in ask.adds for value in values}
+
+    def _ask(self, verb: str, *arguments: str | int, **rest: object) -> Script:
+        self._requests += 1
+        ask = Ask(self._requests, verb, arguments, **rest)  # type: ignore[arg-type]
+        if self._together and isinstance(self.steps[-1], list):
+            self.steps[-1].append(ask)
+        else:
+            self.steps.append([ask])
+        return self
+
+    def _commit(
+        self, counter: int, body: bytes, places: tuple[Place, ...], stated: Mapping[str, int] | None = None
+    ) -> Script:
+        adds = tuple(self.transactions[counter].parts)
+        return self._ask("commit", str(counter), extensions=stated or {}, body=body, counter=counter, adds=adds,
+                         topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
+
+    def _transaction(self, counter: int, fate: Fate) -> Transaction:
+        return self.transactions.setdefault(counter, Transaction(fate=fate))
+
+    def _stated(self, counter: int) -> dict[str, int]:
+        batches, crc = self.transactions[counter].batches, 0
+        for batch in batches:
+            crc = checksum(batch, crc)
+        return {"parts": len(batches), "bytes": sum(map(len, batches)), "crc": crc}
+
+    def _parts(
+        self, counter: int, places: tuple[Place, ...], count: int, *, keys: str = "", fate: Fate = "committed"
+    ) -> bytes:
+        transaction, pieces = self._transaction(counter, fate), []
+        for topic, partition in places:
+            values, batch = self._batch(count, 0, -1)
+            transaction.parts.append(((topic, partition), values))
+            words = f"{topic} {partition} {len(batch)}" + (f" keys={keys}" if keys else "")
+            pieces.append(f"{words}\r\n".encode() + batch)
+        return b"".join(pieces)
+
+    def _batch(self, count: int, size: int, sequence: int) -> tuple[tuple[bytes, ...], bytes]:
+        values = []
+        for _ in range(count):
+            self._messages += 1
+            values.append((b"m%d." % self._messages).ljust(size or self.padding, b"-"))
+        producer = (1, 0, sequence) if sequence >= 0 else (-1, -1, -1)
+        rows = [(b"k", value, (), START_MS) for value in values]
+        batch = records.encode(rows, producer_id=producer[0], producer_epoch=producer[1], base_sequence=producer[2])
+        return tuple(values), bytes(batch)

@@ -1,0 +1,151 @@
+"""The scripts: small, because most crash defects need three operations or fewer on a fresh disk (CrashMonkey)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .node import Node
+from .script import Script
+
+A, B, A1 = ("a", 0), ("b", 0), ("a", 1)
+
+
+def puts(name: str) -> Script:
+    """Puts to two partitions, one batch a group, and several."""
+    script = Script(name).topic("a", partitions=2).put("a").put("a", 1, count=2)
+    return script.together().put("a").put("a", 1).put("a", count=3).apart().put("a", 1)
+
+
+def puts_over_a_restart(name: str) -> Script:
+    """A killed process between puts of the same sequence."""
+    return puts(name).restart().put("a").put("a", 1).do(Node.mark, "mark").restart().put("a")
+
+
+def puts_around_checkpoints(name: str) -> Script:
+    """Checkpoints between puts; the third one releases the first."""
+    script = puts(name).checkpoint().put("a").checkpoint().put("a", 1).put("a")
+    return script.checkpoint().put("a", 1)
+
+
+def local_over_two_topics(name: str) -> Script:
+    """Local transactions over two topics, alone and beside puts in one group."""
+    script = Script(name).topic("a", partitions=2).topic("b").put("a").local(1, A, B)
+    return script.together().put("a").local(2, A, A, B).put("b").local(3, B).apart().local(4, A1, B, count=3)
+
+
+def local_with_restart_and_checkpoint(name: str) -> Script:
+    """Outcomes survive in the checkpoint and behind it."""
+    script = Script(name).topic("a", partitions=2).topic("b").local(1, A, B).checkpoint().local(2, A, B).restart()
+    return script.local(3, B, A1).checkpoint().put("a").local(4, A)
+
+
+def streamed(name: str) -> Script:
+    """Parts stream ahead, the commit brings another one."""
+    script = Script(name).topic("a", partitions=2).topic("b").put("a")
+    script.stream(1, "a").stream(1, "b", count=2).put("a").commit_stream(1).put("b")
+    return script.stream(2, "a").together().put("a").commit_stream(2, A, B).put("a").apart().put("b")
+
+
+def streamed_with_checkpoints(name: str) -> Script:
+    """A checkpoint between the parts, one before the decision, one after."""
+    script = Script(name).topic("a").topic("b").stream(1, "a").checkpoint().stream(1, "b").checkpoint()
+    script.stream(1, "a").commit_stream(1, B).checkpoint().put("a")
+    return script.stream(2, "b").checkpoint().put("b")
+
+
+def prepared_after_streaming(name: str) -> Script:
+    """What was streamed before a checkpoint is prepared after it, and lives through restarts."""
+    script = Script(name).topic("a").topic("b").stream(1, "a").checkpoint().stream(1, "b")
+    script.transactions[1].fate = "stream"
+    script.prepare(1, A, streamed=True).checkpoint().put("a").checkpoint().restart()
+    return script.put("a").commit(1).put("b")
+
+
+def prepare_and_commit(name: str) -> Script:
+    """Prepared, restarted, committed; others go on meanwhile."""
+    script = Script(name).topic("a", partitions=2).topic("b").prepare(1, A, B).put("a").prepare(2, A1, keys="8")
+    return script.commit(1).put("b").restart().put("a").commit(2).put("a", 1)
+
+
+def prepare_and_roll_back(name: str) -> Script:
+    """Rolled back: by the owner, by a fence, before it was seen."""
+    script = Script(name).topic("a").topic("b").put("a").prepare(1, A, B, fate="rolled-back").put("a").rollback(1)
+    return script.put("b").fence(2).rollback(3).restart().local(4, A, B).put("a")
+
+
+def prepared_over_checkpoints(name: str) -> Script:
+    """Payloads move to their own file, and stay while a kept checkpoint names them."""
+    script = Script(name).topic("a").topic("b").prepare(1, A, B).prepare(2, B, keys="9", fate="prepared").checkpoint()
+    script.put("a").checkpoint().commit(1).put("a").checkpoint().restart()
+    return script.put("b").checkpoint().put("a").checkpoint()
+
+
+def in_order(name: str) -> Script:
+    """Commits that wait for earlier ones share the record of the one they waited for."""
+    script = Script(name).topic("a").topic("b").prepare(1, A).prepare(2, A, B).put("a").together()
+    return script.commit(1).commit(2).put("a").apart().put("b").checkpoint().put("b")
+
+
+def topics_come_and_go(name: str) -> Script:
+    """Created, altered, deleted with messages in them and a prepared transaction on the way."""
+    script = Script(name).topic("a").put("a").topic("b", partitions=2).put("b").put("b", 1).alter("a", partitions=2)
+    script.put("a", 1).prepare(1, ("b", 0), A, fate="prepared").delete("b").put("a").checkpoint()
+    return script.topic("c").put("c").put("a").delete("c").restart().put("a").checkpoint()
+
+
+def journal_files(name: str) -> Script:
+    """The journal crosses files, with and without a prepared one, and recycles them after checkpoints."""
+    script = Script(name).topic("a", partitions=2).topic("b")
+    for number in range(3):
+        script.put("a", size=2800).put("a", 1, size=3000).local(number + 1, A, B).put("b", size=2500)
+        script.checkpoint().do(Node.mark, "mark")
+    return script.put("a", size=2900).restart().put("b", size=2000).put("a", 1)
+
+
+def segments_roll(name: str) -> Script:
+    """Segments of 4 KiB roll inside a group, inside a transaction, and behind a checkpoint."""
+    script = Script(name, padding=900).topic("a", partitions=2, segment_size_bytes=4096).topic("b")
+    script.put("a", size=2500).put("a", size=1200).put("a", size=1200).local(1, A, A, A, B).checkpoint()
+    script.together().put("a", size=1500).put("a", size=1500).put("a", size=1500).apart()
+    return script.prepare(2, A, A).restart().commit(2).put("a", size=900)
+
+
+def _retention(name: str, policy: str) -> Script:
+    script = Script(name).topic("a", segment_size_bytes=4096, retention_size_bytes=4096, retention_policy=policy)
+    script.topic("b").put("a", size=3000).put("a", size=3000).put("b").put("a", size=3000).do(Node.retire, "retire")
+    script.put("a", size=3000).put("b").checkpoint().put("a", size=3000).do(Node.retire, "retire").put("b")
+    return script.restart().put("b").put("a", size=3000).checkpoint().do(Node.retire, "retire").put("b")
+
+
+def retention_deletes(name: str) -> Script:
+    """Old segments go."""
+    return _retention(name, "delete")
+
+
+def retention_archives(name: str) -> Script:
+    """Old segments move."""
+    return _retention(name, "archive")
+
+
+def synced_at_intervals(name: str) -> Script:
+    """``sync = interval``: answers before the sync; prepares and decisions forced all the same."""
+    script = Script(name, sync="interval").topic("a", partitions=2).topic("b").put("a").local(1, A, B).put("a")
+    script.do(Node.force, "force").put("a", 1).local(2, A, B).prepare(3, A, B).put("b").commit(3).put("a")
+    return script.do(Node.force, "force").checkpoint().put("a").local(4, A1).restart().put("b").do(Node.force, "force")
+
+
+def everything(name: str) -> Script:
+    """A little of all."""
+    script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
+    script.prepare(1, A, B).local(2, A, B).stream(3, "a", size=2000).checkpoint().put("b").commit_stream(3, A)
+    script.restart().put("a", 1).commit(1).rollback(4).checkpoint().put("a", size=2500)
+    return script.prepare(5, A1, fate="prepared").do(Node.mark, "mark").restart().put("b").checkpoint().put("a")
+
+
+_WRITERS: tuple[Callable[[str], Script], ...] = (
+    puts, puts_over_a_restart, puts_around_checkpoints, local_over_two_topics, local_with_restart_and_checkpoint,
+    streamed, streamed_with_checkpoints, prepared_after_streaming, prepare_and_commit, prepare_and_roll_back,
+    prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
+    retention_archives, synced_at_intervals, everything,
+)  # fmt: skip
+SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}
