@@ -39,8 +39,10 @@ is_long_number: _Matcher = re.compile(rb"0|[1-9][0-9]{0,19}").fullmatch  # at mo
 is_hex32: _Matcher = re.compile(rb"[0-9a-f]{32}").fullmatch
 is_word: _Matcher = re.compile(rb"[!-<>-~]+").fullmatch  # printable, no space, no '='
 is_text: _Matcher = re.compile(rb"[!-~]+").fullmatch  # printable, no space
+is_place: _Matcher = re.compile(rb"earliest|latest|0|[1-9][0-9]{0,19}").fullmatch
+is_session: _Matcher = re.compile(rb"new|none|[0-9a-f]{1,16}\.(?:0|[1-9][0-9]{0,9})").fullmatch
 
-_KINDS = {"number": is_number, "long": is_long_number, "hex32": is_hex32, "text": is_text}
+_KINDS = {"number": is_number, "long": is_long_number, "hex32": is_hex32, "session": is_session, "text": is_text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,9 @@ class Verb:
     """One verb.
 
     Attributes:
-        arguments: names of the fixed arguments; a leading ``#`` marks a decimal, ``##`` one of up to 20 digits.
-        extensions: name -> kind of value: ``flag`` (a bare word), ``number``, ``long``, ``hex32``, ``text``.
+        arguments: names of the fixed arguments; a leading ``#`` marks a decimal, ``##`` one of up to 20 digits,
+            ``@`` earliest, latest or a time in ms.
+        extensions: name -> kind of value: ``flag`` (a bare word) or a key of ``_KINDS``.
         any_extension: also words that are not listed (topic settings).
         has_body: a length stands before the opaque.
         opaque_optional: ``stats version help quit``: the answer may carry ``-``.
@@ -70,7 +73,7 @@ class Verb:
 _STREAMED = {b"parts": "number", b"bytes": "long", b"crc": "number"}
 _TABLE = (
     Verb(
-        b"hello", ("#protocol", "client"), {b"session": "text"},
+        b"hello", ("#protocol", "client"), {b"session": "session"},
         teaches="introduce a client; session=new|none|<hex>.<epoch>",
     ),
     Verb(b"meta", ("topic",), teaches="describe a topic, or all with *"),
@@ -83,7 +86,7 @@ _TABLE = (
         teaches="read whole batches from an offset: get orders 0 0 65536 1",
     ),
     Verb(
-        b"offset", ("topic", "#partition", "when"),
+        b"offset", ("topic", "#partition", "@when"),
         teaches="earliest, latest or a time in ms: offset orders 0 latest 1",
     ),
     Verb(
@@ -117,9 +120,12 @@ _TABLE = (
 VERBS: dict[bytes, Verb] = {verb.name: verb for verb in _TABLE}
 
 
+_LETTERS = "abcdefghijklmnopqrstuvwxyz-"
+
+
 def _checks(verb: Verb) -> tuple[tuple[str, _Matcher], ...]:
-    kinds = {0: is_word, 1: is_number, 2: is_long_number}
-    return tuple((name.lstrip("#"), kinds[name.count("#")]) for name in verb.arguments)
+    kinds = {"": is_word, "#": is_number, "##": is_long_number, "@": is_place}
+    return tuple((name.lstrip("#@"), kinds[name.rstrip(_LETTERS)]) for name in verb.arguments)
 
 
 _CHECKS = {verb.name: _checks(verb) for verb in _TABLE}
@@ -212,7 +218,7 @@ def _parse_extensions(verb: Verb, words: list[bytes], opaque: bytes) -> dict[byt
 def usage(verb: Verb) -> str:
     """One line: how the verb is written."""
     words = [verb.name.decode()]
-    words += [f"<{name.lstrip('#')}>" for name in verb.arguments]
+    words += [f"<{name.lstrip('#@')}>" for name in verb.arguments]
     words += [
         f"[{name.decode()}]" if kind == "flag" else f"[{name.decode()}=...]" for name, kind in verb.extensions.items()
     ]
