@@ -157,6 +157,7 @@ class FileCache:
         """Remove a file. Durability: with the next ``sync_dirty``; until then a crash may bring it back."""
         self._forget(path)
         self._disk.unlink(path)
+        self._forget(path)  # what a sync or reader opened in between
         self._changed(parent(path))
 
     def archive(self, path: str, target: str) -> None:
@@ -168,6 +169,7 @@ class FileCache:
         self._forget(path)
         self._disk.make_directories(parent(target))
         self._disk.rename(path, target)
+        self._forget(path)
         self._changed(parent(path))
         self._changed(parent(target))
 

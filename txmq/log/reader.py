@@ -98,8 +98,9 @@ def find_time(files: FileCache, extent: Extent, timestamp_ms: int) -> int | None
     while index.end.position < extent.end_position and index.end.timestamp_ms < timestamp_ms:
         _take_step(files, index, extent, -1)
     _, position = index.before_time(timestamp_ms)
-    while position < min(index.end.position, extent.end_position):
-        content = _fetch(files, extent.path, STEP_BYTES, position, nowait=False)
+    while position < extent.end_position:
+        size_bytes = min(STEP_BYTES, extent.end_position - position)
+        content = _fetch(files, extent.path, size_bytes, position, nowait=False)
         advanced = position
         for at, size, base, _, max_ms in headers(content):
             if max_ms >= timestamp_ms:

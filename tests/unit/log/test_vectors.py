@@ -33,7 +33,6 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if name == "pure":
         monkeypatch.setattr(records, "_Builder", PURE.DefaultRecordBatchBuilder)
         monkeypatch.setattr(records, "_Batch", PURE.DefaultRecordBatch)
-        monkeypatch.setattr(records, "_Malformed", PURE.CorruptRecordException)
     else:
         assert records._Builder is not PURE.DefaultRecordBatchBuilder, "the compiled codec is not installed"
     return name
