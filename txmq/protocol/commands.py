@@ -71,8 +71,6 @@ def _word(value: Word) -> bytes:
 def _check(line: bytes, head: list[bytes], given: dict[bytes, bytes], length: int | None, opaque: bytes) -> None:
     if len(line) + 2 > LINE_SIZE_BYTES_MAX:
         raise LocalProtocolError(f"a line of {len(line) + 2} bytes is longer than {LINE_SIZE_BYTES_MAX}")
-    if not line.isascii() or not line.decode("ascii").isprintable():
-        raise LocalProtocolError(f"{line[:80]!r} has bytes that are not printable ASCII")
     try:
         parsed = parse_line(line)
     except GrammarError as error:

@@ -15,7 +15,7 @@ Invariants
     * Syntax only: whether a topic, a setting or a transaction exists is the broker's business.
     * Arguments and names hold no ``=``, so an argument is never taken for an extension, nor the other way round.
     * Decimals have no sign and no leading zeros: a number has one text.
-    * ``parse_line`` raises nothing but ``GrammarError``, whatever bytes it is given.
+    * ``parse_line`` raises nothing but ``GrammarError``, whatever bytes it is given, and takes printable ASCII only.
 """
 
 from __future__ import annotations

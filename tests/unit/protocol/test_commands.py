@@ -85,6 +85,8 @@ def test_a_request_is_read_as_it_was_meant(
         ("put", ("orders", 0), {}),
         ("put", ("orders", 0), {"body": [b""], "extensions": {"key": "a b"}}),
         ("put", ("orders", 0), {"body": [b""], "extensions": {"key": "a", "raw": "x"}}),
+        ("put", ("orders", 0), {"body": [b""], "extensions": {"key": "a\r\nb"}}),
+        ("put", ("orders", 0), {"body": [b""], "extensions": {"key": b"\xff"}}),
         ("put", ("orders", 0), {"body": [b""], "extensions": {"key": None}}),
         ("put", ("orders", 0), {"body": [b""], "extensions": {"nosuch": 1}}),
         ("put", ("orders", 0), {"body": [b""], "extensions": {"key=a tx": "b"}}),

@@ -151,14 +151,19 @@ def test_a_line_of_exactly_the_limit_is_read() -> None:
     line = b"meta " + b"t" * (LINE_SIZE_BYTES_MAX - 9) + b" A\r\n"
     assert len(line) == LINE_SIZE_BYTES_MAX
     assert _read([line])[0] == _read(_one_by_one(line))[0] == [(b"meta", [line.split(b" ")[1]], None, None, b"A")]
-    assert isinstance(_read([line.replace(b"meta", b"meta ")])[0][0], Violation)
+    for tail in (b"t A\r\n", b" AA\r\n", b" AA\rX"):
+        longer = line[:-4] + tail
+        whole = _read([longer])
+        assert isinstance(whole[0][0], Violation)
+        assert _read(_one_by_one(longer)) == whole
 
 
 def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_refused_before_it_arrives() -> None:
     assert _read([b"put t 0 100 A\r\n" + bytes(100)], _reader(limit=100))[0][0][3] == bytes(100)
-    (violation,) = _read([b"put t 0 101 A\r\n"], _reader(limit=100))[0]
-    assert isinstance(violation, Violation)
-    assert (violation.code, violation.error_name, violation.opaque) == (413, "too-large", b"A")
+    for arrived in (0, 101, 1000):
+        (violation,) = _read([b"put t 0 101 A\r\n" + bytes(arrived)], _reader(limit=100))[0]
+        assert isinstance(violation, Violation)
+        assert (violation.code, violation.error_name, violation.opaque) == (413, "too-large", b"A")
 
 
 def test_two_requests_in_one_piece_and_one_request_in_many() -> None:
