@@ -255,7 +255,7 @@ class TransactionTimeoutError(RolledBackError):
 
 
 class OutcomeUnknownError(TransactionError):
-    """Whether the transaction committed is not known here: ask ``client.outcome(txid)``, never run the block again blindly."""
+    """Whether it committed is not known here: ask ``client.outcome(txid)``, never run the block again blindly."""
 
 
 class HeuristicError(TransactionError):
