@@ -219,6 +219,7 @@ class State:
             partition = self.partition(moved.topic_id, moved.partition)
             if partition is not None:
                 partition.set_log_start(moved.offset)
+                touched[partition] = None  # its files below may still be there
         elif kind == entries.STARTED:
             self.started(json.loads(bytes(body))["epoch"])
 
@@ -295,7 +296,7 @@ class State:
         """Give a restored transaction one of its parts back, in order."""
         entry = entries.decode_payload(body)
         part = Part(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
-        transaction.add(part)
+        transaction.attach(part)
         self.payload_bytes += len(part.batch)
 
     def restored(self) -> None:

@@ -8,7 +8,8 @@ it began is synced when it returns, whoever wrote it.
 Invariants:
     * a dirty file is synced before its descriptor is closed (a later descriptor may never hear of a failed write-back);
       clean files are closed first;
-    * a created file's or unlinked file's directory is synced by the next ``sync_dirty``;
+    * a created file's or unlinked file's directory is synced by the next ``sync_dirty``, also where an earlier process
+      did it (``distrust``);
     * a failed sync is never repeated and never forgotten: the kernel marks the pages clean, so a second one would lie.
       All later syncs fail too; the bytes are safe in the journal, a restart writes them again;
     * a handle is closed by whoever unpins it last, so nobody reads another file's bytes through a reused descriptor.
@@ -216,6 +217,11 @@ class FileCache:
         file = self._disk.open(path, create=True)
         self._changed(directory)
         return file
+
+    def distrust(self, directory: str) -> None:
+        """An earlier process may have created, removed or moved files in it and never synced it: sync it next time."""
+        if self._disk.exists(directory):
+            self._changed(directory)
 
     def _changed(self, directory: str) -> None:
         with self._lock:
