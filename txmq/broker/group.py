@@ -7,9 +7,8 @@ redo, which goes through the items in order, writes every partition front to bac
 
 from __future__ import annotations
 
-from txmq.log.partition import Partition
-
 from txmq.broker.peer import Peer
+from txmq.log.partition import Partition
 from txmq.redo import entries
 
 AnswerNow = tuple[Peer, bytes, bytes]  # (peer, opaque, whole answer)
@@ -96,6 +95,11 @@ class Group:
     def add_entry(self, entry: bytes) -> None:
         """Add a control entry; it stands behind everything accepted before it."""
         self.items.append(entry)
+        self.size_bytes += len(entry)
+
+    def insert_entry(self, at: int, entry: bytes) -> None:
+        """Add a control entry in front of the items from number ``at`` on."""
+        self.items.insert(at, entry)
         self.size_bytes += len(entry)
 
     def run_at(self, partition: Partition, segment_base: int, position: int, base_offset: int) -> Run:

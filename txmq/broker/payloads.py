@@ -1,9 +1,11 @@
 """The messages of unsettled transactions, kept out of the checkpoints: ``prepared/<session>-<counter>``.
 
-A checkpoint writes each payload once; later ones only refer to it. Layout: PAYLOAD entries (``redo.entries``) one
-behind the other, then a CRC32C (u32, little endian) over all of them.
+A checkpoint writes the payload of a transaction that has none yet, or that has grown since (one that streams); later
+ones only refer to it, and say how many of its parts are theirs. Layout: PAYLOAD entries (``redo.entries``) one behind
+the other, then a CRC32C (u32, little endian) over all of them.
 
 Invariants:
+    * a file only grows, at its end, so that the older of the two kept checkpoints finds its parts in it too;
     * a file is synced and its entry is synced before a checkpoint refers to it;
     * it goes only when neither of the two kept checkpoints refers to it.
 """
@@ -14,10 +16,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from txmq.log.batch import checksum
-
 from txmq.broker.transaction import Transaction
 from txmq.errors import CorruptRecordError
+from txmq.log.batch import checksum
 from txmq.redo import entries
 from txmq.runtime.ports import Disk
 
@@ -32,24 +33,24 @@ class PayloadFiles:
         self._disk = disk
         self._referenced = set(disk.list_directory(DIRECTORY))  # by the checkpoint before; all, where that is not known
 
-    def write(self, transactions: list[Transaction]) -> None:
-        """Write the payloads that have no file yet. Durability: files and entries are synced when this returns."""
-        if not transactions:
+    def write(self, payloads: list[tuple[Transaction, int]]) -> None:
+        """Write so many parts of each transaction. Durability: files and entries are synced when this returns."""
+        if not payloads:
             return
         self._disk.make_directories(DIRECTORY)
-        for transaction in transactions:
-            self._write_one(transaction)
+        for transaction, count in payloads:
+            self._write_one(transaction, count)
         self._disk.sync_directory(DIRECTORY)
-        for transaction in transactions:
-            transaction.has_file = True
+        for transaction, count in payloads:
+            transaction.file_parts = count
 
-    def _write_one(self, transaction: Transaction) -> None:
+    def _write_one(self, transaction: Transaction, count: int) -> None:
         content = b"".join(
             entries.encode_payload(
                 transaction.session, transaction.counter, number,
                 part.topic_id, part.partition, part.count, part.max_timestamp_ms, part.batch,
             )
-            for number, part in enumerate(transaction.parts)
+            for number, part in enumerate(transaction.parts[:count])
         )  # fmt: skip
         temporary = f"{transaction.file_name}.tmp"
         if self._disk.exists(temporary):
@@ -63,11 +64,13 @@ class PayloadFiles:
         self._disk.rename(temporary, transaction.file_name)
 
     def read(self, transaction: Transaction) -> Iterator[memoryview]:
-        """The bodies of a transaction's PAYLOAD entries, in order.
+        """The bodies of the first ``file_parts`` PAYLOAD entries of a transaction, in order.
 
         Raises:
             CorruptRecordError: the file is missing or damaged; a checkpoint refers to it, so it was whole once.
         """
+        if transaction.file_parts == 0:
+            return
         path = transaction.file_name
         if not self._disk.exists(path):
             raise CorruptRecordError(path, 0, "missing, although a checkpoint refers to it")
@@ -78,8 +81,10 @@ class PayloadFiles:
             file.close()
         if len(content) < _CRC.size or _CRC.unpack(content[-4:])[0] != checksum(content[:-4], 0):
             raise CorruptRecordError(path, 0, "CRC does not match")
-        for _kind, _flags, body in entries.split(content[:-4]):
-            yield body
+        bodies = [body for _kind, _flags, body in entries.split(content[:-4])]
+        if len(bodies) < transaction.file_parts:
+            raise CorruptRecordError(path, 0, f"{len(bodies)} parts, a checkpoint refers to {transaction.file_parts}")
+        yield from bodies[: transaction.file_parts]
 
     def release(self, transactions: list[list[Any]]) -> None:
         """Unlink what neither this checkpoint (its ``transactions``) nor the one before refers to."""

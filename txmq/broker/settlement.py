@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from txmq.log.batch import stamp
-
 from txmq.broker.context import Context
 from txmq.broker.group import Run
 from txmq.broker.peer import Peer
 from txmq.broker.session import CommittedParts
 from txmq.broker.state import IN_JOURNAL
 from txmq.broker.transaction import Part, Transaction, TransactionState
+from txmq.log.batch import stamp
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.xid import TxId
@@ -62,23 +61,28 @@ def _place(context: Context, number: int, part: Part) -> Placed | None:
     return Placed(part, number, segment_base, position, base_offset)
 
 
-def journal_commit(context: Context, session: int, counter: int, floor: int, placed: list[Placed]) -> None:
-    """Journal and fold a commit whose parts have been placed."""
+def commit(
+    context: Context, session: int, counter: int, floor: int, transaction: Transaction | None, fresh: list[Part]
+) -> CommittedParts:
+    """Place all parts, journal and fold the decision. Nothing here can refuse.
+
+    The decision stands before the runs of the fresh parts: redo places what was journaled before when it reads the
+    decision, and those messages come first in their partitions.
+    """
+    at = len(context.group.items)
+    placed = place_parts(context, transaction, fresh)
     placements = [
         entries.Placement(
             p.part.topic_id, p.part.partition, p.segment_base, p.position, p.base_offset, p.part.count, p.number
         )
         for p in placed
     ]
-    context.group.add_entry(entries.encode_committed(session, counter, floor, placements))
+    context.group.insert_entry(at, entries.encode_committed(session, counter, floor, placements))
     context.group.message_count += sum(p.part.count for p in placed)
-    context.state.settle(session, counter, floor, outcome_of(placed))
+    outcome = tuple((p.part.topic_id, p.part.partition, p.base_offset, p.part.count) for p in placed)
+    context.state.settle(session, counter, floor, outcome)
     context.counters.committed += 1
-
-
-def outcome_of(placed: list[Placed]) -> CommittedParts:
-    """What the session keeps of a commit."""
-    return tuple((p.part.topic_id, p.part.partition, p.base_offset, p.part.count) for p in placed)
+    return outcome
 
 
 def committed_lines(context: Context, parts: CommittedParts) -> bytes:
@@ -113,10 +117,9 @@ def _commit_all(context: Context, due: list[Transaction]) -> None:
 
 
 def _commit_prepared(context: Context, transaction: Transaction) -> None:
-    placed = place_parts(context, transaction, [])
     floor = max(stated for _, _, stated in transaction.waiting)
-    journal_commit(context, transaction.session, transaction.counter, floor, placed)
-    lines = committed_lines(context, outcome_of(placed))
+    outcome = commit(context, transaction.session, transaction.counter, floor, transaction, [])
+    lines = committed_lines(context, outcome)
     for peer, opaque, _ in transaction.waiting:
         context.answer_when_forced(peer, opaque, lines)
 

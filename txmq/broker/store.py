@@ -9,9 +9,9 @@ group -> payload -> journal.append -> journal.sync -> answers -> partition files
 The order journal, sync, reply is the caller's (``server``, the simulator); this module is each step of it.
 
 Checkpoint at lsn L: the state as of the group that ended at L; taken when that group was sealed, written when it was
-applied and every file it touched was synced. Payloads of unsettled transactions move once to ``prepared/<id>`` and are
-referenced from then on. The journal is released up to the older of the two kept checkpoints, and a payload file goes
-when neither refers to it, so that recovery may fall back to the older one.
+applied and every file it touched was synced. Payloads of unsettled transactions move to ``prepared/<id>`` (again only
+where parts were added) and are referenced from then on. The journal is released up to the older of the two kept
+checkpoints, and a payload file goes when neither refers to it, so that recovery may fall back to the older one.
 
 Invariants:
     * partition bytes are written only after their record is forced (``apply``), or again from it (``recover``);
@@ -49,10 +49,14 @@ _NOT_PINNED = Lsn(0)
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written."""
+    """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written.
+
+    ``payloads``: transactions with parts that are in no file yet, and how many parts they have; more may arrive before
+    they are written, and those belong to the journal behind this checkpoint.
+    """
 
     snapshot: dict[str, Any]
-    unsettled: list[Transaction]
+    payloads: list[tuple[Transaction, int]]
     lsn: Lsn = _NOT_PINNED
     chain: int = 0
 
@@ -182,8 +186,8 @@ class Store:
 
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
         """Take the state at the moment a group is sealed, with nothing assigned behind it."""
-        unsettled = [t for t in state.transactions.values() if not t.has_file]
-        return PendingCheckpoint(state.snapshot(), unsettled)
+        payloads = [(t, len(t.parts)) for t in state.transactions.values() if t.file_parts < len(t.parts)]
+        return PendingCheckpoint(state.snapshot(), payloads)
 
     def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
         """The group's record was just written: this is the place the state belongs to."""
@@ -198,7 +202,7 @@ class Store:
         crash_point("checkpoint.before")
         self.files.sync_dirty()
         crash_point("checkpoint.files_synced")
-        self._payloads.write(pending.unsettled)
+        self._payloads.write(pending.payloads)
         state = json.dumps(pending.snapshot, separators=(",", ":")).encode()
         checkpoint.write(
             self.disk, checkpoint.Checkpoint(pending.lsn, pending.chain, epoch, state), node_id=self.journal.node_id
@@ -316,6 +320,10 @@ class _Opening:
         for partition in self._touched:
             known = {partition.segment_path(segment.base_offset) for segment in partition.segments}
             directory = f"log/{partition.topic_id}/{partition.number}"
+            # A process that was killed leaves entries that are seen and may not be on disk: the next checkpoint, which
+            # lets go of the journal that could make the files again, syncs them.
+            self._files.distrust(directory)
+            self._files.distrust("archive" + directory[len("log") :])
             paths = [f"{directory}/{name}" for name in self._disk.list_directory(directory)]
             store.drop_segments(partition, [path for path in paths if path not in known])
 

@@ -165,13 +165,13 @@ class Transaction:
         meta: what ``prepare`` stated: kind, resource, uuid, deadline_ms, prepared_ms, client, keys (one list or "*" a
             part).
         checksum: running CRC32C over all parts' batches, in order.
-        has_file: its parts were written to ``prepared/`` by a checkpoint and need not be written again.
+        file_parts: so many of its parts are in ``prepared/``, written by a checkpoint.
         order: number of its preparation; grows.
         waiting: requests (peer, opaque, floor) for its commit that wait for earlier ones of the same resource.
     """
 
     __slots__ = (
-        "checksum", "counter", "has_file", "meta", "opened_ms", "order", "parts", "session", "size_bytes", "state",
+        "checksum", "counter", "file_parts", "meta", "opened_ms", "order", "parts", "session", "size_bytes", "state",
         "waiting",
     )  # fmt: skip
 
@@ -181,8 +181,7 @@ class Transaction:
         self.parts: list[Part] = []
         self.size_bytes = self.checksum = 0
         self.meta: dict[str, Any] = {}
-        self.has_file = False
-        self.order = 0
+        self.file_parts = self.order = 0
         self.waiting: list[Any] = []
 
     def add(self, part: Part) -> None:
@@ -191,9 +190,15 @@ class Transaction:
         self.size_bytes += len(part.batch)
         self.checksum = batches.checksum(part.batch, self.checksum)
 
+    def attach(self, part: Part) -> None:
+        """Give a restored transaction its next part back; ``restore`` has set the checksum."""
+        self.parts.append(part)
+        self.size_bytes += len(part.batch)
+
     def prepare(self, meta: dict[str, Any], order: int) -> None:
-        """From now on somebody else decides."""
+        """From now on somebody else decides, and it has no timeout."""
         self.state, self.meta, self.order = TransactionState.PREPARED, meta, order
+        self.opened_ms = meta["prepared_ms"]  # when it was opened is not in the journal
 
     def collisions(self) -> list[tuple[int, int, int | str]]:
         """What it may collide on: (topic id, partition, key hash or ANY_KEY)."""
@@ -209,13 +214,15 @@ class Transaction:
 
     def snapshot(self) -> list[object]:
         """JSON-able state without the parts."""
-        return [self.session, self.counter, self.opened_ms, self.state.value, self.meta, self.order]
+        return [
+            self.session, self.counter, self.opened_ms, self.state.value, self.meta, self.order, len(self.parts),
+            self.checksum,
+        ]  # fmt: skip
 
     @classmethod
     def restore(cls, session: int, counter: int, opened_ms: int, *rest: Any) -> Transaction:
-        """The reverse of ``snapshot``."""
+        """The reverse of ``snapshot``; then ``attach`` each of its ``file_parts``."""
         transaction = cls(session, counter, opened_ms)
-        state, transaction.meta, transaction.order = rest
+        state, transaction.meta, transaction.order, transaction.file_parts, transaction.checksum = rest
         transaction.state = TransactionState(state)
-        transaction.has_file = True
         return transaction

@@ -343,10 +343,9 @@ def _decide(
     checked = _checked_parts(context, parts)
     _check_streamed(transaction, given)
     _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked), session)
-    placed = settlement.place_parts(context, transaction, checked)
     floor = int(given.get(b"floor", 0))
-    settlement.journal_commit(context, session.number, txid.counter, floor, placed)
-    lines = settlement.committed_lines(context, settlement.outcome_of(placed))
+    outcome = settlement.commit(context, session.number, txid.counter, floor, transaction, checked)
+    lines = settlement.committed_lines(context, outcome)
     if transaction is None:
         context.answer_relaxed(peer, opaque, lines)
     else:
