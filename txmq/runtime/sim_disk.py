@@ -454,7 +454,8 @@ class SimDisk:
 
     def _forget(self, path: str) -> None:
         number = self._entries.pop(path, None)
-        if number is not None:
+        # A crash may have left two names: a rename that is on disk behind one that is not.
+        if number is not None and number not in self._entries.values():
             self.used_bytes -= len(self._nodes.pop(number).cache)
 
     def _require_directory(self, path: str) -> None:
