@@ -200,9 +200,7 @@ def _promised_places(ask: Ask, answer: Answer) -> list[tuple[Place, int, tuple[b
     return [(place, line.base_offset, values) for line, (place, values) in zip(lines, ask.adds, strict=True)]
 
 
-def _check_values(
-    node: Node, visible: Visible, place: Place, base_offset: int, values: tuple[bytes, ...]
-) -> None:
+def _check_values(node: Node, visible: Visible, place: Place, base_offset: int, values: tuple[bytes, ...]) -> None:
     """Contiguous from ``base_offset`` on, as far as retention and deletion have left them."""
     if place[0] not in _names(node):
         return
