@@ -37,7 +37,12 @@ from txmq.xa.marker import Identity, MarkerTable
 _SAVEPOINT = "txmq_body"
 _CLOCK_CHECK_S = 60.0
 _IDLE_MAX = 4  # connections kept per thread; a thread in one block at a time uses one
+_FINISHED_MAX = 100_000  # markers waiting for their removal; what falls off is swept later
 _MYSQL_LOST = frozenset({2006, 2013, 2055, 4031})  # gone away, lost, lost in a read, ended for being idle
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class Unsettled(NamedTuple):
@@ -46,6 +51,7 @@ class Unsettled(NamedTuple):
     txid: str
     outcome: str | None  # marker.COMMITTED, marker.ROLLED_BACK, or None: the marker table is to be asked
     deadline_ms: int
+    on_settled: Callable[[], None] = _nothing
 
 
 class _Session:
@@ -88,7 +94,9 @@ class LastResource:
         self._sqlite_path: str | None = None
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unsettled: deque[Unsettled] = deque()
-        self.finished: deque[str] = deque()  # committed in the broker, durably: their markers may go
+        self.finished: deque[str] = deque(
+            maxlen=_FINISHED_MAX
+        )  # committed in the broker, durably: their markers may go
 
     def __repr__(self) -> str:
         return f"LastResource({self.name!r})"

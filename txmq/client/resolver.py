@@ -1,0 +1,85 @@
+"""The resolver's thread: one in every client that has resources, started by its first transaction with one.
+
+It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
+fork.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import structlog
+
+from txmq.runtime.logging import configure
+from txmq.runtime.owner import current_owner
+from txmq.runtime.threads import Lock, Signal, start_daemon
+from txmq.xa import LastResource
+from txmq.xa.resolver import Resolver
+
+_THREAD_NAME = "txmq-resolver"
+
+
+class BackgroundResolver:
+    """A ``Resolver`` in a thread of its own.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._resolver = Resolver(client, [])
+        self._signal = Signal()
+        self._lock = Lock()
+        self._process: int | None = None
+        self._is_stopping = False
+
+    def add(self, resource: LastResource) -> None:
+        """Settle for this resource, too; starts the thread."""
+        self._resolver.add(resource)
+        process = current_owner()[0]
+        if self._process == process:
+            return
+        with self._lock:
+            if self._process != process:
+                self._process = process
+                if not structlog.is_configured():
+                    configure("warning")  # structlog's own default writes everything to standard output
+                start_daemon(_THREAD_NAME, self._run)
+
+    def wake(self) -> None:
+        """Something was left unsettled: look at once."""
+        self._signal.set()
+
+    def stop(self) -> None:
+        """End the thread soon; what is unsettled is found by the next resolver."""
+        self._is_stopping = True
+        self._signal.set()
+
+    def wait(self, timeout: float) -> bool:
+        """See ``txmq.xa.resolver.Stop``."""
+        if not self._is_stopping:
+            self._signal.wait(timeout)
+        return self._is_stopping
+
+    def _run(self) -> None:
+        self._resolver.run(self)
+
+
+_resolvers: weakref.WeakKeyDictionary[Any, BackgroundResolver] = weakref.WeakKeyDictionary()
+_lock = Lock()
+
+
+def resolver_of(client: Any) -> BackgroundResolver:
+    """The client's resolver, made when first asked for."""
+    found = _resolvers.get(client)
+    if found is None:
+        with _lock:
+            found = _resolvers.setdefault(client, BackgroundResolver(client))
+    return found
+
+
+def stop_resolver(client: Any) -> None:
+    """Called when a client is closed."""
+    found = _resolvers.pop(client, None)
+    if found is not None:
+        found.stop()

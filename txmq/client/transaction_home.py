@@ -1,0 +1,215 @@
+"""One transaction's conversation with its home broker: parts, prepare, commit, rollback, under one transaction id.
+
+Theory of operation. The id is taken when it is first needed, from the session of that moment, and stands for that
+session's broker for good. Every request may be repeated under the same id: the broker executes it once and gives the
+same answer. What is not known after a lost connection is asked again here until the deadline; what a refusal means is
+left to the caller, together with whether an earlier attempt may have been executed (``may_have_arrived``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from txmq.client.transaction_parts import EncodedPart, MessageBuffer, Streamed
+from txmq.errors import (
+    ConnectionLostError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+)
+from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
+from txmq.runtime.ports import Buffer, Clock
+from txmq.runtime.threads import Signal
+from txmq.xid import TxId
+
+RETRY_S = 0.02  # between attempts that failed without taking time themselves
+ROLLBACK_TIMEOUT_S = 2.0  # nobody's outcome depends on its answer
+_UNANSWERED = (ConnectionLostError, RequestTimeoutError, UnavailableError)
+_REQUEST_OVERHEAD_BYTES = 300  # one part's line
+
+Extensions = dict[str, str | int | bytes | None]
+
+
+class TransactionHome:
+    """See the module's docstring.
+
+    Attributes:
+        streamed: what was sent ahead.
+        may_have_arrived: a request that decides was sent and was not answered.
+    """
+
+    def __init__(self, client: Any, clock: Clock, timeout_s: float) -> None:
+        self.client, self._clock = client, clock
+        self.started = clock.monotonic()
+        self.timeout_s = timeout_s
+        self.streamed = Streamed()
+        self.may_have_arrived = False
+        self._session: Any = None
+        self._txid: TxId | None = None
+
+    # --- identity and time -------------------------------------------------------------------------------------------
+
+    @property
+    def txid(self) -> str:
+        """The transaction's id; taken from the session when first asked for."""
+        if self._txid is None:
+            session = self.client.session
+            self._session, self._txid = session, session.next_txid()
+        return str(self._txid)
+
+    @property
+    def has_txid(self) -> bool:
+        """Whether an id was taken."""
+        return self._txid is not None
+
+    @property
+    def cluster(self) -> str:
+        """The broker's cluster, 16 hex digits."""
+        self.txid  # noqa: B018  takes the session
+        return f"{self._session.cluster:016x}"
+
+    @property
+    def request_size_bytes_max(self) -> int:
+        """Largest body of a request."""
+        self.txid  # noqa: B018  takes the session
+        return int(self._session.request_size_bytes_max)
+
+    @property
+    def remaining_s(self) -> float:
+        """Until the deadline; negative behind it."""
+        return self.started + self.timeout_s - self._clock.monotonic()
+
+    @property
+    def deadline_ms(self) -> int:
+        """The deadline as wall time."""
+        return self._clock.now_ms() + int(self.remaining_s * 1000)
+
+    def check_deadline(self) -> None:
+        """Refuse to go on behind the deadline.
+
+        Raises:
+            TransactionTimeoutError: it has passed.
+        """
+        if self.remaining_s <= 0:
+            raise TransactionTimeoutError("the deadline has passed", str(self._txid) if self._txid else None)
+
+    def pause(self, seconds: float = RETRY_S) -> None:
+        """Wait before the same thing is tried again."""
+        Signal().wait(seconds)
+
+    def finished(self) -> None:
+        """The end is known: the broker need not keep it for us. Once."""
+        if self._txid is not None:
+            self._session.finished(self._txid.counter)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def take_parts(self, messages: MessageBuffer) -> list[EncodedPart]:
+        """What was not taken yet, in parts that the broker takes."""
+        return messages.take_parts(self.txid, self.request_size_bytes_max // 2)
+
+    def stream(self, parts: Sequence[EncodedPart]) -> None:
+        """Send parts ahead of the decision.
+
+        Raises:
+            TxmqError: the stream is broken; what was sent is rolled back by the broker, or by ``rollback``.
+        """
+        for part in parts:
+            self.check_deadline()
+            extensions: Extensions = {"tx": self.txid}
+            # Stated before it is sent: an unanswered part makes the decision fail, never pass without it.
+            self.streamed.add(part.batch)
+            self._call("put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
+
+    def fits_one_request(self, parts: Sequence[EncodedPart]) -> bool:
+        """Whether the parts can go with the decision."""
+        size = sum(len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ()) for part in parts)
+        return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
+
+    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str) -> Any:
+        """Send ``prepare``; its answer is to be waited for.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
+        extensions: Extensions = {"resource": resource, "uuid": uuid, "deadline": self.deadline_ms, **self._floor()}
+        return self.client.control.submit(
+            "prepare", self.txid, "last-resource",
+            extensions=extensions | self.streamed.extensions(), body=_body(parts), timeout=max(self.remaining_s, 0.0),
+        )  # fmt: skip
+
+    def commit_local(self, parts: Sequence[EncodedPart]) -> list[PartResult]:
+        """Decide: messages and decision in one request, repeated under the same id until it is answered.
+
+        Raises:
+            BrokerError: refused.
+            TransactionTimeoutError: the deadline passed and nothing was ever sent.
+            ConnectionLostError, RequestTimeoutError, UnavailableError: the deadline passed without an answer.
+        """
+        body, stated = _body(parts), self.streamed.extensions()
+        while True:
+            if not self.may_have_arrived:
+                self.check_deadline()
+            is_sent = False
+            try:
+                reply = self.client.control.submit(
+                    "commit", self.txid,
+                    extensions=self._floor() | stated, body=body, timeout=max(self.remaining_s, 0.0),
+                )  # fmt: skip
+                is_sent = True
+                return parse_result_lines(reply.result())
+            except _UNANSWERED:
+                self.may_have_arrived |= is_sent
+                if self.may_have_arrived and self.remaining_s <= 0:
+                    raise
+                self.pause()
+
+    def submit_commit(self, timeout_s: float) -> Any:
+        """Send ``commit`` of what is prepared; its answer is to be waited for."""
+        return self.client.control.submit("commit", self.txid, extensions=self._floor(), body=(), timeout=timeout_s)
+
+    def rollback(self) -> None:
+        """Roll back, also what has not arrived yet.
+
+        Raises:
+            TransactionConflictError: it is committed, or about to be.
+            TxmqError: the broker could not be told.
+        """
+        self.client.control.call("rollback", self.txid, extensions=self._floor(), timeout=ROLLBACK_TIMEOUT_S)
+
+    def try_rollback(self) -> None:
+        """As ``rollback``, where the broker rolls it back by itself in the end."""
+        with suppress(TxmqError):
+            self.rollback()
+
+    def outcome(self) -> tuple[str, list[PartResult]]:
+        """Ask what became of it: the word of ``outcome`` and the places of a commit."""
+        return parse_outcome(self._call("outcome", self.txid))
+
+    def _call(self, verb: str, *arguments: str | int, **named: Any) -> bytes:
+        body: bytes = self.client.control.call(verb, *arguments, timeout=max(self.remaining_s, RETRY_S), **named)
+        return body
+
+    def _floor(self) -> Extensions:
+        floor = self._session.floor if self._session is not None else 0
+        return {"floor": floor} if floor else {}
+
+
+def _body(parts: Sequence[EncodedPart]) -> list[Buffer]:
+    return [buffer for part in parts for buffer in encode_part(part.topic, part.partition, part.batch, part.keys)]
+
+
+def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
+    """What a refusal before the decision is to the caller: nothing happened. The refusal is its cause."""
+    if isinstance(error, RolledBackError):
+        return error
+    if isinstance(error, RequestTimeoutError):
+        wrapped: RolledBackError = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
+    else:
+        wrapped = RolledBackError(f"refused: {error}" if str(error) else f"refused: {type(error).__name__}", txid)
+    wrapped.__cause__ = error
+    return wrapped

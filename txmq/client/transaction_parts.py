@@ -1,0 +1,154 @@
+"""The messages of an open transaction: kept in order of sending, made into parts, matched with the decision's offsets.
+
+No I/O. A *part* is one record batch for one partition. Messages of one partition go into one part, until it is full
+(``PART_SIZE_BYTES_MAX``) or the parts are taken to be streamed.
+
+Invariants:
+    * messages of a partition keep the order in which they were sent, over all its parts;
+    * a part's keys are the CRC32C of its messages' keys; messages without a key share one (that of the empty key), so
+      that they keep their order, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from txmq.log.batch import checksum
+from txmq.log.records import Record, encode
+from txmq.model import SendResult, SendStatus
+from txmq.protocol.parts import KEYS_MAX, PartResult
+from txmq.runtime.ports import Buffer
+
+PART_SIZE_BYTES_MAX = 4 << 20
+_RECORD_OVERHEAD_BYTES = 64  # lengths, deltas, and the share of the part's own line
+
+
+class EncodedPart(NamedTuple):
+    """A part, ready to be sent. ``keys`` is None for "any"."""
+
+    topic: str
+    partition: int
+    batch: bytearray
+    keys: frozenset[int] | None
+
+
+class _Place:
+    """One partition's messages."""
+
+    __slots__ = ("records", "results", "size_bytes")
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []  # not taken yet
+        self.size_bytes = 0  # of those, about
+        self.results: list[int] = []  # where this partition's messages stand in the order of sending
+
+
+class MessageBuffer:
+    """See the module's docstring. Used by one thread at a time."""
+
+    def __init__(self, compression: str | None = None) -> None:
+        self.size_bytes = 0  # of what is not taken yet, about
+        self._compression = compression
+        self._places: dict[tuple[str, int], _Place] = {}
+        self._results: list[SendResult] = []
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def add(self, topic: str, partition: int, record: Record) -> SendResult:
+        """Append one message."""
+        place = self._places.get((topic, partition))
+        if place is None:
+            place = self._places[topic, partition] = _Place()
+        size = _size(record)
+        place.records.append(record)
+        place.size_bytes += size
+        self.size_bytes += size
+        place.results.append(len(self._results))
+        result = SendResult(topic, partition, None, SendStatus.PENDING)
+        self._results.append(result)
+        return result
+
+    def take_parts(self, txid: str, part_size_bytes_max: int) -> list[EncodedPart]:
+        """Everything that was not taken yet, as parts; a larger message has a part of its own."""
+        parts = []
+        for (topic, partition), place in self._places.items():
+            for chunk in _chunks(place, min(part_size_bytes_max, PART_SIZE_BYTES_MAX)):
+                batch = encode(chunk, compression=self._compression, txid=txid)
+                parts.append(EncodedPart(topic, partition, batch, _keys(chunk)))
+        for place in self._places.values():
+            place.records, place.size_bytes = [], 0
+        self.size_bytes = 0
+        return parts
+
+    @property
+    def results(self) -> list[SendResult]:
+        """One result a message, in order of sending."""
+        return list(self._results)
+
+    def place(self, lines: Sequence[PartResult]) -> None:
+        """Enter the offsets that the decision assigned."""
+        runs: dict[tuple[str, int], list[range]] = {}
+        for line in lines:
+            run = range(line.base_offset, line.base_offset + line.count)
+            runs.setdefault((line.topic, line.partition), []).append(run)
+        for (topic, partition), place in self._places.items():
+            offsets = chain.from_iterable(runs.get((topic, partition), ()))
+            # A partition without a line was deleted with its topic before the decision: its messages went with it.
+            for index, offset in zip(place.results, offsets, strict=False):
+                self._results[index] = SendResult(topic, partition, offset, SendStatus.ACKNOWLEDGED)
+
+
+def _size(record: Record) -> int:
+    key, value, headers, _ = record
+    size = _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    return size + sum(8 + len(name) + len(content) for name, content in headers)
+
+
+def _chunks(place: _Place, size_bytes_max: int) -> Iterator[list[Record]]:
+    if place.size_bytes <= size_bytes_max:
+        if place.records:
+            yield place.records
+        return
+    chunk: list[Record] = []
+    room = size_bytes_max
+    for record in place.records:
+        size = _size(record)
+        if chunk and size > room:
+            yield chunk
+            chunk, room = [], size_bytes_max
+        chunk.append(record)
+        room -= size
+    yield chunk
+
+
+def _keys(records: Sequence[Record]) -> frozenset[int] | None:
+    keys = set()
+    for key, _, _, _ in records:
+        keys.add(checksum(key or b""))
+        if len(keys) > KEYS_MAX:
+            return None
+    return frozenset(keys)
+
+
+class Streamed:
+    """What was sent ahead of the decision, as the decision must state it."""
+
+    __slots__ = ("checksum", "parts", "size_bytes")
+
+    def __init__(self) -> None:
+        self.parts = self.size_bytes = self.checksum = 0
+
+    def add(self, batch: Buffer) -> None:
+        """One part more."""
+        self.parts += 1
+        self.size_bytes += len(batch)
+        self.checksum = checksum(batch, self.checksum)
+
+    def extensions(self) -> dict[str, str | int | bytes | None]:
+        """``parts= bytes= crc=``, or nothing where nothing was streamed."""
+        if not self.parts:
+            return {}
+        return {"parts": self.parts, "bytes": self.size_bytes, "crc": self.checksum}

@@ -1,0 +1,362 @@
+"""Settles last-resource transactions in doubt, and removes marker rows that nobody needs.
+
+Theory of operation. A round (``run_once``) asks the broker, per resource, for its prepared transactions. One is due
+when its owner has been gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy,
+the marker table is what makes it safe. Due ones are proved by the database (``settle.prove``), oldest first, and then
+all are told to the broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for
+before the rest is sent. What this process itself left unsettled (``LastResource.unsettled``) is always due.
+
+Housekeeping: committed markers of this process's own finished transactions leave in bulk, at most once a second; those
+of others when they are ten minutes old and the broker says committed; rolled-back ones 24 h after their deadline.
+
+Invariants:
+    * only transactions of this cluster, this broker and this database's uuid are touched, and only of the kind that the
+      marker table can prove;
+    * a committed marker leaves only after the broker has said that the commit is durable;
+    * a database or broker that is away costs the others nothing but its turn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from txmq.errors import (
+    BrokerError,
+    ClosedError,
+    FencedError,
+    NotOwnerError,
+    TransactionConflictError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.model import TransactionKind
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.os_clock import OSClock
+from txmq.runtime.ports import Buffer, Clock
+from txmq.xa import marker
+from txmq.xa.last_resource import LastResource, Settling, Unsettled, cluster_of
+from txmq.xa.settle import Step, prove
+from txmq.xid import TxId
+
+POLL_S = 0.5
+FAILED_POLL_S_MAX = 1.0  # settled within 2 s of both sides being there again
+OWNER_GONE_MS = 1000
+REQUEST_TIMEOUT_S = 5.0
+TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again
+PAGE_SIZE = 200
+FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
+DELETE_SIZE = 500  # rows in one DELETE
+DELETE_EVERY_S = 1.0
+SWEEP_EVERY_S = 60.0
+SWEEP_AGE_MS = 600_000
+
+
+class Answer(Protocol):
+    """A request on its way."""
+
+    def result(self) -> bytes:
+        """Wait for its answer."""
+
+
+class Control(Protocol):
+    """A connection to the broker."""
+
+    def call(
+        self, verb: str, *arguments: str | int, timeout: float,
+        extensions: Mapping[str, str | int | bytes | None] | None = None, body: Sequence[Buffer] | None = None,
+    ) -> bytes:  # fmt: skip
+        """Send a request and wait for its answer."""
+
+    def submit(
+        self, verb: str, *arguments: str | int, timeout: float,
+        extensions: Mapping[str, str | int | bytes | None] | None = None, body: Sequence[Buffer] | None = None,
+    ) -> Answer:  # fmt: skip
+        """Send a request."""
+
+
+class Session(Protocol):
+    """The client's session: who its broker is."""
+
+    @property
+    def cluster(self) -> int:
+        """Id of the cluster."""
+
+    @property
+    def home(self) -> int:
+        """Id of the broker's journal."""
+
+
+class Client(Protocol):
+    """What a resolver needs of a client."""
+
+    @property
+    def control(self) -> Control:
+        """A connection to the broker."""
+
+    @property
+    def session(self) -> Session:
+        """Who the broker is."""
+
+
+class Stop(Protocol):
+    """Ends ``Resolver.run`` (a ``threading.Event`` is one)."""
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep so long at most; True when it is time to end."""
+
+
+class _Told(NamedTuple):
+    """A transaction that is told to the broker now."""
+
+    item: Unsettled
+    step: Step
+    answer: Answer
+
+
+def is_due(listed: Mapping[str, Any]) -> bool:
+    """Whether a transaction that ``recover`` lists may be settled by others than its owner. By the broker's clock."""
+    now_ms = int(listed["prepared_ms"]) + int(listed["age_ms"])
+    deadline_ms = int(listed["deadline_ms"])
+    is_late = 0 < deadline_ms <= now_ms
+    return is_late or (not listed["owner_connected"] and int(listed["owner_gone_ms"]) >= OWNER_GONE_MS)
+
+
+class Resolver:
+    """Settles what is in doubt for some resources at one broker.
+
+    Args:
+        client: a client of the broker.
+        resources: may grow while it runs.
+
+    Thread safety: used by one thread at a time.
+    """
+
+    def __init__(self, client: Client, resources: Iterable[LastResource], clock: Clock | None = None) -> None:
+        self.client, self._clock = client, clock or OSClock()
+        self._desks = [_Desk(client, resource, self._clock) for resource in resources]
+
+    def add(self, resource: LastResource) -> None:
+        """Settle for one more resource; nothing where it is known."""
+        if all(desk.resource is not resource for desk in self._desks):
+            self._desks.append(_Desk(self.client, resource, self._clock))
+
+    def run_once(self) -> int:
+        """One round.
+
+        Returns:
+            How many transactions were settled.
+
+        Raises:
+            ClosedError: the client is closed. What is away is logged, not raised.
+        """
+        return sum(desk.round() for desk in list(self._desks))
+
+    def run(self, stop: Stop) -> None:
+        """Rounds until ``stop``, or until the client is closed."""
+        delay_s = 0.0
+        try:
+            while not stop.wait(delay_s):
+                self.run_once()
+                delay_s = FAILED_POLL_S_MAX if any(desk.has_failed for desk in self._desks) else POLL_S
+        except ClosedError:
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the connections to the databases."""
+        for desk in self._desks:
+            desk.close()
+
+
+class _Desk:
+    """One resource's share."""
+
+    def __init__(self, client: Client, resource: LastResource, clock: Clock) -> None:
+        self.resource, self.has_failed = resource, False
+        self._client, self._clock = client, clock
+        self._database: Settling | None = None
+        self._delete_at, self._sweep_at = 0.0, 0.0
+        self._log = get_logger(resource=resource.name)
+
+    def round(self) -> int:
+        """Settle what is due, then keep house."""
+        was_failing, self.has_failed = self.has_failed, False
+        settled, left = 0, {item.txid: item for item in self._own()}
+        own = set(left)
+        try:
+            left.update((item.txid, item) for item in self._due() if item.txid not in own)
+            settled = self._settle(left)
+            self._keep_house()
+        except ClosedError:
+            raise
+        except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
+            self._failed("resource or broker away", error, is_new=not was_failing)
+        finally:
+            # What the broker listed it lists again; this process's own it may never call due.
+            self.resource.unsettled.extend(item for txid, item in left.items() if txid in own)
+        return settled
+
+    def close(self) -> None:
+        """Close the connection to the database."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    # --- what is in doubt --------------------------------------------------------------------------------------------
+
+    def _own(self) -> list[Unsettled]:
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self.resource.unsettled.popleft())
+        return found
+
+    def _due(self) -> list[Unsettled]:
+        uuid = self.resource.uuid or self._open().uuid
+        return [
+            Unsettled(listed["txid"], None, int(listed["deadline_ms"]))
+            for listed in self._listed(uuid)
+            if self._is_ours(listed, uuid) and is_due(listed)
+        ]
+
+    def _listed(self, uuid: str) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = []
+        while True:
+            extensions: dict[str, str | int | bytes | None] = {"uuid": uuid, "limit": PAGE_SIZE}
+            if listed:
+                extensions["after"] = listed[-1]["txid"]
+            body = self._client.control.call("recover", extensions=extensions, timeout=REQUEST_TIMEOUT_S)
+            page = json.loads(body)["transactions"]
+            listed.extend(page)
+            if len(page) < PAGE_SIZE:
+                return listed
+
+    def _is_ours(self, listed: Mapping[str, Any], uuid: str) -> bool:
+        return (
+            listed["kind"] == TransactionKind.LAST_RESOURCE.value
+            and listed["uuid"] == uuid
+            and self._is_at_home(listed["txid"])
+        )
+
+    def _is_at_home(self, text: str) -> bool:
+        session = self._client.session
+        try:
+            txid = TxId.parse(text)
+        except ValueError:
+            return False
+        return (txid.cluster, txid.home) == (session.cluster, session.home)
+
+    # --- settling ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, left: dict[str, Unsettled]) -> int:
+        """Prove, oldest first, then tell all; what is settled leaves ``left``. How many."""
+        told = [_Told(item, step, self._tell(item.txid, step)) for step, item in self._proved(list(left.values()))]
+        return sum(self._conclude(item, left) for item in told)
+
+    def _proved(self, doubtful: list[Unsettled]) -> list[tuple[Step, Unsettled]]:
+        proved: list[tuple[Step, Unsettled]] = []
+        failures = 0
+        for item in doubtful:
+            step = self._prove(item)
+            if step is Step.UNDECIDED:
+                failures += 1
+                if failures >= FAILURES_PER_ROUND_MAX:
+                    break
+            else:
+                proved.append((step, item))
+        return proved
+
+    def _prove(self, item: Unsettled) -> Step:
+        if item.outcome is not None:
+            return Step.TELL_COMMIT if item.outcome == marker.COMMITTED else Step.TELL_ROLLBACK
+        step, error = prove(self._open(), item.txid, item.deadline_ms)
+        if step is Step.UNDECIDED:
+            self._failed("transaction undecided", error, txid=item.txid)
+            self.close()
+        return step
+
+    def _tell(self, txid: str, step: Step) -> Answer:
+        control = self._client.control
+        if step is Step.TELL_COMMIT:
+            return control.submit("commit", txid, body=(), timeout=TELL_TIMEOUT_S)
+        return control.submit("rollback", txid, timeout=TELL_TIMEOUT_S)
+
+    def _conclude(self, told: _Told, left: dict[str, Unsettled]) -> bool:
+        """Wait for the broker's word; whether the transaction is settled."""
+        txid = told.item.txid
+        try:
+            told.answer.result()
+        except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
+            self._contradicted(txid, told.step, error)
+        except TxmqError as error:
+            self._failed("broker could not be told", error, txid=txid)
+            return False
+        else:
+            crash_point("resolver.told_broker")
+            self._log.info("transaction settled", txid=txid, outcome=told.step.value)
+            if told.step is Step.TELL_COMMIT:
+                self.resource.finished.append(txid)
+        told.item.on_settled()
+        del left[txid]
+        return True
+
+    def _contradicted(self, txid: str, step: Step, error: BrokerError) -> None:
+        if step is Step.TELL_COMMIT and not isinstance(error, FencedError):
+            # The rows are there and the broker has given the messages up: an operator did, or data was lost. The
+            # committed marker is kept as the proof.
+            self._log.error("heuristic: rows committed, messages are not", txid=txid, error=str(error))
+        else:
+            self._log.info("transaction was settled by somebody else", txid=txid, error=str(error))
+
+    # --- housekeeping ------------------------------------------------------------------------------------------------
+
+    def _keep_house(self) -> None:
+        now = self._clock.monotonic()
+        if self.resource.finished and now >= self._delete_at:
+            self._delete_at = now + DELETE_EVERY_S
+            self._delete_finished()
+        if now >= self._sweep_at and self._database is not None:
+            self._sweep_at = now + SWEEP_EVERY_S
+            self._sweep(self._database)
+
+    def _delete_finished(self) -> None:
+        finished = self.resource.finished
+        while finished:
+            some = [finished.popleft() for _ in range(min(len(finished), DELETE_SIZE))]
+            try:
+                database = self._open()
+                database.table.delete_committed(database.connection, some)
+            except Exception:
+                finished.extend(some)
+                self.close()
+                raise
+
+    def _sweep(self, database: Settling) -> None:
+        """Remove what others left behind."""
+        database.table.delete_expired_rolled_back(database.connection)
+        old = database.table.committed_before(database.connection, SWEEP_AGE_MS, DELETE_SIZE)
+        settled = [txid for txid in old if self._is_at_home(txid) and self._is_committed(txid)]
+        if settled:
+            database.table.delete_committed(database.connection, settled)
+
+    def _is_committed(self, txid: str) -> bool:
+        try:
+            body = self._client.control.call("outcome", txid, timeout=REQUEST_TIMEOUT_S)
+        except (FencedError, NotOwnerError):
+            return False
+        return body.startswith(b"committed\n")
+
+    def _open(self) -> Settling:
+        if self._database is None:
+            self._database = self.resource.open_settling(cluster_of(self._client))
+        return self._database
+
+    def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:
+        self.has_failed = True
+        say: Callable[..., None] = self._log.warning if is_new else self._log.debug
+        say(event, error=repr(error), **fields)
