@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from txmq.log.index import IndexCache
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.paths import parent
 from txmq.runtime.ports import Buffer, Disk, File
 
@@ -214,6 +215,7 @@ class FileCache:
                 raise
         directory = parent(path)
         self._disk.make_directories(directory)
+        crash_point("segment.roll")
         file = self._disk.open(path, create=True)
         self._changed(directory)
         return file

@@ -38,7 +38,7 @@ POINTS: Final[Mapping[str, str]] = {
     "checkpoint.files_synced": "partition files are forced; the new checkpoint is not written",
     "checkpoint.written": "the new checkpoint is forced with its entry; no journal file is released",
     "checkpoint.released": "the new checkpoint is forced; older journal files are recycled or gone",
-    "segment.roll": "the full segment is forced; the next one does not exist",
+    "segment.roll": "the journal record with the new segment's first batch is forced; its file does not exist",
     "retention.journaled": "the new log start is forced in the journal; the old segments are still there",
     "retention.unlinked": "the old segments are unlinked, their directory is not forced",
     "client.tx.body_done": "database: uncommitted rows; broker: nothing",
