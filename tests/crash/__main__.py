@@ -1,0 +1,71 @@
+"""``python -m tests.crash --cycles N --seed S``: the long campaign. Exit status 1 where a promise was broken."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from tests.crash.campaign import SETTLE_S_MAX, Campaign, Report
+from tests.crash.processes import CampaignError
+from txmq.runtime.crashpoints import POINTS
+from txmq.testing.checker import describe
+
+POINTS_CYCLES = 3 * len(POINTS)  # from here on every point must have been hit
+
+
+def main() -> int:
+    """Run, report, and keep the directory where something was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
+    parser.add_argument("--cycles", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=None, help="repeats the deaths of an earlier campaign")
+    parser.add_argument("--sync", choices=("always", "interval", "never"), default="always")
+    parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
+    arguments = parser.parse_args()
+    seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
+    again = f"python -m tests.crash --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
+    directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
+    print(f"seed {seed}, in {directory}", flush=True)
+    try:
+        report = Campaign(directory, seed, arguments.sync, _say).run(arguments.cycles, arguments.check_every)
+    except CampaignError as error:
+        print(f"\nSTUCK: {error}\nkept: {directory}\nrepeat: {again}")
+        return 1
+    complaints = complaints_of(report, arguments.cycles)
+    _summary(report)
+    if complaints:
+        print(f"\nBROKEN\n{complaints}\nkept: {directory}\nrepeat: {again}")
+        return 1
+    shutil.rmtree(directory)
+    print("every promise was kept")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def complaints_of(report: Report, cycles: int) -> str:
+    """What is wrong, one complaint a line; empty where nothing is."""
+    complaints = [describe(report.verdict.findings), *report.verdict.missing]
+    if report.is_late:
+        complaints.append(f"A9 resolution-time: {max(report.settle_s):.2f} s, at most {SETTLE_S_MAX} s")
+    missed = POINTS.keys() - report.points_hit.keys()
+    if cycles >= POINTS_CYCLES and missed:
+        complaints.append(f"crash points never hit: {', '.join(sorted(missed))}")
+    return "\n".join(filter(None, complaints))
+
+
+def _summary(report: Report) -> None:
+    settle = sorted(report.settle_s) or [0.0]
+    p50, p99 = settle[len(settle) // 2], settle[min(len(settle) - 1, len(settle) * 99 // 100)]
+    print(f"deaths: {report.deaths['broker']} of the broker, {report.deaths['client']} of clients")
+    print(f"points hit: {', '.join(f'{name} {count}' for name, count in sorted(report.points_hit.items()))}")
+    print(f"settled after: p50 {p50:.2f} s, p99 {p99:.2f} s, max {settle[-1]:.2f} s ({len(report.settle_s)} times)")
+    print(f"restart of the broker: max {max(report.restart_s, default=0.0):.2f} s ({len(report.restart_s)} times)")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,255 @@
+"""Kill, restart, settle, check: real processes over one data directory and one database, for many cycles.
+
+Theory of operation. A broker, four workers, a reader and a resolver run all the time. A cycle lets one death of the
+plan happen, starts what died, and measures how long it takes until what was in doubt at that moment is settled.
+Every ``check_every`` cycles, and at the end, the workers stop, everything is read, and the history of the whole
+campaign is checked (``txmq.testing.checker``).
+
+Invariants:
+* every wait has a deadline; one that passes ends the campaign with what did not happen;
+* a fault lasts, in the history, from the kill until everything is up and settled;
+* no process outlives ``Campaign.run``.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import txmq
+from tests.crash import final_reads
+from tests.crash.plan import LEFT_FOR_RESOLVER, WORKERS, Death, deaths
+from tests.crash.processes import CampaignError, Child, pause, wait_for
+from tests.crash.world import BROKER_SETTINGS, PARTITIONS, SCRAP, SCRAP_SETTINGS, HistoryFile, World
+from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
+from txmq.testing.checker import Coverage, Verdict, check
+from txmq.testing.history import merge, parse_history
+
+SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are up
+SETTLE_GIVEN_UP_S = 30.0
+POINT_S = 20.0  # until a process reaches its point
+KILLED = -signal.SIGKILL
+
+
+@dataclass(slots=True)
+class Report:
+    """What a campaign proved."""
+
+    verdict: Verdict
+    deaths: Counter[str] = field(default_factory=Counter)
+    points_hit: Counter[str] = field(default_factory=Counter)
+    settle_s: list[float] = field(default_factory=list)
+    restart_s: list[float] = field(default_factory=list)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether something stayed in doubt for too long."""
+        return max(self.settle_s, default=0.0) > SETTLE_S_MAX
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise was kept."""
+        return self.verdict.result == "valid" and not self.is_late
+
+
+class Campaign:
+    """One campaign in an empty ``directory``; ``say`` gets a line a cycle."""
+
+    def __init__(self, directory: Path, seed: int, sync: str = "always", say: Callable[[str], None] = print) -> None:
+        self.world, self._say = World(directory), say
+        self._rng = random.Random(seed)
+        self._broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS | {"sync": sync})
+        self._workers = [self._child(f"w{number}", self._worker_command) for number in range(WORKERS)]
+        self._reader = self._child("r", self._reader_command)
+        self._resolver = self._child("resolver", self._resolver_command)
+        self._report = Report(Verdict("unknown", (), (), {}))
+        self._faults = 0
+
+    def _child(self, name: str, command: Callable[[str], list[str]]) -> Child:
+        return Child(name, self.world.directory, command)
+
+    def _worker_command(self, name: str) -> list[str]:
+        seed = str(self._rng.getrandbits(32))
+        return ["tests.crash.worker", str(self.world.directory), self._broker.address, name, seed]
+
+    def _reader_command(self, name: str) -> list[str]:
+        return ["tests.crash.reader", str(self.world.directory), self._broker.address, name]
+
+    def _resolver_command(self, _name: str) -> list[str]:
+        return ["txmq.cli.main", "resolver", "--config", str(self.world.resolver_config)]
+
+    # --- the whole ---------------------------------------------------------------------------------------------------
+
+    def run(self, cycles: int, check_every: int = 50) -> Report:
+        """Play ``cycles`` deaths.
+
+        Raises:
+            CampaignError: something that is waited for did not happen.
+        """
+        with ExitStack() as stack:
+            for child in self._children:
+                stack.callback(child.kill)
+            stack.callback(self._broker.kill)
+            self._set_up()
+            stack.callback(self._history.close)
+            for number, death in zip(range(1, cycles + 1), deaths(self._rng), strict=False):
+                self._cycle(number, cycles, death)
+                if (number % check_every == 0 or number == cycles) and not self._check(number):
+                    break
+        return self._report
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self._workers, self._reader, self._resolver]
+
+    def _set_up(self) -> None:
+        self._broker.start()
+        self.world.create(self._broker.address)
+        self._history = HistoryFile(self.world.histories, "campaign")
+        with txmq.connect(self._broker.address) as client:
+            for topic, partitions in PARTITIONS.items():
+                settings = SCRAP_SETTINGS if topic == SCRAP else {}
+                client.topics.create(topic, partitions=partitions, **settings)
+            self.world.resource().install(client)
+        self._start_children()
+
+    def _start_children(self) -> None:
+        for child in self._children:
+            if not child.is_running:
+                child.start()
+
+    # --- a cycle -----------------------------------------------------------------------------------------------------
+
+    def _cycle(self, number: int, cycles: int, death: Death) -> None:
+        self._faults += 1
+        name = f"fault-{self._faults}"
+        self._history.write("nemesis", "invoke", name, [], death=str(death))
+        self._let_die(death)
+        restarted_s = self._bring_up_broker()
+        in_doubt = final_reads.in_doubt(self._broker.address)
+        self._start_children()
+        settled_s = self._await_settled(in_doubt)
+        self._history.write("nemesis", "ok", name, [])
+        self._report.deaths["broker"] += death.broker
+        self._report.deaths["client"] += len(death.workers) + death.resolver
+        self._say(
+            f"{number}/{cycles}  {death}  restart {restarted_s:.2f} s  in doubt {len(in_doubt)}, "
+            f"settled in {settled_s:.2f} s"
+        )
+
+    def _let_die(self, death: Death) -> None:
+        if death.point is None:
+            pause(death.delay_s)
+            self._kill(death)
+        elif death.resolver:
+            self._die_in_resolver(death, death.point)
+        elif death.broker:
+            self._die_in_broker(f"{death.point}:{death.nth}")
+            self._report.points_hit[death.point] += 1
+        else:
+            self._die_in_worker(self._workers[death.workers[0]], f"{death.point}:{death.nth}")
+            self._report.points_hit[death.point] += 1
+
+    def _kill(self, death: Death) -> None:
+        """All signals first, so that the victims die at one moment."""
+        victims = [self._workers[number] for number in death.workers] + ([self._resolver] if death.resolver else [])
+        for victim in victims:
+            victim.signal(signal.SIGKILL)
+        if death.broker:
+            self._broker.kill()
+        for victim in victims:
+            victim.kill()
+
+    def _die_in_broker(self, crash: str) -> None:
+        self._broker.kill()
+        self._broker.launch(env={"TXMQ_CRASH": crash})
+        wait_for(lambda: not self._broker.is_running, POINT_S, f"the broker does not reach {crash}")
+        if self._broker.returncode != KILLED:
+            raise CampaignError(f"the broker ended with {self._broker.returncode}, not by {crash}")
+
+    def _die_in_worker(self, worker: Child, crash: str) -> None:
+        worker.kill()
+        worker.start(crash)
+        wait_for(lambda: not worker.is_running, POINT_S, f"{worker.name} does not reach {crash}")
+        if worker.status != KILLED:
+            raise CampaignError(f"{worker.name} ended with {worker.status}, not by {crash}")
+
+    def _die_in_resolver(self, death: Death, point: str) -> None:
+        """Leave a transaction in doubt, and nobody but the resolver that dies to settle it."""
+        self._resolver.kill()
+        self._die_in_worker(self._workers[death.workers[0]], f"{LEFT_FOR_RESOLVER[point]}:1")
+        for worker in self._workers:
+            worker.signal(signal.SIGKILL)
+        for worker in self._workers:
+            worker.kill()
+        self._die_in_worker(self._resolver, f"{point}:{death.nth}")
+        self._report.points_hit[point] += 1
+
+    def _bring_up_broker(self) -> float:
+        """Returns how long the restart took; 0 where it was not dead."""
+        if self._broker.is_running:
+            return 0.0
+        begun = time.monotonic()
+        try:
+            self._broker.start(env={})
+        except BrokerFailedError as error:
+            raise CampaignError(f"the broker does not come back: {error}") from error
+        elapsed = time.monotonic() - begun
+        self._report.restart_s.append(elapsed)
+        return elapsed
+
+    def _await_settled(self, in_doubt: set[str]) -> float:
+        """Returns how long it took until nothing of ``in_doubt`` was left, everybody being up."""
+        begun = time.monotonic()
+        with txmq.connect(self._broker.address) as client:
+            wait_for(lambda: not in_doubt & final_reads.listed(client), SETTLE_GIVEN_UP_S, "transactions stay in doubt")
+        elapsed = time.monotonic() - begun
+        if in_doubt:
+            self._report.settle_s.append(elapsed)
+        return elapsed
+
+    # --- a check -----------------------------------------------------------------------------------------------------
+
+    def _check(self, number: int) -> bool:
+        """Whether the campaign may go on: everything was read, and nothing was found."""
+        for child in (*self._workers, self._reader):
+            child.signal(signal.SIGTERM)
+        for child in (*self._workers, self._reader):
+            child.wait_stopped()
+        begun = time.monotonic()
+        left = self._left_in_doubt()
+        final_reads.write(self.world, self._broker.address, self._history, left)
+        self._ask_for_outcomes()
+        history = parse_history(merge(file.open() for file in sorted(self.world.histories.iterdir())))
+        self._report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
+        counts = ", ".join(f"{count} {name}" for name, count in verdict.counts.items())
+        self._say(f"check after {number} cycles: {verdict.result} ({counts}; {time.monotonic() - begun:.1f} s)")
+        if verdict.result == "valid":
+            self._start_children()
+        return verdict.result == "valid"
+
+    def _left_in_doubt(self) -> set[str]:
+        """What is in doubt although everybody had the promised time."""
+        deadline = time.monotonic() + SETTLE_S_MAX
+        while (left := final_reads.in_doubt(self._broker.address)) and time.monotonic() < deadline:
+            pause(0.05)
+        return left
+
+    def _ask_for_outcomes(self) -> None:
+        """Hold what the broker says of killed and unknown transactions to what is there."""
+        history = parse_history(merge(file.open() for file in sorted(self.world.histories.iterdir())))
+        unknown = [item for item in history.operations.values() if item.status == "info" and item.txid]
+        with txmq.connect(self._broker.address) as client:
+            for operation in unknown:
+                try:
+                    outcome = client.outcome(str(operation.txid))
+                except txmq.errors.FencedError:  # no longer kept
+                    continue
+                if outcome is not txmq.Outcome.UNKNOWN:
+                    self._history.write("outcome", "ok", operation.id, [outcome.value])

@@ -1,0 +1,46 @@
+"""What is there at the end: in the log (by the client, and by the files alone), in the database, in doubt."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from typing import Any
+
+import txmq
+from tests.crash.reader import text_of
+from tests.crash.world import PARTITIONS, RESOURCE, HistoryFile, World
+
+
+def in_doubt(address: str) -> set[str]:
+    """Transactions that are prepared now."""
+    with txmq.connect(address) as client:
+        return listed(client)
+
+
+def listed(client: txmq.Client) -> set[str]:
+    """The same through an open client."""
+    return {str(item["txid"]) for item in client.transactions.list(state="in-doubt")}
+
+
+def write(world: World, address: str, history: HistoryFile, left: Iterable[str]) -> None:
+    """Read everything and write it to the history; the writers are at rest."""
+    history.write("in-doubt", "ok", "in-doubt", sorted(left))
+    history.write("drain", "ok", "drain", drain(address))
+    with closing(sqlite3.connect(world.database)) as connection:
+        rows = connection.execute("SELECT rowid_text, key FROM orders ORDER BY id").fetchall()
+    history.write("rows", "ok", "rows", [["rows", RESOURCE, rows]])
+
+
+def drain(address: str) -> list[list[Any]]:
+    """Every message of every partition, as the history's format wants it."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    with txmq.connect(address) as client:
+        for topic, count in PARTITIONS.items():
+            for partition in range(count):
+                start = client.offsets(topic, partition).start
+                found[topic, partition] = [topic, partition, start, []]
+            for message in client.browse(topic):
+                line = [message.offset, text_of(message.value), (message.key or b"").decode()]
+                found[topic, message.partition][3].append(line)
+    return [["drain", *part] for part in found.values()]

@@ -1,0 +1,91 @@
+"""The campaign's child processes: workers, reader, resolver; each start has a new name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from txmq.config import ENVIRONMENT_PREFIX
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_S = 30.0
+POLL_S = 0.005
+
+
+class CampaignError(Exception):
+    """The campaign itself could not go on: something that it waits for did not happen."""
+
+
+class Child:
+    """One role and the process that plays it now."""
+
+    def __init__(self, name: str, directory: Path, command: Callable[[str], list[str]]) -> None:
+        self.name, self._directory, self._command = name, directory, command
+        self._runs = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, crash: str | None = None) -> None:
+        """A new process; ``crash`` is ``point:nth``."""
+        self._runs += 1
+        environment = {name: text for name, text in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        if crash is not None:
+            environment["TXMQ_CRASH"] = crash
+        with (self._directory / f"{self.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *self._command(f"{self.name}.{self._runs}")],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def status(self) -> int | None:
+        """How the last process ended."""
+        return None if self._process is None else self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self._process is not None and self.is_running:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL and wait."""
+        self.signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def wait_stopped(self) -> None:
+        """Wait for the end after SIGTERM.
+
+        Raises:
+            CampaignError: it does not end, or not with status 0.
+        """
+        wait_for(lambda: not self.is_running, STOP_S, f"{self.name} does not stop")
+        if self.status != 0:
+            raise CampaignError(f"{self.name} ended with status {self.status}; see {self.name}.log")
+
+
+def wait_for(condition: Callable[[], bool], timeout: float, complaint: str) -> None:
+    """Wait until something holds.
+
+    Raises:
+        CampaignError: it did not in time.
+    """
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise CampaignError(f"{complaint} (waited {timeout:.0f} s)")
+        pause(POLL_S)
+
+
+def pause(seconds: float) -> None:
+    """Let the children work; there is nothing to be notified by across processes."""
+    signal.sigtimedwait((), seconds)

@@ -1,0 +1,180 @@
+"""One of the processes that are killed: ``python -m tests.crash.worker DIRECTORY ADDRESS NAME SEED``.
+
+It repeats, until SIGTERM: a row and a message in one transaction (last resource), messages to three topics in one
+transaction (local), or plain sends; some bodies change their mind. Each operation is written to the history before it
+begins and after it ends, with what the library told. After "unknown" the process goes on under a new name, because
+what it left may still take effect, and asks for the outcome.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import txmq
+from tests.crash.world import (
+    AUDIT,
+    KEYS,
+    LAST_RESOURCE,
+    LOCAL,
+    ORDERS,
+    PAYMENTS,
+    PLAIN,
+    RESOURCE,
+    SCRAP,
+    HistoryFile,
+    World,
+)
+from txmq.xa import LastResource
+
+TIMEOUT_S = 10.0
+OUTCOME_ASKED_FOR_S = 20.0
+ASK_AGAIN_S = 0.1
+REST_S = 0.004  # two cores are shared by seven processes
+AFTER_FAILURE_S = 0.05
+CHANGES_ITS_MIND = 0.05
+REFUSED = (  # plain sends: the library promises that nothing was written
+    txmq.errors.DiskFullError, txmq.errors.OverloadedError, txmq.errors.UnknownTopicError, txmq.errors.TopicClosedError,
+)  # fmt: skip
+
+
+class ChangedMindError(Exception):
+    """A body that does not want its transaction any more."""
+
+
+class Worker:
+    """The work of one process."""
+
+    def __init__(self, world: World, client: txmq.Client, history: HistoryFile, seed: int) -> None:
+        self.history, self.client = history, client
+        self.producer = client.producer(timeout=TIMEOUT_S)
+        self.database: LastResource = world.resource()
+        self.rng = random.Random(seed)
+        self.stop = threading.Event()
+        self._base, self._names, self._number = history.process, 0, 0
+
+    def run(self) -> None:
+        """Operations, one at a time, until ``stop``."""
+        steps: Sequence[Callable[[], None]] = (self.take_order, self.take_order, self.pay, self.pay, self.send)
+        while not self.stop.wait(REST_S):
+            self.rng.choice(steps)()
+
+    def take_order(self) -> None:
+        """One row, one or two messages under its key."""
+        self._transaction(LAST_RESOURCE, [(ORDERS, self.rng.choice(KEYS))] * self.rng.randint(1, 2), self.database)
+
+    def pay(self) -> None:
+        """Messages to three topics."""
+        key = self.rng.choice(KEYS)
+        self._transaction(LOCAL, [(PAYMENTS, key), (AUDIT, key), (ORDERS, key), (PAYMENTS, key)])
+
+    def _transaction(self, kind: str, sends: list[tuple[str, str]], *resources: LastResource) -> None:
+        operation = self._next(kind)
+        planned: list[list[Any]] = [["send", topic, key, f"{operation}.{n}"] for n, (topic, key) in enumerate(sends)]
+        rows = [["row", RESOURCE, operation]] if resources else []
+        is_invoked = False
+        try:
+            block = self.producer.transaction(*resources, timeout=TIMEOUT_S)
+            with block as tx:
+                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=_text(tx.txid))
+                is_invoked = True
+                for resource in resources:
+                    statement = "INSERT INTO orders (rowid_text, key) VALUES (?, ?)"
+                    tx.connection(resource).cursor().execute(statement, (operation, sends[0][1]))
+                for _, topic, key, value in planned:
+                    self.producer.send(topic, value.encode(), key=key.encode())
+                if self.rng.random() < CHANGES_ITS_MIND:
+                    raise ChangedMindError
+        except Exception as error:  # noqa: BLE001  whatever was raised is what was told
+            if is_invoked:
+                self._told(operation, error)
+            else:  # the block was not entered
+                self._rest_after(operation, error)
+        else:
+            places = [[result.partition, result.offset] for result in tx.results]
+            done = [
+                [*send, *place] for send, place in zip(planned, places or [[None, None]] * len(planned), strict=True)
+            ]
+            more = {"pend": True} if tx.pending else {}
+            self.history.write("txn", "ok", operation, [*rows, *done], txid=_text(tx.txid), **more)
+
+    def _told(self, operation: str, error: Exception) -> None:
+        """An error out of a block: rolled back, unless the library says that it does not know."""
+        unknown = isinstance(error, txmq.OutcomeUnknownError | txmq.HeuristicError)
+        txid = _text(getattr(error, "txid", None))
+        self.history.write("txn", "info" if unknown else "fail", operation, [], err=repr(error), txid=txid)
+        if unknown:
+            self._rename()
+            self._ask(operation, txid)
+        if not isinstance(error, ChangedMindError):
+            self._rest_after(operation, error)
+
+    def _rest_after(self, operation: str, error: Exception) -> None:
+        sys.stderr.write(f"{operation}: {error!r}\n")
+        self.stop.wait(AFTER_FAILURE_S)
+
+    def _ask(self, operation: str, txid: str | None) -> None:
+        deadline = time.monotonic() + OUTCOME_ASKED_FOR_S
+        while txid is not None and time.monotonic() < deadline:
+            try:
+                outcome = self.client.outcome(txid)
+            except txmq.TxmqError as error:
+                sys.stderr.write(f"{operation}: outcome: {error!r}\n")
+            else:
+                if outcome is not txmq.Outcome.UNKNOWN:
+                    self.history.write("outcome", "ok", operation, [outcome.value])
+                    return
+            if self.stop.wait(ASK_AGAIN_S):
+                return
+
+    def send(self) -> None:
+        """A plain send: acknowledged, refused or unknown."""
+        operation = self._next(PLAIN)
+        topic, key = self.rng.choice((PAYMENTS, SCRAP, AUDIT)), self.rng.choice(KEYS)
+        value = f"{operation}.0"
+        planned = ["send", topic, key, value]
+        self.history.write("send", "invoke", operation, [planned])
+        padding = b" " * (500 if topic == SCRAP else 0)
+        try:
+            result = self.producer.send(topic, value.encode() + padding, key=key.encode(), timeout=TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001
+            refused = isinstance(error, REFUSED)
+            self.history.write("send", "fail" if refused else "info", operation, [], err=repr(error))
+            if not refused:
+                self._rename()
+            self._rest_after(operation, error)
+        else:
+            self.history.write("send", "ok", operation, [[*planned, result.partition, result.offset]])
+
+    def _next(self, kind: str) -> str:
+        self._number += 1
+        return f"{self.history.process}-{self._number}{kind}"
+
+    def _rename(self) -> None:
+        self._names += 1
+        self.history.process = f"{self._base}.{self._names}"
+
+
+def _text(txid: object) -> str | None:
+    return None if txid is None else str(txid)
+
+
+def main(directory: str, address: str, name: str, seed: str) -> None:
+    """Work until SIGTERM."""
+    world = World(Path(directory))
+    history = HistoryFile(world.histories, name)
+    with txmq.connect(address, name=name) as client:
+        worker = Worker(world, client, history, int(seed))
+        signal.signal(signal.SIGTERM, lambda *_: worker.stop.set())
+        worker.run()
+    history.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,100 @@
+"""What the crash campaign's processes agree on: names, files, and how an operation's identity is spelled.
+
+An operation's id is ``<process>-<number><kind>``; its messages are ``<id>.<n>``, its row is ``<id>``. Whoever reads a
+message can so tell, without asking anybody, which row must be readable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from txmq.xa import LastResource
+
+ORDERS, PAYMENTS, AUDIT, SCRAP = "orders", "payments", "audit", "scrap"
+PARTITIONS: Final = {ORDERS: 2, PAYMENTS: 3, AUDIT: 1, SCRAP: 1}
+RESOURCE: Final = "orders-db"
+KEYS: Final = tuple(f"k{number}" for number in range(12))
+LAST_RESOURCE, LOCAL, PLAIN = "L", "T", "S"
+# Small, so that files roll, checkpoints are taken and segments go within seconds.
+BROKER_SETTINGS: Final = {
+    "journal_file_size_bytes": 1 << 20,
+    "checkpoint_interval_bytes": 1 << 17,
+    "checkpoint_interval_ms": 2000,
+    "retention_check_interval_ms": 100,
+    "default_segment_size_bytes": 1 << 16,
+}
+SCRAP_SETTINGS: Final = {"segment_size_bytes": 1 << 12, "retention_size_bytes": 1 << 14}
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One campaign's directory."""
+
+    directory: Path
+
+    @property
+    def broker(self) -> Path:
+        """The broker's data directory."""
+        return self.directory / "broker"
+
+    @property
+    def database(self) -> Path:
+        """The database that all workers share."""
+        return self.directory / "orders.db"
+
+    @property
+    def histories(self) -> Path:
+        """One file per process that ever ran."""
+        return self.directory / "history"
+
+    @property
+    def resolver_config(self) -> Path:
+        """For ``txmq resolver``."""
+        return self.directory / "resolver.toml"
+
+    def create(self, address: str) -> None:
+        """Directory, database and the resolver's configuration."""
+        self.histories.mkdir()
+        connection = sqlite3.connect(self.database)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "CREATE TABLE orders "
+            "(id INTEGER PRIMARY KEY AUTOINCREMENT, rowid_text TEXT UNIQUE NOT NULL, key TEXT NOT NULL)"
+        )
+        connection.close()
+        self.resolver_config.write_text(
+            f"bootstrap = {json.dumps(address)}\n\n[[resource]]\nname = {json.dumps(RESOURCE)}\n"
+            f'driver = "sqlite3"\nconnect = {{ database = {json.dumps(str(self.database))}, timeout = 2.0 }}\n'
+        )
+
+    def resource(self) -> LastResource:
+        """The shared database as a last resource."""
+        database = str(self.database)
+        return LastResource(RESOURCE, connect=lambda: sqlite3.connect(database, timeout=5.0))
+
+
+class HistoryFile:
+    """One process's lines. Each is one ``write``: SIGKILL cannot tear it, and what was written survives the process.
+
+    No sync: the machine does not die in this campaign, only processes do.
+    """
+
+    def __init__(self, directory: Path, process: str) -> None:
+        self.process = process
+        self._file = os.open(directory / f"{process}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, f: str, ty: str, id: str, v: Sequence[Any], **more: Any) -> None:
+        """One line, stamped with the clock that all processes of this machine share."""
+        line = {"t": time.monotonic_ns(), "p": self.process, "f": f, "ty": ty, "id": id, "v": v} | more
+        os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
