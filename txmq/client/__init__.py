@@ -1,0 +1,24 @@
+"""The client: ``connect``, ``Client``, ``Producer`` and the partition selectors; see ``client``."""
+
+from __future__ import annotations
+
+from txmq.client.client import Client, connect
+from txmq.client.producer import Producer
+from txmq.client.selector import (
+    FixedSelector,
+    KafkaPartitionSelector,
+    KeyHashSelector,
+    PartitionSelector,
+    RoundRobinSelector,
+)
+
+__all__ = [
+    "Client",
+    "FixedSelector",
+    "KafkaPartitionSelector",
+    "KeyHashSelector",
+    "PartitionSelector",
+    "Producer",
+    "RoundRobinSelector",
+    "connect",
+]

@@ -1,34 +1,38 @@
 """What a producer decides: batches, sequences, retries, deadlines. Sans-I/O and deterministic.
 
-Theory of operation. Per partition there is one queue of batches in the order in which they were sent by the application;
-all of it is numbered by one dense sequence. ``poll`` gives out what may go on the wire now, at most ``in_flight_max``
+Theory of operation. Per partition there is one queue of batches in the order in which the application sent them; all
+of it is numbered by one dense sequence. ``poll`` gives out what may go on the wire now, at most ``in_flight_max``
 unanswered batches a partition; the shell sends those at once and in this order on one connection, and tells what became
 of them: ``answered``, ``refused``, or ``disconnected`` for all.
 
-A batch is WAITING, IN_FLIGHT or DONE (acknowledged behind one that is not). Its sequence is what stands before it in the
-queue, so it is fixed when all before it are. It is *uncertain* from the moment it is given out until the broker answers:
+A batch's sequence is what stands before it in the queue, so it is fixed when all before it are. It is *uncertain* from
+the moment it is given out until the broker answers:
 
-    * lost connection: all in flight wait again and keep their sequences; sent again in order, what the broker has already
-      is answered as a duplicate;
-    * definitely refused: neither this batch nor any behind it was stored (those left a gap and are refused with
-      ``sequence``). The partition stalls until the rest of its flight is answered, then goes on from its head: with the
-      same number where the refused batch is tried again, renumbered where it was dropped;
-    * "unavailable" and "internal error" refuse, but say nothing about the fate: tried again, uncertain;
-    * deadline: what was never stored for certain is withdrawn and says so; what is uncertain is reported as unknown to the
-      one who sent it, and still sent until it is known, because all behind it are numbered after it;
-    * another session: its numbers begin at 0, so what is uncertain can never be known: reported, and never sent again.
+* Lost connection: all in flight wait again and keep their sequences. They are sent again in order; what the broker has
+  already is answered as a duplicate.
+* Refused for certain: neither this batch nor any behind it was stored (those left a gap and are refused with
+  ``sequence``). The partition stalls until the rest of its flight is answered, then goes on from its head: with the
+  same number where the refused batch is tried again, renumbered where it was dropped.
+* "Unavailable" and "internal error" refuse, but say nothing about the fate; so does any refusal of a batch whose
+  earlier transmission is uncertain. Tried again.
+* Deadline: what was never stored for certain is withdrawn and says so. What is uncertain is reported as unknown to the
+  one who sent it, and still sent until it is known, because all behind it are numbered after it.
+* Another session: its numbers begin at 0, so what is uncertain can never be known. It is reported, never sent again.
+* ``sequence`` where nothing was refused before: the topic was made anew under its name (numbers begin at 0), or the
+  broker contradicts us; then another session is asked for.
 
 Invariants:
     * batches of a partition are stored in queue order, each at most once;
     * a batch is finished (``take_finished``) exactly once, as stored at an offset or with an error;
-    * an error that says "nothing was stored" is true.
+    * an error that says "nothing was stored" is true;
+    * all queues together hold at most ``buffer_size_bytes`` (the shell waits before it adds) plus one message.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from txmq.errors import (
@@ -40,6 +44,7 @@ from txmq.errors import (
     SequenceError,
     TxmqError,
     UnavailableError,
+    UnknownTopicError,
 )
 from txmq.log import records
 
@@ -59,6 +64,7 @@ class BatchState(enum.Enum):
     WAITING = "waiting"
     IN_FLIGHT = "in flight"
     DONE = "done"  # stored; kept while one before it is not
+    GONE = "gone"  # no longer in its queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +92,14 @@ class Batch:
     Attributes:
         content: what is sent, once it is closed; its sequence is written when it is given out.
         transmission: how often it was given out; tells late answers apart.
+        was_uncertain: whether it was, before the present transmission.
         base_offset, error: the end, once finished; exactly one of them is set.
         owner: the shell's.
     """
 
     __slots__ = (
         "base_offset", "content", "count", "created_at", "deadline", "error", "is_finished", "is_uncertain", "owner",
-        "queue", "records", "refusal", "sequence", "size_bytes", "state", "transmission",
+        "queue", "records", "refusal", "sequence", "size_bytes", "state", "transmission", "was_uncertain",
     )  # fmt: skip
 
     def __init__(self, queue: PartitionQueue, created_at: float, deadline: float) -> None:
@@ -102,7 +109,7 @@ class Batch:
         self.count, self.size_bytes = 0, BATCH_OVERHEAD_BYTES
         self.state = BatchState.WAITING
         self.sequence = self.transmission = 0
-        self.is_uncertain = self.is_finished = False
+        self.is_uncertain = self.was_uncertain = self.is_finished = False
         self.base_offset: int | None = None
         self.error: TxmqError | None = None
         self.refusal: TxmqError | None = None  # why it waits again
@@ -148,6 +155,7 @@ class ProducerCore:
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
         self._active: dict[PartitionQueue, None] = {}  # those with batches
         self._finished: list[Batch] = []
+        self.expires_at = float("inf")  # no deadline of an unfinished batch is earlier
 
     # --- what the application sends ----------------------------------------------------------------------------------
 
@@ -201,6 +209,7 @@ class ProducerCore:
         batch = Batch(queue, now, deadline)
         queue.batches.append(batch)
         self._active[queue] = None
+        self.expires_at = min(self.expires_at, deadline)
         self.unfinished += 1
         self.buffered_bytes += batch.size_bytes
         return batch
@@ -245,19 +254,19 @@ class ProducerCore:
             raise AssertionError(f"an uncertain batch of sequence {batch.sequence} would become {sequence}")
         if not batch.is_uncertain:
             records.set_sequence(batch.content, *self._producer, sequence)
+        batch.was_uncertain = batch.is_uncertain
         batch.sequence, batch.is_uncertain = sequence, True
         batch.state = BatchState.IN_FLIGHT
         batch.transmission += 1
 
     def next_wakeup(self) -> float:
         """When ``poll`` or ``expire`` has something to do without any event; infinity if never."""
-        wakeup = float("inf")
+        wakeup = self.expires_at
+        if not self._is_connected:
+            return wakeup
         for queue in self._active:
-            for batch in queue.batches:
-                if not batch.is_finished:
-                    wakeup = min(wakeup, batch.deadline)
             head_waits = not queue.in_flight and queue.batches
-            if head_waits and self._is_connected:
+            if head_waits:
                 lingers = queue.batches[0] is queue.open
                 due = queue.batches[0].created_at + self.limits.linger_s if lingers else 0.0
                 wakeup = min(wakeup, max(due, queue.not_before))
@@ -269,58 +278,78 @@ class ProducerCore:
 
     def answered(self, batch: Batch, base_offset: int) -> None:
         """The broker stored it, now or before. True of whichever transmission the answer belongs to."""
-        if batch.state is BatchState.DONE or batch not in batch.queue.batches:
+        if batch.state in (BatchState.DONE, BatchState.GONE):
             return
         queue = batch.queue
         if batch.state is BatchState.IN_FLIGHT:
             queue.in_flight -= 1
         batch.state, batch.is_uncertain = BatchState.DONE, False
-        queue.backoff_s = queue.not_before = 0.0
+        queue.backoff_s = 0.0
         self._finish(batch, base_offset, None)
         while queue.batches and queue.batches[0].state is BatchState.DONE:
-            head = queue.batches.popleft()
+            head = queue.batches[0]
             queue.base_sequence = (queue.base_sequence + head.count) & SEQUENCE_MASK
-        if not queue.batches:
-            del self._active[queue]
+            self._remove(head)
 
     def refused(self, batch: Batch, transmission: int, error: BrokerError, now: float) -> None:
         """The broker refused this transmission."""
         if batch.state is not BatchState.IN_FLIGHT or transmission != batch.transmission:
             return
-        queue = batch.queue
-        queue.in_flight -= 1
+        batch.queue.in_flight -= 1
         batch.state = BatchState.WAITING
-        if isinstance(error, FencedError):
-            self.needs_session = True
-        elif isinstance(error, ForbiddenError):
-            batch.is_uncertain = batch.transmission > 1 and batch.is_uncertain
-            self.needs_connection = True
-        elif isinstance(error, UnavailableError) or type(error) is BrokerError:
-            self._try_again(batch, error, now)
+        if isinstance(error, FencedError | ForbiddenError):
+            # Not stored by this transmission: the numbers stand, and who speaks for them has to be found out.
+            batch.is_uncertain = batch.was_uncertain
+            self.needs_session |= isinstance(error, FencedError)
+            self.needs_connection |= isinstance(error, ForbiddenError)
         elif isinstance(error, SequenceError):
             self._refused_sequence(batch)
+        elif isinstance(error, UnknownTopicError):
+            self._refused_with_topic(batch, error)
+        elif batch.was_uncertain or isinstance(error, UnavailableError) or type(error) is BrokerError:
+            self._try_again(batch, error, now)
         else:
             self._refused_for_certain(batch, error, now)
 
     def _refused_sequence(self, batch: Batch) -> None:
-        """Behind a gap of ours this is what must come; anywhere else our numbers and the broker's contradict each other."""
-        if not batch.queue.stalled:
+        """Behind a gap of ours this is what must come. Elsewhere our numbers and the broker's contradict each other."""
+        queue = batch.queue
+        if queue.stalled:
+            return
+        if batch is queue.batches[0] and not batch.was_uncertain and queue.base_sequence:
+            # A topic made anew under the name knows no producer yet; if it is not that, 0 is refused as well.
+            self._not_stored_from(batch)
+            queue.base_sequence, queue.stalled = 0, True
+        else:
+            batch.is_uncertain = batch.was_uncertain
             self.needs_session = True
 
-    def _refused_for_certain(self, batch: Batch, error: BrokerError, now: float) -> None:
-        queue = batch.queue
-        behind = False
-        for other in queue.batches:
-            behind = behind or other is batch
-            if behind:
-                other.is_uncertain = False
+    def _refused_with_topic(self, batch: Batch, error: BrokerError) -> None:
+        """There is no such partition, or no longer, and with it went the numbers that the broker knew."""
+        queue, was_uncertain = batch.queue, batch.was_uncertain
+        self._not_stored_from(batch)
         queue.stalled = True
+        if batch is queue.batches[0]:
+            queue.base_sequence = 0
+        self._remove(batch)
+        self._finish(batch, None, _unknown(batch, "its topic is gone") if was_uncertain else error)
+
+    def _refused_for_certain(self, batch: Batch, error: BrokerError, now: float) -> None:
+        self._not_stored_from(batch)
+        batch.queue.stalled = True
         if error.retriable and now < batch.deadline:
             self._try_again(batch, error, now)
-            batch.is_uncertain = False
         else:
             self._remove(batch)
             self._finish(batch, None, error)
+
+    def _not_stored_from(self, batch: Batch) -> None:
+        """Neither this batch nor any behind it was stored: the sequence has a gap here."""
+        behind = False
+        for other in batch.queue.batches:
+            behind = behind or other is batch
+            if behind:
+                other.is_uncertain = False
 
     def _try_again(self, batch: Batch, error: BrokerError, now: float) -> None:
         queue = batch.queue
@@ -357,6 +386,8 @@ class ProducerCore:
 
     def expire(self, now: float, reason: TxmqError | None = None) -> None:
         """Finish what is past its deadline; ``reason`` says why nothing could be sent, where that is so."""
+        if now < self.expires_at:
+            return
         for queue in list(self._active):
             for batch in _overdue(queue, now):
                 if batch.is_uncertain or batch.state is BatchState.IN_FLIGHT:
@@ -364,6 +395,8 @@ class ProducerCore:
                 else:
                     self._remove(batch)
                     self._finish(batch, None, batch.refusal or _not_sent(batch, reason))
+        deadlines = [batch.deadline for batch in self.unfinished_batches()]
+        self.expires_at = min(deadlines, default=float("inf"))
 
     def abort(self, reason: str) -> None:
         """Finish everything (the producer is closed); zombies are forgotten as well."""
@@ -390,15 +423,20 @@ class ProducerCore:
         queue = batch.queue
         if batch.state is BatchState.IN_FLIGHT:
             queue.in_flight -= 1
-        queue.batches.remove(batch)
+        batch.state = BatchState.GONE
+        self.buffered_bytes -= batch.size_bytes
+        if queue.batches[0] is batch:
+            queue.batches.popleft()
+        else:
+            queue.batches.remove(batch)
         if queue.open is batch:
             queue.open = None
         if not queue.batches:
             del self._active[queue]
 
 
-def _overdue(queue: PartitionQueue, now: float) -> Iterator[Batch]:
-    return iter([batch for batch in queue.batches if not batch.is_finished and batch.deadline <= now])
+def _overdue(queue: PartitionQueue, now: float) -> list[Batch]:
+    return [batch for batch in queue.batches if not batch.is_finished and batch.deadline <= now]
 
 
 def _unknown(batch: Batch, why: str) -> DeliveryUnknownError:

@@ -1,0 +1,195 @@
+"""txmq: transactional messaging. Write the row and publish the event in one provable act.
+
+The public names. They are loaded when they are first used: ``import txmq`` alone costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from txmq.client import (
+        Client,
+        FixedSelector,
+        KafkaPartitionSelector,
+        KeyHashSelector,
+        PartitionSelector,
+        Producer,
+        RoundRobinSelector,
+        connect,
+    )
+    from txmq.errors import (
+        BadRequestError,
+        BrokerError,
+        ClosedError,
+        ConfigError,
+        ConnectionLostError,
+        CorruptRecordError,
+        DeliveryUnknownError,
+        DirectoryInUseError,
+        DiskFullError,
+        FencedError,
+        ForbiddenError,
+        HeuristicCommitError,
+        HeuristicError,
+        HeuristicHazardError,
+        HeuristicMixedError,
+        HeuristicRollbackError,
+        InvalidBatchError,
+        InvalidNameError,
+        InvariantError,
+        JournalFailedError,
+        JournalFullError,
+        LocalProtocolError,
+        NotOwnerError,
+        OffsetOutOfRangeError,
+        OutcomeUnknownError,
+        OverloadedError,
+        ProtocolError,
+        RemoteProtocolError,
+        RequestTimeoutError,
+        RolledBackError,
+        SequenceError,
+        StorageError,
+        TooLargeError,
+        TopicClosedError,
+        TopicExistsError,
+        TransactionConflictError,
+        TransactionError,
+        TransactionStateError,
+        TransactionTimeoutError,
+        TxmqError,
+        UnavailableError,
+        UnknownTopicError,
+        UnknownTransactionError,
+        XAError,
+    )
+    from txmq.model import (
+        Message,
+        Outcome,
+        PartitionRange,
+        Resolution,
+        RetentionPolicy,
+        SendResult,
+        SendStatus,
+        Storage,
+        TopicConfig,
+        TransactionKind,
+    )
+    from txmq.xid import TxId
+
+__all__ = [
+    "BadRequestError",
+    "BrokerError",
+    "Client",
+    "ClosedError",
+    "ConfigError",
+    "ConnectionLostError",
+    "CorruptRecordError",
+    "DeliveryUnknownError",
+    "DirectoryInUseError",
+    "DiskFullError",
+    "FencedError",
+    "FixedSelector",
+    "ForbiddenError",
+    "HeuristicCommitError",
+    "HeuristicError",
+    "HeuristicHazardError",
+    "HeuristicMixedError",
+    "HeuristicRollbackError",
+    "InvalidBatchError",
+    "InvalidNameError",
+    "InvariantError",
+    "JournalFailedError",
+    "JournalFullError",
+    "KafkaPartitionSelector",
+    "KeyHashSelector",
+    "LocalProtocolError",
+    "Message",
+    "NotOwnerError",
+    "OffsetOutOfRangeError",
+    "Outcome",
+    "OutcomeUnknownError",
+    "OverloadedError",
+    "PartitionRange",
+    "PartitionSelector",
+    "Producer",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RequestTimeoutError",
+    "Resolution",
+    "RetentionPolicy",
+    "RolledBackError",
+    "RoundRobinSelector",
+    "SendResult",
+    "SendStatus",
+    "SequenceError",
+    "Storage",
+    "StorageError",
+    "TooLargeError",
+    "TopicClosedError",
+    "TopicConfig",
+    "TopicExistsError",
+    "TransactionConflictError",
+    "TransactionError",
+    "TransactionKind",
+    "TransactionStateError",
+    "TransactionTimeoutError",
+    "TxId",
+    "TxmqError",
+    "UnavailableError",
+    "UnknownTopicError",
+    "UnknownTransactionError",
+    "XAError",
+    "connect",
+]
+
+_CLIENT = frozenset(
+    {
+        "Client",
+        "FixedSelector",
+        "KafkaPartitionSelector",
+        "KeyHashSelector",
+        "PartitionSelector",
+        "Producer",
+        "RoundRobinSelector",
+        "connect",
+    }
+)
+_MODEL = frozenset(
+    {
+        "Message",
+        "Outcome",
+        "PartitionRange",
+        "Resolution",
+        "RetentionPolicy",
+        "SendResult",
+        "SendStatus",
+        "Storage",
+        "TopicConfig",
+        "TransactionKind",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module 'txmq' has no attribute {name!r}")
+    home = (
+        "txmq.client"
+        if name in _CLIENT
+        else "txmq.model"
+        if name in _MODEL
+        else "txmq.xid"
+        if name == "TxId"
+        else "txmq.errors"
+    )
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

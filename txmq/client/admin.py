@@ -1,0 +1,192 @@
+"""Topics and transactions as an operator sees them: ``client.topics``, ``client.transactions``.
+
+``Topics`` also keeps what the client's own senders and readers need of a topic (its id, how many partitions it has),
+for ``METADATA_AGE_S_MAX`` seconds at most, and asks again when the broker says that a topic is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+from txmq.client.connection import Connection
+from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.model import Outcome, RetentionPolicy, Storage, TopicConfig, is_valid_name
+from txmq.protocol.parts import PartResult, parse_outcome
+from txmq.registry.topics import Topic
+from txmq.runtime.ports import Clock
+from txmq.xid import TxId
+
+METADATA_AGE_S_MAX = 30.0
+RECOVER_LIMIT = 1000  # transactions per request
+
+Fields = dict[str, Any]
+FieldsList = list[Fields]
+Parts = list[PartResult]
+Setting = int | str | bool | Storage | RetentionPolicy | None
+
+
+class Topics:
+    """``client.topics``. Thread safety: any thread."""
+
+    def __init__(self, connection: Callable[[], Connection], clock: Clock, timeout: float) -> None:
+        self._connection, self._clock, self._timeout = connection, clock, timeout
+        self._known: dict[str, tuple[Topic, float]] = {}
+
+    def create(self, name: str, partitions: int = 1, **settings: Setting) -> TopicConfig:
+        """Create a topic.
+
+        Args:
+            name: 1 to 200 of ``A-Z a-z 0-9 . _ -``, starting with a letter or digit.
+            partitions: how many.
+            settings: ``storage``, ``retention_ms``, ``retention_size_bytes``, ``retention_policy``,
+                ``segment_size_bytes``, ``segment_age_ms``, ``accept_publish``, ``accept_read``; None lifts a limit.
+
+        Raises:
+            TopicExistsError, InvalidNameError, BadRequestError: as their names say.
+            ConnectionLostError, RequestTimeoutError: whether it was created is not known.
+
+        Durability: the topic is in the broker's journal when this returns.
+        """
+        return self._change("create", name, {"partitions": partitions, **settings})
+
+    def alter(self, name: str, **settings: Setting) -> TopicConfig:
+        """Change settings; those not named stay. ``partitions`` may only grow. Errors as ``create``."""
+        return self._change("alter", name, settings)
+
+    def delete(self, name: str) -> None:
+        """Delete a topic with all its messages.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        self._known.pop(name, None)
+        self._connection().call("topic", "delete", _checked(name), timeout=self._timeout)
+
+    def describe(self, name: str) -> TopicConfig:
+        """A topic's settings.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        return self.refresh(name).config
+
+    def list(self) -> list[TopicConfig]:
+        """All topics."""
+        body = self._connection().repeat("topic", "list", "*", timeout=self._timeout)
+        return [_topic(fields).config for fields in _object(body)["topics"]]
+
+    def known(self, name: str) -> Topic:
+        """Id and settings, at most ``METADATA_AGE_S_MAX`` old. Raises as ``describe``."""
+        entry = self._known.get(name)
+        if entry is not None and self._clock.monotonic() < entry[1]:
+            return entry[0]
+        return self.refresh(name)
+
+    def refresh(self, name: str) -> Topic:
+        """Ask the broker. Raises as ``describe``."""
+        self._known.pop(name, None)
+        body = self._connection().repeat("meta", _checked(name), timeout=self._timeout)
+        topic = _topic(_object(body)["topics"][0])
+        self._known[name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
+        return topic
+
+    def forget(self, name: str) -> None:
+        """What is known may be wrong."""
+        self._known.pop(name, None)
+
+    def _change(self, action: str, name: str, settings: Fields) -> TopicConfig:
+        words = {key: _word(value) for key, value in settings.items()}
+        self._known.pop(name, None)
+        connection = self._connection()
+        body = connection.call("topic", action, _checked(name), extensions=words, timeout=self._timeout)
+        return _topic(_object(body)).config
+
+
+class Transactions:
+    """``client.transactions``: what is in doubt on the broker."""
+
+    def __init__(self, connection: Callable[[], Connection], timeout: float) -> None:
+        self._connection, self._timeout = connection, timeout
+
+    def list(self, state: str = "in-doubt") -> FieldsList:
+        """The prepared transactions whose outcome is open, oldest first; fields as ``recover`` in docs/protocol.md."""
+        if state != "in-doubt":
+            raise LocalProtocolError(f"state={state!r}: only 'in-doubt' can be listed")
+        return [*self._in_doubt()]
+
+    def show(self, txid: TxId | str) -> Fields:
+        """What is known of one transaction: ``txid``, ``outcome``, and its ``parts``, or where it hangs.
+
+        Raises:
+            FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
+        """
+        words, lines = self._ask(txid)
+        fields: Fields = {"txid": str(txid), "outcome": words}
+        if words == "prepared":
+            fields.update(next((item for item in self._in_doubt() if item["txid"] == str(txid)), {}))
+        elif lines:
+            fields["parts"] = [part._asdict() for part in lines]
+        return fields
+
+    def outcome(self, txid: TxId | str) -> Outcome:
+        """What became of it; UNKNOWN where it is open, prepared, or was never seen."""
+        word, _ = self._ask(txid)
+        return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
+
+    def _ask(self, txid: TxId | str) -> tuple[str, Parts]:
+        try:
+            parsed = TxId.parse(str(txid))
+        except ValueError as error:
+            raise LocalProtocolError(str(error)) from None
+        return parse_outcome(self._connection().repeat("outcome", str(parsed), timeout=self._timeout))
+
+    def _in_doubt(self) -> Iterator[Fields]:
+        after: dict[str, str | int | None] = {"limit": RECOVER_LIMIT}
+        while True:
+            body = self._connection().repeat("recover", extensions=after, timeout=self._timeout)
+            page = _object(body)["transactions"]
+            yield from page
+            if len(page) < RECOVER_LIMIT:
+                return
+            after["after"] = page[-1]["txid"]
+
+
+def _checked(name: str) -> str:
+    """A word that the line can carry; whether it is a topic's name the broker says."""
+    if not isinstance(name, str):
+        raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
+    if not is_valid_name(name):
+        raise LocalProtocolError(f"{name[:80]!r} cannot name a topic: 1 to 200 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _object(body: bytes) -> Fields:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        raise RemoteProtocolError(f"not JSON: {body[:80]!r}") from None
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"not a JSON object: {body[:80]!r}")
+    return value
+
+
+_TOPIC_FIELDS = ("topic_id", *TopicConfig.__slots__)
+
+
+def _topic(fields: Fields) -> Topic:
+    """Read a topic; a newer broker may send fields this client does not know."""
+    try:
+        return Topic.from_json({name: fields[name] for name in _TOPIC_FIELDS})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"not a topic: {error!r}") from None

@@ -1,0 +1,282 @@
+"""``txmq.connect`` and ``Client``: one broker, two connections, the names of DESIGN.md section 7.
+
+``control`` carries everything but reads, and the session that transactions and the first producer share. A second
+producer at the same time gets a connection and session of its own, because one session numbers the batches of one
+sender only; senders are kept and reused when producers close. ``reader`` carries ``get``: a long poll holds up nobody.
+Connections are made when they are first used, ``control`` at once, so that a wrong address is found out by ``connect``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from txmq.client.admin import Topics, Transactions
+from txmq.client.connection import Connection
+from txmq.client.fetch import Fetcher
+from txmq.client.producer import Producer, ProducerSettings
+from txmq.client.producer_core import ProducerLimits
+from txmq.client.resolver import stop_resolver
+from txmq.client.selector import PartitionSelector
+from txmq.client.sender import Sender
+from txmq.client.session import Session
+from txmq.config import split_address
+from txmq.errors import ClosedError, ConfigError
+from txmq.log.compression import CODECS
+from txmq.model import Message, Outcome, PartitionRange
+from txmq.runtime.os_clock import OSClock
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Lock, watch_forks
+from txmq.xid import TxId
+
+DEFAULT_PORT = 8123
+NAME_LENGTH_MAX = 100
+_SCHEME = "txmq://"
+
+
+def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python") -> Client:
+    """Connect to a broker.
+
+    Args:
+        bootstrap: ``txmq://host[:port][,host[:port]...]``; several addresses are tried in turn.
+        timeout: seconds for connecting and for each request that is not told otherwise.
+        name: this client's name in the broker's lists and logs.
+
+    Raises:
+        ConfigError: not such an address.
+        ConnectionLostError: nobody answers there.
+    """
+    client = Client(parse_bootstrap(bootstrap), timeout=timeout, name=name)
+    try:
+        client.control.link(client.clock.monotonic() + timeout)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def parse_bootstrap(text: str) -> list[tuple[str, int]]:
+    """Hosts and ports of ``txmq://host[:port][,host[:port]...]``.
+
+    Raises:
+        ConfigError: says what is expected.
+    """
+    expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas"
+    if text.startswith("zk://"):
+        raise ConfigError(f"bootstrap = {text!r}: ZooKeeper is not supported yet; give a broker: txmq://HOST:PORT")
+    if not text.startswith(_SCHEME):
+        raise ConfigError(expected)
+    addresses = []
+    for part in text.removeprefix(_SCHEME).rstrip("/").split(","):
+        has_port = part.rpartition("]")[2].count(":") == 1 if "]" in part else ":" in part
+        try:
+            addresses.append(split_address(part if has_port else f"{part}:{DEFAULT_PORT}"))
+        except ConfigError:
+            raise ConfigError(expected) from None
+    return addresses
+
+
+class Client:
+    """A broker's client; made by ``txmq.connect``, usable as a block.
+
+    Attributes:
+        topics: create, list, describe, alter, delete.
+        transactions: what is in doubt.
+        control: the connection for everything but reads.
+
+    Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
+    """
+
+    def __init__(
+        self,
+        addresses: list[tuple[str, int]],
+        *,
+        timeout: float = 5.0,
+        name: str = "python",
+        clock: Clock | None = None,
+    ) -> None:
+        if not (name.isascii() and name.isprintable() and " " not in name and 0 < len(name) <= NAME_LENGTH_MAX):
+            raise ConfigError(
+                f"name = {name[:80]!r}: expected 1 to {NAME_LENGTH_MAX} printable ASCII characters, no blank"
+            )
+        self.name, self.timeout = name, timeout
+        self.clock: Clock = clock or OSClock()
+        self._addresses = addresses
+        self.control = self._new_connection()
+        self._reader = self._new_connection()
+        self.topics = Topics(lambda: self.control, self.clock, timeout)
+        self.transactions = Transactions(lambda: self.control, timeout)
+        self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
+        self._lock = Lock()
+        self._senders: list[Sender] = []
+        self._idle_senders: list[Sender] = []
+        self._closed = False
+        watch_forks(self)
+
+    def _new_connection(self) -> Connection:
+        return Connection(self._addresses, self.name, self.clock, self.timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def producer(
+        self, *, partition_selector: PartitionSelector | None = None, linger_ms: float = 0,
+        batch_size_bytes: int = 256 << 10, buffer_size_bytes: int = 64 << 20, max_in_flight: int = 8,
+        compression: str | None = None, timeout: float = 5.0,
+    ) -> Producer:  # fmt: skip
+        """Make a producer; many may exist.
+
+        Args:
+            partition_selector: chooses partitions; by default the key's CRC32C, without a key the next one in turn.
+            linger_ms: how long a message waits for others to share its request.
+            batch_size_bytes: how large a batch may become by waiting; a larger message goes alone.
+            buffer_size_bytes: how much may be unacknowledged; who sends more waits.
+            max_in_flight: unanswered batches a partition; the broker's own limit counts as well.
+            compression: "gzip", "lz4", "zstd" or None.
+            timeout: seconds for a send with its retries, where it is not told otherwise.
+
+        Raises:
+            ConfigError: an argument out of range.
+        """
+        settings = ProducerSettings(linger_ms, batch_size_bytes, buffer_size_bytes, max_in_flight, compression, timeout)
+        _check(settings)
+        self._refuse_closed()
+        return Producer(self, partition_selector, settings)
+
+    def take_sender(self, producer: Producer) -> Sender:
+        """For ``Producer``: a sender of its own. The first one sends on ``control``."""
+        settings = producer.settings
+        limits = ProducerLimits(
+            linger_s=settings.linger_ms / 1000,
+            batch_size_bytes=settings.batch_size_bytes,
+            buffer_size_bytes=settings.buffer_size_bytes,
+            in_flight_max=settings.max_in_flight,
+            compression=settings.compression,
+        )
+        with self._lock:
+            self._refuse_closed()
+            if self._idle_senders:
+                sender = self._idle_senders.pop()
+                sender.limits = limits
+                return sender
+            connection = self._new_connection() if self._senders else self.control
+            sender = Sender(connection, self.clock, limits)
+            sender.on_unknown_topic = self.topics.forget
+            self._senders.append(sender)
+            return sender
+
+    def give_back_sender(self, sender: Sender) -> None:
+        """For ``Producer``: it is closed. A sender that still holds something unknown is not used again."""
+        with self._lock:
+            if not self._closed and sender.is_idle and sender in self._senders:
+                self._idle_senders.append(sender)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int = 1 << 20, timeout: float = 1.0
+    ) -> list[Message]:
+        """Read messages from ``offset`` on.
+
+        Args:
+            offset: the first message wanted.
+            max_bytes: about how much; at least one whole batch is returned.
+            timeout: seconds to wait for something to appear where there is nothing yet.
+
+        Returns:
+            Messages with dense offsets, the first at ``offset``; none if nothing appeared.
+
+        Raises:
+            OffsetOutOfRangeError, UnknownTopicError: as their names say.
+            InvalidBatchError: what came is damaged.
+            ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
+        """
+        return self._fetcher.fetch(topic, partition, offset, max_bytes, timeout)
+
+    def fetch_raw(
+        self, topic: str, partition: int, offset: int, max_bytes: int = 1 << 20, timeout: float = 1.0
+    ) -> bytes:
+        """As ``fetch``: whole record batches as they are stored, unchecked, the first of which holds ``offset``."""
+        return self._fetcher.fetch_raw(topic, partition, offset, max_bytes, timeout)
+
+    def browse(self, topic: str) -> Iterator[Message]:
+        """Every message that is there now, partition by partition, each in order; then it ends."""
+        return self._fetcher.browse(topic)
+
+    def offsets(self, topic: str, partition: int) -> PartitionRange:
+        """What of a partition can be read."""
+        return self._fetcher.offsets(topic, partition)
+
+    def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """Where to begin in order to read everything from a time on; the partition's end if all is older.
+
+        Messages of the same batch that are older may come along.
+        """
+        return self._fetcher.offset_for(topic, partition, timestamp_ms)
+
+    # --- the broker --------------------------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """The session of this client's transactions, made if need be. Errors as ``txmq.connect``."""
+        session = self.control.session
+        if session is None:
+            _, session = self.control.session_link(self.clock.monotonic() + self.timeout)
+        return session
+
+    def outcome(self, txid: TxId | str) -> Outcome:
+        """What became of a transaction; UNKNOWN where nothing is decided, or nothing was ever seen of it.
+
+        Raises:
+            FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
+        """
+        return self.transactions.outcome(txid)
+
+    def ping(self) -> None:
+        """Returns if the broker answers; raises as ``txmq.connect`` otherwise."""
+        self.control.repeat("ping", timeout=self.timeout)
+
+    def stats(self, item: str | None = None) -> str:
+        """What the broker tells about itself; ``help`` lists the items, ``json`` is for programs."""
+        return self.control.repeat("stats", item or "*", timeout=self.timeout).decode("utf-8", "replace")
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the connections. What producers have not had acknowledged is given up; their ``close`` waits for it."""
+        stop_resolver(self)
+        with self._lock:
+            self._closed = True
+            senders, self._senders, self._idle_senders = self._senders, [], []
+        for sender in senders:
+            sender.close()
+        self.control.close()
+        self._reader.close()
+
+    def forked(self) -> None:
+        """In a forked child: no lock is held by a thread that is not there."""
+        self._lock = Lock()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")
+
+
+def _check(settings: ProducerSettings) -> None:
+    for name, low, high in (
+        ("linger_ms", 0, 60_000), ("batch_size_bytes", 1024, 16 << 20), ("buffer_size_bytes", 1024, 1 << 40),
+        ("max_in_flight", 1, 64), ("timeout", 0.001, 86_400.0),
+    ):  # fmt: skip
+        value = getattr(settings, name)
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ConfigError(f"{name} = {value!r}: expected {low} to {high}")
+    if settings.compression is not None and settings.compression not in CODECS:
+        raise ConfigError(f"compression = {settings.compression!r}: expected None, {', '.join(sorted(CODECS))}")

@@ -1,0 +1,302 @@
+"""``client.producer(...)``: checks what is sent, chooses the partition, joins the transaction it stands in.
+
+What happens to a message then is ``sender``'s (the shell) and ``producer_core``'s (the decisions).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from txmq.client import bulk
+from txmq.client.admin import Topics
+from txmq.client.bulk import Pair, SendResults, Slice
+from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers
+from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
+from txmq.client.sender import Sender
+from txmq.client.transaction import Transaction, current_transaction
+from txmq.errors import ClosedError, LocalProtocolError, TooLargeError, TransactionStateError, TxmqError
+from txmq.log.records import TAG_HEADER, TXID_HEADER
+from txmq.model import Message, SendResult
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Future
+
+BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
+REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has told its own
+
+
+class Home(Protocol):
+    """What a producer needs of its client."""
+
+    topics: Topics
+    clock: Clock
+
+    def take_sender(self, producer: Producer) -> Sender:
+        """Called once, at the first send outside a transaction."""
+
+    def give_back_sender(self, sender: Sender) -> None:
+        """Nothing of the producer's is left in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """What ``client.producer`` was told; see there."""
+
+    linger_ms: float = 0
+    batch_size_bytes: int = 256 << 10
+    buffer_size_bytes: int = 64 << 20
+    max_in_flight: int = 8
+    compression: str | None = None
+    timeout: float = 5.0
+
+
+class Producer:
+    """Sends messages. Made by ``client.producer``; usable as a block.
+
+    Thread safety: any thread. Messages of one thread to one partition are stored in the order of its calls.
+    """
+
+    def __init__(self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings) -> None:
+        self.client = client
+        self.settings = settings
+        self._home: Home = client
+        self._selector = selector or KeyHashSelector()
+        self._is_key_hash = isinstance(self._selector, KeyHashSelector)
+        self._spare_partitions = count()
+        self._sender: Sender | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except TxmqError:
+            if error is None:  # the body's own error says more
+                raise
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send one message and wait until the broker acknowledges it; inside a transaction's block, join that.
+
+        Args:
+            topic: where to.
+            value: the content.
+            key: chooses the partition: same key, same partition, same order.
+            headers: names and values that go along.
+            tag: short text that readers can filter by.
+            partition: where to, whatever the selector says.
+            timeout: seconds; the producer's by default. Retries stay within it.
+
+        Returns:
+            Where it is: ACKNOWLEDGED with its offset, or PENDING in a transaction.
+
+        Raises:
+            UnknownTopicError, TopicClosedError, TooLargeError, DiskFullError, ...: nothing was stored.
+            ConnectionLostError, RequestTimeoutError: it could not be sent in time; nothing was stored.
+            DeliveryUnknownError: no answer in time; it may or may not be stored.
+            TransactionStateError: the block stands in a transaction of another client.
+
+        Durability: an acknowledged message is on the broker's disk, unless its ``sync`` setting says otherwise.
+        """
+        prepared = self._checked_headers(key, value, headers, tag)
+        record = (key, value, prepared, self._home.clock.now_ms())
+        where = self._partition_for(topic, record, tag, partition)
+        transaction = self._joined()
+        if transaction is not None:
+            return transaction.add(topic, where, *record)
+        return self._open_sender().send(topic, where, record, self._deadline(timeout))
+
+    def send_async(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> Future[SendResult]:  # fmt: skip
+        """As ``send``, without waiting: the future holds the result or the error that ``send`` would raise.
+
+        Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done, PENDING.
+        """
+        prepared = self._checked_headers(key, value, headers, tag)
+        record = (key, value, prepared, self._home.clock.now_ms())
+        where = self._partition_for(topic, record, tag, partition)
+        transaction = self._joined()
+        if transaction is not None:
+            future: Future[SendResult] = Future()
+            future.set_result(transaction.add(topic, where, *record))
+            return future
+        return self._open_sender().send_async(topic, where, record, self._deadline(timeout))
+
+    def send_many(self, topic: str, messages: Sequence[Pair], *, timeout: float | None = None) -> Sequence[SendResult]:
+        """Send (key, value) pairs, pipelined, and wait until all are acknowledged; inside a block they join.
+
+        Args:
+            messages: pairs; a key may be None. Order per partition is kept.
+            timeout: seconds, for each batch.
+
+        Returns:
+            One result a message, in order, each made when it is looked at.
+
+        Raises:
+            As ``send``: the first failure; its note says how many were acknowledged all the same.
+        """
+        pairs = messages if isinstance(messages, list | tuple) else list(messages)
+        transaction = self._joined()
+        if transaction is not None:
+            return [self.send(topic, value, key) for key, value in pairs]
+        sender = self._open_sender()
+        slices: list[Slice] = []
+        try:
+            for part in bulk.cut(pairs):
+                slices.append(self._send_slice(sender, topic, part, timeout))
+                sender.take_arrived()
+        finally:
+            for one in slices:
+                for completions in one.batches.values():
+                    for completion in completions:
+                        sender.drive(completion)
+        _raise_first(slices)
+        return SendResults(slices, len(pairs))
+
+    def _send_slice(self, sender: Sender, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Slice:
+        now_ms = self._home.clock.now_ms()
+        assigned = Slice(self._assign(topic, pairs, now_ms))
+        limit = self._batch_size_bytes_max(sender)
+        for partition, members in bulk.group(pairs, assigned.partitions).items():
+            completions = assigned.batches[partition] = []
+            for content, size in bulk.encode(members, now_ms, self.settings.compression, limit):
+                completions.append(sender.add(topic, partition, content, size, self._deadline(timeout)))
+        return assigned
+
+    def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int) -> array[int]:
+        partitions = self._home.topics.known(topic).config.partitions
+        if self._is_key_hash:
+            return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
+        chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
+        return bulk.assigned(chosen)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged or failed (futures hold the failures).
+
+        Raises:
+            RequestTimeoutError: not within ``timeout`` seconds; it goes on being sent.
+        """
+        if self._sender is not None:
+            self._sender.flush(self._deadline(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush and end. Errors as ``flush``; what is then unfinished is given up when the client closes."""
+        self._closed = True
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            try:
+                sender.flush(self._deadline(timeout))
+            finally:
+                self._home.give_back_sender(sender)
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def transaction(self, *resources: Any, timeout: float = 30.0, name: str | None = None) -> Transaction:
+        """A transaction, to be used as a block: what is sent inside becomes visible all or none.
+
+        Args:
+            resources: a ``LastResource`` whose rows are part of it.
+            timeout: seconds until the decision must have been taken.
+            name: for logs.
+        """
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        return Transaction(self.client, self, resources, timeout)
+
+    def _joined(self) -> Transaction | None:
+        transaction = current_transaction()
+        if transaction is not None and transaction.client is not self.client:
+            raise TransactionStateError("this block's transaction is of another client: its messages cannot join")
+        return transaction
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def _checked_headers(
+        self, key: bytes | None, value: bytes, headers: Mapping[str, bytes] | None, tag: str | None
+    ) -> Headers:
+        """Check a message; its headers as they are stored."""
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        if not isinstance(value, bytes):
+            raise TypeError(f"a value is bytes, not {type(value).__name__}")
+        if key is not None and not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+        size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
+        stored = _stored_headers(headers, tag) if headers or tag is not None else ()
+        for name, content in stored:
+            size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
+        limit = self._batch_size_bytes_max(self._sender)
+        if size > limit:
+            raise TooLargeError(f"a message of about {size} bytes is over the limit of {limit}; nothing was sent")
+        return stored
+
+    def _batch_size_bytes_max(self, sender: Sender | None) -> int:
+        session = None if sender is None else sender.connection.session
+        return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
+
+    def _partition_for(
+        self, topic: str, record: tuple[bytes | None, bytes, Headers, int], tag: str | None, partition: int | None
+    ) -> int:
+        partitions = self._home.topics.known(topic).config.partitions
+        if partition is not None:
+            if not isinstance(partition, int) or not 0 <= partition < partitions:
+                partitions = self._home.topics.refresh(topic).config.partitions  # it may have grown
+            return checked(partition, topic, partitions)
+        return self._select(topic, partitions, record, tag)
+
+    def _select(
+        self, topic: str, partitions: int, record: tuple[bytes | None, bytes, Headers, int], tag: str | None
+    ) -> int:
+        key, value, headers, now_ms = record
+        message = Message(topic, -1, -1, key, value, dict(headers), tag, now_ms, None)
+        return checked(self._selector.select(topic, partitions, message), topic, partitions)
+
+    def _open_sender(self) -> Sender:
+        sender = self._sender
+        if sender is None:
+            if self._closed:
+                raise ClosedError("the producer is closed")
+            sender = self._sender = self._home.take_sender(self)
+        return sender
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self._home.clock.monotonic() + (self.settings.timeout if timeout is None else timeout)
+
+
+def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:
+    stored = [] if tag is None else [(TAG_HEADER, tag.encode())]
+    for name, content in (headers or {}).items():
+        if not isinstance(name, str) or not isinstance(content, bytes):
+            raise TypeError("headers map str to bytes")
+        if name in (TAG_HEADER, TXID_HEADER):
+            raise LocalProtocolError(
+                f"the header {name!r} is txmq's own" + (": use tag=" if name == TAG_HEADER else "")
+            )
+        stored.append((name, content))
+    return stored
+
+
+def _raise_first(slices: list[Slice]) -> None:
+    batches = [one.batch for part in slices for completions in part.batches.values() for one in completions]
+    failed = [batch for batch in batches if batch.error is not None]
+    if failed:
+        first = failed[0].error
+        assert first is not None
+        error = type(first)(*first.args)
+        stored = sum(batch.count for batch in batches if batch.error is None)
+        error.add_note(f"{stored} of {sum(batch.count for batch in batches)} messages were acknowledged")
+        raise error
