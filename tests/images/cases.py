@@ -31,7 +31,7 @@ def check_one(name: str, label: str) -> None:
     if second:
         notes = list(disk.notes)
         trace = disk.start_trace()
-        Player(script, disk)
+        Player(script, disk).start(disk)
         disk = image(trace, second)
         disk.notes = [*notes, *disk.notes]
     _check(script, label, disk, again=True)
@@ -43,7 +43,9 @@ def check_nested(name: str, *, first_every: int, second_every: int) -> int:
     for label, disk in itertools.islice(enumerate_images(record(script)), 0, None, first_every):
         notes, told = list(disk.notes), promised(script, disk)
         trace = disk.start_trace()
-        check_recovered(script, Player(script, disk).node, told)
+        player = Player(script, disk)
+        player.start(disk)
+        check_recovered(script, player.node, told)
         for second, again in itertools.islice(enumerate_images(trace), 0, None, second_every):
             again.notes = [*notes, *again.notes]
             _check(script, f"{label} / {second}", again, again=False)

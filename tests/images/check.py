@@ -13,6 +13,7 @@ P10    every CRC, place and offset of every partition is right, and every messag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from txmq.broker.session import CommittedParts
@@ -32,19 +33,22 @@ Visible = dict[bytes, tuple[Place, int]]
 
 
 class Player:
-    """One client of a script, over the lives of its broker."""
+    """One client of a script, over the lives of its broker; ``before_life`` gets the disk before each of them."""
 
-    def __init__(self, script: Script, disk: SimDisk) -> None:
-        self.script = script
+    def __init__(
+        self, script: Script, disk: SimDisk, *, before_life: Callable[[SimDisk], None] = lambda _disk: None
+    ) -> None:
+        self.script, self.disk, self._before_life = script, disk, before_life
         self.settings = SMALL if script.sync == "always" else small_settings(sync=script.sync)
         self.lives = 0
         self.node: Node
         self.client: Client
-        self.start(disk)
 
     def start(self, disk: SimDisk) -> None:
-        """A new life: open, connect, make or resume the session."""
+        """A new life: open and connect."""
+        self.disk = disk
         self.lives += 1
+        self._before_life(disk)
         self.node = Node(disk, self.settings)
         self.client = self.node.connect()
 
@@ -76,6 +80,7 @@ class Player:
 
     def run(self) -> None:
         """The whole script."""
+        self.start(self.disk)
         self.hello()
         for step in self.script.steps:
             if isinstance(step, list):
@@ -105,6 +110,7 @@ def check_image(script: Script, disk: SimDisk, *, again: bool = False) -> None:
     """
     told = promised(script, disk)
     player = Player(script, disk)
+    player.start(disk)
     check_recovered(script, player.node, told)
     answers = _repeat(script, player, told)
     _check_final(script, player.node, answers)

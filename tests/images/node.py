@@ -202,6 +202,10 @@ class Node:
 
     def checkpoint(self) -> None:
         """Take a checkpoint with nothing under way; a full disk puts it off."""
+        for applied in self.store.apply_pending():
+            self.core.applied(applied)
+        if self.store.has_unapplied:
+            return
         pending = self.store.begin_checkpoint(self.state)
         self.store.pin_checkpoint(pending)
         try:
