@@ -121,14 +121,19 @@ class Campaign:
 
     def _start_children(self) -> None:
         for child in self._children:
-            if not child.is_running:
-                child.start()
+            if child.is_running:
+                continue
+            # A resolver that finds no broker when it starts says so and ends.
+            if child.status not in (None, 0, KILLED, -signal.SIGTERM) and child is not self._resolver:
+                raise CampaignError(f"{child.name} ended by itself, with {child.status}; see {child.name}.log")
+            child.start()
 
     # --- a cycle -----------------------------------------------------------------------------------------------------
 
     def _cycle(self, number: int, cycles: int, death: Death) -> None:
         self._faults += 1
         name = f"fault-{self._faults}"
+        wait_for(self._all_work, POINT_S, "not every worker comes to its work")
         self._history.write("nemesis", "invoke", name, [], death=str(death))
         self._let_die(death)
         restarted_s = self._bring_up_broker()
@@ -142,6 +147,10 @@ class Campaign:
             f"{number}/{cycles}  {death}  restart {restarted_s:.2f} s  in doubt {len(in_doubt)}, "
             f"settled in {settled_s:.2f} s"
         )
+
+    def _all_work(self) -> bool:
+        files = [self.world.histories / f"{worker.run_name}.jsonl" for worker in self._workers]
+        return all(file.exists() and file.stat().st_size for file in files)
 
     def _let_die(self, death: Death) -> None:
         if death.point is None:

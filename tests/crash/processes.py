@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import txmq
 from txmq.config import ENVIRONMENT_PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 30.0
 POLL_S = 0.005
+CONNECT_S, CONNECT_AGAIN_S = 60.0, 0.05
 
 
 class CampaignError(Exception):
@@ -47,6 +49,11 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def run_name(self) -> str:
+        """The name of its last process."""
+        return f"{self.name}.{self._runs}"
+
+    @property
     def status(self) -> int | None:
         """How the last process ended."""
         return None if self._process is None else self._process.poll()
@@ -69,8 +76,24 @@ class Child:
             CampaignError: it does not end, or not with status 0.
         """
         wait_for(lambda: not self.is_running, STOP_S, f"{self.name} does not stop")
-        if self.status != 0:
+        if self.status not in (0, -signal.SIGTERM):  # the latter before it was ready to hear it
             raise CampaignError(f"{self.name} ended with status {self.status}; see {self.name}.log")
+
+
+def connect(address: str, name: str) -> txmq.Client:
+    """Connect to a broker that may be away for a while.
+
+    Raises:
+        txmq.ConnectionLostError: it stays away.
+    """
+    deadline = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return txmq.connect(address, name=name)
+        except txmq.ConnectionLostError:
+            if time.monotonic() > deadline:
+                raise
+            pause(CONNECT_AGAIN_S)
 
 
 def wait_for(condition: Callable[[], bool], timeout: float, complaint: str) -> None:

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import txmq
+from tests.crash.processes import connect
 from tests.crash.world import LAST_RESOURCE, PARTITIONS, RESOURCE, SCRAP, HistoryFile, World
 
 REST_S = 0.02
@@ -74,7 +75,7 @@ def main(directory: str, address: str, name: str) -> None:
     """Read until SIGTERM."""
     world, stop = World(Path(directory)), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with txmq.connect(address, name=name) as client:
+    with connect(address, name) as client:
         Reader(world, client, HistoryFile(world.histories, name)).run(stop)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import txmq
+from tests.crash.processes import connect
 from tests.crash.world import (
     AUDIT,
     KEYS,
@@ -51,12 +52,13 @@ class ChangedMindError(Exception):
 class Worker:
     """The work of one process."""
 
-    def __init__(self, world: World, client: txmq.Client, history: HistoryFile, seed: int) -> None:
+    def __init__(
+        self, world: World, client: txmq.Client, history: HistoryFile, rng: random.Random, stop: threading.Event
+    ) -> None:
         self.history, self.client = history, client
         self.producer = client.producer(timeout=TIMEOUT_S)
         self.database: LastResource = world.resource()
-        self.rng = random.Random(seed)
-        self.stop = threading.Event()
+        self.rng, self.stop = rng, stop
         self._base, self._names, self._number = history.process, 0, 0
 
     def run(self) -> None:
@@ -97,10 +99,9 @@ class Worker:
             else:  # the block was not entered
                 self._rest_after(operation, error)
         else:
-            places = [[result.partition, result.offset] for result in tx.results]
-            done = [
-                [*send, *place] for send, place in zip(planned, places or [[None, None]] * len(planned), strict=True)
-            ]
+            places: list[tuple[int | None, int | None]] = [(item.partition, item.offset) for item in tx.results]
+            places = places or [(None, None)] * len(planned)
+            done = [[*send, *place] for send, place in zip(planned, places, strict=True)]
             more = {"pend": True} if tx.pending else {}
             self.history.write("txn", "ok", operation, [*rows, *done], txid=_text(tx.txid), **more)
 
@@ -169,10 +170,10 @@ def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
     world = World(Path(directory))
     history = HistoryFile(world.histories, name)
-    with txmq.connect(address, name=name) as client:
-        worker = Worker(world, client, history, int(seed))
-        signal.signal(signal.SIGTERM, lambda *_: worker.stop.set())
-        worker.run()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with connect(address, name) as client:
+        Worker(world, client, history, random.Random(int(seed)), stop).run()
     history.close()
 
 

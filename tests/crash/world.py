@@ -25,6 +25,9 @@ LAST_RESOURCE, LOCAL, PLAIN = "L", "T", "S"
 # Small, so that files roll, checkpoints are taken and segments go within seconds.
 BROKER_SETTINGS: Final = {
     "journal_file_size_bytes": 1 << 20,
+    "group_size_bytes_max": 1 << 17,
+    "request_size_bytes_max": 1 << 17,
+    "batch_size_bytes_max": 1 << 17,
     "checkpoint_interval_bytes": 1 << 17,
     "checkpoint_interval_ms": 2000,
     "retention_check_interval_ms": 100,
