@@ -11,12 +11,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from txmq.log.partition import Partition
-
 from txmq.broker.group import Group
 from txmq.broker.peer import Peer
 from txmq.broker.state import Limits, State
 from txmq.config import BrokerSettings
+from txmq.log.partition import Partition
 from txmq.protocol import answers
 
 

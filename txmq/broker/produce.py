@@ -1,7 +1,8 @@
 """The verb ``put``: one record batch into one partition.
 
-Order of checks: topic, batch (header and CRC), size, closed, disk, producer. Only then is a place assigned; nothing
-after that point can refuse, so assigned state never has to be undone.
+Order of checks: topic, batch (header and CRC), producer, duplicate, closed, size, disk. A duplicate gets its answer
+whatever has become of topic and disk since: its message is in. Only then is a place assigned; nothing after that point
+can refuse, so assigned state never has to be undone.
 
 The plain path (no extensions) is the hottest code of the broker: one dictionary look-up by the words as they stand on
 the wire, one CRC over the batch, one over its place, no record is looked at.
@@ -50,9 +51,6 @@ def put(
             return
         body = _raw_batch(context, extensions, body)
     count, max_timestamp_ms, producer, epoch, sequence, crc = check(body)
-    refuse_if_closed(context, partition, len(body))
-    if context.settings.validate_records:
-        records.decode(body, partition.topic, partition.number)
     context.counters.put_requests += 1
     context.counters.put_bytes += len(body)
     if producer >= 0:
@@ -62,6 +60,9 @@ def put(
             context.counters.duplicates += 1
             context.answer_settled(peer, opaque, b"%d" % offset)
             return
+    refuse_if_closed(context, partition, len(body))
+    if context.settings.validate_records:
+        records.decode(body, partition.topic, partition.number)
     if partition.config.storage is Storage.MEMORY:
         base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
         context.answer(peer, opaque, answers.put_result(opaque, base_offset))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 
-from txmq.log.partition import Partition
-
 from txmq.broker.context import Context, Read
 from txmq.broker.peer import Peer
 from txmq.broker.produce import unknown_partition
 from txmq.errors import BadRequestError, OffsetOutOfRangeError, TopicClosedError
+from txmq.log.partition import Partition
 from txmq.protocol import answers
 
 Extensions = dict[bytes, bytes] | None

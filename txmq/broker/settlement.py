@@ -10,6 +10,7 @@ from txmq.broker.peer import Peer
 from txmq.broker.session import CommittedParts
 from txmq.broker.state import IN_JOURNAL
 from txmq.broker.transaction import Part, Transaction, TransactionState
+from txmq.errors import BadRequestError
 from txmq.log.batch import stamp
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
@@ -129,11 +130,11 @@ def prepared(context: Context, uuid: str | None, after: str | None, limit: int) 
 
     Args:
         uuid: only those of this resource.
-        after: only those behind this txid (paging).
+        after: only those behind this txid (paging); all, where it was settled meanwhile.
         limit: at most so many.
     """
     found: list[dict[str, Any]] = []
-    passed = after is None
+    passed = after is None or not _is_unsettled(context, after)
     for transaction in context.state.transactions.values():
         if transaction.state is not TransactionState.PREPARED or uuid not in (None, transaction.meta["uuid"]):
             continue
@@ -145,6 +146,16 @@ def prepared(context: Context, uuid: str | None, after: str | None, limit: int) 
         elif txid == after:
             passed = True
     return found
+
+
+def _is_unsettled(context: Context, text: str) -> bool:
+    try:
+        txid = TxId.parse(text)
+    except ValueError as error:
+        raise BadRequestError(str(error)) from None
+    return (txid.session, txid.counter) in context.state.transactions and text == str(
+        TxId(context.identity.cluster, context.identity.node, txid.session, txid.counter)
+    )
 
 
 def txid_of(context: Context, transaction: Transaction) -> str:

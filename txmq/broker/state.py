@@ -104,6 +104,8 @@ class State:
     def end_session(self, number: int) -> None:
         """Forget a session: whatever comes in its name is refused from now on."""
         self.sessions.pop(number, None)
+        for partition in self.all_partitions():
+            partition.producers.pop(number, None)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 

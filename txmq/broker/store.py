@@ -90,15 +90,8 @@ class Store:
 
     def write(self, group: Group) -> None:
         """Append the group's record. Durability: none before ``force``."""
-        if not group.items:
-            return
-        payload = group.payload()
-        try:
-            self.journal.append(payload)
-        except JournalFullError:
-            # Nothing was written. New messages are refused by now, so what is left are decisions: they get the ballast.
-            self.journal.use_ballast()
-            self.journal.append(payload)
+        if group.items:
+            _append(self.journal, group.payload())
 
     def force(self) -> None:
         """Force everything written. Durability: all records so far are on disk when this returns."""
@@ -337,6 +330,18 @@ class _Opening:
     def _start_life(self, journal: Journal) -> None:
         """A life begins with a forced record, so that its epoch is never used again."""
         fields = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
-        journal.append(entries.frame(entries.STARTED, json.dumps(fields).encode()))
+        _append(journal, entries.frame(entries.STARTED, json.dumps(fields).encode()))
         journal.sync()
         self._state.started(journal.epoch)
+        for session in self._state.sessions.values():
+            session.gone_ms = self._clock.now_ms()  # nobody can have come back before now
+
+
+def _append(journal: Journal, payload: bytes) -> None:
+    """Append; on a full disk with the ballast."""
+    try:
+        journal.append(payload)
+    except JournalFullError:
+        # Nothing was written. New messages are refused by now, so what is left are decisions: they get the ballast.
+        journal.use_ballast()
+        journal.append(payload)

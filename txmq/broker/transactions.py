@@ -41,6 +41,7 @@ from txmq.xid import TxId
 Extensions = dict[bytes, bytes] | None
 _KINDS = {TransactionKind.LAST_RESOURCE.value}  # kinds that can be prepared
 _UNFINISHED_OUTCOMES_MAX = 65_536
+_COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more
 
 
 def put_part(
@@ -96,7 +97,7 @@ def commit(
     event = Event.COMMIT_PARTS if body else Event.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     given = extensions or {}
-    floor = int(given.get(b"floor", 0))
+    floor = _floor(given, peer, session)
     if action is Action.REPEAT:
         outcome = session.outcomes[txid.counter]
         context.answer_settled(peer, opaque, settlement.committed_lines(context, outcome or ()))
@@ -115,7 +116,7 @@ def rollback(
     """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
     txid, session = _locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), Event.ROLLBACK)
-    floor = int((extensions or {}).get(b"floor", 0))
+    floor = _floor(extensions or {}, peer, session)
     if action is Action.REPEAT:
         context.answer_settled(peer, opaque, b"")
     elif action in (Action.ROLL_BACK, Action.FENCE):
@@ -185,12 +186,14 @@ def expire_streams(context: Context) -> None:
 
 def state_of(context: Context, session: Session, counter: int) -> TransactionState:
     """Where a transaction stands, on the assigned side."""
+    transaction = context.state.transactions.get((session.number, counter))
+    if transaction is not None:
+        return transaction.state  # whatever floor was stated: what is undecided stays open to its decision
     if counter <= session.floor:
         return TransactionState.FORGOTTEN
     if counter in session.outcomes:
         return TransactionState.ROLLED_BACK if session.outcomes[counter] is None else TransactionState.COMMITTED
-    transaction = context.state.transactions.get((session.number, counter))
-    return TransactionState.NONE if transaction is None else transaction.state
+    return TransactionState.NONE
 
 
 def checked_part(context: Context, partition: Partition, batch: bytearray) -> Part:
@@ -230,6 +233,14 @@ def _locate(context: Context, text: bytes) -> tuple[TxId, Session]:
     if txid.counter < 1:
         raise BadRequestError("transaction counters start at 1")
     return txid, session
+
+
+def _floor(given: dict[bytes, bytes], peer: Peer, session: Session) -> int:
+    """The floor a request states. Only the session's own client knows what it has seen: from others it is ignored."""
+    floor = int(given.get(b"floor", 0))
+    if floor > _COUNTER_MAX:
+        raise BadRequestError(f"floor is at most {_COUNTER_MAX}")
+    return floor if peer.session is session else 0
 
 
 def _require_owner(peer: Peer, session: Session) -> None:
@@ -343,7 +354,7 @@ def _decide(
     checked = _checked_parts(context, parts)
     _check_streamed(transaction, given)
     _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked), session)
-    floor = int(given.get(b"floor", 0))
+    floor = _floor(given, peer, session)
     outcome = settlement.commit(context, session.number, txid.counter, floor, transaction, checked)
     lines = settlement.committed_lines(context, outcome)
     if transaction is None:
