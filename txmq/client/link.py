@@ -45,7 +45,7 @@ class Pending(Protocol):
 
 
 class Waiter:
-    """Something a thread can wait for."""
+    """Something one thread can wait for."""
 
     __slots__ = ("__weakref__", "done", "signal")
 

@@ -32,15 +32,30 @@ BACKGROUND_WAIT_S_MAX = 1.0
 _FOREVER_S = 86_400.0
 
 
-class Completion(Waiter):
-    """The end of one batch, for those who wait for it; ``Batch.owner``."""
+class Completion:
+    """The end of one batch, for all who wait for it; ``Batch.owner``."""
 
-    __slots__ = ("batch", "futures")
+    __slots__ = ("batch", "done", "futures", "waiters")
 
     def __init__(self, batch: Batch) -> None:
-        super().__init__()
         self.batch = batch
+        self.done = False
+        self.waiters: list[Waiter] = []
         self.futures: list[tuple[int, Future[SendResult]]] = []
+
+    def waiter(self) -> Waiter:
+        """Something for one thread to wait for: several may share a batch."""
+        waiter = Waiter()
+        self.waiters.append(waiter)
+        if self.done:  # looked at second, as ``finish`` sets it first
+            waiter.finish()
+        return waiter
+
+    def finish(self) -> None:
+        """The batch is finished."""
+        self.done = True
+        for waiter in self.waiters:
+            waiter.finish()
 
     def result(self, number: int) -> SendResult:
         """Where message ``number`` of the batch went; raises what became of it otherwise."""
@@ -171,8 +186,11 @@ class Sender:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def drive(self, waiter: Waiter, deadline: float = float("inf")) -> None:
-        """Work until ``waiter`` is done; a batch's own deadline sees to that."""
+    def drive(self, completion: Completion, deadline: float = float("inf")) -> None:
+        """Work until a batch is finished; its own deadline sees to that."""
+        if completion.done:
+            return
+        waiter = completion.waiter()
         while not waiter.done:
             if self._step(waiter, deadline) >= deadline:
                 return
