@@ -77,5 +77,5 @@ ROWS = (
     _row_pipelined("interval", 170_000),
     _row_pipelined("always", 100_000),
     _row_single("interval", 0.07, "echo p50 ms"),
-    _row_single("always", 0.15, "echo + sync p50 ms"),
+    _row_single("always", 0.15, "echo after a sync p50 ms"),
 )

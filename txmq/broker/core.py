@@ -21,6 +21,7 @@ from txmq.broker import greeting, reading, stats, topics, transactions
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.group import Group
 from txmq.broker.peer import Peer
+from txmq.broker.pipelined import take_puts
 from txmq.broker.produce import put
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
@@ -82,29 +83,35 @@ class Core:
 
     def receive(self, peer: Peer, requests: Sequence[Request | Violation]) -> None:
         """Take in what one read brought, in order; a violation is answered and the connection closes."""
-        context = self.context
-        unanswered = peer.unanswered
-        for request in requests:
-            if peer.closing:
-                return
-            if isinstance(request, Violation):
-                self._violated(peer, request)
-                return
-            verb, arguments, extensions, body, opaque = request
-            if opaque in unanswered:
-                self._violated(peer, Violation(400, "bad-request", "opaque is used by an unanswered request", opaque))
-                return
-            if opaque != b"-":
-                unanswered.add(opaque)
-            try:
-                VERBS[verb](context, peer, arguments, extensions, body, opaque)
-            except BrokerError as error:
-                context.counters.errors += 1
-                context.answer(peer, opaque, answers.error(error, opaque))
+        context, index, count = self.context, 0, len(requests)
+        while index < count and not peer.closing:
+            # Whose connection has a session sends batches with a producer id, which are not plain: no use trying.
+            taken = take_puts(context, peer, requests, index) if peer.session is None else index
+            if taken == index:
+                self._receive_one(peer, requests[index])
+                taken += 1
+            index = taken
             if context.group.size_bytes >= self._group_size_bytes_max:
                 # One group is one record: it stays far below what the journal can hold.
                 context.full.append(context.group)
                 context.group = Group()
+
+    def _receive_one(self, peer: Peer, request: Request | Violation) -> None:
+        if isinstance(request, Violation):
+            self._violated(peer, request)
+            return
+        verb, arguments, extensions, body, opaque = request
+        if opaque in peer.unanswered:
+            self._violated(peer, Violation(400, "bad-request", "opaque is used by an unanswered request", opaque))
+            return
+        if opaque != b"-":
+            peer.unanswered.add(opaque)
+        context = self.context
+        try:
+            VERBS[verb](context, peer, arguments, extensions, body, opaque)
+        except BrokerError as error:
+            context.counters.errors += 1
+            context.answer(peer, opaque, answers.error(error, opaque))
 
     def _violated(self, peer: Peer, violation: Violation) -> None:
         self.context.counters.violations += 1
@@ -148,14 +155,17 @@ class Core:
                 reading.wake_polls(self.context, partition)
 
     def _release_puts(self, group: Group) -> None:
-        context = self.context
-        ready = context.ready
+        """Answer them. Hot: 0.2 us a put; how many digits an offset has is found out when that changes."""
+        ready = self.context.ready
+        digits = low = high = 0
         for peer, opaque, offset in group.puts:
             if peer.gone:
                 continue
             peer.unanswered.discard(opaque)
-            text = b"%d" % offset
-            peer.out.append(b"result 200 %d %b\r\n%b" % (len(text), opaque, text))
+            if not low <= offset < high:
+                digits = len(b"%d" % offset)
+                low, high = 10 ** (digits - 1) if offset else 0, 10**digits
+            peer.out.append(b"result 200 %d %b\r\n%d" % (digits, opaque, offset))
             if not peer.ready:
                 peer.ready = True
                 ready.append(peer)

@@ -45,6 +45,7 @@ from txmq.runtime.ports import Clock
 log = structlog.get_logger("txmq.broker")
 TICK_S = 0.05
 QUEUED_BYTES_MAX = 32 << 20
+INLINE_WRITE_SIZE_BYTES = 1 << 20  # into the page cache, without a sync: 0.2 ms
 BACKGROUND_SYNC_MS = 1000  # sync = never: readers see what was forced, so it is forced now and then all the same
 
 
@@ -192,17 +193,29 @@ class Server:
         self._unsynced_messages += group.message_count
         self._marked = False
         crash_point("broker.put.accepted")
-        must_sync = not self.context.relaxed or self._due_for_sync()
-        small = group.size_bytes <= self.settings.inline_sync_size_bytes
-        if small and (not must_sync or self._sync_ms <= self.settings.inline_sync_ms):
+        must_sync = not self.context.relaxed or self._somebody_waits_for_sync()
+        if self._fits_inline(group, must_sync):
             self._run_inline(group, must_sync)
+            if not must_sync and not self._failed and self._due_for_sync():
+                # Answered already, so nobody waits for this one: the writer thread syncs while the loop takes in more.
+                self._force(self._nothing)
         else:
             self._run_in_writer(lambda: self._write_and_force(group, must_sync), lambda: self._after(must_sync, group))
 
+    def _fits_inline(self, group: Group, must_sync: bool) -> bool:
+        if not must_sync:
+            return group.size_bytes <= INLINE_WRITE_SIZE_BYTES
+        return (
+            group.size_bytes <= self.settings.inline_sync_size_bytes and self._sync_ms <= self.settings.inline_sync_ms
+        )
+
     def _due_for_sync(self) -> bool:
-        if any(group.forced for group in self._unsynced):
+        if self._somebody_waits_for_sync():
             return True
         return self.settings.sync == "interval" and self._unsynced_messages >= self.settings.sync_interval_messages
+
+    def _somebody_waits_for_sync(self) -> bool:
+        return any(group.forced for group in self._unsynced)
 
     def _run_inline(self, group: Group, must_sync: bool) -> None:
         try:

@@ -99,6 +99,11 @@ class Partition:
         self._pending.append((next_offset, segment_base, end))
         return segment_base, position, base_offset
 
+    def has_room(self, size: int) -> bool:
+        """Whether the active segment takes ``size`` more bytes; several batches may then be placed as one."""
+        segments = self.segments
+        return (segments[-1].size_bytes if segments else 0) + size <= self.config.segment_size_bytes
+
     def _roll_if_due(self, segment: Segment, size: int, now_ms: int) -> Segment:
         if segment.created_ms == _UNKNOWN_MS:
             segment.created_ms = now_ms  # redone from the journal, which does not keep it: its age counts from now

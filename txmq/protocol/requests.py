@@ -80,7 +80,7 @@ class Limits:
 # The plain put, by far the most frequent line, in one match. Everything else, and a put with a longer topic, goes
 # through the table, which accepts the same and more; so does a put whose body has not fully arrived.
 _PLAIN_PUT = re.compile(
-    rb"put ([!-<>-~]{1,200}) (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,9}) ([0-9A-Za-z]{1,16})\r?\n"
+    rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) (0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)+").match
 _UNPRINTABLE = re.compile(rb"[^ -~]").search
