@@ -34,7 +34,6 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model import Outcome, SendResult
-from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource, marker
@@ -72,7 +71,7 @@ class Transaction:
 
     def __init__(
         self, client: Any, producer: Any, resources: Sequence[Resource] = (), timeout: float = 30.0,
-        *, compression: str | None = None, clock: Clock | None = None,
+        *, compression: str | None = None,
     ) -> None:  # fmt: skip
         if not 0 < timeout <= TIMEOUT_S_MAX:
             raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
@@ -80,7 +79,8 @@ class Transaction:
         self.client, self._producer = client, producer
         self.outcome = Outcome.UNKNOWN
         self.pending: tuple[str, ...] = ()
-        self._timeout, self._clock = timeout, clock or OSClock()
+        self._timeout = timeout
+        self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression)
         self._home: TransactionHome | None = None
         self._run: LastResourceRun | None = None

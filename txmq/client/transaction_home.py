@@ -23,7 +23,6 @@ from txmq.errors import (
 )
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
-from txmq.runtime.threads import Signal
 from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
@@ -99,7 +98,7 @@ class TransactionHome:
 
     def pause(self, seconds: float = RETRY_S) -> None:
         """Wait before the same thing is tried again."""
-        Signal().wait(seconds)
+        self._clock.sleep(seconds)
 
     def finished(self) -> None:
         """The end is known: the broker need not keep it for us. Once."""

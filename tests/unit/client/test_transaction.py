@@ -1,0 +1,291 @@
+"""The transaction block, and local transactions at a broker whose answers go missing."""
+
+# ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from txmq.client import transaction as module
+from txmq.client.transaction import Transaction, current_transaction
+from txmq.errors import (
+    ConfigError,
+    FencedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionConflictError,
+    TransactionStateError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from txmq.model import Outcome, SendStatus
+from txmq.testing.fake_home import FakeHome, Fault, lost
+
+
+def block(home: FakeHome, timeout: float = 30.0) -> Transaction:
+    return Transaction(home, home, (), timeout)
+
+
+@pytest.fixture
+def home() -> FakeHome:
+    return FakeHome()
+
+
+# --- the block -------------------------------------------------------------------------------------------------------
+
+
+def test_one_request_carries_all_topics_and_results_come_in_order_of_sending(home: FakeHome) -> None:
+    with block(home) as tx:
+        tx.send("orders", b"1", key=b"\x00")
+        tx.send("audit", b"2")
+        home.send("orders", b"3", key=b"\x01")
+        tx.send("orders", b"4", key=b"\x00")
+        assert {result.status for result in tx.results} == {SendStatus.PENDING}
+    assert home.requests == ["commit"]
+    assert tx.outcome is Outcome.COMMITTED
+    assert [(r.topic, r.partition, r.offset) for r in tx.results] == [
+        ("orders", 0, 0), ("audit", 0, 0), ("orders", 1, 0), ("orders", 0, 1),
+    ]  # fmt: skip
+    assert tx.pending == ()
+    assert {message.txid for found in home.log.values() for message in found} == {tx.txid}
+
+
+def test_an_empty_transaction_sends_nothing_and_is_committed(home: FakeHome) -> None:
+    with block(home) as tx:
+        pass
+    assert (home.requests, tx.outcome, tx.results) == ([], Outcome.COMMITTED, [])
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_the_body_raises_goes_on_unchanged_and_nothing_is_sent(home: FakeHome, kind: type[BaseException]) -> None:
+    error = kind("body")
+    with pytest.raises(kind) as caught, block(home) as tx:
+        tx.send("orders", b"1")
+        raise error
+    assert caught.value is error
+    assert (home.requests, tx.outcome) == ([], Outcome.ROLLED_BACK)
+
+
+def test_blocks_do_not_nest_and_the_outer_one_goes_on(home: FakeHome) -> None:
+    with block(home) as outer:
+        with pytest.raises(TransactionStateError, match="nest"), block(home):
+            pass
+        assert current_transaction() is outer
+        outer.send("orders", b"1")
+    assert home.values("orders") == [b"1"]
+    assert current_transaction() is None
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda tx: tx.send("orders", b"late"),
+        lambda tx: tx.add("orders", 0, None, b"late", [], 0),
+        lambda tx: tx.connection(None),
+        lambda tx: tx.__enter__(),
+    ],
+)
+def test_a_block_that_is_over_or_new_refuses_its_use(home: FakeHome, use: Callable[[Transaction], object]) -> None:
+    with block(home) as tx:
+        tx.send("orders", b"1")
+    with pytest.raises(TransactionStateError):
+        use(tx)
+    assert home.values("orders") == [b"1"]
+
+
+def test_a_transaction_that_has_not_begun_has_no_id(home: FakeHome) -> None:
+    with pytest.raises(TransactionStateError, match="not begun"):
+        _ = block(home).txid
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, 1e12])
+def test_a_timeout_out_of_range_is_refused(home: FakeHome, timeout: float) -> None:
+    with pytest.raises(ConfigError, match="timeout"):
+        block(home, timeout)
+
+
+def test_what_is_no_resource_is_refused(home: FakeHome) -> None:
+    with pytest.raises(ConfigError, match="not a resource"):
+        Transaction(home, home, ["orders-db"])  # type: ignore[list-item]
+
+
+def test_ends_that_were_seen_raise_the_floor(home: FakeHome) -> None:
+    for _ in range(3):
+        with block(home) as tx:
+            tx.send("orders", b"1")
+    with pytest.raises(ZeroDivisionError), block(home) as tx:
+        assert tx.txid
+        _ = 1 / 0
+    assert home.session.floor == 4
+
+
+# --- answers that go missing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_a_commit_without_an_answer_is_sent_again_and_executed_once(home: FakeHome, is_executed: bool) -> None:
+    home.faults["commit"].extend([lost(is_executed=is_executed)] * 3)
+    with block(home) as tx:
+        tx.send("orders", b"1")
+    assert (tx.outcome, home.values("orders"), tx.results[0].offset) == (Outcome.COMMITTED, [b"1"], 0)
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+@pytest.mark.parametrize("error", [lost(is_executed=False).error, RequestTimeoutError(""), UnavailableError("")])
+def test_no_answer_until_the_deadline_is_an_unknown_outcome_by_id(
+    home: FakeHome, error: TxmqError, is_executed: bool
+) -> None:
+    home.faults["commit"].extend([Fault(error, is_executed)] * 5000)
+    with pytest.raises(OutcomeUnknownError) as caught, block(home, 5.0) as tx:
+        tx.send("orders", b"1")
+    assert (caught.value.txid, tx.outcome) == (tx.txid, Outcome.UNKNOWN)
+    assert home.session.floor == 0, "its outcome must stay to be asked for"
+
+
+def test_a_deadline_that_passed_in_the_body_sends_nothing(home: FakeHome) -> None:
+    with pytest.raises(TransactionTimeoutError), block(home, 5.0) as tx:
+        tx.send("orders", b"1")
+        home.clock.advance(5.1)
+    assert (home.requests, tx.outcome) == ([], Outcome.ROLLED_BACK)
+
+
+def test_a_broker_that_cannot_be_reached_at_all_is_a_rollback(home: FakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        home.clock.advance(1.0)
+        raise lost(is_executed=False).error
+
+    monkeypatch.setattr(home, "submit", unreachable)
+    with pytest.raises(TransactionTimeoutError), block(home, 5.0) as tx:
+        tx.send("orders", b"1")
+    assert tx.outcome is Outcome.ROLLED_BACK
+
+
+def test_a_refused_commit_is_a_rollback_with_its_cause(home: FakeHome) -> None:
+    with pytest.raises(RolledBackError) as caught, block(home) as tx:
+        tx.send("orders", b"1")
+        tx.send("no-such-topic", b"2")
+    assert isinstance(caught.value.__cause__, UnknownTopicError)
+    assert (tx.outcome, home.values("orders")) == (Outcome.ROLLED_BACK, [])
+
+
+def test_fenced_without_an_earlier_attempt_was_not_executed(home: FakeHome) -> None:
+    home.faults["commit"].append(Fault(FencedError("")))
+    with pytest.raises(RolledBackError), block(home) as tx:
+        tx.send("orders", b"1")
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_fenced_behind_a_lost_attempt_is_unknown(home: FakeHome, is_executed: bool) -> None:
+    home.faults["commit"].extend([lost(is_executed=is_executed), Fault(FencedError(""))])
+    with pytest.raises(OutcomeUnknownError), block(home) as tx:
+        tx.send("orders", b"1")
+    assert tx.outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("refusal", [OverloadedError(""), TransactionConflictError(""), UnknownTopicError("")])
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_a_refusal_behind_a_lost_attempt_is_fenced_and_told_as_it_is(
+    home: FakeHome, refusal: TxmqError, is_executed: bool
+) -> None:
+    home.faults["commit"].extend([lost(is_executed=is_executed), Fault(refusal)])
+    if is_executed:
+        with block(home) as tx:
+            tx.send("orders", b"1")
+        assert (tx.outcome, tx.results[0].offset) == (Outcome.COMMITTED, 0)
+    else:
+        with pytest.raises(RolledBackError), block(home) as tx:
+            tx.send("orders", b"1")
+        assert home.states() == {tx.txid: "rolled-back"}, "a copy of the first attempt that arrives late is refused"
+
+
+def test_a_refusal_that_cannot_be_fenced_is_unknown(home: FakeHome) -> None:
+    home.faults["commit"].extend([lost(is_executed=False), Fault(OverloadedError(""))])
+    home.faults["rollback"].append(lost(is_executed=False))
+    with pytest.raises(OutcomeUnknownError), block(home) as tx:
+        tx.send("orders", b"1")
+
+
+def test_an_interrupt_in_the_commit_is_not_a_rollback(home: FakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(home, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt), block(home) as tx:
+        tx.send("orders", b"1")
+    assert tx.outcome is Outcome.UNKNOWN
+    assert home.session.floor == 0
+
+
+# --- larger than one request -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> FakeHome:
+    """A home that takes 64 KiB a request, and a client that keeps 100 KiB at most."""
+    monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100 << 10)
+    return FakeHome(request_size_bytes_max=64 << 10)
+
+
+def _large(tx: Transaction, count: int = 30) -> list[bytes]:
+    values = [bytes([n]) * 10_000 for n in range(count)]
+    for value in values:
+        tx.send("orders", value, key=b"\x00")
+    return values
+
+
+def test_a_large_transaction_streams_its_parts_and_keeps_order(narrow: FakeHome) -> None:
+    with block(narrow) as tx:
+        values = _large(tx)
+        assert narrow.requests.count("put") > 1, "memory is bounded while the body runs"
+        assert narrow.values("orders") == []
+    assert narrow.requests[-1] == "commit"
+    assert narrow.values("orders") == values
+    assert [result.offset for result in tx.results] == list(range(30))
+
+
+def test_a_body_error_rolls_back_what_was_streamed(narrow: FakeHome) -> None:
+    with pytest.raises(ZeroDivisionError), block(narrow) as tx:
+        _large(tx)
+        _ = 1 / 0
+    assert narrow.requests[-1] == "rollback"
+    assert (narrow.states(), narrow.values("orders")) == ({tx.txid: "rolled-back"}, [])
+
+
+def test_a_rollback_that_fails_does_not_replace_the_body_error(narrow: FakeHome) -> None:
+    narrow.faults["rollback"].append(lost(is_executed=False))
+    with pytest.raises(ZeroDivisionError), block(narrow) as tx:
+        _large(tx)
+        _ = 1 / 0
+    assert tx.outcome is Outcome.ROLLED_BACK
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_a_lost_part_dooms_the_block_even_where_the_body_goes_on(narrow: FakeHome, is_executed: bool) -> None:
+    narrow.faults["put"].extend([None, lost(is_executed=is_executed)])
+    with pytest.raises(RolledBackError), block(narrow) as tx:
+        with pytest.raises(RolledBackError):
+            _large(tx)
+        tx.send("orders", b"small")
+    assert (tx.outcome, narrow.values("orders")) == (Outcome.ROLLED_BACK, [])
+    assert "commit" not in narrow.requests
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_a_lost_commit_of_streamed_parts_is_told_as_it_is(narrow: FakeHome, is_executed: bool) -> None:
+    """A lost connection rolls back what was only streamed; what was decided stays."""
+    narrow.faults["commit"].append(lost(is_executed=is_executed))
+    if is_executed:
+        with block(narrow) as tx:
+            values = _large(tx)
+        assert narrow.values("orders") == values
+    else:
+        with pytest.raises(RolledBackError), block(narrow) as tx:
+            _large(tx)
+        assert narrow.values("orders") == []
+    assert tx.outcome is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)

@@ -1,0 +1,243 @@
+"""A home broker in memory, as far as transactions see one: for tests of what a client does when answers go missing.
+
+It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome`` and ``recover``; the
+same contract tests run against it and against a real broker (tests/services/test_home_contract.py). Faults are planned
+per verb: an answer lost before or behind the execution, or a refusal. The clock is turned by lost answers, so that
+deadlines pass without waiting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from txmq.client.session import Session
+from txmq.client.transaction_parts import Streamed
+from txmq.errors import (
+    BadRequestError,
+    ConnectionLostError,
+    TransactionConflictError,
+    TxmqError,
+    UnknownTopicError,
+    UnknownTransactionError,
+)
+from txmq.log.records import decode
+from txmq.model import Message
+from txmq.protocol.parts import encode_result_line, parse_parts
+from txmq.runtime.ports import Buffer
+from txmq.runtime.sim_clock import SimClock
+
+LOST_AFTER_S = 1.0
+Extensions = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One planned mishap: the request is executed, or not, and then ``error`` is what the client sees."""
+
+    error: TxmqError
+    is_executed: bool = False
+
+
+def lost(*, is_executed: bool) -> Fault:
+    """The connection ends before, or behind, the execution."""
+    return Fault(ConnectionLostError("planned"), is_executed)
+
+
+@dataclass
+class _Held:
+    """What the broker has of one transaction."""
+
+    state: str = "open"
+    parts: list[tuple[str, int, bytearray]] = field(default_factory=list)
+    streamed: Streamed = field(default_factory=Streamed)
+    meta: dict[str, Any] = field(default_factory=dict)
+    lines: bytes = b""
+
+
+class FakeReply:
+    """An answer that is there already, or the mishap in its place."""
+
+    def __init__(self, body: bytes, error: TxmqError | None) -> None:
+        self._body, self._error = body, error
+
+    def result(self) -> bytes:
+        """The answer's body."""
+        if self._error is not None:
+            raise self._error
+        return self._body
+
+
+class FakeHome:
+    """The broker, the connection to it, and the client: ``control``, ``session`` and ``clock`` are its own.
+
+    Attributes:
+        faults: per verb, what happens to its next requests; None lets one pass.
+        requests: verbs received, in order.
+        log: per topic and partition, the messages that readers see.
+        owner_connected: what ``recover`` says of every owner.
+    """
+
+    def __init__(self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20) -> None:
+        self.clock = SimClock()
+        self.control = self
+        self.session = Session(
+            {
+                "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "7", "epoch": 0,
+                "in_flight_max": 8, "request_size_bytes_max": request_size_bytes_max,
+            }
+        )  # fmt: skip
+        self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
+        self.requests: list[str] = []
+        self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
+        self.owner_connected = True
+        self._topics = frozenset(topics)
+        self._held: dict[str, _Held] = {}
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def call(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
+        """As ``Connection.call``."""
+        return self.submit(verb, *arguments, timeout=timeout, **named).result()
+
+    def submit(
+        self, verb: str, *arguments: str | int, timeout: float,
+        extensions: Extensions | None = None, body: Sequence[Buffer] | None = None,
+    ) -> FakeReply:  # fmt: skip
+        """As ``Connection.submit``."""
+        if timeout < 0:
+            raise ValueError(f"timeout {timeout}")
+        self.requests.append(verb)
+        plan = self.faults[verb]
+        fault = plan.popleft() if plan else None
+        if fault is not None and not fault.is_executed:
+            return self._failed(fault)
+        whole = b"".join(bytes(buffer) for buffer in body or ())
+        try:
+            answer = getattr(self, f"_{verb}")(*arguments, dict(extensions or {}), whole)
+        except TxmqError as error:
+            return FakeReply(b"", error)
+        return FakeReply(answer, None) if fault is None else self._failed(fault)
+
+    def _failed(self, fault: Fault) -> FakeReply:
+        if isinstance(fault.error, ConnectionLostError):
+            self.clock.advance(LOST_AFTER_S)
+            # The broker rolls back what a lost connection was streaming.
+            for held in self._held.values():
+                if held.state == "open":
+                    held.state = "rolled-back"
+        return FakeReply(b"", fault.error)
+
+    # --- the verbs ---------------------------------------------------------------------------------------------------
+
+    def _put(self, topic: str, partition: int, given: Extensions, body: bytes) -> bytes:
+        held = self._held.setdefault(given["tx"], _Held())
+        self._require(held, "open")
+        self._add(held, topic, partition, bytearray(body))
+        held.streamed.add(body)
+        return b"%d" % (len(held.parts) - 1)
+
+    def _prepare(self, txid: str, kind: str, given: Extensions, body: bytes) -> bytes:
+        held = self._held.get(txid) or _Held()
+        if held.state == "prepared":
+            return b""
+        self._require(held, "open")
+        if given["deadline"] <= self.clock.now_ms():
+            raise TransactionConflictError("the deadline has passed")
+        self._add_all(held, given, body)
+        self._held[txid] = held
+        held.state = "prepared"
+        held.meta = {
+            "kind": kind, "resource": given["resource"], "uuid": given["uuid"],
+            "deadline_ms": given["deadline"], "prepared_ms": self.clock.now_ms(),
+        }  # fmt: skip
+        return b""
+
+    def _commit(self, txid: str, given: Extensions, body: bytes) -> bytes:
+        held = self._held.get(txid) or _Held()
+        if held.state == "committed":
+            return held.lines
+        if held.state == "prepared" and body:
+            raise TransactionConflictError("prepared otherwise")
+        if held.state != "prepared":
+            self._require(held, "open")
+            if not body and txid not in self._held:
+                raise UnknownTransactionError(txid)
+            self._add_all(held, given, body)
+        self._held[txid] = held
+        held.state, held.lines = "committed", b"".join(self._place(*part) for part in held.parts)
+        return held.lines
+
+    def _rollback(self, txid: str, _given: Extensions, _body: bytes) -> bytes:
+        held = self._held.setdefault(txid, _Held())
+        if held.state == "committed":
+            raise TransactionConflictError("committed")
+        held.state = "rolled-back"
+        return b""
+
+    def _outcome(self, txid: str, _given: Extensions, _body: bytes) -> bytes:
+        held = self._held.get(txid)
+        if held is None or held.state == "open":
+            return b"unknown\n"
+        return held.state.encode() + b"\n" + (held.lines if held.state == "committed" else b"")
+
+    def _recover(self, given: Extensions, _body: bytes) -> bytes:
+        listed = [
+            held.meta | {
+                "txid": txid, "state": "prepared", "client": "test", "parts": [],
+                "age_ms": self.clock.now_ms() - held.meta["prepared_ms"],
+                "owner_connected": self.owner_connected,
+                "owner_gone_ms": 0 if self.owner_connected else 5000,
+            }
+            for txid, held in self._held.items()
+            if held.state == "prepared" and given["uuid"] == held.meta["uuid"]
+        ]  # fmt: skip
+        names = [item["txid"] for item in listed]
+        start = names.index(given["after"]) + 1 if given.get("after") in names else 0
+        return json.dumps({"transactions": listed[start : start + given.get("limit", 1000)]}).encode()
+
+    # --- what tests look at ------------------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, str]:
+        """Every transaction's state."""
+        return {txid: held.state for txid, held in self._held.items()}
+
+    def values(self, topic: str) -> list[bytes | None]:
+        """What readers see of a topic, partition by partition."""
+        return [m.value for place, found in sorted(self.log.items()) if place[0] == topic for m in found]
+
+    def send(self, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:
+        """A producer's send inside a block, to partition 0 (or, for keys, the one of their first byte modulo 2)."""
+        from txmq.client.transaction import current_transaction
+
+        transaction = current_transaction()
+        if transaction is None:
+            raise BadRequestError("the fake sends in blocks only")
+        return transaction.add(topic, key[0] % 2 if key else 0, key, value, [], self.clock.now_ms())
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _require(self, held: _Held, state: str) -> None:
+        if held.state != state:
+            raise TransactionConflictError(f"it is {held.state}")
+
+    def _add_all(self, held: _Held, given: Extensions, body: bytes) -> None:
+        stated = tuple(given.get(name, 0) for name in ("parts", "bytes", "crc"))
+        if stated != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
+            raise TransactionConflictError("streamed otherwise")
+        for part in parse_parts(body):
+            self._add(held, part.topic, part.partition, part.batch)
+
+    def _add(self, held: _Held, topic: str, partition: int, batch: bytearray) -> None:
+        if topic not in self._topics:
+            raise UnknownTopicError(topic)
+        held.parts.append((topic, partition, batch))
+
+    def _place(self, topic: str, partition: int, batch: bytearray) -> bytes:
+        place = self.log[topic, partition]
+        base = len(place)
+        place.extend(decode(batch, topic, partition))
+        return encode_result_line(topic, partition, base, len(place) - base)
