@@ -1,0 +1,172 @@
+"""A database file, a resource over it, and a home broker: what a last-resource transaction needs, without a network."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txmq.client.transaction import Transaction
+from txmq.runtime import crashpoints
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.fake_home import FakeHome
+from txmq.xa import LastResource
+from txmq.xa.resolver import Resolver
+
+NAME = "orders-db"
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose COMMIT can fail: ``fail_commit`` is called in its place, or behind it."""
+
+    fail_before: BaseException | None = None
+    fail_behind: BaseException | None = None
+
+    def commit(self) -> None:
+        """Commit, with the planned failure."""
+        planned, self.fail_before = self.fail_before, None
+        if planned is not None:
+            raise planned
+        super().commit()
+        planned, self.fail_behind = self.fail_behind, None
+        if planned is not None:
+            raise planned
+
+
+class World:
+    """One database, one broker, one client process.
+
+    Attributes:
+        home: the broker; also the client and the producer.
+        resource: the database as the application sees it.
+        opened: every connection the application was given.
+    """
+
+    def __init__(self, folder: Path, request_size_bytes_max: int = 1 << 20) -> None:
+        self.path = folder / "orders.db"
+        self.home = FakeHome(request_size_bytes_max=request_size_bytes_max)
+        self.opened: list[Connection] = []
+        self.options: dict[str, Any] = {"timeout": 0.05}
+        with self.outside() as connection:
+            connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
+        self.resource = self.new_resource()
+        self.resource.install(self.home)
+
+    def new_resource(self) -> LastResource:
+        """The same database as another process sees it."""
+        return LastResource(NAME, connect=self.connect)
+
+    def connect(self) -> Connection:
+        """What the application gives as ``connect=``."""
+        connection = sqlite3.connect(self.path, factory=Connection, **self.options)
+        self.opened.append(connection)
+        return connection
+
+    @contextmanager
+    def outside(self) -> Iterator[sqlite3.Connection]:
+        """Somebody else's connection; each statement is committed at once."""
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=0.05)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def block(self, timeout: float = 30.0, resource: Any = None) -> Transaction:
+        """A transaction block with the resource."""
+        return Transaction(self.home, self.home, (resource or self.resource,), timeout)
+
+    def order(self, value: bytes, timeout: float = 30.0) -> Transaction:
+        """One row and one message."""
+        with self.block(timeout) as tx:
+            self.insert(tx, value)
+        return tx
+
+    def insert(self, tx: Transaction, value: bytes) -> None:
+        """A row and its message."""
+        tx.connection(self.resource).execute("INSERT INTO orders (value) VALUES (?)", (value,))
+        tx.send("orders", value)
+
+    def rows(self) -> list[bytes]:
+        """The rows, in order of their insertion."""
+        with self.outside() as connection:
+            return [value for (value,) in connection.execute("SELECT value FROM orders ORDER BY id")]
+
+    def markers(self) -> dict[str, str]:
+        """The marker table."""
+        with self.outside() as connection:
+            return dict(connection.execute("SELECT txid, outcome FROM txmq_marker").fetchall())
+
+    def die(self) -> None:
+        """The process ends: its connections are lost, to the database and to the broker."""
+        for connection in self.opened:
+            connection.close()
+        self.opened.clear()
+        self.home.owner_connected = False
+
+    def resolver(self) -> Resolver:
+        """A resolver in another process."""
+        return Resolver(self.home, [self.new_resource()])
+
+    def heal(self) -> None:
+        """Everything works again, the owner has gone; settle what is left."""
+        self.home.faults.clear()
+        self.home.owner_connected = False
+        resolver = Resolver(self.home, [self.resource])
+        resolver.run_once()
+        resolver.close()
+
+    def check(self) -> None:
+        """Rows and messages are equal and in order, and nothing is in doubt."""
+        assert self.rows() == self.home.values("orders")
+        assert "prepared" not in self.home.states().values()
+
+
+class Quiet:
+    """In place of the client's resolver thread: notes what it would have been told."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+        self.resources: list[LastResource] = []
+
+    def add(self, resource: LastResource) -> None:
+        """See ``BackgroundResolver``."""
+        self.resources.append(resource)
+
+    def wake(self) -> None:
+        """See ``BackgroundResolver``."""
+        self.wakes += 1
+
+
+def quiet_resolver(monkeypatch: pytest.MonkeyPatch) -> Quiet:
+    """No thread: the test says when a round is."""
+    quiet = Quiet()
+    monkeypatch.setattr("txmq.client.transaction.resolver_of", lambda _client: quiet)
+    return quiet
+
+
+@contextmanager
+def at_point(point: str, error: BaseException, nth: int = 1) -> Iterator[list[str]]:
+    """Raise ``error`` when a crash point is reached the nth time; yields the points reached."""
+    reached: list[str] = []
+
+    def hook(name: str) -> None:
+        reached.append(name)
+        if name == point and reached.count(name) == nth:
+            raise error
+
+    crashpoints.set_hook(hook)
+    try:
+        yield reached
+    finally:
+        crashpoints.set_hook(None)
+
+
+@contextmanager
+def crash_at(point: str) -> Iterator[list[str]]:
+    """The process dies at a crash point."""
+    with at_point(point, SimulatedCrash(point)) as reached:
+        yield reached
