@@ -11,6 +11,7 @@ transactions are in doubt.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 from txmq.broker.transaction import ANY_KEY, Transaction
@@ -57,14 +58,22 @@ class CommitOrder:
         """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""
         found: dict[Transaction, None] = {}
         for place, key in self._pairs(transaction):
-            # Only a transaction with ANY_KEY can hold up more than the heads of its own queues.
-            queues = [self._by_place.get(place)] if key == ANY_KEY else [
-                self._by_key.get((place, key)), self._by_key.get((place, ANY_KEY))
-            ]  # fmt: skip
-            for queue in queues:
-                candidates = list(queue or ()) if key == ANY_KEY else list(queue or ())[:1]
-                found.update((t, None) for t in candidates if t.waiting and not self.must_wait(t))
+            candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
+            found.update((t, None) for t in candidates if t.waiting and not self.must_wait(t))
         return list(found)
+
+    def _heads(self, place: _Place, key: int | str) -> Iterator[Transaction]:
+        for queue in (self._by_key.get((place, key)), self._by_key.get((place, ANY_KEY))):
+            if queue:
+                yield next(iter(queue))
+
+    def _held_by_all(self, place: _Place) -> Iterator[Transaction]:
+        """Whom a transaction with ANY_KEY may have held up: those before the next such one, and that one."""
+        same = self._by_key.get((place, ANY_KEY), ())
+        for transaction in self._by_place.get(place, ()):
+            yield transaction
+            if transaction in same:
+                return
 
     def _pairs(self, transaction: Transaction) -> list[tuple[_Place, int | str]]:
         uuid = transaction.meta["uuid"]

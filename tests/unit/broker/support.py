@@ -1,0 +1,71 @@
+"""What the broker's tests share: batches, parts, and a node with a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from txmq.log import records
+from txmq.log.batch import checksum
+from txmq.runtime.sim_clock import START_MS
+from txmq.runtime.sim_disk import SimDisk
+
+from ...images.node import Answer, Client, Node, small_settings
+
+UUID = "0123456789abcdef" * 2
+
+
+def batch(
+    *values: bytes, producer: int = -1, epoch: int = 0, sequence: int = 0, time_ms: int = START_MS, key: bytes = b"k"
+) -> bytes:
+    """One record batch; without a producer it has no sequence."""
+    fields = (producer, epoch, sequence) if producer >= 0 else (-1, -1, -1)
+    rows = [(key, value, (), time_ms) for value in values or (b"v",)]
+    made = records.encode(rows, producer_id=fields[0], producer_epoch=fields[1], base_sequence=fields[2])
+    return bytes(made)
+
+
+def part(topic: str, partition: int, content: bytes, keys: str = "") -> bytes:
+    """One part of a transaction."""
+    words = f"{topic} {partition} {len(content)}" + (f" keys={keys}" if keys else "")
+    return f"{words}\r\n".encode() + content
+
+
+def stated(batches: Sequence[bytes]) -> dict[str, int]:
+    """What ``commit`` states of streamed batches."""
+    crc = 0
+    for content in batches:
+        crc = checksum(content, crc)
+    return {"parts": len(batches), "bytes": sum(map(len, batches)), "crc": crc}
+
+
+def node(**changes: object) -> Node:
+    """A new broker with topics ``a`` (two partitions) and ``b``."""
+    made = Node(SimDisk(), small_settings(**changes))
+    client = made.connect()
+    assert client.ask("topic", "create", "a", extensions={"partitions": 2}).code == 200
+    assert client.ask("topic", "create", "b").code == 200
+    return made
+
+
+def restarted(old: Node) -> Node:
+    """The next life of a broker that was killed."""
+    return Node(old.kill(), old.settings, clock=old.clock)
+
+
+def put(client: Client, *values: bytes, topic: str = "a", partition: int = 0, **fields: int) -> Answer:
+    """Put one batch; ``fields`` as of ``batch``."""
+    return client.ask("put", topic, partition, body=batch(*values, **fields))  # type: ignore[arg-type]
+
+
+def values(of: Node, topic: str = "a", partition: int = 0) -> list[bytes]:
+    """Every value a reader can see."""
+    return [message.value or b"" for message in of.messages(of.partition(topic, partition))]
+
+
+def prepare(
+    client: Client, txid: str, *contents: tuple[str, int, bytes], keys: str = "*", **extensions: str | int
+) -> Answer:
+    """Prepare for the resource ``db``."""
+    body = b"".join(part(topic, partition, content, keys) for topic, partition, content in contents)
+    words = {"resource": "db", "uuid": UUID, **extensions}
+    return client.ask("prepare", txid, "last-resource", extensions=words, body=body)

@@ -1,0 +1,54 @@
+"""The state machine of one transaction: every state x event has one action, and only the actions of docs and design."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from txmq.broker import transaction as module
+from txmq.broker.transaction import TRANSITIONS, Action, Event, TransactionState, next_action
+from txmq.errors import TransactionStateError
+
+# Rows: states; columns: PART PREPARE COMMIT_PARTS COMMIT ROLLBACK FENCE LOOKUP OWNER_GONE DEADLINE. Written down twice
+# on purpose, from docs/protocol.md and DESIGN.md section 5, so that a changed table needs two changed minds.
+EXPECTED = """
+NONE        ADD_PART        PREPARE         DECIDE          REFUSE_UNKNOWN  FENCE           FENCE         TELL          IGNORE    IGNORE
+OPEN        ADD_PART        PREPARE         DECIDE          DECIDE          ROLL_BACK       ROLL_BACK     TELL          ROLL_BACK ROLL_BACK
+PREPARED    REFUSE_CONFLICT REPEAT          REFUSE_CONFLICT SETTLE          ROLL_BACK       TELL          TELL          IGNORE    IGNORE
+COMMITTED   REFUSE_CONFLICT REFUSE_CONFLICT REPEAT          REPEAT          REFUSE_CONFLICT TELL          TELL          IGNORE    IGNORE
+ROLLED_BACK REFUSE_CONFLICT REFUSE_CONFLICT REFUSE_CONFLICT REFUSE_CONFLICT REPEAT          TELL          TELL          IGNORE    IGNORE
+FORGOTTEN   REFUSE_FENCED   REFUSE_FENCED   REFUSE_FENCED   REFUSE_FENCED   REFUSE_FENCED   REFUSE_FENCED REFUSE_FENCED IGNORE    IGNORE
+"""  # noqa: E501
+ROWS = {row.split()[0]: row.split()[1:] for row in EXPECTED.strip().splitlines()}
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(TransactionState, Event)))
+def test_every_state_and_event_has_its_action(state: TransactionState, event: Event) -> None:
+    assert next_action(state, event) is Action[ROWS[state.name][list(Event).index(event)]]
+
+
+def test_the_table_has_no_other_entries() -> None:
+    assert set(TRANSITIONS) == set(itertools.product(TransactionState, Event))
+
+
+def test_every_action_is_the_action_of_something() -> None:
+    assert set(TRANSITIONS.values()) == set(Action)
+
+
+def test_a_missing_entry_names_state_and_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, event = TransactionState.PREPARED, Event.DEADLINE
+    monkeypatch.setattr(module, "TRANSITIONS", {k: v for k, v in TRANSITIONS.items() if k != (state, event)})
+    with pytest.raises(TransactionStateError, match=f"{state.value}.*{event.value}"):
+        next_action(state, event)
+
+
+def test_a_decision_is_final() -> None:
+    moving = {Action.ADD_PART, Action.PREPARE, Action.DECIDE, Action.SETTLE, Action.ROLL_BACK, Action.FENCE}
+    for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.FORGOTTEN):
+        assert moving.isdisjoint(TRANSITIONS[state, event] for event in Event)
+
+
+def test_a_prepared_transaction_has_no_timeout() -> None:
+    for event in (Event.OWNER_GONE, Event.DEADLINE):
+        assert TRANSITIONS[TransactionState.PREPARED, event] is Action.IGNORE
