@@ -1,0 +1,23 @@
+"""The short campaign of ``make test``: 20 cycles; ``make crash`` is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.__main__ import complaints_of
+from tests.crash.campaign import Campaign
+
+CYCLES = 20
+
+
+@pytest.mark.timeout(240)
+def test_twenty_deaths_lose_nothing(tmp_path: Path) -> None:
+    lines: list[str] = []
+    report = Campaign(tmp_path, seed=20, say=lines.append).run(CYCLES, check_every=10)
+    assert complaints_of(report, CYCLES) == "", "\n".join(lines)
+    assert report.holds
+    assert report.deaths["broker"] >= 5
+    assert report.deaths["client"] >= 5
+    assert report.verdict.counts["ok"] > 100

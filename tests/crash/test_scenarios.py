@@ -1,0 +1,266 @@
+"""Single deaths with a known end: what the broker, the database and the caller hold afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.crash import final_reads
+from tests.crash.campaign import KILLED, SETTLE_S_MAX
+from tests.crash.processes import Child, wait_for
+from tests.crash.world import ORDERS, World
+from txmq.log.records import encode
+from txmq.testing.broker_process import BrokerProcess, free_port
+
+WAIT_S = 20.0
+QUIET = {"mark_idle_ms": 60_000}  # no sync but those of requests: the nth sync is known to be one of a put
+
+
+# --- the broker dies between sync and answer -----------------------------------------------------------------------
+
+
+class RawClient:
+    """A conversation typed by hand: independent of the client library's retries."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._socket = socket.create_connection((broker.host, broker.port), timeout=WAIT_S)
+        self._file = self._socket.makefile("rb")
+        self._number = 0
+
+    def ask(self, words: str, body: bytes | None = None) -> tuple[int, str]:
+        """One request; code and body of the answer.
+
+        Raises:
+            ConnectionError: the broker went away before it answered.
+        """
+        self._number += 1
+        length = "" if body is None else f" {len(body)}"
+        self._socket.sendall(f"{words}{length} {self._number}\r\n".encode() + (body or b""))
+        line = self._file.readline().split()
+        if len(line) != 4:
+            raise ConnectionError("the broker is gone")
+        return int(line[1]), self._file.read(int(line[2])).decode()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self._socket.close()
+
+
+def _batch(session: int, sequence: int) -> bytes:
+    record = (b"key", b"value %d" % sequence, (), 1_700_000_000_000)
+    return bytes(encode([record], producer_id=session, producer_epoch=0, base_sequence=sequence))
+
+
+@pytest.mark.parametrize(
+    ("point", "is_stored"),
+    [("journal.sync.done", True), ("journal.append.before", False), ("broker.put.accepted", False)],
+)
+def test_a_batch_whose_answer_died_with_the_broker_is_stored_once(tmp_path: Path, point: str, is_stored: bool) -> None:
+    with BrokerProcess(tmp_path / "broker", settings=QUIET) as broker:
+        with txmq.connect(broker.address) as client:
+            client.topics.create("t")
+        first = RawClient(broker)
+        session = _json_text(first.ask("hello 1 raw session=new")[1], "session")
+        first.close()
+        broker.stop()
+        broker.start(env={"TXMQ_CRASH": f"{point}:6"})
+        sequence = _put_until_it_dies(broker, session)
+        broker.start(env={})
+        again = RawClient(broker)
+        assert again.ask(f"hello 1 raw session={session}.0")[0] == 200
+        assert again.ask("offset t 0 latest")[1].split()[2] == str(sequence + is_stored)
+        batch = _batch(int(session, 16), sequence)
+        assert [again.ask("put t 0", batch) for _ in range(2)] == [(200, str(sequence))] * 2
+        assert again.ask("offset t 0 latest")[1].split()[2] == str(sequence + 1)
+        again.close()
+
+
+def _put_until_it_dies(broker: BrokerProcess, session: str) -> int:
+    """Returns the sequence of the batch that got no answer; all before it were acknowledged at their offsets."""
+    raw = RawClient(broker)
+    assert raw.ask(f"hello 1 raw session={session}.0")[0] == 200
+    for sequence in range(10):
+        try:
+            answer = raw.ask("put t 0", _batch(int(session, 16), sequence))
+        except ConnectionError:
+            raw.close()
+            assert broker.wait(WAIT_S) == KILLED
+            return sequence
+        assert answer == (200, str(sequence))
+    raise AssertionError("the broker did not die")
+
+
+def _json_text(text: str, name: str) -> str:
+    return str(json.loads(text)[name])
+
+
+# --- a client dies or is paused ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def world(tmp_path: Path, broker: BrokerProcess) -> World:
+    """A broker, a topic, a database."""
+    made = World(tmp_path)
+    made.create(broker.address)
+    with txmq.connect(broker.address) as client:
+        client.topics.create(ORDERS)
+        made.resource().install(client)
+    return made
+
+
+class Order:
+    """One order, taken by a process of its own."""
+
+    def __init__(self, world: World, broker: BrokerProcess, name: str, crash: str, timeout: float = 10.0) -> None:
+        self.name, self._said = name, world.directory / f"{name}.said"
+        environment = os.environ | {"TXMQ_CRASH": crash}
+        with self._said.open("wb") as said, (world.directory / f"{name}.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.crash.one_order",
+                 str(world.directory), broker.address, name, str(timeout)],
+                stdout=said, stderr=log, env=environment, cwd=Path(__file__).resolve().parents[2],
+            )  # fmt: skip
+
+    @property
+    def said(self) -> list[str]:
+        """Lines: the transaction's id, what was told."""
+        return self._said.read_text().splitlines()
+
+
+@contextmanager
+def _resolver(world: World) -> Iterator[Child]:
+    child = Child(
+        "resolver", world.directory, lambda _: ["txmq.cli.main", "resolver", "--config", str(world.resolver_config)]
+    )
+    child.start()
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+def _messages(broker: BrokerProcess) -> list[str]:
+    with txmq.connect(broker.address) as client:
+        return [(message.value or b"").decode() for message in client.browse(ORDERS)]
+
+
+def _rows(world: World) -> list[str]:
+    with closing(sqlite3.connect(world.database)) as connection:
+        return [row for (row,) in connection.execute("SELECT rowid_text FROM orders ORDER BY id")]
+
+
+def _outcome(broker: BrokerProcess, txid: str) -> txmq.Outcome:
+    with txmq.connect(broker.address) as client:
+        return client.outcome(txid)
+
+
+@pytest.mark.parametrize(
+    ("point", "outcome"),
+    [
+        ("client.tx.prepare_sent", txmq.Outcome.ROLLED_BACK),
+        ("client.tx.marker_inserted", txmq.Outcome.ROLLED_BACK),
+        ("client.tx.prepared", txmq.Outcome.ROLLED_BACK),
+        ("client.tx.db_committed", txmq.Outcome.COMMITTED),
+        ("client.tx.commit_sent", txmq.Outcome.COMMITTED),
+    ],
+)
+def test_what_a_dead_client_left_is_settled_by_the_resolver(
+    world: World, broker: BrokerProcess, point: str, outcome: txmq.Outcome
+) -> None:
+    order = Order(world, broker, "order-1", f"{point}:1")
+    assert order.process.wait(WAIT_S) == KILLED
+    (txid,) = order.said
+    with _resolver(world):
+        wait_for(lambda: not final_reads.in_doubt(broker.address), SETTLE_S_MAX, "the transaction stays in doubt")
+    committed = ["order-1"] if outcome is txmq.Outcome.COMMITTED else []
+    assert (_rows(world), _messages(broker)) == (committed, committed)
+    assert _outcome(broker, txid) in (outcome, txmq.Outcome.UNKNOWN if not committed else outcome)
+
+
+@pytest.mark.parametrize("point", ["client.tx.prepare_sent", "client.tx.prepared"])
+def test_a_client_that_sleeps_past_its_deadline_is_told_the_truth(
+    world: World, broker: BrokerProcess, point: str
+) -> None:
+    order = Order(world, broker, "order-1", f"{point}:1:sleep:1.0", timeout=1.5)
+    wait_for(lambda: bool(final_reads.in_doubt(broker.address)), WAIT_S, "nothing is prepared")
+    order.process.send_signal(signal.SIGSTOP)
+    with _resolver(world):
+        wait_for(lambda: _is_overdue(broker), WAIT_S, "the deadline does not pass")
+        order.process.send_signal(signal.SIGCONT)
+        order.process.wait(WAIT_S)
+        wait_for(lambda: not final_reads.in_doubt(broker.address), SETTLE_S_MAX, "the transaction stays in doubt")
+    txid, told = order.said
+    expected = ["order-1"] if told == "committed" else []
+    assert (_rows(world), _messages(broker)) == (expected, expected)
+    assert _outcome(broker, txid).value == told
+    if point == "client.tx.prepare_sent":  # the marker row was still to come, and the deadline is its condition
+        assert told == "rolled-back"
+
+
+def _is_overdue(broker: BrokerProcess) -> bool:
+    with txmq.connect(broker.address) as client:
+        (listed,) = client.transactions.list(state="in-doubt")
+    return int(str(listed["prepared_ms"])) + int(str(listed["age_ms"])) > int(str(listed["deadline_ms"])) + 500
+
+
+# --- disk and directory --------------------------------------------------------------------------------------------
+
+FULL_BYTES = 1 << 30  # what the test takes away
+MARGIN_BYTES = 1 << 29  # what others may use or free meanwhile
+
+
+def test_a_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp_path: Path) -> None:
+    limit = shutil.disk_usage(tmp_path).free - MARGIN_BYTES
+    with BrokerProcess(tmp_path / "broker", settings={"disk_free_bytes_min": limit}) as broker:
+        world = World(tmp_path)
+        world.create(broker.address)
+        with txmq.connect(broker.address) as client, client.producer() as producer:
+            client.topics.create(ORDERS)
+            world.resource().install(client)
+            producer.send(ORDERS, b"before")
+            order = Order(world, broker, "order-1", "client.tx.db_committed:1")
+            assert order.process.wait(WAIT_S) == KILLED
+            filler = tmp_path / "filler"
+            with filler.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, FULL_BYTES)
+            wait_for(lambda: _refuses(producer), WAIT_S, "the broker takes messages on a full disk")
+            with _resolver(world):
+                wait_for(lambda: not final_reads.in_doubt(broker.address), SETTLE_S_MAX, "the decision is not served")
+            assert "order-1" in _messages(broker)
+            assert _refuses(producer)
+            filler.unlink()
+            wait_for(lambda: not _refuses(producer), WAIT_S, "the broker does not resume")
+
+
+def _refuses(producer: txmq.Producer) -> bool:
+    try:
+        producer.send(ORDERS, b"is there space?", timeout=0.2)
+    except txmq.errors.DiskFullError:
+        return True
+    return False
+
+
+def test_a_second_broker_on_one_directory_refuses_and_the_first_serves_on(
+    tmp_path: Path, broker: BrokerProcess
+) -> None:
+    command = [sys.executable, "-m", "txmq.cli.main", "broker", "--data", str(broker.data_dir)]
+    command += ["--listen", f"127.0.0.1:{free_port()}"]
+    second = subprocess.run(command, capture_output=True, timeout=WAIT_S, text=True, check=False)
+    assert second.returncode not in (0, KILLED)
+    assert f"held by process {broker.pid}" in second.stderr
+    with txmq.connect(broker.address) as client, client.producer() as producer:
+        client.topics.create("t")
+        assert producer.send("t", b"still here").offset == 0
