@@ -76,11 +76,16 @@ def test_a_port_that_is_taken_ends_it_in_one_line(broker: BrokerProcess, tmp_pat
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_crash_point_ends_the_process_where_it_says(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "broker", env={"TXMQ_CRASH": "journal.append.written:1"}) as broker:
-        with txmq.connect(broker.address) as client, pytest.raises(txmq.TxmqError):
-            client.topics.create("orders")
+def test_a_crash_point_ends_the_process_where_it_says(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+    broker.restart(env={"TXMQ_CRASH": "broker.put.accepted:1"})
+    with txmq.connect(broker.address) as client, client.producer() as producer:
+        with pytest.raises(txmq.TxmqError):
+            producer.send("orders", b"never acknowledged", timeout=3.0)
         assert broker.wait(10.0) == -signal.SIGKILL
+        broker.start(env={})
+        assert client.offsets("orders", 0).end == 0
 
 
 def test_settings_reach_the_broker_and_a_bad_one_ends_it_with_its_reason(tmp_path: Path) -> None:
