@@ -49,7 +49,7 @@ def _say(text: str) -> None:
 
 def complaints_of(report: Report, cycles: int) -> str:
     """What is wrong, one complaint a line; empty where nothing is."""
-    complaints = [describe(report.verdict.findings), *report.verdict.missing]
+    complaints = [describe(report.verdict.findings), *report.verdict.missing, *report.offline]
     if report.is_late:
         complaints.append(f"A9 resolution-time: {max(report.settle_s):.2f} s, at most {SETTLE_S_MAX} s")
     missed = POINTS.keys() - report.points_hit.keys()

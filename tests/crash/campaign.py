@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
-from tests.crash import final_reads
+from tests.crash import final_reads, offline
 from tests.crash.plan import LEFT_FOR_RESOLVER, WORKERS, Death, deaths
 from tests.crash.processes import CampaignError, Child, pause, wait_for
 from tests.crash.world import BROKER_SETTINGS, PARTITIONS, SCRAP, SCRAP_SETTINGS, HistoryFile, World
@@ -46,6 +46,7 @@ class Report:
     points_hit: Counter[str] = field(default_factory=Counter)
     settle_s: list[float] = field(default_factory=list)
     restart_s: list[float] = field(default_factory=list)
+    offline: list[str] = field(default_factory=list)  # what the reader of the files alone found different
 
     @property
     def is_late(self) -> bool:
@@ -55,7 +56,7 @@ class Report:
     @property
     def holds(self) -> bool:
         """Whether every promise was kept."""
-        return self.verdict.result == "valid" and not self.is_late
+        return self.verdict.result == "valid" and not self.is_late and not self.offline
 
 
 class Campaign:
@@ -100,8 +101,12 @@ class Campaign:
             stack.callback(self._history.close)
             for number, death in zip(range(1, cycles + 1), deaths(self._rng), strict=False):
                 self._cycle(number, cycles, death)
-                if (number % check_every == 0 or number == cycles) and not self._check(number):
-                    break
+                if number == cycles or number % check_every == 0:
+                    if not self._check(number):
+                        return self._report
+                    if number < cycles:
+                        self._start_children()
+            self._check_offline()
         return self._report
 
     @property
@@ -239,9 +244,17 @@ class Campaign:
         self._report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
         counts = ", ".join(f"{count} {name}" for name, count in verdict.counts.items())
         self._say(f"check after {number} cycles: {verdict.result} ({counts}; {time.monotonic() - begun:.1f} s)")
-        if verdict.result == "valid":
-            self._start_children()
         return verdict.result == "valid"
+
+    def _check_offline(self) -> None:
+        """Hold the files of the stopped broker to what the client reads."""
+        for child in self._children:
+            child.kill()
+        drained = final_reads.drain(self._broker.address)
+        status = self._broker.stop()
+        self._report.offline = offline.complaints(self.world.broker, drained)
+        if status != 0:
+            self._report.offline.append(f"the broker stopped with status {status}")
 
     def _left_in_doubt(self) -> set[str]:
         """What is in doubt although everybody had the promised time."""
