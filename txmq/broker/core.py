@@ -25,7 +25,7 @@ from txmq.broker.pipelined import take_puts
 from txmq.broker.produce import put
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
-from txmq.errors import BadRequestError, BrokerError, InvariantError
+from txmq.errors import BrokerError, InvariantError
 from txmq.log.partition import Partition
 from txmq.protocol import answers
 from txmq.protocol.requests import Request, Violation
@@ -147,10 +147,10 @@ class Core:
 
     def applied(self, group: Group) -> None:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""
-        moved = dict.fromkeys(run.partition for run in group.placed)
-        for run in group.placed:
-            run.partition.publish(run.next_offset)
-        for partition in moved:
+        # Once a partition: a reader in a thread must not see the first half of a transaction that rolled the segment.
+        moved = {run.partition: run.next_offset for run in group.placed}
+        for partition, next_offset in moved.items():
+            partition.publish(next_offset)
             if partition.waiters:
                 reading.wake_polls(self.context, partition)
 
@@ -221,5 +221,5 @@ class Core:
     def could_not(self, peer: Peer, opaque: bytes, error: BaseException) -> None:
         """A read or lookup failed: tell the client; damage is told with file and position."""
         self.context.counters.errors += 1
-        told = error if isinstance(error, BrokerError) else BadRequestError(str(error))
+        told = error if isinstance(error, BrokerError) else BrokerError(str(error))
         self.context.answer(peer, opaque, answers.error(told, opaque))
