@@ -35,6 +35,7 @@ from txmq.xa.guard import Guard, GuardedConnection
 from txmq.xa.marker import Identity, MarkerTable
 
 _SAVEPOINT = "txmq_body"
+SETTLE_WAIT_S = 1.0  # for a lock, by one who settles
 _CLOCK_CHECK_S = 60.0
 _IDLE_MAX = 4  # connections kept per thread; a thread in one block at a time uses one
 _FINISHED_MAX = 100_000  # markers waiting for their removal; what falls off is swept later
@@ -127,7 +128,7 @@ class LastResource:
                     table.put_identity(connection, Identity(self.name, f"{self._random.bits(128):032x}", ""))
             self._check_identity(connection, table, None if client is None else cluster_of(client))
         finally:
-            connection.close()
+            _close(connection)
 
     def using(self, connection: Any) -> UsedConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
@@ -206,7 +207,7 @@ class LastResource:
     def _open_existing_sqlite(self) -> Any:
         import sqlite3  # the named exception to the doors
 
-        return sqlite3.connect(f"file:{quote(self._sqlite_path or '')}?mode=rw", uri=True, timeout=1.0)
+        return sqlite3.connect(f"file:{quote(self._sqlite_path or '')}?mode=rw", uri=True, timeout=SETTLE_WAIT_S)
 
     def _open(self, cluster: str, connect: Callable[[], Any]) -> _Session:
         connection = connect()

@@ -105,6 +105,7 @@ class World:
         for connection in self.opened:
             connection.close()
         self.opened.clear()
+        self.resource._idle.clear()
         self.home.owner_connected = False
 
     def resolver(self) -> Resolver:

@@ -29,8 +29,9 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
 from txmq.testing.fake_home import Fault, lost
+from txmq.xa import LastResource
 
-from .support import Quiet, World, at_point, crash_at, quiet_resolver
+from .support import NAME, Quiet, World, at_point, crash_at, quiet_resolver
 
 OWNER_POINTS = sorted(point for point in POINTS if point.startswith("client.tx."))
 BEFORE_THE_DECISION = [
@@ -279,11 +280,11 @@ def test_a_deadline_that_passes_in_the_body_rolls_back_without_a_word_to_the_bro
 
 
 def test_a_deadline_that_passed_on_the_database_clock_rolls_back(world: World) -> None:
-    """The client's clock stands still here; SQLite's does not."""
-    with pytest.raises(TransactionTimeoutError, match="database's clock"):
-        world.order(b"x", timeout=1e-4)
-    assert world.rows() == []
-    assert set(world.home.states().values()) == {"rolled-back"}
+    slow = LastResource(NAME, connect=world.connect, clock=world.home.clock)  # years behind SQLite's
+    with pytest.raises(TransactionTimeoutError, match="database's clock"), world.block(resource=slow) as tx:
+        tx.send("orders", b"x")
+    assert world.home.states() == {tx.txid: "rolled-back"}
+    assert (world.markers(), world.home.values("orders")) == ({}, [])
 
 
 def test_a_resolver_that_was_first_makes_it_a_rollback(world: World) -> None:

@@ -1,0 +1,394 @@
+"""The resolver: what it settles, what it never touches, how it waits, and how it keeps house."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionStateError
+from txmq.runtime import crashpoints
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.fake_home import Fault, lost
+from txmq.xa import resolver as module
+from txmq.xa import settle
+from txmq.xa.resolver import Resolver, is_due
+from txmq.xa.settle import Found, Step
+
+from .support import World, crash_at, quiet_resolver
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    quiet_resolver(monkeypatch)
+    return World(tmp_path)
+
+
+def abandon(world: World, value: bytes, point: str = "client.tx.prepared") -> str:
+    """A transaction whose process died at a point; its id."""
+    known = set(world.home.states())
+    with crash_at(point), pytest.raises(SimulatedCrash):
+        world.order(value)
+    world.die()
+    (txid,) = set(world.home.states()) - known
+    return txid
+
+
+# --- the steps -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "found"), list(itertools.product(Step, Found)))
+def test_every_step_and_finding_is_in_the_table_or_an_error_that_names_both(step: Step, found: Found) -> None:
+    expected = {
+        Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.FAILED},
+        Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.FAILED},
+        Step.TELL_COMMIT: {Found.TOLD, Found.CONTRADICTED, Found.FAILED},
+        Step.TELL_ROLLBACK: {Found.TOLD, Found.CONTRADICTED, Found.FAILED},
+    }
+    if found in expected.get(step, set()):
+        assert settle.next_step(step, found) is not step
+    else:
+        with pytest.raises(TransactionStateError) as caught:
+            settle.next_step(step, found)
+        assert step.value in str(caught.value)
+        assert found.value in str(caught.value)
+
+
+def test_only_a_read_committed_marker_leads_to_a_commit_and_failures_lead_nowhere() -> None:
+    assert [pair for pair, step in settle.TRANSITIONS.items() if step is Step.TELL_COMMIT] == [
+        (Step.READ, Found.COMMITTED)
+    ]
+    assert {step for (_, found), step in settle.TRANSITIONS.items() if found is Found.FAILED} == {Step.UNDECIDED}
+
+
+# --- who is due ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("connected", "gone_ms", "age_ms", "deadline_ms", "due"),
+    [
+        (True, 0, 500, 30_000, False),
+        (True, 0, 30_000, 30_000, True),
+        (True, 0, 29_999, 30_000, False),
+        (False, 999, 500, 30_000, False),
+        (False, 1000, 500, 30_000, True),
+        (False, 10, 30_000, 30_000, True),
+        (True, 0, 10**9, 0, False),
+    ],
+)
+def test_due_is_whose_owner_is_gone_or_whose_deadline_has_passed(
+    connected: bool, gone_ms: int, age_ms: int, deadline_ms: int, due: bool
+) -> None:
+    listed = {
+        "owner_connected": connected, "owner_gone_ms": gone_ms, "prepared_ms": 0, "age_ms": age_ms,
+        "deadline_ms": deadline_ms,
+    }  # fmt: skip
+    assert is_due(listed) is due
+
+
+def test_an_owner_that_lives_is_left_alone_until_its_deadline(world: World) -> None:
+    txid = abandon(world, b"x")
+    world.home.owner_connected = True
+    assert world.resolver().run_once() == 0
+    assert world.home.states()[txid] == "prepared"
+    world.home.clock.advance(31.0)
+    assert world.resolver().run_once() == 1
+
+
+# --- what is settled -------------------------------------------------------------------------------------------------
+
+
+def test_many_are_settled_by_what_their_marker_proves_page_after_page(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGE_SIZE", 3)
+    points = ["client.tx.prepared", "client.tx.db_committed"] * 5
+    for number, point in enumerate(points):
+        abandon(world, b"%d" % number, point)
+    assert world.resolver().run_once() == 10
+    assert world.rows() == [b"1", b"3", b"5", b"7", b"9"]
+    world.check()
+
+
+@pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
+@pytest.mark.parametrize("moment", ["", "resolver.marker_inserted", "resolver.read_committed", "resolver.told_broker"])
+def test_two_at_once_are_harmless(world: World, moment: str, point: str) -> None:
+    """The second one's whole round falls into the first one's, at every place."""
+    abandon(world, b"x", point)
+    second = world.resolver()
+    rounds: list[int] = []
+
+    def hook(name: str) -> None:
+        if name == moment and not rounds:
+            rounds.append(0)
+            rounds[0] = second.run_once()
+
+    crashpoints.set_hook(hook)
+    try:
+        settled = world.resolver().run_once()
+    finally:
+        crashpoints.set_hook(None)
+    assert settled == 1
+    second.run_once()
+    world.check()
+    assert world.rows() == ([b"x"] if point.endswith("committed") else [])
+
+
+def test_an_owner_that_comes_back_behind_the_resolver_cannot_commit(world: World) -> None:
+    """A paused owner: the resolver's marker is in before its own."""
+    held: list[str] = []
+
+    def hook(name: str) -> None:
+        if name == "client.tx.prepare_sent":
+            # The owner holds SQLite's write lock from BEGIN on: only a broken lock lets anybody in between.
+            held.extend(world.home.states())
+            owner = world.opened[-1]
+            owner.rollback()
+            world.home.owner_connected = False
+            assert world.resolver().run_once() == 1
+            owner.execute("BEGIN IMMEDIATE")
+
+    crashpoints.set_hook(hook)
+    try:
+        with pytest.raises(Exception, match="resolver"):
+            world.order(b"x")
+    finally:
+        crashpoints.set_hook(None)
+    assert world.home.states() == {held[0]: "rolled-back"}
+    world.check()
+
+
+def test_commits_are_all_sent_before_one_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit may wait at the broker for an earlier one of the same rows."""
+    for number in range(3):
+        abandon(world, b"%d" % number, "client.tx.db_committed")
+    said: list[str] = []
+    submit: Callable[..., Any] = world.home.submit
+
+    def noting(verb: str, *arguments: Any, **named: Any) -> Any:
+        reply = submit(verb, *arguments, **named)
+        if verb == "commit":
+            said.append("sent")
+            result = reply.result
+
+            def waited() -> bytes:
+                said.append("waited")
+                return bytes(result())
+
+            reply.result = waited
+        return reply
+
+    monkeypatch.setattr(world.home, "submit", noting)
+    assert world.resolver().run_once() == 3
+    assert said == ["sent"] * 3 + ["waited"] * 3
+
+
+# --- what is not touched ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"txid": "00000000000000c2-00000000000000a1-7-1"},
+        {"txid": "00000000000000c1-00000000000000a2-7-1"},
+        {"txid": "not-a-txid"},
+        {"kind": "xa"},
+        {"kind": "half"},
+        {"uuid": "f" * 32},
+    ],
+)
+def test_what_is_not_ours_is_not_touched(world: World, change: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    abandon(world, b"x")
+    listed = json.loads(world.home.call("recover", timeout=1.0, extensions={"uuid": world.resource.uuid}))
+    listed["transactions"][0].update(change)
+    monkeypatch.setattr(world.home, "_recover", lambda *_: json.dumps(listed).encode())
+    world.home.requests.clear()
+    assert world.resolver().run_once() == 0
+    assert (set(world.home.requests), world.markers()) == ({"recover"}, {})
+
+
+def test_another_database_under_the_same_name_settles_nothing(world: World) -> None:
+    """The file was lost and made anew: the marker is not absent there, it is unreachable."""
+    abandon(world, b"x", "client.tx.db_committed")
+    resolver = Resolver(world.home, [world.resource])
+    world.path.rename(world.path.with_suffix(".lost"))
+    with world.outside() as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
+    world.new_resource().install()
+    assert resolver.run_once() == 0
+    world.path.with_suffix(".lost").rename(world.path)
+    assert resolver.run_once() == 1
+    world.check()
+
+
+def test_a_file_that_is_gone_is_unreachable_and_not_made_anew(world: World) -> None:
+    abandon(world, b"x")
+    lost_path = world.path.with_suffix(".lost")
+    world.path.rename(lost_path)
+    resolver = Resolver(world.home, [world.resource])
+    assert resolver.run_once() == 0
+    assert not world.path.exists()
+    lost_path.rename(world.path)
+    assert resolver.run_once() == 1
+    world.check()
+
+
+# --- what stays undecided --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
+def test_a_locked_database_leaves_it_undecided(world: World, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.xa.last_resource.SETTLE_WAIT_S", 0.01)
+    txid = abandon(world, b"x", point)
+    resolver = world.resolver()
+    with world.outside() as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert resolver.run_once() == 0
+        other.execute("ROLLBACK")
+    assert world.home.states()[txid] == "prepared"
+    assert resolver.run_once() == 1
+    world.check()
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+@pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
+def test_a_broker_that_could_not_be_told_is_told_again(world: World, point: str, is_executed: bool) -> None:
+    abandon(world, b"x", point)
+    verb = "rollback" if point.endswith("prepared") else "commit"
+    world.home.faults[verb].append(lost(is_executed=is_executed))
+    resolver = world.resolver()
+    assert resolver.run_once() == 0
+    resolver.run_once()
+    world.check()
+
+
+def test_a_row_that_has_gone_is_undecided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was removed by one who had settled the transaction: the broker says so next time."""
+    txid = abandon(world, b"x", "client.tx.db_committed")
+    database = world.resource.open_settling("00000000000000c1")
+    monkeypatch.setattr(type(database.table), "read_durably", lambda *_: None)
+    assert settle.prove(database, txid, 0) == (Step.UNDECIDED, None)
+    database.close()
+
+
+def test_the_word_of_a_row_is_made_durable_by_a_write_before_anybody_is_told(world: World) -> None:
+    abandon(world, b"x", "client.tx.db_committed")
+    with crash_at("resolver.read_committed"), pytest.raises(SimulatedCrash):
+        world.resolver().run_once()
+    with world.outside() as connection:
+        assert connection.execute("SELECT seen FROM txmq_marker").fetchall() == [(1,)]
+    assert "commit" not in world.home.requests
+
+
+def test_a_heuristic_keeps_its_marker_and_is_not_tried_for_ever(world: World) -> None:
+    txid = abandon(world, b"x", "client.tx.db_committed")
+    world.home.faults["commit"].append(Fault(TransactionConflictError("an operator rolled it back")))
+    resolver = world.resolver()
+    assert resolver.run_once() == 1
+    assert world.markers() == {txid: "committed"}
+
+
+def test_one_resource_that_is_away_does_not_stop_another(world: World, tmp_path: Path) -> None:
+    abandon(world, b"x")
+
+    def away() -> sqlite3.Connection:
+        raise sqlite3.OperationalError("away")
+
+    from txmq.xa import LastResource
+
+    resolver = Resolver(world.home, [LastResource("away", connect=away), world.new_resource()])
+    assert resolver.run_once() == 1
+    world.check()
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """Ends ``run`` after some rounds; notes how long each wait was to be."""
+
+    def __init__(self, count: int) -> None:
+        self.waits: list[float] = []
+        self._count = count
+
+    def wait(self, timeout: float) -> bool:
+        self.waits.append(timeout)
+        return len(self.waits) > self._count
+
+
+def test_rounds_begin_at_once_and_go_on_whatever_fails(world: World) -> None:
+    world.home.faults["recover"].extend([lost(is_executed=False), None])
+    rounds = Rounds(3)
+    world.resolver().run(rounds)
+    assert rounds.waits[0] == 0
+    assert (rounds.waits[1], rounds.waits[2]) == (module.FAILED_POLL_S_MAX, module.POLL_S)
+    assert module.OWNER_GONE_MS / 1000 + module.POLL_S <= 2.0
+    assert module.FAILED_POLL_S_MAX <= 1.0
+
+
+def test_rounds_end_with_the_client(world: World) -> None:
+    world.home.faults["recover"].append(Fault(ClosedError("closed")))
+    rounds = Rounds(100)
+    world.resolver().run(rounds)
+    assert len(rounds.waits) == 1
+
+
+# --- housekeeping ----------------------------------------------------------------------------------------------------
+
+
+def test_finished_markers_leave_in_bulk_and_only_then(world: World) -> None:
+    for number in range(5):
+        world.order(b"%d" % number)
+    assert set(world.markers().values()) == {"committed"}
+    resolver = Resolver(world.home, [world.resource])
+    resolver.run_once()
+    assert world.markers() == {}
+    resolver.close()
+
+
+def test_a_marker_whose_broker_was_not_told_stays(world: World) -> None:
+    world.home.faults["commit"].extend([Fault(ConnectionLostError(""), is_executed=False)] * 5000)
+    world.order(b"x", timeout=5.0)
+    resolver = Resolver(world.home, [world.resource])
+    resolver.run_once()
+    assert set(world.markers().values()) == {"committed"}
+    resolver.close()
+
+
+def _age(world: World, milliseconds: int) -> None:
+    with world.outside() as connection:
+        connection.execute("UPDATE txmq_marker SET written_ms = written_ms - ?", (milliseconds,))
+
+
+def test_committed_markers_of_others_leave_when_old_and_the_broker_says_committed(world: World) -> None:
+    world.order(b"x")
+    settled = abandon(world, b"y", "client.tx.committed")
+    prepared = abandon(world, b"z", "client.tx.db_committed")
+    world.home.owner_connected = True
+    _age(world, module.SWEEP_AGE_MS - 60_000)
+    world.resolver().run_once()
+    assert {settled, prepared} <= set(world.markers())
+    _age(world, 120_000)
+    world.resolver().run_once()
+    assert world.markers() == {prepared: "committed"}
+
+
+@pytest.mark.parametrize(("column", "is_kept"), [("", False), ("deadline_ms", True), ("written_ms", True)])
+def test_rolled_back_markers_leave_a_day_behind_their_deadline(world: World, column: str, is_kept: bool) -> None:
+    abandon(world, b"x")
+    world.resolver().run_once()
+    assert set(world.markers().values()) == {"rolled-back"}
+    now = "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)"
+    old, new = f"{now} - {DAY_MS + 60_000}", f"{now} - {DAY_MS - 60_000}"
+    with world.outside() as connection:
+        for name in ("deadline_ms", "written_ms"):
+            connection.execute(f"UPDATE txmq_marker SET {name} = {new if name == column else old}")
+    world.resolver().run_once()
+    assert bool(world.markers()) is is_kept
