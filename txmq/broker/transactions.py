@@ -55,7 +55,8 @@ def put_part(
         raise _refusal(action, txid_text)
     part = checked_part(context, partition, batch)
     transaction = context.state.transactions.get((session.number, txid.counter))
-    _refuse_over_limits(context, transaction, len(batch), session)
+    _refuse_over_limits(context, transaction, len(batch))
+    _refuse_over_outcomes(context, session, 0)
     transaction = _add_part(context, session, txid.counter, part)
     context.answer_when_forced(peer, opaque, b"%d" % (len(transaction.parts) - 1))
 
@@ -78,7 +79,8 @@ def prepare(
     transaction = context.state.transactions.get((session.number, txid.counter))
     checked = _checked_parts(context, parts)
     _check_streamed(transaction, given)
-    _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked), session)
+    _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
+    _refuse_over_outcomes(context, session, _floor(given, peer, session))
     streamed = len(transaction.parts) if transaction else 0
     meta["keys"] = [ANY_KEY] * streamed + [ANY_KEY if part.keys is None else sorted(part.keys) for part in parts]
     for part in checked:
@@ -257,7 +259,7 @@ def _refusal(action: Action, txid: bytes) -> Exception:
     return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
 
 
-def _refuse_over_limits(context: Context, transaction: Transaction | None, added: int, session: Session) -> None:
+def _refuse_over_limits(context: Context, transaction: Transaction | None, added: int) -> None:
     settings = context.settings
     if context.disk_full:
         context.counters.refused_disk_full += 1
@@ -271,7 +273,12 @@ def _refuse_over_limits(context: Context, transaction: Transaction | None, added
         raise TooLargeError(f"the transaction is over transaction_size_bytes_max {settings.transaction_size_bytes_max}")
     if context.state.payload_bytes + added > settings.prepared_bytes_max:
         raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
-    if len(session.outcomes) > max(_UNFINISHED_OUTCOMES_MAX, settings.outcomes_kept):
+
+
+def _refuse_over_outcomes(context: Context, session: Session, floor: int) -> None:
+    """Refuse where a client never says what it has seen the end of; the floor this request states counts already."""
+    limit = max(_UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept)
+    if len(session.outcomes) > limit and sum(counter > floor for counter in session.outcomes) > limit:
         raise OverloadedError("too many outcomes are kept for this session: state floor= with your requests")
 
 
@@ -353,7 +360,8 @@ def _decide(
     parts = wire_parts.parse_parts(body) if body else []
     checked = _checked_parts(context, parts)
     _check_streamed(transaction, given)
-    _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked), session)
+    _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
+    _refuse_over_outcomes(context, session, _floor(given, peer, session))
     floor = _floor(given, peer, session)
     outcome = settlement.commit(context, session.number, txid.counter, floor, transaction, checked)
     lines = settlement.committed_lines(context, outcome)

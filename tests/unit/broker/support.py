@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from txmq.log import records
 from txmq.log.batch import checksum
@@ -63,9 +64,13 @@ def values(of: Node, topic: str = "a", partition: int = 0) -> list[bytes]:
 
 
 def prepare(
-    client: Client, txid: str, *contents: tuple[str, int, bytes], keys: str = "*", **extensions: str | int
+    client: Client,
+    txid: str,
+    *contents: tuple[str, int, bytes],
+    keys: object = "*",
+    **extensions: Any,
 ) -> Answer:
     """Prepare for the resource ``db``."""
-    body = b"".join(part(topic, partition, content, keys) for topic, partition, content in contents)
+    body = b"".join(part(topic, partition, content, str(keys)) for topic, partition, content in contents)
     words = {"resource": "db", "uuid": UUID, **extensions}
     return client.ask("prepare", txid, "last-resource", extensions=words, body=body)

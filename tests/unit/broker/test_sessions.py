@@ -1,0 +1,154 @@
+"""``hello`` and sessions: made, resumed, fenced, ended to make room."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from txmq.broker.greeting import SESSION_IDLE_MS_MIN
+
+from ...images.node import Client, Node
+from .support import batch, node, part, prepare, put, restarted, stated
+
+
+def test_hello_introduces_the_broker() -> None:
+    broker = node()
+    identity = broker.recovered.identity
+    told = json.loads(broker.connect().hello("new").body)
+    assert told == {
+        "cluster": f"{identity.cluster:016x}", "home": f"{identity.node:016x}", "broker": "small", "version": "0.1.0",
+        "protocol": 1, "session": "1", "epoch": 0, "in_flight_max": 64, "request_size_bytes_max": 64 << 10,
+        "outcomes_kept": 1024, "compression": ["gzip", "lz4", "zstd"], "time_ms": broker.clock.now_ms(),
+    }  # fmt: skip
+
+
+def test_hello_without_a_session_makes_none() -> None:
+    broker = node()
+    told = json.loads(broker.connect().ask("hello", 1, "tester").body)
+    assert (told["session"], told["epoch"]) == (None, 0)
+    assert not broker.state.sessions
+
+
+def test_another_protocol_is_refused() -> None:
+    assert node().connect().ask("hello", 2, "tester").error == "bad-request"
+
+
+@pytest.mark.parametrize("wish", ["1.0", "1.1", "ff.0"])
+def test_an_unknown_session_is_fenced(wish: str) -> None:
+    answer = node().connect().hello(wish)
+    assert (answer.code, answer.error) == (410, "fenced")
+
+
+def test_an_epoch_that_is_not_the_sessions_is_fenced() -> None:
+    broker = node()
+    broker.session()
+    assert broker.connect().hello("1.1").error == "fenced"
+
+
+def test_session_numbers_are_never_used_again() -> None:
+    broker = node()
+    assert [json.loads(broker.connect().hello().body)["session"] for _ in range(3)] == ["1", "2", "3"]
+    broker.checkpoint()
+    broker.connect().hello()
+    broker = restarted(broker)
+    assert json.loads(broker.connect().hello().body)["session"] == "5"
+
+
+def test_the_number_of_an_ended_session_is_not_used_again() -> None:
+    broker = node(sessions_max=1)
+    broker.session().disconnect()
+    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
+    broker.pump()
+    broker.session()
+    for _ in range(2):
+        broker.checkpoint()
+    assert sorted(restarted(broker).state.sessions) == [2]
+
+
+def test_a_resumed_session_takes_the_connection_of_the_older_one() -> None:
+    broker = node()
+    older = broker.session()
+    newer = broker.session("1.0")
+    assert older.peer.closing
+    assert put(newer, producer=1).code == 200
+    older.disconnect()
+    assert put(newer, producer=1, sequence=1).code == 200
+    assert broker.state.sessions[1].bound == newer.peer.number
+
+
+def test_a_stream_goes_on_over_the_connection_that_resumed() -> None:
+    broker = node()
+    older = broker.session()
+    txid = broker.txid(1, 1)
+    older.ask("put", "a", 0, extensions={"tx": txid}, body=batch(b"1"))
+    newer = broker.session("1.0")
+    older.disconnect()
+    broker.pump()
+    assert newer.ask("commit", txid, extensions=stated([batch(b"1")]), body=b"").code == 200
+
+
+# --- room ------------------------------------------------------------------------------------------------------------
+
+
+def _idle(broker: Node, *clients: Client) -> None:
+    for client in clients:
+        client.disconnect()
+    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
+    broker.pump()
+
+
+def test_the_session_that_has_been_away_longest_makes_room() -> None:
+    broker = node(sessions_max=2)
+    first, second = broker.session(), broker.session()
+    first.disconnect()
+    _idle(broker, second)
+    broker.session()
+    assert sorted(broker.state.sessions) == [2, 3]
+    answer = broker.connect().hello("1.0")
+    assert (answer.code, answer.error) == (410, "fenced")
+    assert broker.connect().ask("outcome", broker.txid(1, 1), extensions={"fence": None}).error == "fenced"
+
+
+def test_what_an_ended_session_left_in_partitions_goes_with_it() -> None:
+    broker = node(sessions_max=1)
+    client = broker.session()
+    put(client, producer=1)
+    _idle(broker, client)
+    broker.session()
+    assert broker.partition("a").producers == {}
+
+
+def test_connected_busy_and_fresh_sessions_stay() -> None:
+    broker = node(sessions_max=2)
+    connected, busy = broker.session(), broker.session()
+    prepare(busy, broker.txid(2, 1), ("a", 0, batch()))
+    _idle(broker, busy)
+    refused = broker.connect().hello()
+    assert (refused.code, refused.error) == (429, "overloaded")
+    assert busy.node.connect().ask("rollback", broker.txid(2, 1)).code == 200
+    assert broker.connect().hello().code == 200
+    connected.disconnect()
+    assert broker.connect().hello().error == "overloaded"
+
+
+def test_a_restart_gives_everybody_time_to_come_back() -> None:
+    broker = node(sessions_max=1)
+    _idle(broker, broker.session())
+    broker = restarted(broker)
+    assert broker.connect().hello().error == "overloaded"
+    assert broker.connect().hello("1.0").code == 200
+
+
+def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.broker.transactions._UNFINISHED_OUTCOMES_MAX", 3)
+    broker = node(outcomes_kept=2)
+    client = broker.session()
+    codes = [
+        client.ask("commit", broker.txid(1, n), body=part("a", 0, batch(b"%d" % n))).code for n in range(1, 7)
+    ]  # fmt: skip
+    assert codes == [200, 200, 200, 200, 429, 429]
+    body = part("a", 0, batch(b"5"))
+    assert client.ask("commit", broker.txid(1, 5), extensions={"floor": 1}, body=body).code == 200
+    assert client.ask("commit", broker.txid(1, 6), extensions={"floor": 4}, body=body).code == 200
+    assert len(broker.state.sessions[1].outcomes) == 2
