@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import txmq
 from tests.crash.campaign import SETTLE_S_MAX, Campaign, Report
 from tests.crash.processes import CampaignError
 from txmq.runtime.crashpoints import POINTS
@@ -30,8 +31,8 @@ def main() -> int:
     print(f"seed {seed}, in {directory}", flush=True)
     try:
         report = Campaign(directory, seed, arguments.sync, _say).run(arguments.cycles, arguments.check_every)
-    except CampaignError as error:
-        print(f"\nSTUCK: {error}\nkept: {directory}\nrepeat: {again}")
+    except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
+        print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
         return 1
     complaints = complaints_of(report, arguments.cycles)
     _summary(report)

@@ -64,7 +64,8 @@ class Campaign:
 
     def __init__(self, directory: Path, seed: int, sync: str = "always", say: Callable[[str], None] = print) -> None:
         self.world, self._say = World(directory), say
-        self._rng = random.Random(seed)
+        # Two streams: how often a process is started must not change who dies next.
+        self._plan, self._worker_seeds = deaths(random.Random(seed)), random.Random(-seed - 1)
         self._broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS | {"sync": sync})
         self._workers = [self._child(f"w{number}", self._worker_command) for number in range(WORKERS)]
         self._reader = self._child("r", self._reader_command)
@@ -76,7 +77,7 @@ class Campaign:
         return Child(name, self.world.directory, command)
 
     def _worker_command(self, name: str) -> list[str]:
-        seed = str(self._rng.getrandbits(32))
+        seed = str(self._worker_seeds.getrandbits(32))
         return ["tests.crash.worker", str(self.world.directory), self._broker.address, name, seed]
 
     def _reader_command(self, name: str) -> list[str]:
@@ -99,7 +100,7 @@ class Campaign:
             stack.callback(self._broker.kill)
             self._set_up()
             stack.callback(self._history.close)
-            for number, death in zip(range(1, cycles + 1), deaths(self._rng), strict=False):
+            for number, death in zip(range(1, cycles + 1), self._plan, strict=False):
                 self._cycle(number, cycles, death)
                 if number == cycles or number % check_every == 0:
                     if not self._check(number):

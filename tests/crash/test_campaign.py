@@ -10,12 +10,13 @@ from tests.crash.__main__ import complaints_of
 from tests.crash.campaign import Campaign
 
 CYCLES = 20
+SEED = 5  # of all below 5000 the plan that comes first through the windows between prepare, decision and answer
 
 
 @pytest.mark.timeout(240)
 def test_twenty_deaths_lose_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
-    report = Campaign(tmp_path, seed=20, say=lines.append).run(CYCLES, check_every=10)
+    report = Campaign(tmp_path, seed=SEED, say=lines.append).run(CYCLES, check_every=10)
     assert complaints_of(report, CYCLES) == "", "\n".join(lines)
     assert report.holds
     assert report.deaths["broker"] >= 5
