@@ -45,13 +45,23 @@ class Pending(Protocol):
 
 
 class Waiter:
-    """Something one thread can wait for."""
+    """Something one thread can wait for.
 
-    __slots__ = ("__weakref__", "done", "signal")
+    Attributes:
+        done: it has happened.
+        nudged: the thread is to come back and look what else there is to do; it resets this itself.
+    """
+
+    __slots__ = ("__weakref__", "done", "nudged", "signal")
 
     def __init__(self) -> None:
-        self.done = False
+        self.done = self.nudged = False
         self.signal = Signal()
+
+    def nudge(self) -> None:
+        """Have the thread come back from ``Link.wait``."""
+        self.nudged = True
+        self.signal.set()
 
     def finish(self) -> None:
         """It has happened."""
@@ -210,8 +220,8 @@ class Link:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def wait(self, waiter: Waiter, deadline: float) -> None:
-        """Read answers, or sleep while another thread does, until ``waiter`` is done, the link fails or time is up."""
-        while not waiter.done and self.failure is None:
+        """Read answers, or sleep while another does, until ``waiter`` is done or nudged, the link fails, time is up."""
+        while not waiter.done and not waiter.nudged and self.failure is None:
             if self._reading.acquire(blocking=False):
                 self._lead(waiter, deadline)
             else:
@@ -262,7 +272,7 @@ class Link:
 
     def _lead(self, waiter: Waiter, deadline: float) -> None:
         try:
-            while not waiter.done and self.failure is None:
+            while not waiter.done and not waiter.nudged and self.failure is None:
                 remaining = deadline - self.clock.monotonic()
                 if remaining <= 0:
                     return
@@ -285,6 +295,9 @@ class Link:
                 waiter.signal.wait(remaining)
         finally:
             self._followers.pop(waiter, None)
+            # The call to lead may have come to one that was done, or out of time: it goes on to the next.
+            if self._followers and self._reading.acquire(blocking=False):
+                self._step_down()
 
     def _step_down(self) -> None:
         if self.failure is not None:

@@ -26,7 +26,8 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 class Stream:
     """One connected TCP stream.
 
-    Thread safety: one thread in ``receive``/``wait`` and one in ``send`` at a time; ``wait_writable`` by any number.
+    Thread safety: one thread in ``receive``/``wait`` and one in ``send`` at a time; ``wait_writable`` and ``is_quiet``
+    by any number.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -66,8 +67,10 @@ class Stream:
         return bool(poll.poll(max(timeout, 0.0) * 1000))
 
     def is_quiet(self) -> bool:
-        """Whether nothing has arrived, neither bytes nor an end nor an error."""
-        return not self._readable.poll(0)
+        """Whether nothing has arrived, neither bytes nor an end nor an error. Any number of threads may ask."""
+        poll = select.poll()  # its own: one poll object does not let two threads in
+        poll.register(self._number, select.POLLIN)
+        return not poll.poll(0)
 
     def shut_down(self) -> None:
         """End the conversation, for every process that shares it; whoever waits wakes up."""
