@@ -1,0 +1,164 @@
+"""Limits, a full disk, a stopping broker: refused with the right name, and decisions are still served."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from txmq.errors import JournalFullError, StorageError
+from txmq.redo import entries
+from txmq.redo.journal import Journal
+from txmq.runtime.sim_disk import SimDisk
+
+from ...images.node import Client, Node, small_settings
+from .support import batch, node, part, prepare, put, restarted, stated, values
+
+
+def _refusals(broker: Node, client: Client) -> set[tuple[int, str]]:
+    """Everything that brings new messages."""
+    answers = [
+        put(client),
+        client.ask("put", "a", 0, extensions={"raw": None}, body=b"1"),
+        client.ask("put", "a", 0, extensions={"tx": broker.txid(1, 5)}, body=batch()),
+        client.ask("commit", broker.txid(1, 6), body=part("a", 0, batch())),
+        prepare(client, broker.txid(1, 7), ("a", 0, batch())),
+    ]
+    return {(answer.code, answer.error) for answer in answers}
+
+
+def test_a_full_disk_refuses_messages_and_serves_decisions() -> None:
+    broker = node()
+    client = broker.session()
+    for counter in (1, 2):
+        prepare(client, broker.txid(1, counter), ("a", 0, batch(b"%d" % counter)))
+    broker.context.disk_full = True
+    assert _refusals(broker, client) == {(507, "disk-full")}
+    assert client.ask("commit", broker.txid(1, 1), body=b"").code == 200
+    assert client.ask("rollback", broker.txid(1, 2)).code == 200
+    assert client.ask("outcome", broker.txid(1, 3), extensions={"fence": None}).text == "rolled-back\n"
+    assert client.ask("get", "a", 0, 0, 1000).code == 200
+    broker.context.disk_full = False
+    assert put(client).code == 200
+    assert broker.context.counters.refused_disk_full == 5
+
+
+def test_a_stopping_broker_refuses_messages_and_serves_decisions() -> None:
+    broker = node()
+    client = broker.session()
+    prepare(client, broker.txid(1, 1), ("a", 0, batch()))
+    broker.context.stopping = True
+    assert _refusals(broker, client) == {(503, "unavailable")}
+    assert client.ask("commit", broker.txid(1, 1), body=b"").code == 200
+
+
+def test_a_full_disk_while_applying_keeps_the_watermark_and_goes_on_when_there_is_room() -> None:
+    broker = node()
+    client = broker.session()
+    put(client, b"1")
+    broker.disk.fail_at(1, errno.ENOSPC, "write", forever=True, path_prefix="log/")
+    assert put(client, b"2").text == "1"
+    assert put(client, b"3").text == "2"
+    assert values(broker) == [b"1"]
+    assert broker.store.has_unapplied
+    assert broker.store.unapplied_bytes > 0
+    broker.disk.clear_faults()
+    for group in broker.store.apply_pending():
+        broker.core.applied(group)
+    assert values(broker) == [b"1", b"2", b"3"]
+    assert (broker.store.has_unapplied, broker.store.unapplied_bytes) == (False, 0)
+
+
+def test_an_error_while_applying_that_is_not_a_full_disk_stops_the_broker() -> None:
+    broker = node()
+    client = broker.session()
+    broker.disk.fail_at(1, errno.EIO, "write", path_prefix="log/", forever=True)
+    with pytest.raises(OSError, match="Input/output"):
+        put(client)
+
+
+def test_a_failed_journal_is_never_written_again() -> None:
+    broker = node()
+    client = broker.session()
+    broker.disk.fail_at(1, errno.EIO, "sync")
+    opaque = client.send("put", "a", 0, body=batch(b"1"))
+    with pytest.raises(StorageError):
+        broker.pump()
+    assert opaque not in client.received
+    client.send("put", "a", 0, body=batch(b"2"))
+    with pytest.raises(StorageError):
+        broker.pump()
+    assert not client.received
+
+
+def test_decisions_go_to_the_ballast_when_the_journal_cannot_grow() -> None:
+    broker = node()
+    client = broker.session()
+    broker.mark()
+    for counter in range(1, 8):
+        prepare(client, broker.txid(1, counter), ("a", 0, batch(bytes(1500))))
+    broker.disk.set_free_bytes(0)
+    settled = [client.ask("rollback", broker.txid(1, counter)).code for counter in range(1, 8)]
+    assert settled == [200] * 7
+    assert restarted(broker).state.transactions == {}
+
+
+def test_a_broker_starts_on_a_full_disk_from_its_ballast() -> None:
+    broker = node()
+    journal = broker.store.journal
+    broker.mark()
+    broker.disk.set_free_bytes(0)
+    _fill(journal)
+    after = broker.kill()
+    after.set_free_bytes(0)
+    assert Node(after, broker.settings).recovered.state.epoch == 2
+
+
+def _fill(journal: Journal) -> None:
+    """Append until neither the file in use nor a prepared one takes the smallest record."""
+    taken = entries.encode_session_ended(99)
+    try:
+        while True:
+            journal.append(taken)
+    except JournalFullError:
+        return
+
+
+def test_messages_of_all_undecided_transactions_together_are_limited() -> None:
+    broker = node(prepared_bytes_max=64 << 10)
+    client = broker.session()
+    content = batch(bytes(10_000))
+    answers = [prepare(client, broker.txid(1, counter), ("a", 0, content)) for counter in range(1, 8)]
+    assert [(answer.code, answer.error) for answer in answers] == [(200, "")] * 6 + [(429, "overloaded")]
+    client.ask("rollback", broker.txid(1, 1))
+    assert prepare(client, broker.txid(1, 7), ("a", 0, content)).code == 200
+
+
+def test_one_transaction_is_limited() -> None:
+    broker = node(transaction_size_bytes_max=64 << 10)
+    client = broker.session()
+    txid, batches = broker.txid(1, 1), []
+    for _ in range(6):
+        batches.append(batch(bytes(10_800)))
+        assert client.ask("put", "a", 0, extensions={"tx": txid}, body=batches[-1]).code == 200
+    refused = client.ask("put", "a", 0, extensions={"tx": txid}, body=batch(bytes(1000)))
+    assert (refused.code, refused.error) == (413, "too-large")
+    assert client.ask("commit", txid, extensions=stated(batches), body=part("a", 0, batch(bytes(1000)))).code == 413
+    assert client.ask("commit", txid, extensions=stated(batches), body=b"").code == 200
+
+
+def test_undecided_transactions_are_counted() -> None:
+    broker = node(transactions_open_max=2)
+    client = broker.session()
+    for counter in (1, 2):
+        prepare(client, broker.txid(1, counter), ("a", 0, batch()))
+    assert prepare(client, broker.txid(1, 3), ("a", 0, batch())).error == "overloaded"
+    client.ask("commit", broker.txid(1, 1), body=b"")
+    assert prepare(client, broker.txid(1, 3), ("a", 0, batch())).code == 200
+
+
+def test_a_second_broker_on_the_same_directory_is_refused() -> None:
+    disk = SimDisk()
+    Node(disk, small_settings())
+    with pytest.raises(StorageError, match="lock"):
+        Node(disk, small_settings())
