@@ -96,7 +96,8 @@ def cut(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
 
 
 def _halved(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-    if len(pairs) > 1 and sum(map(len, map(_values, pairs))) > SLICE_SIZE_BYTES_MAX:
+    size = sum(map(len, map(_values, pairs)))  # refuses None
+    if size > SLICE_SIZE_BYTES_MAX and len(pairs) > 1:
         middle = len(pairs) // 2
         yield from _halved(pairs[:middle])
         yield from _halved(pairs[middle:])

@@ -20,7 +20,7 @@ from txmq.errors import ClosedError, ConnectionLostError, FencedError, RequestTi
 from txmq.protocol.commands import Word
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
-from txmq.runtime.threads import Lock, Signal, watch_forks
+from txmq.runtime.threads import Lock, watch_forks
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
 IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
@@ -49,7 +49,6 @@ class Connection:
         self._backoff_s = 0.0
         self._retry_at = 0.0
         self._closed = False
-        self._wake = Signal()
         watch_forks(self)
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ class Connection:
         if self._backoff_s and not self._closed:
             wait = min(self._retry_at, deadline) - self._clock.monotonic()
             if wait > 0:
-                self._wake.wait(wait)
+                self._clock.sleep(wait)
 
     def _connected(self, deadline: float) -> Link:
         failures = []
@@ -214,7 +213,6 @@ class Connection:
     def close(self) -> None:
         """Close; unanswered requests are told that the connection is lost."""
         self._closed = True
-        self._wake.set()
         link, self._link = self._link, None
         if link is not None:
             link.fail(ConnectionLostError("the client was closed"))
@@ -222,7 +220,7 @@ class Connection:
     def forked(self) -> None:
         """In a forked child: start anew."""
         link, self._link, self._session = self._link, None, None
-        self._lock, self._wake = Lock(), Signal()
+        self._lock = Lock()
         if link is not None:
             link.forget()
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from txmq.client.connection import Connection
+from txmq.client.connection import IDLE_CHECK_S, Connection
 from txmq.client.link import Link, Waiter
 from txmq.client.producer_core import Batch, ProducerCore, ProducerLimits, Record
 from txmq.client.session import Session
@@ -140,7 +140,7 @@ class Sender:
         self, topic: str, partition: int, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int]:
         self._wait_for_room(len(record[1]), deadline)
-        now = self.clock.monotonic()
+        now = self._look_at_link()
         with self._lock:
             self._refuse_closed()
             batch, number = self.core.append(topic, partition, record, now, deadline)
@@ -154,7 +154,7 @@ class Sender:
     def add(self, topic: str, partition: int, content: bytearray, count: int, deadline: float) -> Completion:
         """Send a batch that is encoded already; waited for with ``drive``."""
         self._wait_for_room(len(content), deadline)
-        now = self.clock.monotonic()
+        now = self._look_at_link()
         with self._lock:
             self._refuse_closed()
             completion = _completion_of(self.core.add(topic, partition, content, count, now, deadline))
@@ -180,6 +180,15 @@ class Sender:
                 )
             self.drive(oldest, deadline)
 
+    def _look_at_link(self) -> float:
+        """Find out that an idle link has ended before a message is entrusted to it. Returns the time."""
+        now, link = self.clock.monotonic(), self._link
+        if link is not None:
+            if now - link.used_at > IDLE_CHECK_S:
+                link.is_stale()
+            link.used_at = now
+        return now
+
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ClosedError("the producer is closed")
@@ -197,6 +206,7 @@ class Sender:
 
     def _step(self, waiter: Waiter, deadline: float) -> float:
         """One round: deadlines, sending, waiting for answers. Returns the time it began."""
+        waiter.nudged = False
         now = self.clock.monotonic()
         with self._lock:
             self.core.expire(now, self._failure)
@@ -253,9 +263,17 @@ class Sender:
                 self.core.refused(batch, transmission, error, now)
             self._pump(now)
             finished = self.core.take_finished()
+            # A refusal moves the next wake-up: whoever waits has to look again.
+            concerned = [] if error is None else self._waiters()
         if error is not None and error.wire_name == "unknown-topic":
             self.on_unknown_topic(batch.queue.topic)
         self._tell(finished)
+        for waiter in concerned:
+            waiter.nudge()
+
+    def _waiters(self) -> list[Waiter]:
+        waiters = [waiter for batch in self.core.unfinished_batches() for waiter in _completion_of(batch).waiters]
+        return waiters if self._background is None else [*waiters, self._background]
 
     def take_loss(self, link: Link) -> None:
         """The link failed."""

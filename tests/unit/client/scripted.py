@@ -1,0 +1,224 @@
+"""A broker in memory that follows docs/protocol.md as far as these tests need it, and breaks when it is told to.
+
+``ScriptedBroker.connect`` stands in for ``txmq.runtime.net.connect``; what it gives out behaves as ``net.Stream``.
+Nothing sleeps: a wait with nothing to read turns the clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from txmq.errors import BrokerError, FencedError, SequenceError, UnknownTopicError
+from txmq.log.batch import HEADER, stamp
+from txmq.model import TopicConfig
+from txmq.protocol import answers
+from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
+from txmq.registry.topics import Topic
+from txmq.runtime import net
+from txmq.runtime.ports import Buffer
+
+TOPIC_ID = 7
+
+
+class TurnedClock:
+    """A clock that moves when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def now_ms(self) -> int:
+        return int(self.now * 1000)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class ScriptedStream:
+    """One conversation with the broker."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        self._broker = broker
+        self._reader = RequestReader(Limits(), ByteBudget(64 << 20))
+        self.inbound = bytearray()
+        self.is_over = self.is_closed = False
+        self.takes: deque[int] = deque()  # how many bytes each send takes; all, where it is empty
+        self.session: int | None = None
+        self.reads: deque[int] = deque()  # how many bytes each receive gives; all, where it is empty
+
+    def send(self, buffers: deque[Buffer]) -> int:
+        if self.is_over:
+            raise ConnectionResetError("over")
+        whole = b"".join(bytes(buffer) for buffer in buffers)
+        taken = whole[: self.takes.popleft()] if self.takes else whole
+        for item in self._reader.feed(taken):
+            assert not isinstance(item, Violation), item
+            self._broker.serve(self, item)
+        return len(taken)
+
+    def receive(self) -> memoryview | None:
+        if not self.inbound:
+            return memoryview(b"") if self.is_over else None
+        size = self.reads.popleft() if self.reads else len(self.inbound)
+        data, self.inbound = self.inbound[:size], self.inbound[size:]
+        return memoryview(bytes(data))
+
+    def wait(self, timeout: float, *, writable: bool) -> bool:
+        if self.inbound or self.is_over or writable:
+            return True
+        self._broker.clock.now += timeout
+        return False
+
+    def wait_writable(self, timeout: float) -> bool:
+        return True
+
+    def is_quiet(self) -> bool:
+        return not self.inbound and not self.is_over
+
+    def shut_down(self) -> None:
+        self.is_over = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def scripted_broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
+    """A broker that every connection made in this test ends up at."""
+    scripted = ScriptedBroker()
+    monkeypatch.setattr(net, "connect", scripted.connect)
+    return scripted
+
+
+Fault = Callable[[ScriptedStream], None] | BrokerError
+
+
+class ScriptedBroker:
+    """See the module's docstring.
+
+    Attributes:
+        faults: per verb what befalls the next requests: an error to answer, or a function called instead of serving.
+        lose_answer: per verb, how many of the next requests are executed and then the connection is cut.
+        hold: verbs whose answers are kept back until ``release``.
+    """
+
+    def __init__(self, partitions: int = 2) -> None:
+        self.clock = TurnedClock()
+        self.partitions = partitions
+        self.streams: list[ScriptedStream] = []
+        self.connections_refused = 0
+        self.verbs: list[str] = []
+        self.faults: dict[str, deque[Fault]] = {}
+        self.lose_answer: dict[str, int] = {}
+        self.hold: set[str] = set()
+        self.held: list[tuple[ScriptedStream, bytes]] = []
+        self.next_session = 1
+        self.fenced: set[int] = set()
+        self.logs: dict[int, bytearray] = {}
+        self.ends: dict[int, int] = {}
+        self.sequences: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+        self.following: dict[tuple[int, int], int] = {}
+
+    def connect(self, host: str, port: int, timeout: float) -> ScriptedStream:
+        if self.connections_refused:
+            self.connections_refused -= 1
+            raise ConnectionRefusedError(f"{host}:{port} refused")
+        stream = ScriptedStream(self)
+        self.streams.append(stream)
+        return stream
+
+    def cut(self) -> None:
+        """Every conversation ends."""
+        for stream in self.streams:
+            stream.is_over = True
+
+    def release(self) -> None:
+        """Send what was held back."""
+        for stream, answer in self.held:
+            stream.inbound += answer
+        self.held.clear()
+
+    def serve(self, stream: ScriptedStream, request: Request) -> None:
+        verb = request[0].decode()
+        self.verbs.append(verb)
+        opaque = request[4]
+        try:
+            faults = self.faults.get(verb)
+            fault = faults.popleft() if faults else None
+            if isinstance(fault, BrokerError):
+                raise fault
+            if fault is not None:
+                fault(stream)
+                return
+            answer = getattr(self, f"_{verb}")(stream, request)
+        except BrokerError as error:
+            answer = answers.error(error, opaque)
+        if self.lose_answer.get(verb):
+            self.lose_answer[verb] -= 1
+            stream.is_over = True
+        elif verb in self.hold:
+            self.held.append((stream, answer))
+        else:
+            stream.inbound += answer
+
+    def _hello(self, stream: ScriptedStream, request: Request) -> bytes:
+        wish = (request[2] or {}).get(b"session", b"none").decode()
+        if wish == "new":
+            stream.session = self.next_session
+            self.next_session += 1
+        elif wish != "none":
+            number = int(wish.partition(".")[0], 16)
+            if number in self.fenced or number >= self.next_session:
+                raise FencedError("unknown")
+            stream.session = number
+        fields = {
+            "cluster": "00000000000000c1", "home": "00000000000000a1", "broker": "b", "version": "1", "protocol": 1,
+            "session": None if stream.session is None else f"{stream.session:x}", "epoch": 0, "in_flight_max": 8,
+            "request_size_bytes_max": 1 << 20, "outcomes_kept": 8, "compression": [], "time_ms": 1,
+        }  # fmt: skip
+        return answers.result(200, request[4], json.dumps(fields).encode())
+
+    def _ping(self, _stream: ScriptedStream, request: Request) -> bytes:
+        return answers.result(200, request[4], b"pong")
+
+    def _meta(self, _stream: ScriptedStream, request: Request) -> bytes:
+        name = request[1][0].decode()
+        if name.startswith("no"):
+            raise UnknownTopicError(f"no topic {name}")
+        topic = Topic(TOPIC_ID, TopicConfig(name, partitions=self.partitions)).to_json()
+        return answers.result(200, request[4], json.dumps({"topics": [topic | {"from": "the future"}]}).encode())
+
+    def _put(self, stream: ScriptedStream, request: Request) -> bytes:
+        partition, batch = int(request[1][1]), request[3]
+        assert batch is not None
+        fields = HEADER.unpack_from(batch)
+        crc, producer, sequence, count = fields[4], fields[9], fields[11], fields[12]
+        assert producer == stream.session
+        key = (producer, partition)
+        known = self.sequences.setdefault(key, {}).get(sequence)
+        if known is not None and known[1] == crc:
+            return answers.put_result(request[4], known[0])
+        if sequence != self.following.get(key, 0):
+            raise SequenceError("gap")
+        base = self.ends.get(partition, 0)
+        stamp(batch, TOPIC_ID, partition, base, crc)
+        self.logs.setdefault(partition, bytearray()).extend(batch)
+        self.ends[partition] = base + count
+        self.following[key] = sequence + count
+        self.sequences[key][sequence] = (base, crc)
+        return answers.put_result(request[4], base)
+
+    def _get(self, _stream: ScriptedStream, request: Request) -> bytes:
+        body = bytes(self.logs.get(int(request[1][1]), b""))
+        if int(request[1][2]) >= self.ends.get(int(request[1][1]), 0):
+            body = b""
+        return answers.value_header(len(body), request[4]) + body
+
+    def _offset(self, _stream: ScriptedStream, request: Request) -> bytes:
+        end = self.ends.get(int(request[1][1]), 0)
+        return answers.result(200, request[4], f"{end} 0 {end}".encode())

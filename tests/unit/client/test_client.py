@@ -1,0 +1,502 @@
+"""Client, producer, fetch and admin, on a scripted broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+import txmq
+from tests.unit.client.scripted import ScriptedBroker, scripted_broker
+from txmq.client import sender
+from txmq.client.bulk import SLICE_COUNT_MAX, SendResults
+from txmq.client.client import Client, parse_bootstrap
+from txmq.client.transaction import current_transaction
+from txmq.errors import (
+    ClosedError,
+    ConfigError,
+    ConnectionLostError,
+    DeliveryUnknownError,
+    DiskFullError,
+    InvalidBatchError,
+    LocalProtocolError,
+    OverloadedError,
+    RequestTimeoutError,
+    TooLargeError,
+    TopicClosedError,
+    TransactionStateError,
+    UnknownTopicError,
+)
+from txmq.model import Message, SendResult, SendStatus
+from txmq.runtime.threads import Forked
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
+    return scripted_broker(monkeypatch)
+
+
+@pytest.fixture
+def client(broker: ScriptedBroker) -> Iterator[Client]:
+    with Client([("host", 1)], clock=broker.clock) as opened:
+        yield opened
+
+
+def values(messages: list[Message]) -> list[bytes | None]:
+    return [message.value for message in messages]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No background thread, which would turn the clock while it waits."""
+    monkeypatch.setattr(sender, "start_daemon", lambda _name, _run: None)
+
+
+# --- send ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_is_sent_and_read_back_whole(client: Client) -> None:
+    result = client.producer().send("t", b"v", key=b"k", headers={"h": b"x"}, tag="T", partition=1)
+    assert result == SendResult("t", 1, 0, SendStatus.ACKNOWLEDGED)
+    [message] = client.fetch("t", 1, 0)
+    assert (message.value, message.key, message.headers, message.tag) == (b"v", b"k", {"h": b"x"}, "T")
+    assert message.timestamp_ms == client.clock.now_ms()
+
+
+def test_a_lost_answer_is_asked_for_again_and_stores_nothing_twice(broker: ScriptedBroker, client: Client) -> None:
+    broker.lose_answer = {"put": 2}
+    producer = client.producer()
+    assert [producer.send("t", b"%d" % n, partition=0).offset for n in range(3)] == [0, 1, 2]
+    assert values(client.fetch("t", 0, 0)) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("error", [DiskFullError("full"), OverloadedError("busy")])
+def test_a_refusal_that_may_pass_is_tried_again(
+    broker: ScriptedBroker, client: Client, error: txmq.BrokerError
+) -> None:
+    broker.faults["put"] = deque([error, error])
+    assert client.producer().send("t", b"v", partition=0).offset == 0
+
+
+def test_a_refusal_that_lasts_is_raised_when_time_is_up(broker: ScriptedBroker, client: Client) -> None:
+    broker.faults["put"] = deque([DiskFullError("full")] * 1000)
+    with pytest.raises(DiskFullError):
+        client.producer().send("t", b"v", timeout=2.0)
+
+
+def test_a_refusal_for_good_is_raised_and_the_next_message_takes_the_number(
+    broker: ScriptedBroker, client: Client
+) -> None:
+    broker.faults["put"] = deque([TopicClosedError("closed")])
+    producer = client.producer()
+    with pytest.raises(TopicClosedError):
+        producer.send("t", b"v", partition=0)
+    assert producer.send("t", b"v", partition=0).offset == 0
+
+
+def test_a_broker_that_cannot_be_reached_is_said_with_the_reason(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"v")
+    broker.cut()
+    broker.clock.now += 1
+    broker.connections_refused = 100
+    with pytest.raises(ConnectionLostError, match="nothing was stored: cannot connect"):
+        producer.send("t", b"v", timeout=1.0)
+
+
+def test_a_broker_that_does_not_answer_leaves_the_delivery_unknown(broker: ScriptedBroker, client: Client) -> None:
+    broker.hold = {"put"}
+    with pytest.raises(DeliveryUnknownError):
+        client.producer().send("t", b"v", timeout=1.0)
+
+
+def test_a_session_lost_on_the_way_leaves_the_delivery_unknown(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"1", partition=0)
+    broker.fenced.add(1)
+    broker.lose_answer = {"put": 1}
+    with pytest.raises(DeliveryUnknownError):
+        producer.send("t", b"2", partition=0)
+    assert producer.send("t", b"3", partition=0).offset == 2
+
+
+def test_the_topic_is_looked_up_again_once_it_was_unknown(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer()
+    broker.faults["put"] = deque([UnknownTopicError("deleted")])
+    with pytest.raises(UnknownTopicError):
+        producer.send("t", b"v")
+    before = broker.verbs.count("meta")
+    producer.send("t", b"v")
+    assert broker.verbs.count("meta") == before + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"topic": "nope", "value": b""}, UnknownTopicError),
+        ({"topic": "a b", "value": b""}, LocalProtocolError),
+        ({"topic": 7, "value": b""}, TypeError),
+        ({"topic": "t", "value": "text"}, TypeError),
+        ({"topic": "t", "value": None}, TypeError),
+        ({"topic": "t", "value": b"", "key": "text"}, TypeError),
+        ({"topic": "t", "value": b"", "headers": {"h": "text"}}, TypeError),
+        ({"topic": "t", "value": b"", "headers": {"txmq.txid": b"x"}}, LocalProtocolError),
+        ({"topic": "t", "value": b"", "headers": {"tag": b"x"}}, LocalProtocolError),
+        ({"topic": "t", "value": b"", "partition": 2}, LocalProtocolError),
+        ({"topic": "t", "value": b"", "partition": "1"}, TypeError),
+        ({"topic": "t", "value": b"x" * (17 << 20)}, TooLargeError),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_sent(
+    broker: ScriptedBroker, client: Client, arguments: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.producer().send(**arguments)  # type: ignore[arg-type]
+    assert "put" not in broker.verbs
+
+
+def test_the_brokers_own_limit_counts_once_it_is_known(client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"v")
+    with pytest.raises(TooLargeError):  # the scripted broker takes 1 MiB
+        producer.send("t", b"x" * (1 << 20))
+
+
+def test_a_selector_of_ones_own_chooses(client: Client) -> None:
+    class ByTag:
+        def select(self, topic: str, partitions: int, message: Message) -> int:
+            return {"a": 0, "b": 1, "c": 2}[message.tag or ""]
+
+    producer = client.producer(partition_selector=ByTag())
+    assert [producer.send("t", b"v", tag=tag).partition for tag in "ab"] == [0, 1]
+    with pytest.raises(LocalProtocolError):
+        producer.send("t", b"v", tag="c")
+
+
+# --- send_async, flush, close ----------------------------------------------------------------------------------------
+
+
+def test_futures_are_done_after_flush_in_order(client: Client) -> None:
+    producer = client.producer()
+    futures = [producer.send_async("t", b"%d" % number, partition=0) for number in range(100)]
+    producer.flush()
+    assert [future.result(10).offset for future in futures] == list(range(100))
+    assert values(client.fetch("t", 0, 0)) == [b"%d" % number for number in range(100)]
+
+
+def test_a_futures_callback_may_send_and_wait(client: Client) -> None:
+    producer = client.producer()
+    answers: list[SendResult] = []
+    future = producer.send_async("t", b"first", partition=0)
+    future.add_done_callback(lambda _: answers.append(producer.send("t", b"second", partition=0)))
+    future.result(10)
+    client.producer().send("t", b"elsewhere", partition=1)
+    wait_until(lambda: bool(answers))
+    assert [result.offset for result in answers] == [1]
+
+
+def wait_until(condition: object) -> None:
+    import threading
+
+    beat = threading.Event()
+    for _ in range(2000):
+        if condition():  # type: ignore[operator]
+            return
+        beat.wait(0.005)
+    raise AssertionError("it does not come about")
+
+
+def test_a_failed_future_holds_what_send_would_raise(broker: ScriptedBroker, client: Client) -> None:
+    broker.faults["put"] = deque([TopicClosedError("closed")])
+    future = client.producer().send_async("t", b"v")
+    with pytest.raises(TopicClosedError):
+        future.result(10)
+
+
+@pytest.mark.usefixtures("alone")
+def test_flush_says_when_it_is_not_done(broker: ScriptedBroker, client: Client) -> None:
+    broker.hold = {"put"}
+    producer = client.producer()
+    producer.send_async("t", b"v", timeout=60)
+    with pytest.raises(RequestTimeoutError):
+        producer.flush(timeout=1.0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_lingering_messages_share_a_request(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer(linger_ms=60_000)
+    for number in range(10):
+        producer.send_async("t", b"%d" % number, partition=0, timeout=600)
+    producer.flush()
+    assert broker.verbs.count("put") == 1
+
+
+def test_close_waits_for_what_was_sent(client: Client) -> None:
+    with client.producer(linger_ms=60_000) as producer:
+        future = producer.send_async("t", b"v", partition=0, timeout=600)
+    assert future.result(10).offset == 0
+    with pytest.raises(ClosedError):
+        producer.send("t", b"v")
+
+
+@pytest.mark.usefixtures("alone")
+def test_who_fills_the_buffer_waits_and_is_told_when_it_stays_full(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer(buffer_size_bytes=2000)
+    for _ in range(10):
+        producer.send_async("t", b"x" * 900, partition=0)
+    assert broker.ends[0] >= 8
+    producer.flush()
+    broker.hold = {"put"}
+    producer.send_async("t", b"x" * 1500, partition=0, timeout=600)
+    with pytest.raises(RequestTimeoutError, match="buffer_size_bytes 2000 is in use: nothing was sent"):
+        producer.send_async("t", b"x" * 900, partition=0, timeout=1.0)
+
+
+def test_closing_the_client_gives_up_what_is_unanswered(broker: ScriptedBroker) -> None:
+    broker.hold = {"put"}
+    with Client([("host", 1)], clock=broker.clock) as client:
+        future = client.producer().send_async("t", b"v", timeout=600)
+    with pytest.raises(DeliveryUnknownError):
+        future.result(10)
+
+
+def test_two_producers_at_a_time_have_a_session_each_and_the_third_reuses_one(
+    broker: ScriptedBroker, client: Client
+) -> None:
+    first, second = client.producer(), client.producer()
+    for producer in (first, second, first):
+        producer.send("t", b"v", partition=0)
+    second.close()
+    client.producer().send("t", b"v", partition=0)
+    assert (client.session.id, broker.next_session) == (1, 3)
+    assert broker.ends == {0: 4}
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_forked_child_sends_under_another_session_and_nothing_of_the_parents(
+    broker: ScriptedBroker, client: Client
+) -> None:
+    producer = client.producer(linger_ms=60_000)
+    producer.send("t", b"before", partition=0, timeout=600)
+    producer.send_async("t", b"parent", partition=0, timeout=600)
+    concerned: list[Forked] = [client.control, *client._senders, client]
+    for one in concerned:
+        one.forked()  # what the child does first
+    producer.send_async("t", b"child", partition=0, timeout=600)
+    producer.flush()
+    assert values(client.fetch("t", 0, 0)) == [b"before", b"child"]
+    assert client.session.id == 2
+
+
+# --- send_many -------------------------------------------------------------------------------------------------------
+
+
+def test_many_keep_their_order_per_partition_and_say_where_each_went(client: Client) -> None:
+    count = 2 * SLICE_COUNT_MAX + 17
+    pairs = [(b"%d" % (number % 5), b"%d" % number) for number in range(count)]
+    results = client.producer().send_many("t", pairs)
+    stored = {(m.partition, m.offset): m.value for m in client.browse("t")}
+    assert isinstance(results, SendResults)
+    assert [stored[result.partition, result.offset] for result in results] == [value for _, value in pairs]  # type: ignore[index]
+    assert [results[i] for i in (0, 5000, count - 1, -1)] == [list(results)[i] for i in (0, 5000, count - 1, -1)]
+    assert results[3:6] == list(results)[3:6]
+    assert (len(results), len(stored)) == (count, count)
+    with pytest.raises(IndexError):
+        results[count]
+
+
+def test_many_go_where_one_would(client: Client) -> None:
+    producer = client.producer()
+    pairs: list[tuple[bytes | None, bytes]] = [(b"%d" % number, b"v") for number in range(50)]
+    many = producer.send_many("t", pairs)
+    assert [result.partition for result in many] == [producer.send("t", v, key=k).partition for k, v in pairs]
+
+
+def test_large_messages_are_cut_into_batches_the_broker_takes(client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"v", partition=0)
+    results = producer.send_many("t", [(b"k", b"x" * 400_000) for _ in range(8)])
+    assert [result.offset for result in results] == list(range(results[0].offset, results[0].offset + 8))  # type: ignore[arg-type, operator]
+    with pytest.raises(TooLargeError):
+        producer.send_many("t", [(b"k", b"x" * (2 << 20))])
+
+
+def test_many_survive_lost_answers(broker: ScriptedBroker, client: Client) -> None:
+    broker.lose_answer = {"put": 3}
+    pairs: list[tuple[bytes | None, bytes]] = [(b"%d" % (n % 7), b"%d" % n) for n in range(10_000)]
+    results = client.producer().send_many("t", pairs)
+    assert len({(result.partition, result.offset) for result in results}) == sum(broker.ends.values()) == 10_000
+
+
+def test_a_failure_among_many_is_raised_and_says_how_many_are_stored(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"v")
+    broker.faults["put"] = deque([TopicClosedError("closed")])
+    with pytest.raises(TopicClosedError) as caught:
+        producer.send_many("t", [(b"%d" % n, b"v") for n in range(100)])
+    stored = sum(broker.ends.values()) - 1
+    assert caught.value.__notes__ == [f"{stored} of 100 messages were acknowledged"]
+    assert 0 < stored < 100
+
+
+def test_none_at_all_is_no_request(broker: ScriptedBroker, client: Client) -> None:
+    assert list(client.producer().send_many("t", [])) == []
+    assert "put" not in broker.verbs
+
+
+@pytest.mark.parametrize("pair", [(b"k", "text"), ("text", b"v"), (b"k", None)])
+def test_many_are_checked_as_one_is(client: Client, pair: tuple[bytes, bytes]) -> None:
+    with pytest.raises(TypeError):
+        client.producer().send_many("t", [pair])
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lz4", "zstd"])
+def test_compressed_batches_come_back_as_they_were(broker: ScriptedBroker, client: Client, compression: str) -> None:
+    producer = client.producer(compression=compression)
+    producer.send_many("t", [(b"k", b"x" * 100)] * 100)
+    producer.send("t", b"y" * 1000, key=b"k")
+    assert sorted(map(len, values(list(client.browse("t"))))) == [100] * 100 + [1000]  # type: ignore[arg-type]
+    assert sum(map(len, broker.logs.values())) < 2000
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_send_joins_the_block_it_stands_in(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer()
+    results: list[SendResult] = []
+    with pytest.raises(ZeroDivisionError), producer.transaction():  # noqa: PT012  the block is what is tested
+        results += [producer.send("t", b"1"), producer.send_async("t", b"2").result(0)]
+        results += producer.send_many("t", [(b"k", b"3")])
+        _ = 1 / 0
+    assert [result.status for result in results] == [SendStatus.PENDING] * 3
+    assert current_transaction() is None
+    assert "put" not in broker.verbs
+
+
+def test_a_send_to_another_client_cannot_join(broker: ScriptedBroker, client: Client) -> None:
+    with Client([("host", 1)], clock=broker.clock) as other:
+        elsewhere = other.producer()
+        with pytest.raises(TransactionStateError), client.producer().transaction():
+            elsewhere.send("t", b"v")
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages_before_the_offset_are_dropped(client: Client) -> None:
+    producer = client.producer()
+    producer.send_many("t", [(b"k", b"%d" % n) for n in range(10)])
+    partition = producer.send("t", b"10", key=b"k").partition
+    assert values(client.fetch("t", partition, 4)) == [b"%d" % n for n in range(4, 11)]
+
+
+def test_nothing_new_is_an_empty_list_after_the_wait(broker: ScriptedBroker, client: Client) -> None:
+    assert client.fetch("t", 0, 0, timeout=0) == []
+    assert client.fetch_raw("t", 0, 0, timeout=0) == b""
+
+
+def test_damage_on_the_way_is_found(broker: ScriptedBroker, client: Client) -> None:
+    client.producer().send("t", b"value", partition=0)
+    for position in range(len(broker.logs[0])):
+        broker.logs[0][position] ^= 1
+        with pytest.raises(InvalidBatchError):
+            client.fetch("t", 0, 0)
+        broker.logs[0][position] ^= 1
+
+
+def test_browse_ends_at_what_was_there_when_it_began(client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"1", partition=0)
+    browsing = client.browse("t")
+    first = next(browsing)
+    producer.send("t", b"2", partition=0)
+    assert [first.value, *values(list(browsing))] == [b"1"]
+
+
+def test_offsets_are_told(client: Client) -> None:
+    client.producer().send("t", b"1", partition=1)
+    assert client.offsets("t", 1) == txmq.PartitionRange("t", 1, 0, 1)
+    assert client.offset_for("t", 1, 12345) == 1
+
+
+def test_reads_have_a_connection_of_their_own(broker: ScriptedBroker, client: Client) -> None:
+    client.ping()
+    client.fetch("t", 0, 0, timeout=0)
+    assert len(broker.streams) == 2
+
+
+def test_fields_of_a_newer_broker_are_passed_over(client: Client) -> None:
+    assert client.topics.describe("t") == txmq.TopicConfig("t", partitions=2)
+
+
+# --- addresses, settings, names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("txmq://host", [("host", 8123)]),
+        ("txmq://host:1/", [("host", 1)]),
+        ("txmq://a:1,b", [("a", 1), ("b", 8123)]),
+        ("txmq://[::1]:9", [("::1", 9)]),
+        ("txmq://[::1]", [("::1", 8123)]),
+    ],
+)
+def test_addresses_are_read(text: str, addresses: list[tuple[str, int]]) -> None:
+    assert parse_bootstrap(text) == addresses
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host:1", "txmq://", "txmq://a:x", "txmq://a:1,", "kafka://a:1", "txmq://a:70000"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="txmq://HOST"):
+        parse_bootstrap(text)
+
+
+def test_zookeeper_addresses_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="ZooKeeper is not supported yet"):
+        txmq.connect("zk://zk1:2181/txmq")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"linger_ms": -1}, {"batch_size_bytes": 0}, {"max_in_flight": 65}, {"compression": "rar"}]
+)
+def test_settings_out_of_range_are_refused(client: Client, settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        client.producer(**settings)  # type: ignore[arg-type]
+
+
+def test_connect_says_at_once_that_nobody_is_there(broker: ScriptedBroker) -> None:
+    broker.connections_refused = 1
+    with pytest.raises(ConnectionLostError):
+        txmq.connect("txmq://host:1")
+
+
+@pytest.mark.parametrize("name", txmq.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(txmq, name).__name__ == name
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        txmq.nonsense  # noqa: B018
+
+
+def test_every_public_error_is_a_public_name() -> None:
+    from txmq import errors
+
+    classes = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert classes <= set(txmq.__all__)
+
+
+def test_importing_txmq_loads_no_third_party() -> None:
+    code = "import sys, txmq; print([m for m in sys.modules if m.split('.')[0] in ('aiokafka','cramjam','structlog')])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "[]"

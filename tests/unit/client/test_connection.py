@@ -1,0 +1,319 @@
+"""Links and connections: leader and followers, lost answers, sessions, back-off, forks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import pytest
+
+from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, scripted_broker
+from txmq.client.connection import Connection
+from txmq.client.link import ABANDONED_MAX, Link, Waiter
+from txmq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    LocalProtocolError,
+    OverloadedError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    UnknownTopicError,
+)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
+    return scripted_broker(monkeypatch)
+
+
+def connection_to(broker: ScriptedBroker, addresses: int = 1) -> Connection:
+    return Connection([("host", number) for number in range(addresses)], "test", broker.clock, 5.0)
+
+
+def link_of(connection: Connection, broker: ScriptedBroker) -> Link:
+    return connection.link(broker.clock.now + 5)
+
+
+# --- requests and answers --------------------------------------------------------------------------------------------
+
+
+def test_a_call_returns_the_answers_body(broker: ScriptedBroker) -> None:
+    assert connection_to(broker).call("ping", timeout=1) == b"pong"
+    assert broker.verbs == ["hello", "ping"]
+
+
+def test_a_refusal_is_raised_as_its_class(broker: ScriptedBroker) -> None:
+    with pytest.raises(UnknownTopicError, match="no topic nope"):
+        connection_to(broker).call("meta", "nope", timeout=1)
+
+
+def test_what_the_protocol_cannot_carry_is_refused_before_anything_is_sent(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    with pytest.raises(LocalProtocolError):
+        connection.call("meta", "a b", timeout=1)
+    assert broker.verbs == ["hello"]
+    assert connection.call("ping", timeout=1) == b"pong"
+
+
+def test_answers_may_overtake_each_other(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    broker.hold = {"offset"}
+    first = connection.submit("offset", "t", 0, "latest", timeout=9)
+    assert connection.call("ping", timeout=1) == b"pong"
+    assert not first.done
+    broker.release()
+    assert first.result() == b"0 0 0"
+
+
+def test_an_answer_in_pieces_is_put_together_and_a_request_in_pieces_is_sent(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    link_of(connection, broker)
+    stream = broker.streams[0]
+    stream.takes = deque([1, 3, 0, 2])
+    stream.reads = deque([1, 1, 1, 5])
+    assert connection.call("offset", "t", 0, "latest", timeout=1) == b"0 0 0"
+
+
+def test_without_an_answer_the_call_times_out_and_the_late_answer_is_dropped(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    broker.hold = {"ping"}
+    with pytest.raises(RequestTimeoutError):
+        connection.call("ping", timeout=1)
+    broker.release()
+    broker.hold = set()
+    assert connection.call("offset", "t", 0, "latest", timeout=1) == b"0 0 0"
+    assert len(broker.streams) == 1
+
+
+def test_a_broker_that_answers_nothing_any_more_is_given_up(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    broker.hold = {"ping"}
+    for _ in range(ABANDONED_MAX + 1):
+        with pytest.raises(RequestTimeoutError):
+            connection.call("ping", timeout=0.1)
+    broker.hold = set()
+    assert connection.call("ping", timeout=1) == b"pong"
+    assert len(broker.streams) == 2
+
+
+def test_a_result_may_be_waited_for_twice(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    broker.hold = {"ping"}
+    reply = connection.submit("ping", timeout=60)
+    with pytest.raises(RequestTimeoutError):
+        reply.result(timeout=0.5)
+    broker.release()
+    assert reply.result() == b"pong"
+
+
+def test_an_answer_nobody_asked_for_ends_the_link(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    link_of(connection, broker)
+    broker.streams[0].inbound += b"result 200 0 zzz\r\n"
+    with pytest.raises(RemoteProtocolError):
+        connection.call("ping", timeout=1)
+
+
+def test_a_peer_that_is_no_broker_is_found_out(broker: ScriptedBroker) -> None:
+    broker.faults["hello"] = deque([lambda stream: stream.inbound.extend(b"HTTP/1.1 400 Bad\r\n")])
+    with pytest.raises(RemoteProtocolError):
+        connection_to(broker).call("ping", timeout=1)
+
+
+# --- lost connections ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_is_told_to_everybody_who_waits(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    broker.hold = {"ping"}
+    replies = [connection.submit("ping", timeout=9) for _ in range(3)]
+    broker.cut()
+    for reply in replies:
+        with pytest.raises(ConnectionLostError):
+            reply.result()
+
+
+def test_the_next_call_after_a_lost_connection_makes_another(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    broker.lose_answer = {"ping": 1}
+    with pytest.raises(ConnectionLostError):
+        connection.call("ping", timeout=1)
+    assert connection.call("ping", timeout=1) == b"pong"
+
+
+def test_a_link_that_ended_while_idle_is_replaced_before_it_is_used(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.call("ping", timeout=1)
+    broker.cut()
+    broker.clock.now += 1
+    assert connection.call("ping", timeout=1) == b"pong"
+
+
+def test_requests_that_only_ask_are_repeated(broker: ScriptedBroker) -> None:
+    broker.lose_answer = {"ping": 3}
+    assert connection_to(broker).repeat("ping", timeout=5) == b"pong"
+
+
+def test_a_refused_connection_is_reported_at_once_and_then_backs_off(broker: ScriptedBroker) -> None:
+    broker.connections_refused = 2
+    connection = connection_to(broker)
+    started = broker.clock.now
+    with pytest.raises(ConnectionLostError, match="refused"):
+        connection.call("ping", timeout=5)
+    assert broker.clock.now == started
+    with pytest.raises(ConnectionLostError):
+        connection.call("ping", timeout=5)
+    assert broker.clock.now == pytest.approx(started + 0.02)
+    assert connection.call("ping", timeout=5) == b"pong"
+    assert broker.clock.now == pytest.approx(started + 0.06)
+
+
+def test_the_next_address_is_tried_where_one_refuses(broker: ScriptedBroker) -> None:
+    broker.connections_refused = 1
+    assert connection_to(broker, addresses=2).call("ping", timeout=1) == b"pong"
+
+
+def test_a_closed_connection_refuses(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.call("ping", timeout=1)
+    connection.close()
+    with pytest.raises(ClosedError):
+        connection.call("ping", timeout=1)
+    assert broker.streams[0].is_closed
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+def test_the_session_is_made_when_it_is_first_needed(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.call("ping", timeout=1)
+    assert connection.session is None
+    _, session = connection.session_link(broker.clock.now + 1)
+    assert session.id == 1
+    assert connection.session is session
+    assert broker.verbs == ["hello", "ping", "hello"]
+
+
+def test_a_new_connection_resumes_the_session(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    _, session = connection.session_link(broker.clock.now + 1)
+    session.next_txid()
+    broker.cut()
+    broker.clock.now += 1
+    link, resumed = connection.session_link(broker.clock.now + 1)
+    assert resumed is session
+    assert (link.session, broker.streams[1].session) == (session, 1)
+
+
+def test_a_session_the_broker_no_longer_knows_is_replaced(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.session_link(broker.clock.now + 1)
+    broker.fenced.add(1)
+    broker.cut()
+    broker.clock.now += 1
+    _, session = connection.session_link(broker.clock.now + 1)
+    assert session.id == 2
+
+
+def test_a_refused_greeting_is_the_callers_error_and_leaves_no_link(broker: ScriptedBroker) -> None:
+    broker.faults["hello"] = deque([OverloadedError("sessions")])
+    connection = connection_to(broker)
+    with pytest.raises(OverloadedError):
+        connection.call("ping", timeout=1)
+    assert broker.streams[0].is_closed
+    assert connection.call("ping", timeout=1) == b"pong"
+
+
+def test_a_forked_child_begins_anew_and_leaves_the_parents_conversation_alone(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.session_link(broker.clock.now + 1)
+    connection.forked()
+    assert connection.session is None
+    assert (broker.streams[0].is_closed, broker.streams[0].is_over) == (True, False)
+    assert connection.session_link(broker.clock.now + 1)[1].id == 2
+
+
+# --- leader and followers --------------------------------------------------------------------------------------------
+
+
+class Gate(ScriptedStream):
+    """A stream whose reader sleeps for real until the test lets it go on."""
+
+    def __init__(self, broker: ScriptedBroker) -> None:
+        super().__init__(broker)
+        self.is_waiting, self.may_go_on = threading.Event(), threading.Event()
+
+    def wait(self, timeout: float, *, writable: bool) -> bool:
+        self.is_waiting.set()
+        assert self.may_go_on.wait(10)
+        return True
+
+
+def test_the_leader_reads_for_the_followers_and_hands_over(broker: ScriptedBroker) -> None:
+    stream = Gate(broker)
+    link = Link(stream, broker.clock, "test")  # type: ignore[arg-type]
+    broker.hold = {"ping"}
+    first = link.request(broker.clock.now + 50, "ping")
+    leader = threading.Thread(target=first.result)
+    leader.start()
+    assert stream.is_waiting.wait(10)
+    others = [link.request(broker.clock.now + 50, "ping") for _ in range(3)]
+    results: list[bytes] = []
+    followers = [threading.Thread(target=lambda reply=reply: results.append(reply.result())) for reply in others]
+    for thread in followers:
+        thread.start()
+    # The first answer alone: the leader leaves, a follower takes over and finds the rest.
+    mine, *rest = broker.held
+    broker.held = rest
+    stream.inbound += mine[1]
+    stream.may_go_on.set()
+    leader.join(10)
+    broker.release()
+    for thread in followers:
+        thread.join(10)
+    assert results == [b"pong"] * 3
+
+
+def test_followers_wake_up_when_the_link_fails(broker: ScriptedBroker) -> None:
+    stream = Gate(broker)
+    link = Link(stream, broker.clock, "test")  # type: ignore[arg-type]
+    broker.hold = {"ping"}
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            link.request(broker.clock.now + 50, "ping").result()
+        except ConnectionLostError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert stream.is_waiting.wait(10)
+    link.fail(ConnectionLostError("cut"))
+    stream.may_go_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(failures) == 4
+    assert stream.is_closed
+
+
+def test_an_interrupt_while_answers_are_told_ends_the_link_and_tells_the_rest(broker: ScriptedBroker) -> None:
+    link = Link(ScriptedStream(broker), broker.clock, "test")  # type: ignore[arg-type]
+
+    class Interrupting:
+        def answered(self, code: int, body: bytes) -> None:
+            raise KeyboardInterrupt
+
+        def lost(self, error: Exception) -> None:
+            raise AssertionError("it was answered")
+
+    broker.hold = {"ping"}
+    broker.faults["put"] = deque([UnknownTopicError("t")])
+    link.put(Interrupting(), b"t", 0, bytearray(1))
+    other = link.request(broker.clock.now + 5, "ping")
+    with pytest.raises(KeyboardInterrupt):
+        link.wait(Waiter(), broker.clock.now + 5)
+    with pytest.raises(ConnectionLostError):
+        other.result()

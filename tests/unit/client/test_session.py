@@ -1,0 +1,52 @@
+"""Sessions: transaction ids and the floor."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.client.session import Session, parse_hello
+from txmq.errors import RemoteProtocolError
+
+FIELDS: dict[str, Any] = {
+    "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2, "in_flight_max": 8,
+    "request_size_bytes_max": 1 << 24, "protocol": 1,
+}  # fmt: skip
+
+
+def test_txids_count_up_under_the_session() -> None:
+    session = Session(FIELDS)
+    assert [str(session.next_txid()) for _ in range(2)] == [
+        "00000000000000c1-00000000000000a1-1f-1",
+        "00000000000000c1-00000000000000a1-1f-2",
+    ]
+
+
+@given(st.permutations(list(range(1, 30))))
+def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> None:
+    session = Session(FIELDS)
+    finished: set[int] = set()
+    for counter in order:
+        session.finished(counter)
+        finished.add(counter)
+        assert session.floor == next(n for n in range(30) if n + 1 not in finished)
+
+
+@pytest.mark.parametrize("missing", ["cluster", "home", "session", "epoch", "in_flight_max"])
+def test_an_answer_to_hello_that_lacks_a_field_is_the_peers_fault(missing: str) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Session({name: value for name, value in FIELDS.items() if name != missing})
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"protocol": 2}', b"\xff"])
+def test_what_is_no_answer_to_hello_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        parse_hello(body)
+
+
+def test_an_answer_to_hello_is_read() -> None:
+    assert parse_hello(json.dumps(FIELDS).encode()) == FIELDS
