@@ -26,10 +26,9 @@ import txmq
 from tests.crash import final_reads, offline
 from tests.crash.plan import LEFT_FOR_RESOLVER, WORKERS, Death, deaths
 from tests.crash.processes import CampaignError, Child, pause, wait_for
-from tests.crash.world import BROKER_SETTINGS, PARTITIONS, SCRAP, SCRAP_SETTINGS, HistoryFile, World
+from tests.crash.world import BROKER_SETTINGS, PARTITIONS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
 from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
 from txmq.testing.checker import Coverage, Verdict, check
-from txmq.testing.history import merge, parse_history
 
 SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are up
 SETTLE_GIVEN_UP_S = 30.0
@@ -241,7 +240,7 @@ class Campaign:
         left = self._left_in_doubt()
         final_reads.write(self.world, self._broker.address, self._history, left)
         self._ask_for_outcomes()
-        history = parse_history(merge(file.open() for file in sorted(self.world.histories.iterdir())))
+        history = read_history(self.world)
         self._report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
         counts = ", ".join(f"{count} {name}" for name, count in verdict.counts.items())
         self._say(f"check after {number} cycles: {verdict.result} ({counts}; {time.monotonic() - begun:.1f} s)")
@@ -266,7 +265,7 @@ class Campaign:
 
     def _ask_for_outcomes(self) -> None:
         """Hold what the broker says of killed and unknown transactions to what is there."""
-        history = parse_history(merge(file.open() for file in sorted(self.world.histories.iterdir())))
+        history = read_history(self.world)
         unknown = [item for item in history.operations.values() if item.status == "info" and item.txid]
         with txmq.connect(self._broker.address) as client:
             for operation in unknown:

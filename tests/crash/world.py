@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from txmq.testing.history import History, merge, parse_history
 from txmq.xa import LastResource
 
 ORDERS, PAYMENTS, AUDIT, SCRAP = "orders", "payments", "audit", "scrap"
@@ -81,6 +82,12 @@ class World:
         """The shared database as a last resource."""
         database = str(self.database)
         return LastResource(RESOURCE, connect=lambda: sqlite3.connect(database, timeout=5.0))
+
+
+def read_history(world: World) -> History:
+    """What all processes of a campaign have written so far."""
+    files = sorted(world.histories.iterdir())  # hundreds: read one by one, not held open together
+    return parse_history(merge([file.read_text("utf-8").splitlines(keepends=True) for file in files]))
 
 
 class HistoryFile:
