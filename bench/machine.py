@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ while data := peer.recv(1 << 18):
         position = (position + 4096) % (16 << 20)
     peer.sendall(data)
 """
+_PEERS = ("nats-server", "rabbitmq-server")
 _FILE_SIZE_BYTES = 16 << 20
 _SYNCS, _ECHOES, _STREAM_BYTES = 1500, 5000, 256 << 20
 
@@ -47,6 +49,7 @@ def facts(directory: Path) -> dict[str, str]:
         "memory": f"{int(memory) // (1 << 20)} GiB",
         "file system": _file_system(directory),
         "python": platform.python_version(),
+        "peers installed": " ".join(name for name in _PEERS if shutil.which(name)) or "none of NATS, RabbitMQ",
         "load before": f"{os.getloadavg()[0]:.1f}",
     }
 

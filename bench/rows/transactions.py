@@ -132,14 +132,16 @@ def _commit(txid: TxId, batch: bytes) -> bytes:
 # --- last resource ---------------------------------------------------------------------------------------------------
 
 
-def _open_sqlite(path: Path) -> sqlite3.Connection:
+def open_sqlite(path: Path) -> sqlite3.Connection:
+    """A connection that forces every commit."""
     connection = sqlite3.connect(path, timeout=60.0)
     connection.execute("PRAGMA synchronous=FULL")
     return connection
 
 
-def _tables(path: Path) -> None:
-    connection = _open_sqlite(path)
+def create_tables(path: Path) -> None:
+    """Orders and outbox, in WAL mode."""
+    connection = open_sqlite(path)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, content BLOB)")
     connection.execute("CREATE TABLE outbox (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT, key BLOB, content BLOB)")
@@ -148,7 +150,7 @@ def _tables(path: Path) -> None:
 
 def _outbox(path: Path) -> Callable[[], object]:
     """A row and an outbox row in one plain commit, on one connection of this thread."""
-    connection = _open_sqlite(path)
+    connection = open_sqlite(path)
     connection.isolation_level = None
 
     def work() -> None:
@@ -164,11 +166,11 @@ def _outbox(path: Path) -> Callable[[], object]:
 def _last_resource(surroundings: Surroundings) -> Iterator[Measure]:
     path = (surroundings.directory / "orders.db").absolute()
     plain = (surroundings.directory / "outbox.db").absolute()
-    _tables(path)
-    _tables(plain)
+    create_tables(path)
+    create_tables(plain)
     count = surroundings.count(2000)
     with _client(surroundings) as client, client.producer() as producer:
-        resource = LastResource("orders", connect=lambda: _open_sqlite(path))
+        resource = LastResource("orders", connect=lambda: open_sqlite(path))
         resource.install(client)
 
         def work() -> None:
@@ -195,7 +197,7 @@ def _last_resource(surroundings: Surroundings) -> Iterator[Measure]:
 def _visible(surroundings: Surroundings) -> Iterator[Measure]:
     """From the database's COMMIT (as its connection returns from it) to the message at a waiting reader."""
     path = (surroundings.directory / "orders.db").absolute()
-    _tables(path)
+    create_tables(path)
     count = surroundings.count(1000)
     committed: list[float] = []
 
