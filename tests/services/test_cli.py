@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import txmq
+from txmq.cli import demo_service
 from txmq.testing.broker_process import BrokerProcess, free_port
 
 TIMEOUT_S = 30
@@ -216,3 +221,47 @@ def test_damage_is_found_and_named(broker: BrokerProcess) -> None:
     result = run(None, "log", "verify", "--data", str(broker.data_dir))
     assert result.returncode == 1
     assert segment.name.encode() in result.stdout
+
+
+def test_the_resolver_settles_what_a_killed_service_left_and_stops_on_sigterm(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    database = tmp_path / "orders.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, reference TEXT, customer TEXT)")
+    with txmq.connect(broker.address) as client:
+        for topic in (demo_service.ORDERS, demo_service.PAYMENTS, demo_service.AUDIT):
+            client.topics.create(topic)
+        demo_service.open_resource(str(database)).install(client)
+    service = [sys.executable, "-m", "txmq.cli.demo_service", broker.address, str(database), "1"]
+    environment = os.environ | {"TXMQ_CRASH": "client.tx.db_committed:3"}
+    killed = subprocess.run(service, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert as_json(broker, "tx", "list") != []
+
+    config = tmp_path / "resolver.toml"
+    config.write_text(
+        f"[[resource]]\nname = {json.dumps(demo_service.RESOURCE_NAME)}\ndriver = 'sqlite3'\n"
+        f"connect = {{ database = {json.dumps(str(database))} }}\n"
+    )
+    command = [sys.executable, "-m", "txmq.cli.main", "resolver", "--config", str(config), "-b", broker.address]
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as resolver,
+        txmq.connect(broker.address) as client,
+    ):
+        try:
+            assert resolver.stderr is not None
+            assert json.loads(resolver.stderr.readline())["event"] == "transaction settled"
+            deadline = time.monotonic() + TIMEOUT_S
+            while list(client.transactions.list(state="in-doubt")):  # each look is a round trip
+                assert time.monotonic() < deadline
+            resolver.send_signal(signal.SIGTERM)
+            assert resolver.wait(TIMEOUT_S) == 0
+        finally:
+            resolver.kill()
+        sent = [json.loads(message.value or b"")["reference"] for message in client.browse(demo_service.ORDERS)]
+    with closing(sqlite3.connect(database)) as connection:
+        rows = [reference for (reference,) in connection.execute("SELECT reference FROM orders")]
+    assert sorted(sent) == sorted(rows)
+    done = run(broker, "resolver", "--config", str(config), "--once", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"settled": 0, "in_doubt": 0})
