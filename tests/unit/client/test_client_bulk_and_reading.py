@@ -1,0 +1,227 @@
+"""Many messages at once, reading, addresses and public names, on a scripted broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+import txmq
+from tests.unit.client.scripted import ScriptedBroker, scripted_broker
+from txmq.client.bulk import SLICE_COUNT_MAX, SendResults
+from txmq.client.client import Client, parse_bootstrap
+from txmq.errors import (
+    ConfigError,
+    ConnectionLostError,
+    InvalidBatchError,
+    TooLargeError,
+    TopicClosedError,
+)
+from txmq.model import Message
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
+    return scripted_broker(monkeypatch)
+
+
+@pytest.fixture
+def client(broker: ScriptedBroker) -> Iterator[Client]:
+    with Client([("host", 1)], clock=broker.clock) as opened:
+        yield opened
+
+
+def values(messages: list[Message]) -> list[bytes | None]:
+    return [message.value for message in messages]
+
+
+# --- send_many -------------------------------------------------------------------------------------------------------
+
+
+def test_many_keep_their_order_per_partition_and_say_where_each_went(client: Client) -> None:
+    count = 2 * SLICE_COUNT_MAX + 17
+    pairs = [(b"%d" % (number % 5), b"%d" % number) for number in range(count)]
+    results = client.producer().send_many("t", pairs)
+    stored = {(m.partition, m.offset): m.value for m in client.browse("t")}
+    assert isinstance(results, SendResults)
+    assert [stored[result.partition, result.offset] for result in results] == [value for _, value in pairs]  # type: ignore[index]
+    assert [results[i] for i in (0, 5000, count - 1, -1)] == [list(results)[i] for i in (0, 5000, count - 1, -1)]
+    assert results[3:6] == list(results)[3:6]
+    assert (len(results), len(stored)) == (count, count)
+    with pytest.raises(IndexError):
+        results[count]
+
+
+def test_many_go_where_one_would(client: Client) -> None:
+    producer = client.producer()
+    pairs: list[tuple[bytes | None, bytes]] = [(b"%d" % number, b"v") for number in range(50)]
+    many = producer.send_many("t", pairs)
+    assert [result.partition for result in many] == [producer.send("t", v, key=k).partition for k, v in pairs]
+
+
+def test_large_messages_are_cut_into_batches_the_broker_takes(client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"v", partition=0)
+    results = producer.send_many("t", [(b"k", b"x" * 400_000) for _ in range(8)])
+    assert [result.offset for result in results] == list(range(results[0].offset, results[0].offset + 8))  # type: ignore[arg-type, operator]
+    with pytest.raises(TooLargeError):
+        producer.send_many("t", [(b"k", b"x" * (2 << 20))])
+
+
+def test_many_survive_lost_answers(broker: ScriptedBroker, client: Client) -> None:
+    broker.lose_answer = {"put": 3}
+    pairs: list[tuple[bytes | None, bytes]] = [(b"%d" % (n % 7), b"%d" % n) for n in range(10_000)]
+    results = client.producer().send_many("t", pairs)
+    assert len({(result.partition, result.offset) for result in results}) == sum(broker.ends.values()) == 10_000
+
+
+def test_a_failure_among_many_is_raised_and_says_how_many_are_stored(broker: ScriptedBroker, client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"v")
+    broker.faults["put"] = deque([TopicClosedError("closed")])
+    with pytest.raises(TopicClosedError) as caught:
+        producer.send_many("t", [(b"%d" % n, b"v") for n in range(100)])
+    stored = sum(broker.ends.values()) - 1
+    assert caught.value.__notes__ == [f"{stored} of 100 messages were acknowledged"]
+    assert 0 < stored < 100
+
+
+def test_none_at_all_is_no_request(broker: ScriptedBroker, client: Client) -> None:
+    assert list(client.producer().send_many("t", [])) == []
+    assert "put" not in broker.verbs
+
+
+@pytest.mark.parametrize("pair", [(b"k", "text"), ("text", b"v"), (b"k", None)])
+def test_many_are_checked_as_one_is(client: Client, pair: tuple[bytes, bytes]) -> None:
+    with pytest.raises(TypeError):
+        client.producer().send_many("t", [pair])
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lz4", "zstd"])
+def test_compressed_batches_come_back_as_they_were(broker: ScriptedBroker, client: Client, compression: str) -> None:
+    producer = client.producer(compression=compression)
+    producer.send_many("t", [(b"k", b"x" * 100)] * 100)
+    producer.send("t", b"y" * 1000, key=b"k")
+    assert sorted(map(len, values(list(client.browse("t"))))) == [100] * 100 + [1000]  # type: ignore[arg-type]
+    assert sum(map(len, broker.logs.values())) < 2000
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages_before_the_offset_are_dropped(client: Client) -> None:
+    producer = client.producer()
+    producer.send_many("t", [(b"k", b"%d" % n) for n in range(10)])
+    partition = producer.send("t", b"10", key=b"k").partition
+    assert values(client.fetch("t", partition, 4)) == [b"%d" % n for n in range(4, 11)]
+
+
+def test_nothing_new_is_an_empty_list_after_the_wait(broker: ScriptedBroker, client: Client) -> None:
+    assert client.fetch("t", 0, 0, timeout=0) == []
+    assert client.fetch_raw("t", 0, 0, timeout=0) == b""
+
+
+def test_damage_on_the_way_is_found(broker: ScriptedBroker, client: Client) -> None:
+    client.producer().send("t", b"value", partition=0)
+    for position in range(len(broker.logs[0])):
+        broker.logs[0][position] ^= 1
+        with pytest.raises(InvalidBatchError):
+            client.fetch("t", 0, 0)
+        broker.logs[0][position] ^= 1
+
+
+def test_browse_ends_at_what_was_there_when_it_began(client: Client) -> None:
+    producer = client.producer()
+    producer.send("t", b"1", partition=0)
+    browsing = client.browse("t")
+    first = next(browsing)
+    producer.send("t", b"2", partition=0)
+    assert [first.value, *values(list(browsing))] == [b"1"]
+
+
+def test_offsets_are_told(client: Client) -> None:
+    client.producer().send("t", b"1", partition=1)
+    assert client.offsets("t", 1) == txmq.PartitionRange("t", 1, 0, 1)
+    assert client.offset_for("t", 1, 12345) == 1
+
+
+def test_reads_have_a_connection_of_their_own(broker: ScriptedBroker, client: Client) -> None:
+    client.ping()
+    client.fetch("t", 0, 0, timeout=0)
+    assert len(broker.streams) == 2
+
+
+def test_fields_of_a_newer_broker_are_passed_over(client: Client) -> None:
+    assert client.topics.describe("t") == txmq.TopicConfig("t", partitions=2)
+
+
+# --- addresses, settings, names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("txmq://host", [("host", 8123)]),
+        ("txmq://host:1/", [("host", 1)]),
+        ("txmq://a:1,b", [("a", 1), ("b", 8123)]),
+        ("txmq://[::1]:9", [("::1", 9)]),
+        ("txmq://[::1]", [("::1", 8123)]),
+    ],
+)
+def test_addresses_are_read(text: str, addresses: list[tuple[str, int]]) -> None:
+    assert parse_bootstrap(text) == addresses
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host:1", "txmq://", "txmq://a:x", "txmq://a:1,", "kafka://a:1", "txmq://a:70000"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="txmq://HOST"):
+        parse_bootstrap(text)
+
+
+def test_zookeeper_addresses_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="ZooKeeper is not supported yet"):
+        txmq.connect("zk://zk1:2181/txmq")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"linger_ms": -1}, {"batch_size_bytes": 0}, {"max_in_flight": 65}, {"compression": "rar"}]
+)
+def test_settings_out_of_range_are_refused(client: Client, settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        client.producer(**settings)  # type: ignore[arg-type]
+
+
+def test_connect_says_at_once_that_nobody_is_there(broker: ScriptedBroker) -> None:
+    broker.connections_refused = 1
+    with pytest.raises(ConnectionLostError):
+        txmq.connect("txmq://host:1")
+
+
+@pytest.mark.parametrize("name", txmq.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(txmq, name).__name__ == name
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        txmq.nonsense  # noqa: B018
+
+
+def test_every_public_error_is_a_public_name() -> None:
+    from txmq import errors
+
+    classes = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert classes <= set(txmq.__all__)
+
+
+def test_importing_txmq_loads_no_third_party() -> None:
+    code = "import sys, txmq; print([m for m in sys.modules if m.split('.')[0] in ('aiokafka','cramjam','structlog')])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "[]"
