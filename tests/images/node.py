@@ -91,6 +91,7 @@ class Client:
 
     def send_bytes(self, data: bytes) -> None:
         """Send anything."""
+        self.node.context.now_ms = self.node.clock.now_ms()
         self.node.core.receive(self.peer, self._requests.feed(data))
 
     def ask(
