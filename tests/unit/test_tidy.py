@@ -37,7 +37,6 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/runtime/": (DOORS | DOOR_CALLS, "the doors themselves"),
     "txmq/cli/": (DOORS | DOOR_CALLS, "shells: files, processes, terminals"),
     "txmq/testing/": (DOORS | DOOR_CALLS, "shells: child processes"),
-    "txmq/xa/last_resource.py": (frozenset({"sqlite3"}), "SQLite files are opened without creating them"),
     "txmq/broker/process.py": (
         frozenset({"asyncio", "pathlib", "signal", "threading", "uvloop"}),
         "the broker as a process",
