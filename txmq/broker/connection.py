@@ -8,19 +8,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
-import structlog
-
 from txmq.broker.core import Core
 from txmq.broker.peer import Peer
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
+from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:
     from txmq.broker.context import Context
 
-log = structlog.get_logger("txmq.broker")
+log = get_logger()
 RECEIVE_SIZE_BYTES = 256 << 10
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 4 << 20

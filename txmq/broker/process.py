@@ -9,17 +9,16 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from txmq.broker.core import Core
 from txmq.broker.server import Server
 from txmq.broker.store import Recovered, open_store
 from txmq.config import BrokerSettings, is_loopback, split_address
 from txmq.errors import ConfigError
+from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
 
-log = structlog.get_logger("txmq.broker")
+log = get_logger()
 
 
 def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:

@@ -25,8 +25,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import structlog
-
 from txmq.broker.connection import Connection
 from txmq.broker.context import Read
 from txmq.broker.core import Core
@@ -40,9 +38,10 @@ from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 
-log = structlog.get_logger("txmq.broker")
+log = get_logger()
 TICK_S = 0.05
 QUEUED_BYTES_MAX = 32 << 20
 INLINE_WRITE_SIZE_BYTES = 1 << 20  # into the page cache, without a sync: 0.2 ms
@@ -132,9 +131,7 @@ class Server:
         if self._failed:
             return
         self._failed = True
-        log.critical(
-            "failed; the broker stops, the restart reads what the disk holds", error=repr(error), exc_info=error
-        )
+        log.error("failed; the broker stops, the restart reads what the disk holds", error=repr(error), exc_info=error)
         for connection in list(self.connections):
             connection.abandon()
         self._close(error)
