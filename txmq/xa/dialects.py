@@ -35,7 +35,8 @@ class Dialect:
         table_options: what follows the column list of CREATE TABLE.
         why_not_idle: why a transaction cannot begin on this connection now, or None.
         weakness: which setting lets a commit be lost, as text, or None.
-        short_waits: statement that lets locks be waited for about a second, for the resolver.
+        short_waits: statement that lets locks be waited for a second only, for one who settles; empty for SQLite, where
+            ``connect`` is told.
     """
 
     name: str
@@ -115,7 +116,7 @@ SQLITE = Dialect(
     text="TEXT",
     number="INTEGER",
     table_options="",
-    short_waits="PRAGMA busy_timeout = 1000",
+    short_waits="",
     why_not_idle=_sqlite_why_not_idle,
     weakness=_sqlite_weakness,
 )

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -92,7 +93,7 @@ class LastResource:
         self._random: Random = random or OSRandom()
         self._idle: dict[Owner, list[_Session]] = {}
         self._uuid: str | None = None
-        self._sqlite_path: str | None = None
+        self._sqlite: tuple[ModuleType, str] | None = None  # driver and file, once seen
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unsettled: deque[Unsettled] = deque()
         self.finished: deque[str] = deque(
@@ -173,9 +174,10 @@ class LastResource:
         Raises:
             Exception: unreachable, in whatever way; nothing is known.
         """
-        if self._sqlite_path is None:
+        if self._sqlite is None:
             session = self._open(cluster, self._connect)
-            if self._sqlite_path is None:
+            if self._sqlite is None:
+                _wait_shortly(session)
                 return Settling(session.connection, session.table, self._required_uuid())
             _close(session.connection)
         session = self._open(cluster, self._open_existing_sqlite)
@@ -205,9 +207,10 @@ class LastResource:
         return self._uuid
 
     def _open_existing_sqlite(self) -> Any:
-        import sqlite3  # the named exception to the doors
-
-        return sqlite3.connect(f"file:{quote(self._sqlite_path or '')}?mode=rw", uri=True, timeout=SETTLE_WAIT_S)
+        if self._sqlite is None:
+            raise ConfigError(f"resource {self.name!r} has no file yet")
+        driver, path = self._sqlite
+        return driver.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=SETTLE_WAIT_S)
 
     def _open(self, cluster: str, connect: Callable[[], Any]) -> _Session:
         connection = connect()
@@ -227,7 +230,7 @@ class LastResource:
                 "correct it, or accept it with allow_weak_durability=True"
             )
         if table.dialect.name == "sqlite":
-            self._sqlite_path = self._path_of(connection)
+            self._sqlite = driver_of(connection), self._path_of(connection)
         self._check_identity(connection, table, cluster)
         session = _Session(connection, table)
         self._check_clock(session)
@@ -396,6 +399,12 @@ class Branch:
 def cluster_of(client: Any) -> str:
     """The cluster id of a client's broker, 16 hex digits."""
     return f"{client.session.cluster:016x}"
+
+
+def _wait_shortly(session: _Session) -> None:
+    if session.table.dialect.short_waits:
+        run(session.connection, session.table.dialect.short_waits)
+        session.connection.commit()  # PostgreSQL takes a SET back with its transaction
 
 
 def _close(connection: Any) -> None:

@@ -265,9 +265,12 @@ def test_a_rollback_that_fails_does_not_replace_the_body_error(narrow: FakeHome)
     assert tx.outcome is Outcome.ROLLED_BACK
 
 
+@pytest.mark.parametrize("error", [lost(is_executed=False).error, RequestTimeoutError("")])
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_lost_part_dooms_the_block_even_where_the_body_goes_on(narrow: FakeHome, is_executed: bool) -> None:
-    narrow.faults["put"].extend([None, lost(is_executed=is_executed)])
+def test_a_lost_part_dooms_the_block_even_where_the_body_goes_on(
+    narrow: FakeHome, is_executed: bool, error: TxmqError
+) -> None:
+    narrow.faults["put"].extend([None, Fault(error, is_executed)])
     with pytest.raises(RolledBackError), block(narrow) as tx:
         with pytest.raises(RolledBackError):
             _large(tx)

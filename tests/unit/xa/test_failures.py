@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from txmq.client import transaction as module
+from txmq.client.transaction import current_transaction
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
@@ -30,6 +32,7 @@ from txmq.model import Outcome
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
 from txmq.testing.fake_home import Fault, lost
 from txmq.xa import LastResource
+from txmq.xa.resolver import Resolver
 
 from .support import NAME, Quiet, World, at_point, crash_at, quiet_resolver
 
@@ -250,6 +253,20 @@ def test_a_broker_that_cannot_be_told_is_pending_not_an_error(
     assert world.home.session.floor == 1
 
 
+def test_what_is_pending_is_told_in_the_round_in_which_it_can_be(world: World) -> None:
+    world.home.faults["commit"].extend([lost(is_executed=False)] * FOR_EVER)
+    tx = world.order(b"x", timeout=5.0)
+    world.home.clock.jump(-3_600_000)  # the broker's deadline is far: only the owner itself may tell
+    resolver = Resolver(world.home, [world.resource])
+    assert resolver.run_once() == 0
+    assert list(tx.pending) == ["broker"]
+    world.home.faults.clear()
+    assert resolver.run_once() == 1
+    assert list(tx.pending) == []
+    world.check()
+    resolver.close()
+
+
 @pytest.mark.parametrize("refusal", [TransactionConflictError(""), UnknownTransactionError("")])
 def test_a_broker_that_gave_the_messages_up_is_a_heuristic_and_the_marker_stays(
     world: World, refusal: TxmqError
@@ -375,10 +392,16 @@ def narrow(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Wor
     return World(tmp_path, request_size_bytes_max=64 << 10)
 
 
+def _insert_many(world: World, count: int) -> None:
+    tx = current_transaction()
+    assert tx is not None
+    for number in range(count):
+        world.insert(tx, bytes([number]) * 10_000)
+
+
 def _fill(world: World, count: int = 25) -> None:
-    with world.block() as tx:
-        for number in range(count):
-            world.insert(tx, bytes([number]) * 10_000)
+    with world.block():
+        _insert_many(world, count)
 
 
 def test_a_large_one_streams_its_parts(narrow: World) -> None:
@@ -395,6 +418,18 @@ def test_a_large_one_whose_body_fails_is_withdrawn(narrow: World) -> None:
         _ = 1 / 0
     assert (narrow.home.requests[-1], narrow.home.states()) == ("rollback", {tx.txid: "rolled-back"})
     assert narrow.rows() == []
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+@pytest.mark.parametrize("nth", [0, 2])
+@pytest.mark.parametrize("count", [8, 25])  # streamed at the end of the block, or from the body on
+def test_a_part_without_an_answer_is_nothing_at_all(narrow: World, count: int, nth: int, is_executed: bool) -> None:
+    """The connection lives on, so that the broker keeps what it has; the rest was never sent."""
+    narrow.home.faults["put"].extend([*[None] * nth, Fault(RequestTimeoutError("planned"), is_executed)])
+    with pytest.raises(RolledBackError), narrow.block(), suppress(RolledBackError):
+        _insert_many(narrow, count)
+    assert (narrow.rows(), narrow.home.values("orders")) == ([], [])
+    narrow.check()
 
 
 @pytest.mark.parametrize("is_executed", [False, True])

@@ -228,6 +228,16 @@ def test_another_database_under_the_same_name_settles_nothing(world: World) -> N
     world.check()
 
 
+def test_a_database_that_becomes_another_under_an_open_connection_proves_nothing(world: World) -> None:
+    txid = abandon(world, b"x")
+    database = world.resource.open_settling("00000000000000c1")
+    with world.outside() as connection:
+        connection.execute("UPDATE txmq_marker_identity SET uuid = ?", ("f" * 32,))
+    assert settle.prove(database, txid, 0) == (Step.UNDECIDED, None)
+    assert world.markers() == {}
+    database.close()
+
+
 def test_a_file_that_is_gone_is_unreachable_and_not_made_anew(world: World) -> None:
     abandon(world, b"x")
     lost_path = world.path.with_suffix(".lost")
@@ -348,6 +358,18 @@ def test_finished_markers_leave_in_bulk_and_only_then(world: World) -> None:
         world.order(b"%d" % number)
     assert set(world.markers().values()) == {"committed"}
     resolver = Resolver(world.home, [world.resource])
+    resolver.run_once()
+    assert world.markers() == {}
+    resolver.close()
+
+
+def test_the_marker_of_a_commit_that_was_told_leaves_in_a_later_round(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DELETE_EVERY_S", 0.0)
+    abandon(world, b"x", "client.tx.db_committed")
+    resolver = world.resolver()
+    resolver.run_once()
     resolver.run_once()
     assert world.markers() == {}
     resolver.close()

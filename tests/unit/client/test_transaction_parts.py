@@ -1,0 +1,99 @@
+"""The messages of an open transaction: parts, keys, and the offsets of the decision."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.client.transaction_parts import MessageBuffer, Streamed
+from txmq.log.batch import checksum
+from txmq.log.records import Record, decode
+from txmq.model import SendStatus
+from txmq.protocol.parts import KEYS_MAX, PartResult, parts_checksum
+
+TXID = "00000000000000c1-00000000000000a1-7-1"
+LARGE = 1 << 20
+
+
+def record(value: bytes, key: bytes | None = None) -> Record:
+    return (key, value, [], 1_700_000_000_000)
+
+
+def test_a_parts_keys_are_the_checksums_of_its_keys_and_no_key_is_one_too() -> None:
+    buffer = MessageBuffer()
+    for key in (b"a", b"b", b"a", None):
+        buffer.add("orders", 0, record(b"v", key))
+    (part,) = buffer.take_parts(TXID, LARGE)
+    assert part.keys == frozenset({checksum(b"a"), checksum(b"b"), checksum(b"")})
+
+
+@pytest.mark.parametrize(("count", "is_listed"), [(KEYS_MAX, True), (KEYS_MAX + 1, False)])
+def test_more_keys_than_fit_are_any(count: int, is_listed: bool) -> None:
+    buffer = MessageBuffer()
+    for number in range(count):
+        buffer.add("orders", 0, record(b"v", b"%d" % number))
+    (part,) = buffer.take_parts(TXID, LARGE)
+    assert (part.keys is not None) is is_listed
+
+
+def test_what_was_taken_is_not_taken_again() -> None:
+    buffer = MessageBuffer()
+    buffer.add("orders", 0, record(b"1"))
+    assert buffer.size_bytes > 0
+    assert len(buffer.take_parts(TXID, LARGE)) == 1
+    assert (buffer.size_bytes, buffer.take_parts(TXID, LARGE)) == (0, [])
+
+
+def test_a_partition_without_a_line_keeps_its_results_pending() -> None:
+    """Its topic was deleted before the decision."""
+    buffer = MessageBuffer()
+    buffer.add("gone", 0, record(b"1"))
+    buffer.add("orders", 0, record(b"2"))
+    buffer.place([PartResult("orders", 0, 7, 1)])
+    assert [(r.offset, r.status) for r in buffer.results] == [
+        (None, SendStatus.PENDING), (7, SendStatus.ACKNOWLEDGED)
+    ]  # fmt: skip
+
+
+def test_what_was_streamed_is_stated_as_the_broker_counts_it() -> None:
+    streamed = Streamed()
+    assert streamed.extensions() == {}
+    batches = [b"one", b"three"]
+    for batch in batches:
+        streamed.add(batch)
+    assert streamed.extensions() == {"parts": 2, "bytes": 8, "crc": parts_checksum(batches, checksum)}
+
+
+_SENDS = st.lists(
+    st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(0, 3000), st.booleans()), max_size=40
+)
+
+
+@given(_SENDS, st.integers(200, 5000))
+def test_order_and_offsets_survive_any_cutting_into_parts(
+    sends: list[tuple[str, int, int, bool]], part_size: int
+) -> None:
+    buffer = MessageBuffer()
+    log: dict[tuple[str, int], list[bytes | None]] = {}
+    lines: list[PartResult] = []
+    expected: list[bytes] = []
+
+    def take() -> None:
+        for part in buffer.take_parts(TXID, part_size):
+            place = log.setdefault((part.topic, part.partition), [])
+            messages = decode(part.batch, part.topic, part.partition)
+            assert {message.txid for message in messages} == {TXID}
+            assert len(messages) == 1 or len(part.batch) <= part_size + 100
+            lines.append(PartResult(part.topic, part.partition, len(place), len(messages)))
+            place.extend(message.value for message in messages)
+
+    for number, (topic, partition, size, is_taken) in enumerate(sends):
+        expected.append(b"%d " % number + bytes(size))
+        buffer.add(topic, partition, record(expected[-1]))
+        if is_taken:
+            take()
+    take()
+    buffer.place(lines)
+    found = [log[result.topic, result.partition][result.offset or 0] for result in buffer.results]
+    assert found == expected
