@@ -22,7 +22,7 @@ from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Lock, watch_forks
 
-BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
 IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
 
 
@@ -48,6 +48,7 @@ class Connection:
         self._lock = Lock()
         self._backoff_s = 0.0
         self._retry_at = 0.0
+        self._last_failure = "no time was left to connect"
         self._closed = False
         watch_forks(self)
 
@@ -142,9 +143,14 @@ class Connection:
             self._wait_out_backoff(deadline)
             if self._closed:
                 raise ClosedError("the client is closed")
+            if self._clock.monotonic() >= deadline:
+                # Nothing was tried, so this is no failure that the back-off counts: else callers with deadlines shorter
+                # than the back-off would push the next attempt away for ever.
+                raise ConnectionLostError(self._last_failure)
             try:
                 self._link = self._connected(deadline)
-            except TxmqError:
+            except TxmqError as error:
+                self._last_failure = str(error)
                 self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
                 self._retry_at = self._clock.monotonic() + self._backoff_s
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_a_result_may_be_waited_for_twice(broker: ScriptedBroker) -> None:
     broker.hold = {"ping"}
     reply = connection.submit("ping", timeout=60)
     with pytest.raises(RequestTimeoutError):
-        reply.result(timeout=0.5)
+        reply.result(timeout=0.3)
     broker.release()
     assert reply.result() == b"pong"
 
@@ -166,6 +167,22 @@ def test_a_refused_connection_is_reported_at_once_and_then_backs_off(broker: Scr
     assert broker.clock.now == pytest.approx(started + 0.02)
     assert connection.call("ping", timeout=5) == b"pong"
     assert broker.clock.now == pytest.approx(started + 0.06)
+
+
+def test_callers_with_less_time_than_the_back_off_get_through_in_the_end(broker: ScriptedBroker) -> None:
+    broker.connections_refused = 8
+    connection = connection_to(broker)
+    attempts = 0
+    while broker.connections_refused:
+        attempts += 1
+        with pytest.raises(ConnectionLostError, match="refused"):
+            connection.call("ping", timeout=0.3)
+    assert broker.clock.now < 1000 + 6
+    while not broker.streams:
+        attempts += 1
+        with suppress(ConnectionLostError):
+            connection.call("ping", timeout=0.3)
+    assert attempts < 20
 
 
 def test_the_next_address_is_tried_where_one_refuses(broker: ScriptedBroker) -> None:
