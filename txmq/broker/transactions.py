@@ -12,6 +12,7 @@ from typing import Any
 
 from txmq.broker import settlement
 from txmq.broker.context import Context
+from txmq.broker.local_commit import commit_plain
 from txmq.broker.peer import Peer
 from txmq.broker.session import ROLLED_BACK, Session
 from txmq.broker.transaction import ANY_KEY, Action, Event, Part, Transaction, TransactionState, next_action
@@ -95,6 +96,8 @@ def commit(
     context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
 ) -> None:
     """Decide a local transaction, or settle a prepared one."""
+    if commit_plain(context, peer, arguments, extensions, body, opaque):
+        return
     txid, session = _locate(context, arguments[0])
     event = Event.COMMIT_PARTS if body else Event.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)

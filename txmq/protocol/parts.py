@@ -83,7 +83,19 @@ def parse_parts(body: Buffer) -> list[Part]:
     Raises:
         BadRequestError: it is not a sequence of whole parts, or there are too many.
     """
-    parts: list[Part] = []
+    return [
+        Part(topic.decode("ascii"), int(partition), batch, _parse_keys(keys))
+        for topic, partition, batch, keys in split_parts(body)
+    ]
+
+
+def split_parts(body: Buffer) -> list[tuple[bytes, bytes, bytearray, bytes | None]]:
+    """The same, with topic, partition and keys as they stand on the wire; only their syntax is checked.
+
+    Raises:
+        BadRequestError: as ``parse_parts``.
+    """
+    parts: list[tuple[bytes, bytes, bytearray, bytes | None]] = []
     view, position, size = memoryview(body), 0, len(body)
     while position < size:
         match = _PART(body, position)
@@ -98,7 +110,7 @@ def parse_parts(body: Buffer) -> list[Part]:
             raise BadRequestError(
                 f"the part at byte {position} of the body is cut short: {end - size} bytes are missing"
             )
-        parts.append(Part(topic.decode("ascii"), int(partition), bytearray(view[start:end]), _parse_keys(keys)))
+        parts.append((topic, partition, bytearray(view[start:end]), keys))
         position = end
     return parts
 

@@ -82,6 +82,10 @@ class Limits:
 _PLAIN_PUT = re.compile(
     rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) (0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
+# The same for the commit of a local transaction, the other request that comes by the thousand: 1.5 us against 4.
+_PLAIN_COMMIT = re.compile(
+    rb"commit ([!-<>-~]{1,200}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
+).match  # fmt: skip
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)+").match
 _UNPRINTABLE = re.compile(rb"[^ -~]").search
 _PRINTABLE = re.compile(rb"[ -~]*").fullmatch
@@ -134,6 +138,15 @@ class RequestReader:
                 end = start + int(length)
                 if end <= size and end - start <= limit:
                     append((b"put", [topic, partition], None, bytearray(chunk[start:end]), opaque))
+                    position = end
+                    continue
+            elif (match := _PLAIN_COMMIT(chunk, position)) is not None:
+                txid, floor, length, opaque = match.groups()
+                start = match.end()
+                end = start + int(length)
+                if end <= size and end - start <= limit:
+                    given = None if floor is None else {b"floor": floor}
+                    append((b"commit", [txid], given, bytearray(chunk[start:end]), opaque))
                     position = end
                     continue
             position = self._next(chunk, position, found)

@@ -1,0 +1,150 @@
+"""The short way of a local commit leaves what the table's way leaves: journal, answers, state, and every refusal."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from txmq.broker import transactions
+from txmq.broker.context import Identity, new_state
+from txmq.broker.core import Core
+from txmq.broker.peer import Peer
+from txmq.config import BrokerSettings
+from txmq.log.records import encode
+from txmq.model import Storage, TopicConfig
+from txmq.protocol.requests import Request
+from txmq.registry.topics import Topic
+from txmq.xid import TxId
+
+SETTINGS = BrokerSettings(batch_size_bytes_max=2048, outcomes_kept=5, transaction_size_bytes_max=64 << 10)
+
+
+def new_core(settings: BrokerSettings = SETTINGS) -> tuple[Core, Peer, Peer]:
+    """A core with two connections, each with a session."""
+    state = new_state(settings)
+    state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=4096)))
+    state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
+    state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))
+    core = Core(Identity(1, 2, "broker"), settings, state, 1)
+    peers = core.connected(), core.connected()
+    for peer in peers:
+        core.receive(peer, [(b"hello", [b"1", b"test"], {b"session": b"new"}, None, b"h")])
+        finish(core)
+        peer.out.clear()
+    return core, *peers
+
+
+def finish(core: Core) -> bytes:
+    group = core.seal()
+    payload = group.payload()
+    core.written(group)
+    core.forced(group)
+    core.applied(group)
+    return payload
+
+
+def part(topic: bytes, partition: int, batch: bytearray, keys: bytes = b"") -> bytes:
+    return b"%b %d %d%b\r\n%b" % (topic, partition, len(batch), keys, bytes(batch))
+
+
+def batch_of(count: int = 1, size: int = 100, sequence: int = -1) -> bytearray:
+    return encode([(None, b"v" * size, (), 1000 + number) for number in range(count)], base_sequence=sequence)
+
+
+def any_body(chance: random.Random) -> bytes:
+    parts = []
+    for _ in range(chance.randint(1, 3)):
+        topic, batch, keys, kind = b"open", batch_of(chance.randint(1, 3), chance.randint(0, 300)), b"", chance.random()
+        if kind < 0.03:
+            batch[30] ^= 1
+        elif kind < 0.06:
+            topic = chance.choice((b"closed", b"memory", b"absent"))
+        elif kind < 0.08:
+            batch = batch_of(sequence=4)
+        elif kind < 0.1:
+            batch = batch_of(size=3000)
+        elif kind < 0.12:
+            keys = chance.choice((b" keys=*", b" keys=1,2", b" keys=2,1"))
+        parts.append(part(topic, chance.randrange(3), batch, keys))
+    body = b"".join(parts)
+    return body[:-1] if chance.random() < 0.02 else body
+
+
+def any_request(number: int, chance: random.Random) -> Request:
+    """Mostly new commits of the connection's own; else repeats, strangers, malformed ids, other verbs."""
+    counter, session, opaque, kind = number + 1, 1, b"%d" % number, chance.random()
+    if kind < 0.1:
+        counter = max(1, number - chance.randint(0, 12))
+    elif kind < 0.13:
+        session = chance.choice((2, 77))
+    txid = str(TxId(1, chance.choice((2,) * 30 + (3,)), session, counter)).encode()
+    if 0.13 <= kind < 0.16:
+        txid = chance.choice((txid.upper() + b"A", txid[:-1], txid + b"0" * 17, txid.replace(b"-1-", b"-1-0"), b"x"))
+    if 0.16 <= kind < 0.19:
+        return (b"put", [b"open", b"1"], {b"tx": txid}, batch_of(), opaque)
+    if 0.19 <= kind < 0.21:
+        return (b"rollback", [txid], None, None, opaque)
+    floors: list[dict[bytes, bytes] | None] = [None, {b"floor": b"%d" % max(0, number - 3)}]
+    more = chance.choice([*floors * 8, {b"floor": b"9" * 20}, {b"parts": b"1", b"floor": b"2"}, {b"parts": b"0"}])
+    body = b"" if chance.random() < 0.03 else any_body(chance)
+    return (b"commit", [txid], more, bytearray(body), opaque)
+
+
+def copied(request: Request) -> Request:
+    verb, words, more, body, token = request
+    return verb, list(words), more and dict(more), body and bytearray(body), token
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_short_way_leaves_what_the_table_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    core, peer, _ = new_core()
+    reference, other, _ = new_core()
+    for number in range(60):
+        request = any_request(number, chance)
+        core.receive(peer, [copied(request)])
+        with monkeypatch.context() as without:
+            without.setattr(transactions, "commit_plain", lambda *_: False)
+            reference.receive(other, [copied(request)])
+        if number % 4 == 0:
+            assert finish(core) == finish(reference)
+        assert peer.out == other.out, request
+        assert core.context.state.snapshot() == reference.context.state.snapshot(), request
+    assert finish(core) == finish(reference)
+    assert core.context.counters.committed == reference.context.counters.committed > 0
+
+
+def test_it_is_taken_by_an_ordinary_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, peer, _ = new_core()
+    monkeypatch.setattr(transactions, "_locate", None)  # the table's way would fail here
+    request = (
+        b"commit",
+        [str(TxId(1, 2, 1, 1)).encode()],
+        {b"floor": b"0"},
+        bytearray(part(b"open", 0, batch_of())),
+        b"1",
+    )
+    core.receive(peer, [request])
+    finish(core)
+    assert peer.out == [b"result 200 11 1\r\nopen 0 0 1\n"]
+
+
+@pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])
+def test_nothing_is_decided_while_the_broker_refuses(flag: str, answer: bytes) -> None:
+    core, peer, _ = new_core()
+    setattr(core.context, flag, True)
+    core.receive(
+        peer, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], None, bytearray(part(b"open", 0, batch_of())), b"1")]
+    )
+    assert peer.out[0].startswith(answer)
+    assert core.context.counters.committed == 0
+
+
+def test_an_ended_session_commits_nothing() -> None:
+    core, peer, _ = new_core()
+    core.context.state.end_session(1)
+    core.receive(
+        peer, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], None, bytearray(part(b"open", 0, batch_of())), b"1")]
+    )
+    assert peer.out[0].startswith(b"result 410 ")
