@@ -205,17 +205,16 @@ class Producer:
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
-    def transaction(self, *resources: Any, timeout: float = 30.0, name: str | None = None) -> Transaction:
+    def transaction(self, *resources: Any, timeout: float = 30.0) -> Transaction:
         """A transaction, to be used as a block: what is sent inside becomes visible all or none.
 
         Args:
             resources: a ``LastResource`` whose rows are part of it.
             timeout: seconds until the decision must have been taken.
-            name: for logs.
         """
         if self._closed:
             raise ClosedError("the producer is closed")
-        return Transaction(self.client, self, resources, timeout)
+        return Transaction(self.client, self, resources, timeout, compression=self.settings.compression)
 
     def _joined(self) -> Transaction | None:
         transaction = current_transaction()
