@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -47,6 +48,9 @@ REFUSED = (  # plain sends: the library promises that nothing was written
 
 class ChangedMindError(Exception):
     """A body that does not want its transaction any more."""
+
+
+EXPECTED = (txmq.TxmqError, sqlite3.OperationalError, ChangedMindError)
 
 
 class Worker:
@@ -93,7 +97,7 @@ class Worker:
                     self.producer.send(topic, value.encode(), key=key.encode())
                 if self.rng.random() < CHANGES_ITS_MIND:
                     raise ChangedMindError
-        except Exception as error:  # noqa: BLE001  whatever was raised is what was told
+        except EXPECTED as error:  # what was raised is what was told; anything else is a defect, and ends the worker
             if is_invoked:
                 self._told(operation, error)
             else:  # the block was not entered
@@ -144,7 +148,7 @@ class Worker:
         padding = b" " * (500 if topic == SCRAP else 0)
         try:
             result = self.producer.send(topic, value.encode() + padding, key=key.encode(), timeout=TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001
+        except txmq.TxmqError as error:
             refused = isinstance(error, REFUSED)
             self.history.write("send", "fail" if refused else "info", operation, [], err=repr(error))
             if not refused:
