@@ -1,0 +1,130 @@
+"""Last-resource transactions over SQLite at a real broker, with the resolver in its thread."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import txmq
+from txmq.client.resolver import resolver_of
+from txmq.errors import OffsetOutOfRangeError
+from txmq.runtime import crashpoints
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.broker_process import BrokerProcess
+from txmq.xa import LastResource
+
+SETTLED_WITHIN_S = 10.0  # far above the promise of 2 s: a loaded machine must not turn it red
+
+
+class Shop:
+    """An order database and a client."""
+
+    def __init__(self, broker: BrokerProcess, path: Path) -> None:
+        self.path = path
+        self.client = txmq.connect(broker.address)
+        self.producer = self.client.producer()
+        self.opened: list[sqlite3.Connection] = []
+        self.resource = LastResource("shop", connect=self.connect)
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection of this process."""
+        self.opened.append(sqlite3.connect(self.path, timeout=30.0, check_same_thread=False))
+        return self.opened[-1]
+
+    def order(self, value: bytes) -> txmq.Outcome:
+        """A row and its message."""
+        with self.producer.transaction(self.resource) as tx:
+            tx.connection(self.resource).execute("INSERT INTO orders (value) VALUES (?)", (value,))
+            self.producer.send("orders", value, key=b"k")
+        return tx.outcome
+
+    def rows(self) -> list[bytes]:
+        """The rows in order."""
+        connection = sqlite3.connect(self.path, timeout=30.0)
+        rows = [value for (value,) in connection.execute("SELECT value FROM orders ORDER BY id")]
+        connection.close()
+        return rows
+
+    def messages(self) -> list[bytes | None]:
+        """The messages in order."""
+        return [message.value for message in self.client.browse("orders")]
+
+    def die(self) -> None:
+        """The process ends."""
+        for connection in self.opened:
+            connection.close()
+        self.client.close()
+
+
+@pytest.fixture
+def shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(broker, tmp_path / "shop.db")
+    shop.client.topics.create("orders")
+    connection = shop.connect()
+    connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
+    connection.commit()
+    shop.resource.install(shop.client)
+    yield shop
+    shop.die()
+
+
+def test_rows_and_messages_of_threads_are_equal_and_in_order(shop: Shop) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        outcomes = list(threads.map(shop.order, [b"%d" % number for number in range(100)]))
+    assert set(outcomes) == {txmq.Outcome.COMMITTED}
+    assert len(shop.rows()) == 100
+    assert shop.messages() == shop.rows()
+
+
+@pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
+def test_what_a_dead_client_left_is_settled_by_the_thread_of_another(
+    shop: Shop, broker: BrokerProcess, point: str
+) -> None:
+    def die(name: str) -> None:
+        if name == point:
+            raise SimulatedCrash(name)
+
+    crashpoints.set_hook(die)
+    try:
+        with pytest.raises(SimulatedCrash):
+            shop.order(b"left")
+    finally:
+        crashpoints.set_hook(None)
+    shop.die()
+    other = Shop(broker, shop.path)
+    assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
+    expected = [b"left", b"next"] if point == "client.tx.db_committed" else [b"next"]
+    assert other.rows() == expected
+    found = other.client.fetch("orders", 0, len(expected) - 1, timeout=SETTLED_WITHIN_S)
+    assert [message.value for message in found] == [b"next"]
+    assert other.messages() == expected
+    assert list(other.client.transactions.list(state="in-doubt")) == []
+    other.die()
+
+
+def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: Shop, broker: BrokerProcess) -> None:
+    def kill(name: str) -> None:
+        if name == "client.tx.db_committed":
+            broker.kill()
+
+    shop.order(b"1")
+    crashpoints.set_hook(kill)
+    try:
+        with shop.producer.transaction(shop.resource, timeout=1.0) as tx:
+            tx.connection(shop.resource).execute("INSERT INTO orders (value) VALUES (x'32')")
+            tx.send("orders", b"2", key=b"k")
+    finally:
+        crashpoints.set_hook(None)
+    assert (tx.outcome, tx.pending) == (txmq.Outcome.COMMITTED, ("broker",))
+    broker.start()
+    resolver_of(shop.client).wake()
+    try:
+        found = shop.client.fetch("orders", 0, 1, timeout=SETTLED_WITHIN_S)
+    except OffsetOutOfRangeError:
+        found = []
+    assert [message.value for message in found] == [b"2"]
+    assert shop.messages() == shop.rows()
