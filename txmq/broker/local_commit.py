@@ -19,7 +19,7 @@ from txmq.errors import InvalidBatchError
 from txmq.log.batch import check, stamp
 from txmq.log.partition import Partition
 from txmq.model import Storage
-from txmq.protocol.parts import split_parts
+from txmq.protocol.parts import parse_keys, split_parts
 from txmq.redo import entries
 
 Extensions = dict[bytes, bytes] | None
@@ -84,7 +84,9 @@ def _checked(context: Context, body: bytearray) -> list[_Checked]:
     checked: list[_Checked] = []
     for topic, number, batch, keys in split_parts(body):
         partition = partitions.get((topic, number))
-        if keys is not None or partition is None or len(batch) > size_max:
+        if keys is not None:
+            parse_keys(keys)  # of no use here, but malformed is malformed
+        if partition is None or len(batch) > size_max:
             return []
         if partition.config.storage is not Storage.DISK or not partition.config.accept_publish:
             return []

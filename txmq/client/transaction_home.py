@@ -49,6 +49,7 @@ class TransactionHome:
         self.may_have_arrived = False
         self._session: Any = None
         self._txid: TxId | None = None
+        self._txid_text = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
 
@@ -58,7 +59,8 @@ class TransactionHome:
         if self._txid is None:
             session = self.client.session
             self._session, self._txid = session, session.next_txid()
-        return str(self._txid)
+            self._txid_text = str(self._txid)
+        return self._txid_text
 
     @property
     def has_txid(self) -> bool:
@@ -107,9 +109,9 @@ class TransactionHome:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def take_parts(self, messages: MessageBuffer) -> list[EncodedPart]:
+    def take_parts(self, messages: MessageBuffer, *, keyed: bool = True) -> list[EncodedPart]:
         """What was not taken yet, in parts that the broker takes."""
-        return messages.take_parts(self.txid, self.request_size_bytes_max // 2)
+        return messages.take_parts(self.txid, self.request_size_bytes_max // 2, keyed=keyed)
 
     def stream(self, parts: Sequence[EncodedPart]) -> None:
         """Send parts ahead of the decision.

@@ -47,7 +47,7 @@ def commit(home: TransactionHome, messages: MessageBuffer) -> list[PartResult]:
     """
     try:
         home.check_deadline()
-        parts = home.take_parts(messages)
+        parts = home.take_parts(messages, keyed=False)
         if home.streamed.parts or not home.fits_one_request(parts):
             home.stream(parts)
             parts = []

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from txmq.log.batch import checksum
 from txmq.log.records import Record, encode
 from txmq.model import SendResult, SendStatus
-from txmq.protocol.parts import KEYS_MAX, PartResult
+from txmq.protocol.parts import KEYS_MAX, NO_KEYS, PartResult
 from txmq.runtime.ports import Buffer
 
 PART_SIZE_BYTES_MAX = 4 << 20
@@ -71,13 +71,17 @@ class MessageBuffer:
         self._results.append(result)
         return result
 
-    def take_parts(self, txid: str, part_size_bytes_max: int) -> list[EncodedPart]:
-        """Everything that was not taken yet, as parts; a larger message has a part of its own."""
+    def take_parts(self, txid: str, part_size_bytes_max: int, *, keyed: bool = True) -> list[EncodedPart]:
+        """Everything that was not taken yet, as parts; a larger message has a part of its own.
+
+        Args:
+            keyed: with the hashes of the keys, which order the commits of prepared transactions (0.5 us a message).
+        """
         parts = []
         for (topic, partition), place in self._places.items():
             for chunk in _chunks(place, min(part_size_bytes_max, PART_SIZE_BYTES_MAX)):
                 batch = encode(chunk, compression=self._compression, txid=txid)
-                parts.append(EncodedPart(topic, partition, batch, _keys(chunk)))
+                parts.append(EncodedPart(topic, partition, batch, _keys(chunk) if keyed else NO_KEYS))
         for place in self._places.values():
             place.records, place.size_bytes = [], 0
         self.size_bytes = 0

@@ -84,7 +84,7 @@ def parse_parts(body: Buffer) -> list[Part]:
         BadRequestError: it is not a sequence of whole parts, or there are too many.
     """
     return [
-        Part(topic.decode("ascii"), int(partition), batch, _parse_keys(keys))
+        Part(topic.decode("ascii"), int(partition), batch, parse_keys(keys))
         for topic, partition, batch, keys in split_parts(body)
     ]
 
@@ -115,7 +115,12 @@ def split_parts(body: Buffer) -> list[tuple[bytes, bytes, bytearray, bytes | Non
     return parts
 
 
-def _parse_keys(text: bytes | None) -> frozenset[int] | None:
+def parse_keys(text: bytes | None) -> frozenset[int] | None:
+    """Read the word behind ``keys=``.
+
+    Raises:
+        BadRequestError: they are not CRC32Cs in ascending order.
+    """
     if text is None:
         return NO_KEYS
     if text == b"*":
