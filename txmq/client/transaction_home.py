@@ -49,6 +49,7 @@ class TransactionHome:
         self.may_have_arrived = False
         self._session: Any = None
         self._txid: TxId | None = None
+        self._txid_text = ""  # asked for a dozen times a transaction, 2 us each
         self._txid_text = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class TransactionHome:
             TransactionTimeoutError: it has passed.
         """
         if self.remaining_s <= 0:
-            raise TransactionTimeoutError("the deadline has passed", str(self._txid) if self._txid else None)
+            raise TransactionTimeoutError("the deadline has passed", self._txid_text or None)
 
     def pause(self, seconds: float = RETRY_S) -> None:
         """Wait before the same thing is tried again."""
