@@ -1,0 +1,94 @@
+"""The store: falling back to the older checkpoint, the epoch of a life, what a crash left half removed."""
+
+from __future__ import annotations
+
+import pytest
+
+from txmq.errors import StorageError
+from txmq.redo import checkpoint
+
+from ...images.check import comparable
+from ...images.node import Node
+from .support import batch, node, prepare, put, values
+
+
+def _damage(broker: Node, lsn: int) -> None:
+    broker.disk.damage(checkpoint.path_of(lsn), 300, b"\xff\xff")
+
+
+def _with_two_checkpoints() -> Node:
+    """Two checkpoints with a settled transaction and several journal files between them."""
+    broker = node()
+    client = broker.session()
+    for counter in (1, 2):
+        prepare(client, broker.txid(1, counter), ("a", 0, batch(b"%d" % counter)), keys=str(counter))
+    broker.checkpoint()
+    for _ in range(8):
+        put(client, bytes(4000), partition=1)
+    client.ask("commit", broker.txid(1, 1), body=b"")
+    broker.checkpoint()
+    put(client, b"3")
+    return broker
+
+
+def test_a_damaged_checkpoint_costs_a_longer_redo_and_nothing_else() -> None:
+    broker = _with_two_checkpoints()
+    lsns = checkpoint.list_lsns(broker.disk)
+    assert len(lsns) == 2
+    _damage(broker, lsns[1])
+    again = Node(broker.disk.crash(), broker.settings)
+    assert "passed over" in again.recovered.notes[0]
+    assert comparable(again.state) == comparable(broker.state)
+    assert values(again) == [b"1", b"3"]
+    assert again.connect().ask("commit", again.txid(1, 2), body=b"").text == "a 0 2 1\n"
+
+
+def test_where_no_checkpoint_can_be_read_the_broker_does_not_start() -> None:
+    broker = _with_two_checkpoints()
+    for lsn in checkpoint.list_lsns(broker.disk):
+        _damage(broker, lsn)
+    with pytest.raises(StorageError, match="no checkpoint can be read"):
+        Node(broker.kill(), broker.settings)
+
+
+def test_payload_files_go_when_no_kept_checkpoint_names_them() -> None:
+    broker = _with_two_checkpoints()
+    assert broker.disk.list_directory("prepared") == ["1-1", "1-2"]
+    broker.checkpoint()
+    put(broker.connect())
+    broker.checkpoint()
+    assert broker.disk.list_directory("prepared") == ["1-2"]
+
+
+def test_the_epoch_of_a_life_is_never_used_again() -> None:
+    first = node()
+    second = Node(first.disk.crash(), first.settings)
+    third = Node(second.disk.crash(), first.settings)
+    assert [broker.state.epoch for broker in (first, second, third)] == [1, 2, 3]
+    assert third.store.journal.epoch == 3
+
+
+def test_what_retention_journaled_and_did_not_unlink_goes_at_the_next_start() -> None:
+    broker = node()
+    client = broker.connect()
+    client.ask("topic", "alter", "a", extensions={"segment_size_bytes": 4096, "retention_size_bytes": 4096})
+    for _ in range(4):
+        put(client, bytes(3000))
+    broker.checkpoint()
+    apply = broker.store.apply
+    broker.store.apply = lambda group: []  # type: ignore[method-assign]  # the process dies here
+    broker.retire()
+    broker.store.apply = apply  # type: ignore[method-assign]
+    assert len(broker.disk.list_directory("log/1/0")) == 4
+    again = Node(broker.kill(), broker.settings)
+    assert len(again.disk.list_directory("log/1/0")) == 2
+    assert again.partition("a").log_start == 2
+    assert len(values(again)) == 2
+
+
+def test_what_is_no_topic_in_the_log_directory_is_not_touched() -> None:
+    broker = node()
+    put(broker.connect())
+    broker.disk.make_directories("log/keep")
+    with pytest.raises(StorageError, match="log/keep"):
+        Node(broker.kill(), broker.settings)
