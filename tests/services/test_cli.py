@@ -223,7 +223,7 @@ def test_damage_is_found_and_named(broker: BrokerProcess) -> None:
     assert segment.name.encode() in result.stdout
 
 
-def test_the_resolver_settles_what_a_killed_service_left_and_stops_on_sigterm(
+def test_the_resolver_waits_for_the_broker_settles_what_a_killed_service_left_and_stops_on_sigterm(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
     database = tmp_path / "orders.db"
@@ -245,12 +245,13 @@ def test_the_resolver_settles_what_a_killed_service_left_and_stops_on_sigterm(
         f"connect = {{ database = {json.dumps(str(database))} }}\n"
     )
     command = [sys.executable, "-m", "txmq.cli.main", "resolver", "--config", str(config), "-b", broker.address]
-    with (
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as resolver,
-        txmq.connect(broker.address) as client,
-    ):
+    broker.kill()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as resolver:
         try:
             assert resolver.stderr is not None
+            assert json.loads(resolver.stderr.readline())["event"] == "waiting for the broker"
+            broker.restart()
+            client = txmq.connect(broker.address)
             assert json.loads(resolver.stderr.readline())["event"] == "transaction settled"
             deadline = time.monotonic() + TIMEOUT_S
             while list(client.transactions.list(state="in-doubt")):  # each look is a round trip
@@ -259,6 +260,7 @@ def test_the_resolver_settles_what_a_killed_service_left_and_stops_on_sigterm(
             assert resolver.wait(TIMEOUT_S) == 0
         finally:
             resolver.kill()
+    with client:
         sent = [json.loads(message.value or b"")["reference"] for message in client.browse(demo_service.ORDERS)]
     with closing(sqlite3.connect(database)) as connection:
         rows = [reference for (reference,) in connection.execute("SELECT reference FROM orders")]

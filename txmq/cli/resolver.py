@@ -50,16 +50,16 @@ def resolver(
       txmq resolver --config resolver.toml
       txmq resolver --config resolver.toml --once --json
     """
-    from contextlib import ExitStack
-
     import txmq
     from txmq.runtime import logging
 
     logging.configure("info")
     address, resources = read_config(config)
-    with ExitStack() as stack:
-        client = stack.enter_context(txmq.connect(bootstrap or address or output.DEFAULT_BOOTSTRAP))
-        _run(client, resources, once=once, as_json=as_json)
+    broker = bootstrap or address or output.DEFAULT_BOOTSTRAP
+    if once:
+        with txmq.connect(broker) as client:
+            _run_once(client, resources, as_json=as_json)
+    _run(broker, resources)
 
 
 def read_config(path: Path) -> tuple[str | None, list[LastResource]]:
@@ -135,23 +135,39 @@ def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> No
             raise ConfigError(f"{where}: unknown key {key!r}; did you mean {near!r}?")
 
 
-def _run(client: Any, resources: list[LastResource], *, once: bool, as_json: bool) -> None:
-    """One round, or rounds until a signal."""
+def _run_once(client: Any, resources: list[LastResource], *, as_json: bool) -> None:
+    from txmq.xa.resolver import Resolver
+
+    settled = Resolver(client, resources).run_once()
+    left = list(client.transactions.list(state="in-doubt"))
+    if as_json:
+        output.print_json({"settled": settled, "in_doubt": len(left)})
+    else:
+        output.note(f"{settled} settled, {len(left)} in doubt")
+    raise SystemExit(output.STATUS_FAILED if left else 0)
+
+
+def _run(broker: str, resources: list[LastResource]) -> None:
+    """Rounds until a signal; a broker that is away, also at the start, is waited for."""
     import signal
     import threading
 
-    from txmq.xa.resolver import Resolver
+    import txmq
+    from txmq.runtime import logging
+    from txmq.xa.resolver import FAILED_POLL_S_MAX, Resolver
 
-    rounds = Resolver(client, resources)
-    if once:
-        settled = rounds.run_once()
-        left = list(client.transactions.list(state="in-doubt"))
-        if as_json:
-            output.print_json({"settled": settled, "in_doubt": len(left)})
-        else:
-            output.note(f"{settled} settled, {len(left)} in doubt")
-        raise SystemExit(output.STATUS_FAILED if left else 0)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    rounds.run(stop)
+    is_said = False
+    while not stop.is_set():
+        try:
+            client = txmq.connect(broker)
+        except txmq.ConnectionLostError as error:
+            if not is_said:
+                logging.get_logger().warning("waiting for the broker", broker=broker, error=str(error))
+            is_said = True
+            stop.wait(FAILED_POLL_S_MAX)
+            continue
+        with client:
+            Resolver(client, resources).run(stop)
