@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     options.directory.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=options.json)
-    console.width = max(console.width, 140)  # narrower, the figures would be cut off
+    console.width = max(console.width, 165)  # narrower, the figures would be cut off
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as name:
         directory = Path(name)
         machine, bare = facts(directory), bare_limits(directory)

@@ -64,6 +64,20 @@ def _file_system(directory: Path) -> str:
     return best[1]
 
 
+def cpu_seconds(pid: int | None) -> float:
+    """Processor time a process has used, user and system: what a loaded machine blurs least."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(pid: int | None) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no VmRSS")
+
+
 def bare_limits(directory: Path) -> dict[str, float]:
     """By name: what a row of the catalogue may ask to have beside it."""
     with _zeroed_file(directory) as path:

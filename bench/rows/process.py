@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from bench.machine import rss_mib
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.raw import RawConnection, message_of, put_requests
 from bench.rows.put import OUTSTANDING, PARTITIONS, PER_CHUNK, TOPIC
@@ -16,18 +17,8 @@ TAIL_SIZE_BYTES = 64 << 20
 IDLE_S = 0.5  # the mark, the next journal file and the ballast are made by then
 
 
-def rss_mib(pid: int | None) -> float:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError("no VmRSS")
-
-
 def logged_seconds(broker: BrokerProcess) -> float:
     """How long the last recovery took, from the broker's log."""
-    import json
-
     lines = [json.loads(line) for line in broker.logs().splitlines() if line.startswith("{")]
     return float([line["seconds"] for line in lines if line.get("event") == "recovered"][-1])
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from bench.machine import cpu_seconds
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.raw import RawConnection, message_of, percentile, put_requests
 from txmq.testing.broker_process import BrokerProcess
@@ -16,13 +17,13 @@ TOPIC = "bench"
 
 
 @contextmanager
-def _connected(surroundings: Surroundings, sync: str) -> Iterator[RawConnection]:
+def _connected(surroundings: Surroundings, sync: str) -> Iterator[tuple[BrokerProcess, RawConnection]]:
     with (
         BrokerProcess(surroundings.directory / "data", settings={"sync": sync}) as broker,
         RawConnection(broker.host, broker.port) as connection,
     ):
         connection.create_topic(TOPIC, PARTITIONS)
-        yield connection
+        yield broker, connection
 
 
 @contextmanager
@@ -30,16 +31,22 @@ def _pipelined(surroundings: Surroundings, *, sync: str) -> Iterator[Measure]:
     batch = message_of(MESSAGE_SIZE_BYTES)
     chunks = put_requests(TOPIC, batch, surroundings.count(300_000), PARTITIONS, PER_CHUNK)
     total = sum(count for _, count in chunks)
-    with _connected(surroundings, sync) as connection:
+    with _connected(surroundings, sync) as (broker, connection):
         connection.pipeline(chunks[: len(chunks) // 10], OUTSTANDING)  # files and caches are there
-        yield lambda: {"rate": total / connection.pipeline(chunks, OUTSTANDING)}
+
+        def measure() -> dict[str, float]:
+            used_s = cpu_seconds(broker.pid)
+            took_s = connection.pipeline(chunks, OUTSTANDING)
+            return {"rate": total / took_s, "broker CPU": (cpu_seconds(broker.pid) - used_s) / total * 1e6}
+
+        yield measure
 
 
 @contextmanager
 def _one_at_a_time(surroundings: Surroundings, *, sync: str) -> Iterator[Measure]:
     (request, _), *_ = put_requests(TOPIC, message_of(MESSAGE_SIZE_BYTES), 1, 1, 1)
     count = surroundings.count(5000)
-    with _connected(surroundings, sync) as connection:
+    with _connected(surroundings, sync) as (_, connection):
         connection.one_by_one(request, count // 10)
 
         def measure() -> dict[str, float]:
@@ -55,7 +62,7 @@ def _row_pipelined(sync: str, limit: float) -> Row:
         f"put-pipelined-sync-{label}",
         f"pipelined put, 200 B, one a batch, {OUTSTANDING} outstanding, sync {label}",
         partial(_pipelined, sync=sync),
-        {"rate": "msg/s"},
+        {"rate": "msg/s", "broker CPU": "us/msg"},
         (Bound("rate", limit, "msg/s"),),
         ("loopback of 261 B a message/s",),
     )

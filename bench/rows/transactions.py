@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import txmq
+from bench.machine import cpu_seconds
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.raw import RawConnection, chunked, message_of, percentile
 from bench.rows.client import PARTITIONS, TOPIC
@@ -117,7 +118,10 @@ def _raw(surroundings: Surroundings) -> Iterator[Measure]:
                 who = (int(told["cluster"], 16), int(told["home"], 16), int(told["session"], 16))
                 requests = (_commit(TxId(*who, number), batch) for number in range(1, count + 1))
                 # An eighth a write: the generator waits for nobody's full window.
-                return {"rate": count / connection.pipeline(chunked(requests, IN_FLIGHT // 8), IN_FLIGHT)}
+                chunks = chunked(requests, IN_FLIGHT // 8)
+                used_s = cpu_seconds(broker.pid)
+                took_s = connection.pipeline(chunks, IN_FLIGHT)
+                return {"rate": count / took_s, "broker CPU": (cpu_seconds(broker.pid) - used_s) / count * 1e6}
 
         measured: list[bool] = []
         yield measure
@@ -249,7 +253,8 @@ ROWS = (
         (Bound("rate", 5000, "tx/s"), Bound("p50", 0.2, "ms", at_least=False)), ("echo after a sync p50 ms",),
     ),
     Row(
-        "tx-raw", f"local transactions, {IN_FLIGHT} in flight, raw generator", _raw, {"rate": "tx/s"},
+        "tx-raw", f"local transactions, {IN_FLIGHT} in flight, raw generator", _raw,
+        {"rate": "tx/s", "broker CPU": "us/tx"},
         (Bound("rate", 60_000, "tx/s"),), ("sync 4 KiB p50 ms",),
     ),
     Row(
