@@ -134,6 +134,8 @@ class Transactions:
     def outcome(self, txid: TxId | str) -> Outcome:
         """What became of it; UNKNOWN where it is open, prepared, or was never seen."""
         word, _ = self._ask(txid)
+        if word in ("committed", "rolled-back"):
+            self._connection().saw_outcome(TxId.parse(str(txid)))
         return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
 
     def _ask(self, txid: TxId | str) -> tuple[str, Parts]:

@@ -21,6 +21,7 @@ from txmq.protocol.commands import Word
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Lock, watch_forks
+from txmq.xid import TxId
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
 IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
@@ -119,6 +120,12 @@ class Connection:
         assert session is not None
         return link, session
 
+    def saw_outcome(self, txid: TxId) -> None:
+        """Somebody was told the end of a transaction; if it is of this session, the broker need not keep it for us."""
+        known = self._session
+        if known is not None and (known.cluster, known.home, known.id) == txid[:3]:
+            known.finished(txid.counter)
+
     def renew_session(self, old: Session, deadline: float) -> None:
         """Give up a session that contradicts itself; the next ``session_link`` has another."""
         with _Held(self._lock, deadline, self._clock):
@@ -211,7 +218,7 @@ class Connection:
         fields = parse_hello(reply.result())
         if fields.get("session") is None:
             return None
-        link.session = self._session = Session(fields)
+        link.session = self._session = Session(fields, self._clock.now_ms())
         return link.session
 
     # --- ends --------------------------------------------------------------------------------------------------------

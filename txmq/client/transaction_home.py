@@ -87,8 +87,10 @@ class TransactionHome:
 
     @property
     def deadline_ms(self) -> int:
-        """The deadline as wall time."""
-        return self._clock.now_ms() + int(self.remaining_s * 1000)
+        """The deadline as wall time of the broker, which refuses what comes later."""
+        self.txid  # noqa: B018  takes the session
+        ahead_ms: int = self._session.clock_ahead_ms
+        return self._clock.now_ms() + ahead_ms + int(self.remaining_s * 1000)
 
     def check_deadline(self) -> None:
         """Refuse to go on behind the deadline.

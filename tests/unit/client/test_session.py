@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.client.session import Session, parse_hello
+from txmq.client.transaction_home import TransactionHome
 from txmq.errors import RemoteProtocolError
+from txmq.testing.fake_home import FakeHome
 
 FIELDS: dict[str, Any] = {
     "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2, "in_flight_max": 8,
@@ -50,3 +52,21 @@ def test_what_is_no_answer_to_hello_is_refused(body: bytes) -> None:
 
 def test_an_answer_to_hello_is_read() -> None:
     assert parse_hello(json.dumps(FIELDS).encode()) == FIELDS
+
+
+def test_a_counter_that_is_finished_twice_changes_nothing() -> None:
+    session = Session(FIELDS)
+    for counter in (2, 1, 1, 2, 3):
+        session.finished(counter)
+    assert session.floor == 3
+
+
+def test_a_session_knows_how_far_the_brokers_clock_is_ahead() -> None:
+    assert Session(FIELDS | {"time_ms": 5_000}, now_ms=2_000).clock_ahead_ms == 3_000
+
+
+def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
+    broker = FakeHome()
+    broker.session.clock_ahead_ms = -3_600_000
+    home = TransactionHome(broker, broker.clock, 30.0)
+    assert home.deadline_ms == broker.clock.now_ms() - 3_600_000 + 30_000
