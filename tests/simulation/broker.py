@@ -1,0 +1,283 @@
+"""The broker's shell, simulated: what ``server.py`` does, each step at a time that the seed draws, and its deaths.
+
+A group is written, forced (answers, then files) in steps between which requests arrive; a checkpoint runs beside them.
+The process dies at a crash point, at a disk error, or from outside; what the disk keeps then is drawn.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from tests.images.node import Client as NodeClient
+from tests.images.node import Node, small_settings
+from txmq.broker.group import Group
+from txmq.broker.store import PendingCheckpoint
+from txmq.config import BrokerSettings
+from txmq.errors import StorageError
+from txmq.runtime import crashpoints
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.runtime.sim_disk import SimDisk
+
+from .world import World
+
+
+class Link(NodeClient):
+    """One connection: bytes in both directions, in random pieces, late, in order; lost at any time."""
+
+    def __init__(self, broker: Broker, receive: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        assert broker.node is not None
+        super().__init__(broker.node)
+        self.broker, self.world = broker, broker.world
+        self._receive, self._lost = receive, lost
+        self._free = [0.0, 0.0]  # when each direction has delivered all before
+        self.is_lost = False
+
+    def write(self, data: bytes) -> None:
+        """From the client."""
+        self._pieces(0, data, self._arrive)
+
+    def _arrive(self, data: bytes) -> None:
+        if self.broker.node is self.node:
+            self.broker.guard(lambda: self.send_bytes(data))
+            self.broker.wake()
+
+    def take(self) -> None:
+        """From the core; what is written may still be lost."""
+        data, self.peer.out = b"".join(self.peer.out), []
+        self._pieces(1, data, self._receive)
+
+    def _pieces(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
+        rng = self.world.rng
+        while data:
+            count = len(data) if rng.random() < 0.6 else rng.randint(1, len(data))
+            piece, data = data[:count], data[count:]
+            at = max(self._free[way], self.world.now + rng.uniform(0.0001, 0.004))
+            self._free[way] = at
+            self.world.after(at - self.world.now, lambda piece=piece: None if self.is_lost else deliver(piece))  # type: ignore[misc]
+
+    def cut(self) -> None:
+        """The connection is lost; each end hears of it in its own time."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self.world.trace("link lost", self.peer.number)
+        self.world.after(self.world.rng.uniform(0.001, 0.02), self._lost)
+        self.world.after(self.world.rng.uniform(0.001, 0.02), self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self.broker.node is self.node:
+            self.broker.guard(self.disconnect)
+            self.broker.wake()
+
+
+def draw_settings(world: World) -> BrokerSettings:
+    """Tiny thresholds, so that everything happens in each run."""
+    rng = world.rng
+    settings = small_settings(
+        in_flight_max=rng.randint(2, 8), sync="interval" if rng.random() < 0.2 else "always", sync_interval_ms=50
+    )
+    object.__setattr__(settings, "journal_file_size_bytes", rng.choice((96, 128, 256)) << 10)
+    object.__setattr__(settings, "checkpoint_interval_bytes", rng.choice((2, 4, 16)) << 10)
+    return settings
+
+
+class Broker:
+    """The lives of one broker."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.settings = draw_settings(world)
+        self.disk = SimDisk(world.rng)
+        self.node: Node | None = None
+        self.links: list[Link] = []
+        self.healing = False
+        self.power_losses = 0
+        self._steps = self._countdown = 0
+        self._busy = False
+        self._checkpoint: PendingCheckpoint | None = None
+        self._checkpoint_after: Group | None = None
+
+    # --- life and death ---
+
+    def start(self) -> None:
+        """A new life; recovery may die like everything else."""
+        world, rng = self.world, self.world.rng
+        self._busy, self._checkpoint, self._checkpoint_after = False, None, None
+        self._countdown = rng.randint(1, 400) if not self.healing and rng.random() < 0.5 else 0
+        if not self.healing and rng.random() < 0.3:
+            self.disk.fail_at(rng.randint(1, 250), errno.EIO, forever=True)
+        crashpoints.set_hook(self._reached)
+        self.guard(self._open)
+        if self.node is None:
+            world.meet("recovery crashed")
+            if self.healing:
+                raise AssertionError("recovery died without a fault")
+
+    def _open(self) -> None:
+        self.node = Node(self.disk, self.settings, clock=self.world.clock)
+        recovered = self.node.recovered
+        if recovered.records:
+            self.world.meet("redo of records")
+        if recovered.store.journal.epoch > 1 and any("torn" in note for note in recovered.notes):
+            self.world.meet("torn tail cut")
+        self.world.trace("started", recovered.records, recovered.notes)
+        self._tick(self.node)
+
+    def _reached(self, name: str) -> None:
+        if self._countdown:
+            self._countdown -= 1
+            if not self._countdown and not self.healing:
+                self.world.trace("crash point", name)
+                raise SimulatedCrash(name)
+
+    def guard(self, step: Callable[[], None]) -> None:
+        """Run a step of the broker; a crash or a failed disk ends its life."""
+        try:
+            step()
+        except SimulatedCrash:
+            self.world.meet("died at a crash point")
+            self.die()
+        except (OSError, StorageError) as error:
+            if not isinstance(error, OSError) and self.healing:
+                raise
+            if isinstance(error, StorageError) and self.node is None:
+                raise  # recovery calls its own crash's traces damage
+            self.world.meet("died of EIO")
+            self.world.trace("disk error", type(error).__name__)
+            self.die()
+
+    def die(self) -> None:
+        """The process ends, or the power fails."""
+        world = self.world
+        power = world.chance(0.6)
+        world.meet("power lost" if power else "broker killed")
+        world.trace("broker dies", "power" if power else "kill")
+        self.power_losses += power
+        if not power:
+            self.disk.clear_faults()
+        self.node = None
+        self.disk = self.disk.crash() if power else self.disk.kill()
+        links, self.links = self.links, []
+        for link in links:
+            link.cut()
+        world.after(world.rng.uniform(0.01, 0.3), self._again)
+
+    def _again(self) -> None:
+        if self.node is None:
+            self.start()
+
+    def connect(self, receive: Callable[[bytes], None], lost: Callable[[], None]) -> Link | None:
+        """A connection, if the broker is there."""
+        if self.node is None:
+            return None
+        link = Link(self, receive, lost)
+        self.links.append(link)
+        return link
+
+    # --- the path of a group ---
+
+    def _later(self, seconds: float, step: Callable[[Node], None]) -> None:
+        node = self.node
+
+        def call() -> None:
+            if node is not None and self.node is node:
+                self.guard(lambda: step(node))
+
+        self.world.after(seconds, call)
+
+    def wake(self) -> None:
+        """There may be something to commit."""
+        if self.node is not None:
+            self._later(0.0, self._pump)
+
+    def _pump(self, node: Node) -> None:
+        node.context.now_ms = self.world.clock.now_ms()
+        node.core.wake_memory()
+        if not self._busy and (not node.context.group.is_empty or node.context.full):
+            self._commit(node, node.core.seal())
+        node.flush()
+
+    def _commit(self, node: Node, group: Group) -> None:
+        self._busy = True
+        store, context = node.store, node.context
+        quiet = context.group.is_empty and not context.full
+        if self._checkpoint is None and quiet and store.due_for_checkpoint() and not store.has_unapplied:
+            self._checkpoint_after, self._checkpoint = group, store.begin_checkpoint(node.state)
+        node.unsynced.append(group)
+        crashpoints.crash_point("broker.put.accepted")
+        self._later(self._delay(), lambda node: self._write(node, group))
+
+    def _delay(self) -> float:
+        return 0.0 if self.world.chance(0.3) else self.world.rng.uniform(0.0001, 0.003)
+
+    def _write(self, node: Node, group: Group) -> None:
+        node.store.write(group)
+        if self._checkpoint is not None and self._checkpoint_after is group:
+            node.store.pin_checkpoint(self._checkpoint)
+        if node.context.relaxed and not any(waiting.forced for waiting in node.unsynced):
+            node.core.written(group)
+            self._busy = False
+            self._pump(node)
+            return
+        self._later(self._delay(), self._force)
+
+    def _force(self, node: Node) -> None:
+        node.store.force()
+        self._later(self._delay(), self._after)
+
+    def _after(self, node: Node) -> None:
+        groups, node.unsynced = node.unsynced, []
+        for group in groups:
+            node.core.written(group)
+            node.core.forced(group)
+        node.flush()
+        crashpoints.crash_point("broker.answers.sent")
+        for group in groups:
+            for applied in node.store.apply(group):
+                node.core.applied(applied)
+        waits_for = self._checkpoint_after
+        if self._checkpoint is not None and waits_for is not None and waits_for not in node.unsynced:
+            self._checkpoint_after = None
+            if node.store.has_unapplied:
+                self._checkpoint = None
+            else:
+                self._later(self._delay(), self._run_checkpoint)
+        self._busy = False
+        self._pump(node)
+
+    def _run_checkpoint(self, node: Node) -> None:
+        assert self._checkpoint is not None
+        try:
+            node.store.run_checkpoint(self._checkpoint, node.state.epoch)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._checkpoint = None
+            return
+        self.world.meet("checkpoint written")
+        self._later(self._delay(), self._end_checkpoint)
+
+    def _end_checkpoint(self, node: Node) -> None:
+        if self._busy:
+            self._later(0.001, self._end_checkpoint)
+            return
+        assert self._checkpoint is not None
+        pending, self._checkpoint = self._checkpoint, None
+        node.store.end_checkpoint(pending)
+
+    # --- time ---
+
+    def _tick(self, node: Node) -> None:
+        node.core.tick(self.world.clock.now_ms())
+        full = self.disk.free_bytes() < node.store.unapplied_bytes
+        node.context.disk_full = full
+        if full:
+            self.world.meet("disk full")
+        for applied in node.store.apply_pending():
+            node.core.applied(applied)
+        if not self._busy and node.unsynced:
+            self._busy = True
+            self._force(node)
+        self._pump(node)
+        self._later(0.05, self._tick)

@@ -1,0 +1,271 @@
+"""One seed: a world is made, lives under faults, heals, and is checked.
+
+What must hold afterwards: P1 (told is there), P2 (all or none, contiguous, at the told places, no holes), P3 (row if
+and only if message), P4 (a message seen by a reader has its row by then), P5 (nothing stays in doubt five seconds after
+healing), P6 (each at most once, told outcomes are true), P10 (every CRC), P7 (order of a producer and of a key's rows),
+and that a restart finds the state that was.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import defaultdict
+from typing import NamedTuple
+
+from tests.images.check import comparable
+from tests.images.node import Node
+from txmq.log import records
+from txmq.log.verify import verify_log
+from txmq.protocol.parts import parse_result_lines
+from txmq.runtime import crashpoints
+
+from .broker import Broker
+from .client import Client, History, Place, Process, Put, Resolver, Shared, Steps, Transaction
+from .database import Database
+from .world import Violation, World
+
+SECONDS = 1.5
+HEAL_S = 5.0
+Visible = dict[bytes, tuple[Place, int]]
+
+
+class Result(NamedTuple):
+    """What became of a seed."""
+
+    seed: int
+    error: str | None
+    digest: str
+    met: frozenset[str]
+    tail: list[str]
+
+
+class Operator(Process):
+    """Makes, alters and deletes topics, and reads."""
+
+    def main(self) -> Steps:
+        """For ever."""
+        history, rng = self.shared.history, self.world.rng
+        wanted = {f"t{n}": rng.randint(1, 4) for n in range(rng.randint(1, 4))} | {"temporary": 1}
+        for name, partitions in wanted.items():
+            yield from self._topic("create", name, partitions)
+        history.topics = dict(wanted)
+        while True:
+            yield rng.uniform(0.01, 0.1)
+            if rng.random() < 0.05 and "temporary" in history.topics:
+                history.deleted.add("temporary")
+                del history.topics["temporary"]
+                yield from self._topic("delete", "temporary", 0)
+                self.world.meet("topic deleted")
+            elif rng.random() < 0.05:
+                name = rng.choice(sorted(name for name in history.topics if name != "temporary"))
+                yield from self._topic("alter", name, history.topics[name] + 1)
+                history.topics[name] += 1
+                self.world.meet("topic altered")
+            elif self.link is not None or self.open_link():
+                yield from self._read()
+
+    def _topic(self, action: str, name: str, partitions: int) -> Steps:
+        while True:
+            if self.link is not None or self.open_link():
+                extensions = {"partitions": partitions, "segment_size_bytes": 4096} if partitions else {}
+                reply = yield from self.ask("topic", action, name, extensions=extensions)
+                if reply is not None and reply[0] in (200, 404, 409):
+                    return
+            yield 0.02
+
+    def _read(self) -> Steps:
+        """A reader asks over the wire; what it sees must be true then, and stay so."""
+        history = self.shared.history
+        topic = self.world.rng.choice([name for name in sorted(history.topics) if name != "temporary"])
+        partition = self.world.rng.randrange(history.topics[topic])
+        topic_id = int(topic[1:])
+        seen = [offset for t, p, offset in history.seen if (t, p) == (topic_id, partition)]
+        offset = max(seen, default=-1) + 1
+        reply = yield from self.ask("get", topic, partition, offset, 4096, extensions={"wait": 100})
+        if reply is None or reply[0] != 200:
+            if reply is not None and reply[0] >= 500:
+                raise Violation(f"P10: get {topic}-{partition} at {offset}: {reply}")
+            return
+        for message in records.decode(reply[1], topic, partition):
+            self.world.meet("read by a reader")
+            place = topic_id, partition, message.offset
+            value = message.value or b""
+            if history.seen.setdefault(place, value) != value:
+                raise Violation(f"P2: {place} was {history.seen[place][:12]!r}, is {value[:12]!r}")
+            self.shared.check_row(value)
+
+
+def simulate(seed: int) -> Result:
+    """Run one seed."""
+    world = World(seed)
+    try:
+        _simulate(world)
+        error = None
+    except Exception as failure:  # noqa: BLE001  whatever it is, the seed that shows it is what counts
+        error = f"{type(failure).__name__}: {failure}"
+        where = failure.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        if where is not None:
+            error += f" [{where.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{where.tb_lineno}]"
+    finally:
+        crashpoints.set_hook(None)
+    return Result(seed, error, world.digest, frozenset(world.met), list(world.tail))
+
+
+def _simulate(world: World) -> None:
+    broker = Broker(world)
+    shared = Shared(world, broker, Database(world), History())
+    broker.start()
+    operator = Operator(shared, "op")
+    world.run(30.0, until=lambda: bool(shared.history.topics))
+    clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(1, 4))]
+    resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
+    _plan_faults(world, broker, clients)
+    world.run(SECONDS)
+    _heal(world, shared, operator)
+    world.run(60.0, until=lambda: all(client.is_over for client in clients))
+    if not all(client.is_over for client in clients):
+        raise Violation("a client has not come to its end 60 s after healing")
+    world.run(HEAL_S)
+    assert resolvers, broker.node
+    _check(shared)
+
+
+def _plan_faults(world: World, broker: Broker, clients: list[Client]) -> None:
+    rng = world.rng
+    for _ in range(rng.randint(0, 3)):
+        world.after(rng.uniform(0, SECONDS), lambda: broker.die() if broker.node is not None else None)
+    for _ in range(rng.randint(0, 4)):
+        world.after(rng.uniform(0, SECONDS), lambda: rng.choice(broker.links).cut() if broker.links else None)
+    if rng.random() < 0.2:
+        world.after(rng.uniform(0, SECONDS), lambda: broker.disk.set_free_bytes(rng.randint(0, 4000)))
+    if rng.random() < 0.2:
+        world.after(rng.uniform(0, SECONDS), lambda: broker.disk.fail_at(rng.randint(1, 20), errno.EIO))
+    if len(clients) > 1 and rng.random() < 0.5:
+        world.after(rng.uniform(0, SECONDS), clients[0].die)
+
+
+def _heal(world: World, shared: Shared, operator: Operator) -> None:
+    world.trace("heal")
+    broker = shared.broker
+    broker.healing = shared.stopping = operator.is_over = True
+    broker.disk.clear_faults()
+    broker.disk.capacity_bytes = 1 << 40
+
+
+# --- the checks ------------------------------------------------------------------------------------------------------
+
+
+def _check(shared: Shared) -> None:
+    node = shared.broker.node
+    if node is None:
+        raise Violation("the broker is not there after healing")
+    if node.state.transactions:
+        raise Violation(f"P5: in doubt after healing: {sorted(node.state.transactions)}")
+    visible = _visible(node, shared.history)
+    _check_all(shared, node, visible)
+    before = node.state
+    before.started(0)
+    for lost in (node.disk.kill(), node.disk.crash()):
+        again = Node(lost, shared.broker.settings, clock=shared.world.clock)
+        if comparable(again.state) != comparable(before):
+            raise Violation("P1: a restart finds another state")
+        if _visible(again, shared.history) != visible:
+            raise Violation("P1: a restart finds other messages")
+
+
+def _check_all(shared: Shared, node: Node, visible: Visible) -> None:
+    history = shared.history
+    weak = shared.broker.settings.sync == "interval" and shared.broker.power_losses > 0
+    for put in history.puts:
+        _check_put(put, visible, history, weak)
+    for transaction in history.transactions.values():
+        _check_transaction(transaction, visible, shared)
+    for (topic, partition, offset), value in history.seen.items():
+        if visible.get(value) != ((f"t{topic}", partition), offset):
+            raise Violation(f"P1: {value[:12]!r} was read and is gone")
+    _check_order(history, visible)
+    if not (verdict := verify_log(node.disk)).is_sound:
+        raise Violation(f"P10: {verdict.findings}")
+
+
+def _visible(node: Node, history: History) -> Visible:
+    found: Visible = {}
+    known = {v for put in history.puts for v in put.values}
+    known |= {v for t in history.transactions.values() for _, values in t.parts for v in values}
+    for partition in node.state.all_partitions():
+        messages = node.messages(partition)
+        if len(messages) != partition.high_watermark - partition.log_start:
+            raise Violation(f"P2: a hole in {partition.topic}-{partition.number}")
+        for message in messages:
+            value = message.value or b""
+            if value in found:
+                raise Violation(f"P6: {value[:12]!r} twice: {found[value]}, {partition.number} {message.offset}")
+            if value not in known:
+                raise Violation(f"P10: {value[:12]!r} was never sent")
+            found[value] = (partition.topic, partition.number), message.offset
+    return found
+
+
+def _stands(values: tuple[bytes, ...], place: Place, base: int, visible: Visible) -> bool:
+    return all(visible.get(value) == (place, base + n) for n, value in enumerate(values))
+
+
+def _check_put(put: Put, visible: Visible, history: History, weak: bool) -> None:
+    if put.place[0] in history.deleted:
+        return
+    there = [value for value in put.values if value in visible]
+    if there and len(there) != len(put.values):
+        raise Violation(f"P2: a part of {put}")
+    if put.told == "not stored" and there:
+        raise Violation(f"P6: told not stored: {put}")
+    if isinstance(put.told, int) and not weak and not _stands(put.values, put.place, put.told, visible):
+        raise Violation(f"P1: acknowledged and not there: {put.place} {put.told} {put.values[0][:12]!r}")
+
+
+def _check_transaction(transaction: Transaction, visible: Visible, shared: Shared) -> None:
+    parts = [(place, values) for place, values in transaction.parts if place[0] not in shared.history.deleted]
+    there = {value in visible for _, values in parts for value in values}
+    name = f"{transaction.txid[34:]} told {transaction.told}"
+    if len(there) > 1:
+        raise Violation(f"P2: a part of {name}")
+    if there and transaction.row and (transaction.row in shared.database.rows) not in there:
+        raise Violation(f"P3: row and messages differ: {name}, messages {there}")
+    if there == {False} and transaction.told == "committed":
+        raise Violation(f"P1: {name} and not there")
+    if there == {True} and transaction.told == "rolled-back":
+        raise Violation(f"P6: {name} and there")
+    if there == {True}:
+        _check_places(transaction, visible, shared, name)
+
+
+def _check_places(transaction: Transaction, visible: Visible, shared: Shared, name: str) -> None:
+    runs: dict[Place, list[int]] = defaultdict(list)
+    for place, values in transaction.parts:
+        if place[0] not in shared.history.deleted:
+            runs[place] += [visible[value][1] for value in values]
+    for place, offsets in runs.items():
+        if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
+            raise Violation(f"P2: {name} is not contiguous in {place}: {offsets}")
+    for line, (place, values) in zip(parse_result_lines(transaction.lines), transaction.parts, strict=False):
+        if place[0] not in shared.history.deleted and not _stands(values, place, line.base_offset, visible):
+            raise Violation(f"P1: {name} is not at {line}")
+
+
+def _check_order(history: History, visible: Visible) -> None:
+    last: dict[tuple[Place, object], int] = {}
+    for put in history.puts:
+        if put.values[0] in visible and put.place[0] not in history.deleted:
+            _in_order(last, put.place, put.values[0][:2], visible[put.values[0]][1])
+    rows = [t for t in history.transactions.values() if t.row and t.told == "committed"]
+    for transaction in sorted(rows, key=lambda t: (t.key, t.version)):
+        for place, values in transaction.parts:
+            if values[0] in visible and place[0] not in history.deleted:
+                _in_order(last, place, transaction.key, visible[values[0]][1])
+
+
+def _in_order(last: dict[tuple[Place, object], int], place: Place, who: object, offset: int) -> None:
+    if offset <= last.get((place, who), -1):
+        raise Violation(f"P7: {who!r} in {place}: {offset} after {last[place, who]}")
+    last[place, who] = offset

@@ -1,0 +1,78 @@
+"""One simulated world: time, chance, a trace, and the interesting situations that were met. All from one seed."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+
+from txmq.runtime.sim_clock import SimClock
+
+SITUATIONS = frozenset(
+    {
+        "broker killed", "power lost", "died at a crash point", "died of EIO", "recovery crashed", "redo of records",
+        "checkpoint written", "link lost", "client died", "put acknowledged", "put sent again", "session resumed",
+        "local committed", "commit asked again", "streamed committed", "rolled back", "fenced",
+        "database answer lost", "resolver committed", "resolver rolled back", "marker locked", "last resource committed",
+        "commit waited for order", "unknown resolved", "topic deleted", "topic altered", "read by a reader",
+        "disk full", "torn tail cut",
+    }
+)  # fmt: skip
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class World:
+    """The scheduler; events at the same time happen in the order in which they were planned."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)  # noqa: S311
+        self.clock = SimClock()
+        self.met: set[str] = set()
+        self.tail: deque[str] = deque(maxlen=60)
+        self._hash = hashlib.sha256()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds."""
+        return self.clock.monotonic()
+
+    def trace(self, *words: object) -> None:
+        """One line of what happened."""
+        line = f"{self.now:9.4f} " + " ".join(map(str, words))
+        self._hash.update(line.encode())
+        self.tail.append(line)
+
+    def meet(self, situation: str) -> None:
+        """An interesting situation."""
+        if situation not in SITUATIONS:
+            raise LookupError(situation)
+        self.met.add(situation)
+
+    @property
+    def digest(self) -> str:
+        """Of the whole trace."""
+        return self._hash.hexdigest()
+
+    def chance(self, probability: float) -> bool:
+        """Draw."""
+        return self.rng.random() < probability
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Plan something."""
+        self._count += 1
+        heapq.heappush(self._events, (self.now + seconds, self._count, call))
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass; stops early when ``until`` holds."""
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end and not until():
+            at, _, call = heapq.heappop(self._events)
+            self.clock.advance(max(0.0, at - self.now))
+            call()
