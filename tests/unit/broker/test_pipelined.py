@@ -119,8 +119,8 @@ def test_a_token_used_twice_in_one_read_closes_the_connection() -> None:
 def test_nothing_is_taken_in_while_the_broker_refuses(flag: str, answer: bytes) -> None:
     core, peer = new_core()
     setattr(core.context, flag, True)
-    core.receive(peer, [put_request(1, b"open", b"0", batch_of())])
-    assert peer.out[0].startswith(answer)
+    core.receive(peer, [put_request(number, b"open", b"0", batch_of()) for number in range(2)])
+    assert [out[: len(answer)] for out in peer.out] == [answer, answer]
     assert core.context.group.is_empty
 
 
@@ -129,5 +129,5 @@ def test_records_are_looked_into_where_that_is_asked_for() -> None:
     batch = batch_of(1)
     batch[61] ^= 2  # the record's length, under a right CRC
     batch[17:21] = checksum(memoryview(batch)[21:]).to_bytes(4, "big")
-    core.receive(peer, [put_request(1, b"open", b"0", batch)])
+    core.receive(peer, [put_request(1, b"open", b"0", batch), put_request(2, b"open", b"0", batch_of())])
     assert peer.out[0].startswith(b"result 400 ")
