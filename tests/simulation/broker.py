@@ -14,7 +14,7 @@ from tests.images.node import Node, small_settings
 from txmq.broker.group import Group
 from txmq.broker.store import PendingCheckpoint
 from txmq.config import BrokerSettings
-from txmq.errors import StorageError
+from txmq.errors import JournalFailedError, StorageError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.sim_disk import SimDisk
@@ -119,8 +119,6 @@ class Broker:
         recovered = self.node.recovered
         if recovered.records:
             self.world.meet("redo of records")
-        if recovered.store.journal.epoch > 1 and any("torn" in note for note in recovered.notes):
-            self.world.meet("torn tail cut")
         self.world.trace("started", recovered.records, recovered.notes)
         self._tick(self.node)
 
@@ -141,7 +139,7 @@ class Broker:
         except (OSError, StorageError) as error:
             if not isinstance(error, OSError) and self.healing:
                 raise
-            if isinstance(error, StorageError) and self.node is None:
+            if isinstance(error, StorageError) and not isinstance(error, JournalFailedError) and self.node is None:
                 raise  # recovery calls its own crash's traces damage
             self.world.meet("died of EIO")
             self.world.trace("disk error", type(error).__name__)

@@ -135,8 +135,11 @@ def prepared(context: Context, uuid: str | None, after: str | None, limit: int) 
     """
     found: list[dict[str, Any]] = []
     passed = after is None or not _is_unsettled(context, after)
-    for transaction in context.state.transactions.values():
-        if transaction.state is not TransactionState.PREPARED or uuid not in (None, transaction.meta["uuid"]):
+    known = (t for t in context.state.transactions.values() if t.state is TransactionState.PREPARED)
+    # One that streamed long before it prepared is younger than its first part: who settles them one by one, in this
+    # order, must never wait for the commit of one that is listed behind.
+    for transaction in sorted(known, key=lambda t: t.order):
+        if uuid not in (None, transaction.meta["uuid"]):
             continue
         txid = txid_of(context, transaction)
         if passed:
