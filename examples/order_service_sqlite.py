@@ -54,4 +54,6 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(f"usage: {sys.argv[0]} DATABASE [COUNT [BOOTSTRAP]]")
     main(*sys.argv[1:])

@@ -73,6 +73,7 @@ def test_a_port_that_is_taken_ends_it_in_one_line(broker: BrokerProcess, tmp_pat
     with pytest.raises(BrokerFailedError) as caught:
         second.start()
     assert "address already in use" in str(caught.value).lower()
+    assert "--listen" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
 

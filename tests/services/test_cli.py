@@ -158,6 +158,24 @@ def test_stats_and_transactions_are_shown(broker: BrokerProcess) -> None:
     assert b"0 in doubt" in ok(broker, "tx", "list")
 
 
+def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "orders", "--partitions", "2")
+    held = [{"topic": "orders", "partition": number, "start": 0, "end": 0, "bytes": 0} for number in (0, 1)]
+    assert as_json(broker, "stats", "offsets") == held
+    assert json.loads(ok(broker, "stats", "json")).keys() == {"broker", "transactions", "topics", "offsets"}
+    of_topic, config, lines = (as_json(broker, "stats", item) for item in ("orders", "config", "help"))
+    assert isinstance(of_topic, dict)
+    assert (of_topic["accept_read"], of_topic["offsets"]) == ("true", held)
+    assert isinstance(config, dict)
+    assert (config["insecure"], config["default_retention_ms"]) == ("false", "none")
+    assert isinstance(lines, list)
+    assert len(lines) == 6
+
+
+def test_the_version_is_an_option_too() -> None:
+    assert ok(None, "--version") == ok(None, "version")
+
+
 def test_without_a_broker_the_error_says_how_to_start_one() -> None:
     result = run(None, "topic", "list", "--bootstrap", f"txmq://127.0.0.1:{free_port()}")
     assert result.returncode == 1
@@ -171,6 +189,7 @@ def test_without_a_broker_the_error_says_how_to_start_one() -> None:
         (("topic", "create", "a b"), 1, b"cannot name a topic"),
         (("topic", "describe", "absent"), 1, b"absent"),
         (("produce", "--topic", "absent"), 1, b"absent"),
+        (("produce", "--topic", "absent", "--key", ""), 2, b"separator"),
         (("consume", "--topic", "absent"), 1, b"absent"),
         (("topic", "create", "t", "--set", "colour=red"), 1, b"colour"),
         (("topic", "alter", "t"), 2, b"nothing to change"),

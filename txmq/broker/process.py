@@ -66,7 +66,13 @@ async def _serve(recovered: Recovered, settings: BrokerSettings, clock: OSClock,
     core = Core(recovered.identity, settings, recovered.state, clock.now_ms())
     server = Server(core, recovered.store, settings, clock)
     host, port = split_address(settings.listen)
-    address = "{}:{}".format(*await server.start(host, port))
+    try:
+        address = "{}:{}".format(*await server.start(host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {settings.listen}: {error.strerror or error}; "
+            "is another broker running there? choose another address with --listen HOST:PORT"
+        ) from error
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -88,10 +88,13 @@ def transaction_figures(context: Context) -> dict[str, Value]:
     }
 
 
-def _lines(figures: Mapping[str, Value]) -> str:
-    return "".join(
-        f"{name} {str(value).lower() if isinstance(value, bool) else value}\n" for name, value in figures.items()
-    )
+def _lines(figures: Mapping[str, object]) -> str:
+    return "".join(f"{name} {_word(value)}\n" for name, value in figures.items())
+
+
+def _word(value: object) -> str:
+    """A value as the settings are written: ``true``, ``none``."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _topics(context: Context) -> str:
@@ -110,9 +113,7 @@ def _topics(context: Context) -> str:
 
 def _topic_lines(context: Context, name: str) -> str:
     topic = context.state.topics.named(name)
-    return _lines({k: "none" if v is None else str(v) for k, v in topic.to_json().items()}) + _watermarks(
-        context, topic.topic_id
-    )
+    return _lines(topic.to_json()) + _watermarks(context, topic.topic_id)
 
 
 def _watermarks(context: Context, topic_id: int) -> str:
@@ -127,7 +128,7 @@ def _offsets(context: Context) -> str:
 
 
 def _config(context: Context) -> str:
-    return _lines({k: str(v) for k, v in dataclasses.asdict(context.settings).items()})
+    return _lines(dataclasses.asdict(context.settings))
 
 
 def _json(context: Context) -> str:

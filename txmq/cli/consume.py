@@ -37,8 +37,8 @@ def consume(
 ) -> None:
     """Print messages: the value as text, or with --json one JSON object a line with key, offset, headers and txid.
 
-    On a terminal control characters are escaped; into a file or a pipe values go as they are. With --json, a value that
-    is not UTF-8 comes as "value_base64".
+    On a terminal control characters are escaped; into a file or a pipe values go as they are.
+    With --json, a value that is not UTF-8 comes as "value_base64".
 
     [bold]Examples[/bold]
 

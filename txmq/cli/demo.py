@@ -23,9 +23,9 @@ def demo(
 ) -> None:
     """Kill an order service and its broker with SIGKILL, again and again, and show that nothing came apart.
 
-    Starts a real broker on a free port and an order service that writes rows into SQLite and messages into txmq in
-    one transaction, kills them at random and at the worst moments, restarts them, settles what is in doubt, and
-    compares rows and messages, one to one and in order. Exit status 1 where they differ.
+    An order service writes rows into SQLite and messages into txmq, each pair in one transaction.
+    It and its broker are killed at random and at the worst moments, and started again.
+    Then rows and messages are compared, one to one and in order. Exit status 1 where they differ.
     """
     import random
     import tempfile

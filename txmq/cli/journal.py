@@ -22,6 +22,8 @@ def dump(
 ) -> None:
     """Print the journal's records, oldest first: where each stands and what it says; never payloads.
 
+    The broker must be stopped; nothing is changed.
+
     [bold]Examples[/bold]
 
       txmq journal dump --data var/txmq --max 20
@@ -46,7 +48,9 @@ def dump(
 
 @app.command()
 def verify(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
-    """Check identity, checkpoints and every record of the journal. Exit status 1 where something is damaged.
+    """Check identity, checkpoints and every record of the journal.
+
+    Exit status 1 where something is damaged. The broker must be stopped; nothing is changed.
 
     [bold]Example[/bold]
 

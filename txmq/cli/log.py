@@ -19,7 +19,9 @@ def _group() -> None:
 
 @app.command()
 def verify(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
-    """Read every byte of every partition: checksums, places, offsets without holes. Exit status 1 where damaged.
+    """Read every byte of every partition: checksums, places, offsets without holes.
+
+    Exit status 1 where something is damaged. The broker must be stopped; nothing is changed.
 
     [bold]Example[/bold]
 

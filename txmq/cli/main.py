@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -42,6 +43,21 @@ app.command("resolver")(resolver.resolver)
 app.add_typer(journal.app, name="journal")
 app.add_typer(log.app, name="log")
 app.command("demo")(demo.demo)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
 
 
 @app.command("version")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Protocol
 import typer
 
 from txmq.cli import output
-from txmq.errors import TxmqError
+from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
     from txmq.client import Producer
@@ -63,6 +63,8 @@ def produce(
     """
     import txmq
 
+    if key == "":
+        raise ConfigError("--key needs a separator, such as --key , ; leave it out to send whole lines")
     count = 0
     with ExitStack() as stack:
         client = stack.enter_context(txmq.connect(bootstrap))
@@ -78,7 +80,7 @@ def produce(
                 count += len(batch)
                 advance(sum(len(value) + 1 for _, value in batch))
         except TxmqError as error:
-            output.note(f"{count} messages acknowledged before this:")
+            output.note(f"{_acknowledged(count)} before this:")
             raise error from None
     _say(topic, count, interrupted.seen, as_json=as_json)
 
@@ -109,7 +111,7 @@ def _checked(lines: list[bytes], mark: bytes | None, number: int) -> Iterator[li
         number += 1
         key, found, value = (None, True, line) if mark is None else line.partition(mark)
         if not found:
-            complaint = f"line {number} has no key: {mark!r} does not stand in it"
+            complaint = f"line {number} has no key: there is no '{(mark or b'').decode()}' in it"
         elif len(line) > LINE_SIZE_BYTES_MAX:
             complaint = f"line {number} is longer than {LINE_SIZE_BYTES_MAX} bytes"
         if complaint:
@@ -136,9 +138,13 @@ def _say(topic: str, count: int, interrupted: bool, *, as_json: bool) -> None:
     if as_json:
         output.print_json({"topic": topic, "acknowledged": count, "interrupted": interrupted})
     else:
-        output.note(f"{count} messages acknowledged" + (", interrupted" if interrupted else ""))
+        output.note(_acknowledged(count) + (", interrupted" if interrupted else ""))
     if interrupted:
         raise SystemExit(output.STATUS_INTERRUPTED)
+
+
+def _acknowledged(count: int) -> str:
+    return f"{count} message{'s' * (count != 1)} acknowledged"
 
 
 class _Interruption:

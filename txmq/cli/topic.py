@@ -43,6 +43,8 @@ def create(
 ) -> None:
     """Create a topic.
 
+    What is not said here comes from the broker's settings that begin with default_.
+
     [bold]Examples[/bold]
 
       txmq topic create orders --partitions 4
@@ -96,7 +98,9 @@ def alter(
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Change a topic's settings. More partitions move keys: the order per key starts anew.
+    """Change a topic's settings; those that are not named stay.
+
+    More partitions move keys: the order per key starts anew.
 
     [bold]Examples[/bold]
 
