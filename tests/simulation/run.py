@@ -21,8 +21,9 @@ from txmq.protocol.parts import parse_result_lines
 from txmq.runtime import crashpoints
 
 from .broker import Broker
-from .client import Client, History, Place, Process, Put, Resolver, Shared, Steps, Transaction
+from .client import Client, History, Place, Process, Put, Shared, Steps, Transaction
 from .database import Database
+from .resolver import Resolver
 from .world import Violation, World
 
 SECONDS = 1.5

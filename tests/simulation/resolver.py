@@ -1,0 +1,60 @@
+"""The simulated resolver: settles what is prepared, by the table of ``xa/settle.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+
+from txmq.xa import settle
+
+from .client import UUID, Process, Reply, Steps
+
+
+class Resolver(Process):
+    """Settles whatever is prepared, its owner alive or not, by the table of ``xa/settle.py``."""
+
+    def main(self) -> Steps:
+        """For ever."""
+
+        while True:
+            yield self.world.rng.uniform(0.05, 0.4)
+            if (self.link is None or self.link.is_lost) and not self.open_link():
+                continue
+            reply = yield from self.ask("recover", extensions={"uuid": UUID})
+            if reply is None or reply[0] != 200:
+                continue
+            for item in json.loads(reply[1])["transactions"]:
+                if not item["owner_connected"] or self.shared.stopping or self.world.chance(0.1):
+                    yield from self._settle(item["txid"])
+
+    def _settle(self, txid: str) -> Steps:
+        database, found = self.shared.database, settle.Found.INSERTED
+        step = settle.Step.INSERT
+        while step not in (settle.Step.SETTLED, settle.Step.UNDECIDED, settle.Step.CONTRADICTED):
+            yield self.world.rng.uniform(0.0, 0.01)
+            if step is settle.Step.INSERT:
+                found = {
+                    "inserted": settle.Found.INSERTED, "duplicate": settle.Found.DUPLICATE,
+                    "locked": settle.Found.FAILED,
+                }[database.insert_rolled_back(txid)]  # fmt: skip
+                if found is settle.Found.FAILED:
+                    self.world.meet("marker locked")
+            elif step is settle.Step.READ:
+                found = {
+                    "committed": settle.Found.COMMITTED, "rolled-back": settle.Found.ROLLED_BACK,
+                    None: settle.Found.FAILED,
+                }[database.markers.get(txid)]  # fmt: skip
+            else:
+                found = yield from self._tell(step is settle.Step.TELL_COMMIT, txid)
+            step = settle.next_step(step, found)
+
+    def _tell(self, is_commit: bool, txid: str) -> Generator[float | bytes, Reply, settle.Found]:
+        reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=b"" if is_commit else None)
+        if reply is None or reply[0] >= 500:
+            return settle.Found.FAILED
+        if reply[0] != 200:
+            return settle.Found.CONTRADICTED
+        self.world.meet("resolver committed" if is_commit else "resolver rolled back")
+        if is_commit:
+            self.shared.database.markers.pop(txid, None)
+        return settle.Found.TOLD
