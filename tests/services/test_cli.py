@@ -165,7 +165,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     assert json.loads(ok(broker, "stats", "json")).keys() == {"broker", "transactions", "topics", "offsets"}
     of_topic, config, lines = (as_json(broker, "stats", item) for item in ("orders", "config", "help"))
     assert isinstance(of_topic, dict)
-    assert (of_topic["accept_read"], of_topic["offsets"]) == ("true", held)
+    assert (of_topic["accept_read"], of_topic["offsets"]) == (True, held)
     assert isinstance(config, dict)
     assert (config["insecure"], config["default_retention_ms"]) == ("false", "none")
     assert isinstance(lines, list)

@@ -50,15 +50,13 @@ def _json(client: Client, item: str | None) -> object:
     """One item as JSON. Lines of a listing repeat their first word, so listings come from the broker's own JSON."""
     import json
 
-    if item in (None, "json", *LISTINGS):
-        everything = json.loads(client.stats("json"))
-        return everything[item] if item in LISTINGS else everything
-    lines = client.stats(item).splitlines()
-    if item == "help":
-        return lines
-    fields = dict(line.partition(" ")[::2] for line in lines)
-    if item != "config":
-        offsets = json.loads(client.stats("json"))["offsets"]
-        fields = {key: value for key, value in fields.items() if key != item}
-        return fields | {"offsets": [held for held in offsets if held["topic"] == item]}
-    return fields
+    if item in ("config", "help"):
+        lines = client.stats(item).splitlines()
+        return lines if item == "help" else dict(line.partition(" ")[::2] for line in lines)
+    everything = json.loads(client.stats("json"))
+    if item in LISTINGS:
+        return everything[item]
+    for topic in everything["topics"]:
+        if topic["name"] == item != "json":
+            return topic | {"offsets": [held for held in everything["offsets"] if held["topic"] == item]}
+    return everything if item in (None, "json") else client.stats(item)  # which says what is known
