@@ -30,7 +30,8 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.disk = SimDisk(random.Random(seed))
-        self.settings = small_settings(outcomes_kept=3, in_flight_max=2, sessions_max=3)
+        # A group of drawn commands stays below what the small journal file holds in one record.
+        self.settings = small_settings(outcomes_kept=3, in_flight_max=2, sessions_max=3, group_size_bytes_max=4 << 10)
         self.clock, self.number = SimClock(), 0
         self.sequences: dict[tuple[str, int], int] = {}
         self.streamed: dict[int, list[bytes]] = {}
