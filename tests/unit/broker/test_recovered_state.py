@@ -30,8 +30,9 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.disk = SimDisk(random.Random(seed))
-        # A group of drawn commands stays below what the small journal file holds in one record.
-        self.settings = small_settings(outcomes_kept=3, in_flight_max=2, sessions_max=3, group_size_bytes_max=4 << 10)
+        self.settings = small_settings(outcomes_kept=3, in_flight_max=2, sessions_max=3)
+        # Below what users may set: a group of drawn commands has to fit one record of the small journal file.
+        object.__setattr__(self.settings, "group_size_bytes_max", 4 << 10)
         self.clock, self.number = SimClock(), 0
         self.sequences: dict[tuple[str, int], int] = {}
         self.streamed: dict[int, list[bytes]] = {}
