@@ -11,10 +11,11 @@ from txmq.cli import output
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Set
 
     from txmq.xa import LastResource
 
+REASONS_MAX = 20  # lines; txmq tx list has all of them
 _TOP_KEYS = ("bootstrap", "resource")
 _RESOURCE_KEYS = ("name", "driver", "connect", "table")
 
@@ -144,7 +145,21 @@ def _run_once(client: Any, resources: list[LastResource], *, as_json: bool) -> N
         output.print_json({"settled": settled, "in_doubt": len(left)})
     else:
         output.note(f"{settled} settled, {len(left)} in doubt")
+        names = {resource.name for resource in resources}
+        for item in left[:REASONS_MAX]:
+            output.note(f"{item['txid']} stays in doubt: {why(item, names)}")
     raise SystemExit(output.STATUS_FAILED if left else 0)
+
+
+def why(listed: Mapping[str, Any], names: Set[str]) -> str:
+    """Why a transaction could not be settled in this round, and what helps."""
+    from txmq.xa.resolver import is_due
+
+    if listed["resource"] not in names:
+        return f"the file names no resource {listed['resource']!r}"
+    if not is_due(listed):
+        return "its client is connected, or was a moment ago; run this again"
+    return "its database could not prove the outcome; the warnings above say why"
 
 
 def _run(broker: str, resources: list[LastResource]) -> None:

@@ -298,8 +298,9 @@ class _Desk:
             return False
         else:
             crash_point("resolver.told_broker")
-            self._log.info("transaction settled", txid=txid, outcome=told.step.value)
-            if told.step is Step.TELL_COMMIT:
+            is_committed = told.step is Step.TELL_COMMIT
+            self._log.info("transaction settled", txid=txid, outcome="committed" if is_committed else "rolled-back")
+            if is_committed:
                 self.resource.finished.append(txid)
         told.item.on_settled()
         del left[txid]

@@ -76,3 +76,13 @@ def test_a_good_file_names_the_broker_and_the_resources(tmp_path: Path) -> None:
     path = _write(tmp_path, f"{text}connect = {{ database = '{tmp_path}/shop.db' }}\n")
     address, [resource] = resolver.read_config(path)
     assert (address, resource.name) == ("txmq://127.0.0.1:1", "shop")
+
+
+def test_what_stays_in_doubt_is_said_to_need_its_resource_time_or_its_database() -> None:
+    listed = {
+        "resource": "shop", "prepared_ms": 0, "age_ms": 5000, "deadline_ms": 9000,
+        "owner_connected": False, "owner_gone_ms": 10,
+    }  # fmt: skip
+    assert "names no resource 'shop'" in resolver.why(listed, {"other"})
+    assert "run this again" in resolver.why(listed, {"shop"})
+    assert "could not prove" in resolver.why(listed | {"owner_gone_ms": 4000}, {"shop"})
