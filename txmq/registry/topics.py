@@ -63,7 +63,7 @@ class Topics:
         """
         topic = self._by_name.get(name)
         if topic is None:
-            raise UnknownTopicError(f"no topic {name[:200]!r}; create it with: txmq topic create NAME")
+            raise UnknownTopicError(f"no topic {name[:200]!r}; see txmq topic list, or make it with txmq topic create")
         return topic
 
     def with_id(self, topic_id: int) -> Topic | None:
