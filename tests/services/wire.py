@@ -1,0 +1,87 @@
+"""A connection that may say anything: raw bytes to a broker, its answers taken apart."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from txmq.protocol.answers import AnswerReader
+from txmq.testing.broker_process import BrokerProcess
+
+TIMEOUT_S = 10.0
+
+
+class Heard(NamedTuple):
+    """What came back before the broker fell silent or closed."""
+
+    answers: list[tuple[int, bytes, bytes]]  # code, opaque, body
+    is_closed: bool
+
+    @property
+    def codes(self) -> list[int]:
+        """The answers' codes."""
+        return [code for code, _, _ in self.answers]
+
+
+class Wire:
+    """One raw connection."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self.socket = socket.create_connection((broker.host, broker.port), TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = AnswerReader()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send; a connection that the broker closed meanwhile is what the answers will tell."""
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def hear(self, count: int) -> Heard:
+        """Wait for ``count`` answers, or the end of the connection."""
+        answers: list[tuple[int, bytes, bytes]] = []
+        while len(answers) < count:
+            try:
+                data = self.socket.recv(1 << 18)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                return Heard(answers, is_closed=True)
+            answers += [(code, opaque, body) for code, opaque, body, _ in self._reader.feed(data)]
+        return Heard(answers, is_closed=False)
+
+    def ask(self, data: bytes) -> tuple[int, bytes]:
+        """Send one request; its answer's code and body."""
+        self.send(data)
+        heard = self.hear(1)
+        assert heard.answers, "the broker closed without an answer"
+        return heard.answers[0][0], heard.answers[0][2]
+
+    def is_closed_by_broker(self) -> bool:
+        """Whether the connection ends (with a deadline), whatever comes before."""
+        try:
+            while self.socket.recv(1 << 18):
+                pass
+        except ConnectionResetError:
+            return True
+        return True
+
+    def finish(self) -> None:
+        """Send no more."""
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """Close with RST."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
