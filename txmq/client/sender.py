@@ -29,6 +29,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, start_daemon, watch_forks
 
 BACKGROUND_WAIT_S_MAX = 1.0
+LEFTOVERS_POLL_S = 0.02
 _FOREVER_S = 86_400.0
 
 
@@ -174,11 +175,16 @@ class Sender:
             with self._lock:
                 unfinished = core.unfinished_batches()
                 oldest = _completion_of(unfinished[0]) if unfinished else None
-            if self.clock.monotonic() >= deadline or oldest is None:
+            now = self.clock.monotonic()
+            if now >= deadline:
                 raise RequestTimeoutError(
                     f"buffer_size_bytes {core.limits.buffer_size_bytes} is in use: nothing was sent"
                 )
-            self.drive(oldest, deadline)
+            if oldest is not None:
+                self.drive(oldest, deadline)
+            else:
+                # What fills it was told "unknown" and is still sent again until its fate is known: nobody else waits.
+                self._step(Waiter(), min(deadline, now + LEFTOVERS_POLL_S))
 
     def _look_at_link(self) -> float:
         """Find out that an idle link has ended before a message is entrusted to it. Returns the time."""

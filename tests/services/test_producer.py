@@ -1,0 +1,28 @@
+"""The producer against a real broker that goes away and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import txmq
+from txmq.testing.broker_process import BrokerProcess
+
+
+def test_a_buffer_full_of_messages_of_unknown_fate_has_room_again_when_the_broker_is_back(
+    broker: BrokerProcess,
+) -> None:
+    value = bytes(60_000)
+    with txmq.connect(broker.address) as client:
+        client.topics.create("t")
+        with client.producer(buffer_size_bytes=100_000) as producer:
+            producer.send("t", b"first")
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGSTOP)
+            with pytest.raises(txmq.DeliveryUnknownError):
+                producer.send("t", value, timeout=0.5)
+            os.kill(broker.pid, signal.SIGCONT)
+            assert producer.send("t", value, timeout=10.0).offset == 2
+        assert len(list(client.browse("t"))) == 3
