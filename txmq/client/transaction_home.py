@@ -50,7 +50,6 @@ class TransactionHome:
         self._session: Any = None
         self._txid: TxId | None = None
         self._txid_text = ""  # asked for a dozen times a transaction, 2 us each
-        self._txid_text = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
 
