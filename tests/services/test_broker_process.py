@@ -14,6 +14,9 @@ import pytest
 import txmq
 from txmq.testing.broker_process import BrokerFailedError, BrokerProcess, free_port
 
+from .bad_inputs import batch
+from .wire import Wire
+
 
 def test_the_ready_file_holds_the_address_where_it_serves_and_goes_when_it_stops(broker: BrokerProcess) -> None:
     ready = broker.data_dir.with_name(broker.data_dir.name + ".ready")
@@ -109,3 +112,17 @@ def test_free_ports_are_below_those_that_the_system_hands_out() -> None:
 def test_nothing_but_the_loopback_address_is_served_without_insecure(tmp_path: Path) -> None:
     with pytest.raises(BrokerFailedError, match="--insecure"):
         BrokerProcess(tmp_path / "broker", listen="0.0.0.0:0").start()
+
+
+def test_a_clean_stop_with_a_stream_open_rolls_it_back_and_logs_no_failure(broker: BrokerProcess) -> None:
+    with Wire(broker) as wire:
+        assert wire.ask(b"topic create t 1\r\n")[0] == 200
+        hello = json.loads(wire.ask(b"hello 1 me session=new 2\r\n")[1])
+        txid = f"{hello['cluster']}-{hello['home']}-{hello['session']}-1".encode()
+        content = bytes(batch())
+        assert wire.ask(b"put t 0 tx=%b %d 3\r\n%b" % (txid, len(content), content))[0] == 200
+        assert broker.stop() == 0
+    assert '"error"' not in broker.logs()
+    broker.start()
+    with Wire(broker) as wire:
+        assert wire.ask(b"outcome %b 1\r\n" % txid) == (200, b"rolled-back\n")

@@ -166,6 +166,10 @@ class Connection(asyncio.BufferedProtocol):
         self.send()
         self._transport.close()
 
+    def cut(self) -> None:
+        """Close without waiting for what was not taken."""
+        self._transport.abort()
+
     def abandon(self) -> None:
         """The broker failed: everything unanswered is unknown."""
         for opaque in self.peer.unanswered:

@@ -43,6 +43,7 @@ from txmq.runtime.ports import Clock
 
 log = get_logger()
 TICK_S = 0.05
+STOP_LINGER_S = 2.0  # for the last answers of a clean stop
 QUEUED_BYTES_MAX = 32 << 20
 INLINE_WRITE_SIZE_BYTES = 1 << 20  # into the page cache, without a sync: 0.2 ms
 BACKGROUND_SYNC_MS = 1000  # sync = never: readers see what was forced, so it is forced now and then all the same
@@ -111,21 +112,37 @@ class Server:
             self._listener.close()
         self.core.tick(self.clock.now_ms())
         self._pump()
-        while not self._failed and (self._in_flight or self._unsynced or not self._nothing_queued()):
+        await self._drain()
+        self._flush()
+        for connection in list(self.connections):
+            connection.finish()
+        await self._wait_for_connections()
+        if self._timer is not None:
+            self._timer.cancel()
+        # The end of a connection rolls back what it streamed, which is journaled too: only now nothing more can come.
+        await self._drain()
+        if not self._failed and not self.store.has_unapplied:
+            self.store.checkpoint_now(self.context.state)
+        self._close(None)
+
+    async def _drain(self) -> None:
+        """Wait until everything accepted is forced, and no other thread is at the files."""
+        while not self._failed and (
+            self._in_flight or self._unsynced or self._checkpoint is not None or not self._nothing_queued()
+        ):
             if self._unsynced and not self._in_flight:
                 self._force(self._nothing)
             self._schedule()
             await asyncio.sleep(0.001)
-        self._flush()
-        for connection in list(self.connections):
-            connection.finish()
-        if self._timer is not None:
-            self._timer.cancel()
-        while self._checkpoint is not None and not self._failed:  # a running one ends first
+
+    async def _wait_for_connections(self) -> None:
+        """Let the last answers go out; who does not take them in time is cut off."""
+        deadline = self.clock.monotonic() + STOP_LINGER_S
+        while self.connections and not self._failed:
+            if self.clock.monotonic() >= deadline:
+                for connection in list(self.connections):
+                    connection.cut()
             await asyncio.sleep(0.001)
-        if not self._failed and not self.store.has_unapplied:
-            self.store.checkpoint_now(self.context.state)
-        self._close(None)
 
     def fail(self, error: BaseException) -> None:
         """The journal or a file failed: tell everybody who waits that the outcome is unknown, and end."""
