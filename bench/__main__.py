@@ -13,8 +13,8 @@ from rich.console import Console
 
 from bench import report
 from bench.catalogue import ROWS
-from bench.machine import bare_limits, facts
 from bench.model import Result, Row, Surroundings
+from txmq.testing.bench.limits import bare_limits, facts
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from itertools import islice
 
 import txmq
-from bench.machine import rss_mib
 from bench.model import Bound, Measure, Row, Surroundings
-from bench.raw import RawConnection, message_of, percentile, put_requests
 from bench.rows.client import PARTITIONS, TOPIC, pairs_of, read_raw
 from bench.rows.process import IDLE_S, logged_seconds
+from txmq.testing.bench.limits import rss_mib
+from txmq.testing.bench.raw import RawConnection, message_of, percentile, put_requests
 from txmq.testing.broker_process import BrokerProcess
 
 MESSAGES, PER_CALL, DECODED_MAX = 20_000_000, 500_000, 4_000_000

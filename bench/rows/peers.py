@@ -10,9 +10,9 @@ from pathlib import Path
 
 import txmq
 from bench.model import Measure, Row, Surroundings
-from bench.raw import percentile
 from bench.rows.client import TOPIC
 from bench.rows.transactions import create_tables, open_sqlite
+from txmq.testing.bench.raw import percentile
 from txmq.testing.broker_process import BrokerProcess
 
 POLL_S = 1.0

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.machine import rss_mib
 from bench.model import Bound, Measure, Row, Surroundings
-from bench.raw import RawConnection, message_of, put_requests
 from bench.rows.put import OUTSTANDING, PARTITIONS, PER_CHUNK, TOPIC
+from txmq.testing.bench.limits import rss_mib
+from txmq.testing.bench.raw import RawConnection, message_of, put_requests
 from txmq.testing.broker_process import BrokerProcess
 
 TAIL_SIZE_BYTES = 64 << 20

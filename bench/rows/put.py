@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from bench.machine import cpu_seconds
 from bench.model import Bound, Measure, Row, Surroundings
-from bench.raw import RawConnection, message_of, percentile, put_requests
+from txmq.testing.bench.limits import cpu_seconds
+from txmq.testing.bench.raw import RawConnection, message_of, percentile, put_requests
 from txmq.testing.broker_process import BrokerProcess
 
 MESSAGE_SIZE_BYTES = 200  # of the batch on the wire, its 61 bytes of header included

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import txmq
-from bench.machine import cpu_seconds
 from bench.model import Bound, Measure, Row, Surroundings
-from bench.raw import RawConnection, chunked, message_of, percentile
 from bench.rows.client import PARTITIONS, TOPIC
+from txmq.testing.bench.limits import cpu_seconds
+from txmq.testing.bench.raw import RawConnection, chunked, message_of, percentile
 from txmq.testing.broker_process import BrokerProcess
 from txmq.xa import LastResource
 from txmq.xid import TxId

@@ -12,22 +12,27 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Self
 
+from txmq.config import split_address
+from txmq.errors import TxmqError
 from txmq.log.records import encode_values
 
 RECEIVE_SIZE_BYTES = 1 << 18
 _GOOD = b"result 200 "
 
 
-class BadAnswerError(Exception):
+class BadAnswerError(TxmqError):
     """The broker refused something."""
 
 
+def batch_of(value_size_bytes: int) -> bytes:
+    """One record batch of one message: 61 bytes of header, and 7 to 11 beside the value."""
+    return bytes(encode_values([(None, b"x" * value_size_bytes)], 1_700_000_000_000))
+
+
 def message_of(size_bytes: int) -> bytes:
-    """One record batch of one message that is ``size_bytes`` on the wire in all (61 are its header)."""
-    batch = b""
+    """One record batch of one message that is ``size_bytes`` on the wire in all."""
     value_size = size_bytes - 70
-    while len(batch) < size_bytes:
-        batch = bytes(encode_values([(None, b"x" * value_size)], 1_700_000_000_000))
+    while len(batch := batch_of(value_size)) < size_bytes:
         value_size += 1
     return batch
 
@@ -55,6 +60,11 @@ class RawConnection:
         self._socket = socket.create_connection((host, port), timeout=60)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._tail = b""
+
+    @classmethod
+    def to(cls, address: str) -> Self:
+        """Connect to ``txmq://HOST:PORT``."""
+        return cls(*split_address(address.removeprefix("txmq://")))
 
     def __enter__(self) -> Self:
         return self
