@@ -150,8 +150,7 @@ class Core:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""
         # Once a partition: a reader in a thread must not see the first half of a transaction that rolled the segment.
         moved = {run.partition: run.next_offset for run in group.placed}
-        for partition, next_offset in moved.items():
-            partition.publish(next_offset)
+        for partition in self.context.state.decisions.holds.applied(moved, group.ended_holds):
             if partition.waiters:
                 reading.wake_polls(self.context, partition)
 

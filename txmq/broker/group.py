@@ -7,6 +7,7 @@ redo, which goes through the items in order, writes every partition front to bac
 
 from __future__ import annotations
 
+from txmq.broker.holds import Hold
 from txmq.broker.peer import Peer
 from txmq.log.partition import Partition
 from txmq.redo import entries
@@ -57,12 +58,14 @@ class Group:
         puts: answers of plain puts: released when written (``sync`` relaxed) or forced.
         waiters: whole answers released when the record is forced.
         forced: True if some answer needs the sync whatever ``sync`` says.
+        ended_holds: what readers may see once the record is forced (``holds``).
         deleted: partitions whose files go once the record is forced.
         unlinked: segment files that retention drops once the record is forced.
     """
 
     __slots__ = (
         "deleted",
+        "ended_holds",
         "forced",
         "items",
         "message_count",
@@ -82,6 +85,7 @@ class Group:
         self.puts: list[PutAnswer] = []
         self.relaxed_waiters: list[AnswerNow] = []
         self.waiters: list[AnswerNow] = []
+        self.ended_holds: list[Hold] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = 0

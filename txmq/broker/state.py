@@ -18,17 +18,19 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from txmq.broker.decided import Decisions
 from txmq.broker.ordering import CommitOrder
 from txmq.broker.sequences import Sequences
 from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
 from txmq.broker.transaction import Part, Transaction, TransactionState
 from txmq.log import batch as batches
 from txmq.log.memory import MemoryPartition
-from txmq.log.partition import Partition
+from txmq.log.partition import Partition, Place
 from txmq.model import Storage
 from txmq.redo import entries
 from txmq.registry.topics import Topic, Topics
 
+Places = dict[Partition, Place]  # where a transaction's messages begin
 Write = Callable[
     [Partition, int, int, bytes | bytearray | memoryview], None
 ]  # (partition, segment base, position, bytes)
@@ -59,6 +61,7 @@ class State:
         self.next_order = 1
         self.payload_bytes = 0
         self.epoch = 0
+        self.decisions = Decisions()
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -87,6 +90,7 @@ class State:
             name = topic.config.name.encode()
             for partition in removed:
                 del self.partitions[name, b"%d" % partition.number]
+                self.decisions.holds.drop(partition)
         return removed
 
     def partition(self, topic_id: int, number: int) -> Partition | None:
@@ -143,6 +147,13 @@ class State:
         if owner is not None:
             owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
         return transaction
+
+    def decide(
+        self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places
+    ) -> None:
+        """Committed, and branches must hear of it before readers may see it."""
+        self.settle(session, counter, floor, outcome)
+        self.decisions.decide((session, counter), meta, outcome, places)
 
     def accept_sequence(
         self, partition: Partition, producer: int, sequence: int, count: int, crc: int, offset: int
@@ -203,7 +214,17 @@ class State:
             prepared = entries.decode_prepared(body)
             self.prepare(prepared.session, prepared.counter, json.loads(prepared.meta))
         elif kind == entries.COMMITTED:
-            self._redo_committed(entries.decode_committed(body), write, touched)
+            committed = entries.decode_committed(body)
+            outcome, places = self._redo_placements(committed, write, touched)
+            self.settle(committed.session, committed.counter, committed.floor, outcome)
+            self.decisions.holds.add_behind((committed.session, committed.counter), places)
+        elif kind == entries.DECIDED:
+            decided = entries.decode_decided(body)
+            outcome, places = self._redo_placements(decided, write, touched)
+            meta = json.loads(decided.meta)
+            self.decide(decided.session, decided.counter, decided.floor, outcome, meta, places)
+        elif kind in (entries.COMPLETED, entries.SHOWN, entries.HEURISTIC, entries.FORGOTTEN):
+            self._redo_decisions(kind, json.loads(bytes(body)))
         elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
             self.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
@@ -230,11 +251,31 @@ class State:
         part = Part(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
         self.add_part(entry.session, entry.counter, part, 0)
 
-    def _redo_committed(self, entry: entries.Committed, write: Write, touched: dict[Partition, None]) -> None:
+    def _redo_decisions(self, kind: int, fields: dict[str, Any]) -> None:
+        name, decisions = (fields["session"], fields["counter"]), self.decisions
+        if kind == entries.COMPLETED:
+            decided = decisions.complete(name, fields["uuid"], fields["fact"])
+            if decided is not None:
+                decisions.holds.applied({}, [decided.hold])
+        elif kind == entries.SHOWN:
+            decisions.holds.applied({}, [decisions.undone[name].hold])
+        elif kind == entries.HEURISTIC:
+            decisions.record(name, fields["fact"])
+        else:
+            decisions.forget(name)
+
+    def _redo_placements(
+        self, entry: entries.Committed | entries.Decided, write: Write, touched: dict[Partition, None]
+    ) -> tuple[CommittedParts, Places]:
+        """Rewrite what was journaled before; runs of the same record, which come behind, bring the rest."""
         transaction = self.transactions.get((entry.session, entry.counter))
+        places: Places = {}
         for place in entry.placements:
             partition = self.partition(place.topic_id, place.partition)
-            if place.part == IN_JOURNAL or partition is None or transaction is None:
+            if partition is None:
+                continue
+            places.setdefault(partition, (place.base_offset, place.segment_base, place.position))
+            if place.part == IN_JOURNAL or transaction is None:
                 continue
             part = transaction.parts[place.part]
             batches.stamp(part.batch, place.topic_id, place.partition, place.base_offset, part.crc)
@@ -244,8 +285,7 @@ class State:
                 part.max_timestamp_ms, len(part.batch),
             )  # fmt: skip
             touched[partition] = None
-        outcome = tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in entry.placements)
-        self.settle(entry.session, entry.counter, entry.floor, outcome)
+        return tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in entry.placements), places
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
@@ -264,6 +304,7 @@ class State:
             ],
             "sessions": [session.snapshot() for session in self.sessions.values()],
             "transactions": [transaction.snapshot() for transaction in self.transactions.values()],
+            "decisions": self.decisions.snapshot(),
         }
 
     def all_partitions(self) -> Iterator[Partition]:
@@ -294,6 +335,8 @@ class State:
             if transaction.state is TransactionState.OPEN:
                 self.streams[transaction.session, transaction.counter] = transaction
 
+        self.decisions.restore(snapshot["decisions"], self.partition)
+
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
         """Give a restored transaction one of its parts back, in order."""
         entry = entries.decode_payload(body)
@@ -306,3 +349,9 @@ class State:
         prepared = [t for t in self.transactions.values() if t.state is TransactionState.PREPARED]
         for transaction in sorted(prepared, key=lambda t: t.order):
             self.order.add(transaction)
+        self.decisions.holds.settled()
+
+    def publish_recovered(self) -> None:
+        """Everything in the journal is redone: readers may see it, but for what undone decisions hold."""
+        for partition in self.all_partitions():
+            self.decisions.holds.recovered(partition)

@@ -263,8 +263,7 @@ class _Opening:
         store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn)
         self._clean_up(store)
         self._start_life(journal)
-        for partition in self._state.all_partitions():
-            partition.publish(partition.next_offset)
+        self._state.publish_recovered()
         name = self._settings.broker_name or f"{self._node.node_id:016x}"
         who = Identity(self._node.cluster_id, self._node.node_id, name)
         return Recovered(who, self._state, store, self._records, self._bytes, self._notes)

@@ -9,10 +9,13 @@
    | FENCE, ROLLBACK   | ROLLBACK, FENCE,   |
    v                   v OWNER_GONE, DEADLINE
   ROLLED_BACK <--------+--------------------+
+
+  NONE, OPEN --DECIDE--> DECIDED --COMPLETE, of every branch--> COMMITTED
 ```
 
 NONE: never seen here. OPEN: parts of a large local transaction are streaming in. PREPARED: all parts are in the journal
-and somebody else decides; it has no timeout. COMMITTED and ROLLED_BACK: the session keeps the outcome. FORGOTTEN: at or
+and somebody else decides; it has no timeout. DECIDED: the decision for the branches of an XA transaction stands, its
+messages have their offsets, some branch has not completed (``decisions``). COMMITTED and ROLLED_BACK: the session keeps the outcome. FORGOTTEN: at or
 below the session's floor.
 
 Laws:
@@ -36,6 +39,7 @@ class TransactionState(enum.Enum):
     NONE = "none"
     OPEN = "open"
     PREPARED = "prepared"
+    DECIDED = "decided"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled-back"
     FORGOTTEN = "forgotten"
@@ -48,6 +52,8 @@ class Event(enum.Enum):
     PREPARE = "prepare"
     COMMIT_PARTS = "commit with parts"
     COMMIT = "commit without parts"
+    DECIDE = "decide"  # with the branches of an XA transaction
+    COMPLETE = "complete"  # of one branch
     ROLLBACK = "rollback"
     FENCE = "outcome with fence"
     LOOKUP = "outcome"
@@ -61,6 +67,8 @@ class Action(enum.Enum):
     ADD_PART = "add the part"
     PREPARE = "force the prepare record"
     DECIDE = "force messages and decision in one record"
+    DECIDE_BRANCHES = "force messages, decision and branches in one record"
+    COMPLETE = "force that the branch has completed"
     SETTLE = "force the commit of what is prepared"
     ROLL_BACK = "force the rollback"
     FENCE = "force rolled-back for a transaction never seen"
@@ -78,6 +86,8 @@ TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
     (_S.NONE, _E.PREPARE): _A.PREPARE,
     (_S.NONE, _E.COMMIT_PARTS): _A.DECIDE,
     (_S.NONE, _E.COMMIT): _A.REFUSE_UNKNOWN,
+    (_S.NONE, _E.DECIDE): _A.DECIDE_BRANCHES,
+    (_S.NONE, _E.COMPLETE): _A.REFUSE_UNKNOWN,
     (_S.NONE, _E.ROLLBACK): _A.FENCE,
     (_S.NONE, _E.FENCE): _A.FENCE,
     (_S.NONE, _E.LOOKUP): _A.TELL,
@@ -87,6 +97,8 @@ TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
     (_S.OPEN, _E.PREPARE): _A.PREPARE,
     (_S.OPEN, _E.COMMIT_PARTS): _A.DECIDE,
     (_S.OPEN, _E.COMMIT): _A.DECIDE,
+    (_S.OPEN, _E.DECIDE): _A.DECIDE_BRANCHES,
+    (_S.OPEN, _E.COMPLETE): _A.REFUSE_UNKNOWN,
     (_S.OPEN, _E.ROLLBACK): _A.ROLL_BACK,
     (_S.OPEN, _E.FENCE): _A.ROLL_BACK,
     (_S.OPEN, _E.LOOKUP): _A.TELL,
@@ -96,15 +108,30 @@ TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
     (_S.PREPARED, _E.PREPARE): _A.REPEAT,
     (_S.PREPARED, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
     (_S.PREPARED, _E.COMMIT): _A.SETTLE,
+    (_S.PREPARED, _E.DECIDE): _A.REFUSE_CONFLICT,
+    (_S.PREPARED, _E.COMPLETE): _A.REFUSE_CONFLICT,
     (_S.PREPARED, _E.ROLLBACK): _A.ROLL_BACK,
     (_S.PREPARED, _E.FENCE): _A.TELL,
     (_S.PREPARED, _E.LOOKUP): _A.TELL,
     (_S.PREPARED, _E.OWNER_GONE): _A.IGNORE,
     (_S.PREPARED, _E.DEADLINE): _A.IGNORE,
+    (_S.DECIDED, _E.PART): _A.REFUSE_CONFLICT,
+    (_S.DECIDED, _E.PREPARE): _A.REFUSE_CONFLICT,
+    (_S.DECIDED, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
+    (_S.DECIDED, _E.COMMIT): _A.REPEAT,
+    (_S.DECIDED, _E.DECIDE): _A.REPEAT,
+    (_S.DECIDED, _E.COMPLETE): _A.COMPLETE,
+    (_S.DECIDED, _E.ROLLBACK): _A.REFUSE_CONFLICT,
+    (_S.DECIDED, _E.FENCE): _A.TELL,
+    (_S.DECIDED, _E.LOOKUP): _A.TELL,
+    (_S.DECIDED, _E.OWNER_GONE): _A.IGNORE,
+    (_S.DECIDED, _E.DEADLINE): _A.IGNORE,
     (_S.COMMITTED, _E.PART): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.PREPARE): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.COMMIT_PARTS): _A.REPEAT,
     (_S.COMMITTED, _E.COMMIT): _A.REPEAT,
+    (_S.COMMITTED, _E.DECIDE): _A.REPEAT,
+    (_S.COMMITTED, _E.COMPLETE): _A.REPEAT,
     (_S.COMMITTED, _E.ROLLBACK): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.FENCE): _A.TELL,
     (_S.COMMITTED, _E.LOOKUP): _A.TELL,
@@ -114,6 +141,8 @@ TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
     (_S.ROLLED_BACK, _E.PREPARE): _A.REFUSE_CONFLICT,
     (_S.ROLLED_BACK, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
     (_S.ROLLED_BACK, _E.COMMIT): _A.REFUSE_CONFLICT,
+    (_S.ROLLED_BACK, _E.DECIDE): _A.REFUSE_CONFLICT,
+    (_S.ROLLED_BACK, _E.COMPLETE): _A.REFUSE_CONFLICT,
     (_S.ROLLED_BACK, _E.ROLLBACK): _A.REPEAT,
     (_S.ROLLED_BACK, _E.FENCE): _A.TELL,
     (_S.ROLLED_BACK, _E.LOOKUP): _A.TELL,
@@ -123,6 +152,8 @@ TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
     (_S.FORGOTTEN, _E.PREPARE): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.COMMIT_PARTS): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.COMMIT): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.DECIDE): _A.REFUSE_FENCED,
+    (_S.FORGOTTEN, _E.COMPLETE): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.ROLLBACK): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.FENCE): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.LOOKUP): _A.REFUSE_FENCED,

@@ -34,6 +34,7 @@ from txmq.log.reader import Extent, WouldWaitError, find_time, read_chunk
 from txmq.model import TopicConfig
 
 _UNKNOWN_MS = -1
+Place = tuple[int, int, int]  # offset, base offset of the segment it is in, position there
 
 
 class Segment:
@@ -65,8 +66,8 @@ class Partition:
         self.topic_id, self.topic, self.number, self.config = topic_id, topic, number, config
         self.log_start = self.high_watermark = self.next_offset = 0
         self.segments: list[Segment] = []
-        self._durable = (0, 0, 0)  # high watermark, base offset of the segment it is in, position there
-        self._pending: list[tuple[int, int, int]] = []  # what ``_durable`` will be, one for each place since
+        self._durable: Place = (0, 0, 0)  # the high watermark
+        self._pending: list[Place] = []  # what ``_durable`` will be, one for each place since
         self._hint: tuple[int, int, int] = (-1, -1, -1)  # where the last read ended: offset, segment base, position
         self.producers: dict[int, Any] = {}
         self.waiters: list[Any] | None = None
@@ -149,21 +150,28 @@ class Partition:
 
     def publish(self, next_offset: int) -> None:
         """Everything below ``next_offset`` is forced and in the files: readers may see it."""
-        if next_offset <= self.high_watermark:
-            return
+        if next_offset > self.high_watermark:
+            self.show(self.end_at(next_offset))
+
+    def end_at(self, next_offset: int) -> Place:
+        """Where the log ends that is forced and in the files up to ``next_offset``; once, and never backwards."""
         pending = self._pending
         if next_offset == self.next_offset:
             segment = self.segments[-1] if self.segments else Segment(next_offset)
-            durable = (next_offset, segment.base_offset, segment.size_bytes)
             pending.clear()
-        else:
-            number = bisect_left(pending, (next_offset,))
-            if number == len(pending) or pending[number][0] != next_offset:
-                raise StorageError(f"{self.topic}-{self.number}: offset {next_offset} is not the end of a placed batch")
-            durable = pending[number]
-            del pending[: number + 1]
-        self._durable = durable
-        self.high_watermark = next_offset
+            return next_offset, segment.base_offset, segment.size_bytes
+        number = bisect_left(pending, (next_offset,))
+        if number == len(pending) or pending[number][0] != next_offset:
+            raise StorageError(f"{self.topic}-{self.number}: offset {next_offset} is not the end of a placed batch")
+        end = pending[number]
+        del pending[: number + 1]
+        return end
+
+    def show(self, place: Place) -> None:
+        """Readers may see what is below ``place``, which ``end_at`` or ``place`` told."""
+        if place[0] > self.high_watermark:
+            self._durable = place
+            self.high_watermark = place[0]
 
     def read(self, files: FileCache, offset: int, size_bytes_max: int, *, nowait: bool = False) -> bytes | None:
         """Whole batches, the first of which holds ``offset``, none beyond the high watermark.
@@ -216,7 +224,7 @@ class Partition:
                 return max(found, self.log_start)
         return durable[0]
 
-    def _extent_of(self, offset: int, durable: tuple[int, int, int]) -> Extent:
+    def _extent_of(self, offset: int, durable: Place) -> Extent:
         segments = self.segments
         number = bisect_right(segments, offset, key=_base_offset) - 1
         if number < 0:

@@ -27,6 +27,11 @@ Bodies::
      9 LOG_START      topic_id u32, partition u32, offset u64
     10 STARTED        JSON
     11 SESSION_ENDED  session u64
+    12 DECIDED        as COMMITTED, then meta (JSON): the branches that must hear of it; the messages are placed, not shown
+    13 COMPLETED      JSON: one branch has heard of it
+    14 SHOWN          JSON: messages of a decision are shown before all its branches have completed
+    15 HEURISTIC      JSON: somebody decided alone; kept until forgotten
+    16 FORGOTTEN      JSON
 """
 
 from __future__ import annotations
@@ -49,11 +54,17 @@ TOPIC_DELETED: Final = 8
 LOG_START: Final = 9
 STARTED: Final = 10
 SESSION_ENDED: Final = 11
+DECIDED: Final = 12
+COMPLETED: Final = 13
+SHOWN: Final = 14
+HEURISTIC: Final = 15
+FORGOTTEN: Final = 16
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
     SESSION: "session", TOPIC: "topic", TOPIC_DELETED: "topic-deleted", LOG_START: "log-start", STARTED: "started",
-    SESSION_ENDED: "session-ended",
+    SESSION_ENDED: "session-ended", DECIDED: "decided", COMPLETED: "completed", SHOWN: "shown", HEURISTIC: "heuristic",
+    FORGOTTEN: "forgotten",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -129,6 +140,16 @@ class Committed(NamedTuple):
     counter: int
     floor: int
     placements: tuple[Placement, ...]
+
+
+class Decided(NamedTuple):
+    """A transaction is decided, its parts are placed, its branches must hear of it; ``meta`` is JSON."""
+
+    session: int
+    counter: int
+    floor: int
+    placements: tuple[Placement, ...]
+    meta: bytes
 
 
 class RolledBack(NamedTuple):
@@ -263,6 +284,23 @@ def decode_committed(body: Buffer) -> Committed:
     if len(packed) != count * _PLACEMENT.size:
         raise _refuse(COMMITTED, f"{count} placements stated, {len(packed)} bytes there")
     return Committed(session, counter, floor, tuple(map(Placement._make, _PLACEMENT.iter_unpack(packed))))
+
+
+def encode_decided(session: int, counter: int, floor: int, placements: Iterable[tuple[int, ...]], meta: bytes) -> bytes:
+    """A DECIDED entry; ``meta`` is JSON."""
+    packed = [_PLACEMENT.pack(*placement) for placement in placements]
+    return frame(DECIDED, _COMMITTED.pack(session, counter, floor, len(packed)) + b"".join(packed) + meta)
+
+
+def decode_decided(body: Buffer) -> Decided:
+    """A DECIDED's body."""
+    session, counter, floor, count = _leading(DECIDED, _COMMITTED, body)
+    rest = memoryview(body)[_COMMITTED.size :]
+    size = count * _PLACEMENT.size
+    if len(rest) < size:
+        raise _refuse(DECIDED, f"{count} placements stated, {len(rest)} bytes there")
+    placements = tuple(map(Placement._make, _PLACEMENT.iter_unpack(rest[:size])))
+    return Decided(session, counter, floor, placements, bytes(rest[size:]))
 
 
 def encode_rolled_back(session: int, counter: int, floor: int) -> bytes:

@@ -167,13 +167,21 @@ def _shown(value: object) -> object:
 
 
 _Decoded = (
-    entries.Run | entries.Payload | entries.Prepared | entries.Committed | entries.RolledBack | entries.LogStart | int
+    entries.Run
+    | entries.Payload
+    | entries.Prepared
+    | entries.Committed
+    | entries.Decided
+    | entries.RolledBack
+    | entries.LogStart
+    | int
 )
 _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
     entries.RUN: entries.decode_run,
     entries.PAYLOAD: entries.decode_payload,
     entries.PREPARED: entries.decode_prepared,
     entries.COMMITTED: entries.decode_committed,
+    entries.DECIDED: entries.decode_decided,
     entries.ROLLED_BACK: entries.decode_rolled_back,
     entries.TOPIC_DELETED: entries.decode_topic_deleted,
     entries.LOG_START: entries.decode_log_start,

@@ -1,0 +1,117 @@
+"""Decisions whose branches have not all completed, what they hold back, and heuristic outcomes: part of the state.
+
+A fold over the journal like everything in ``state``: DECIDED makes an entry, COMPLETED ticks one branch off, the last one
+ends it; SHOWN lets readers see the messages before that; HEURISTIC keeps what somebody decided alone, until FORGOTTEN.
+
+Invariants:
+    * an entry stays until every branch has completed, whatever floor the session states;
+    * a branch that completed stays complete;
+    * a heuristic stays until somebody forgets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from txmq.broker.holds import Hold, Holds
+from txmq.broker.session import CommittedParts
+from txmq.log.partition import Partition, Place
+
+Name = tuple[int, int]  # session, counter
+
+
+class Decided:
+    """One decision that some branch has not heard of.
+
+    Attributes:
+        meta: decided_ms, client.
+        branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic.
+        parts: where its messages stand.
+    """
+
+    __slots__ = ("branches", "hold", "meta", "name", "parts")
+
+    def __init__(self, name: Name, meta: dict[str, Any], parts: CommittedParts, hold: Hold) -> None:
+        self.name, self.meta, self.parts, self.hold = name, meta, parts, hold
+        self.branches: list[dict[str, Any]] = meta.pop("branches")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every branch has completed."""
+        return all(branch["complete"] for branch in self.branches)
+
+    def branch(self, uuid: str) -> dict[str, Any] | None:
+        """The branch in one resource."""
+        return next((branch for branch in self.branches if branch["uuid"] == uuid), None)
+
+
+class Decisions:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self.undone: dict[Name, Decided] = {}  # in order of decision
+        self.holds = Holds()
+        self.heuristics: dict[Name, list[dict[str, Any]]] = {}
+
+    def decide(
+        self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, Place]
+    ) -> Decided:
+        """A decision was accepted. A single one without branches is over at once."""
+        hold = Hold(name, places)
+        branches = [{**branch, "complete": False, "heuristic": None} for branch in meta["branches"]]
+        decided = Decided(name, {**meta, "branches": branches}, parts, hold)
+        self.undone[name] = decided
+        self.holds.add(hold)
+        return decided
+
+    def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> Decided | None:
+        """A branch has completed; the decision, where that was the last one: its hold may go.
+
+        Args:
+            fact: what and why, where the resource had decided alone.
+        """
+        decided = self.undone[name]
+        branch = decided.branch(uuid)
+        if branch is not None:
+            branch["complete"] = True
+            if fact is not None:
+                branch["heuristic"] = fact["what"]
+                self.record(name, fact)
+        if not decided.is_over:
+            return None
+        del self.undone[name]
+        decided.hold.is_settled = True
+        return decided
+
+    def record(self, name: Name, fact: Mapping[str, Any]) -> None:
+        """Somebody decided alone."""
+        self.heuristics.setdefault(name, []).append(dict(fact))
+
+    def forget(self, name: Name) -> None:
+        """The operator has dealt with it."""
+        self.heuristics.pop(name, None)
+
+    # --- snapshot ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {
+            "undone": [[*d.name, {**d.meta, "branches": d.branches}, d.parts] for d in self.undone.values()],
+            "holds": self.holds.snapshot(),
+            "heuristics": [[*name, facts] for name, facts in self.heuristics.items()],
+        }
+
+    def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:
+        """The reverse of ``snapshot``; then redo, then ``recovered``."""
+        holds: dict[Name, Hold] = {}
+        for session, counter, is_settled, listed in snapshot["holds"]:
+            found = {partition(topic_id, number): (at[0], at[1], at[2]) for topic_id, number, *at in listed}
+            places = {known: place for known, place in found.items() if known is not None}
+            hold = holds[session, counter] = Hold((session, counter), places, is_settled=is_settled)
+            self.holds.add(hold)
+        for session, counter, meta, parts in snapshot["undone"]:
+            name = (session, counter)
+            placed = tuple((p[0], p[1], p[2], p[3]) for p in parts)
+            self.undone[name] = Decided(name, meta, placed, holds.get(name) or Hold(name, {}))
+        self.heuristics = {(session, counter): facts for session, counter, facts in snapshot["heuristics"]}
