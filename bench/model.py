@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from txmq.testing.bench.model import Figures
+
 TOLERANCE = 0.2  # a row is missed beyond 20 % of its bound: the machines this runs on are shared
 
-Figures = Mapping[str, float]
 Measure = Callable[[], Figures]
 
 

@@ -9,9 +9,10 @@ from itertools import islice
 
 import txmq
 from bench.model import Bound, Measure, Row, Surroundings
-from bench.rows.client import PARTITIONS, TOPIC, pairs_of, read_raw
+from bench.rows.client import PARTITIONS, TOPIC, VALUE
 from bench.rows.process import IDLE_S, logged_seconds
 from txmq.testing.bench.limits import rss_mib
+from txmq.testing.bench.loads import pairs_of, read_raw
 from txmq.testing.bench.raw import RawConnection, message_of, percentile, put_requests
 from txmq.testing.broker_process import BrokerProcess
 
@@ -36,7 +37,7 @@ def _state(broker: BrokerProcess, when: str) -> dict[str, float]:
 
 def _load(address: str, count: int) -> float:
     """Fill the topic; messages a second."""
-    pairs = pairs_of(min(PER_CALL, count))
+    pairs = pairs_of(min(PER_CALL, count), VALUE)
     with txmq.connect(address) as client, client.producer(timeout=60) as producer:
         started = time.perf_counter()
         for _ in range(count // len(pairs)):
@@ -50,7 +51,7 @@ def _catch_up(address: str) -> dict[str, float]:
         decoded = sum(1 for _ in islice(client.browse(TOPIC), DECODED_MAX))
         decoded_s = time.perf_counter() - started
         started = time.perf_counter()
-        size = read_raw(client)
+        size = read_raw(client, TOPIC, PARTITIONS)
         return {"catch-up": decoded / decoded_s, "catch-up raw": size / (time.perf_counter() - started) / 1e9}
 
 

@@ -12,7 +12,7 @@ import txmq
 from bench.model import Measure, Row, Surroundings
 from bench.rows.client import TOPIC
 from bench.rows.transactions import create_tables, open_sqlite
-from txmq.testing.bench.raw import percentile
+from txmq.testing.bench.model import LATENCY_UNITS, latencies
 from txmq.testing.broker_process import BrokerProcess
 
 POLL_S = 1.0
@@ -72,12 +72,12 @@ def _delays(client: txmq.Client, path: Path) -> dict[str, float]:
         time.sleep(PAUSE_S)
     reader.join()
     connection.close()
-    return {"p50": percentile(sorted(delays), 50) * 1000, "p99": percentile(sorted(delays), 99) * 1000}
+    return latencies(sorted(delays))
 
 
 ROWS = (
     Row(
         "peer-outbox", "peer: outbox table, relay polling each second: visible", _outbox_relay,
-        {"p50": "ms", "p99": "ms"}, repeats=2,
+        LATENCY_UNITS, repeats=2,
     ),
 )  # fmt: skip

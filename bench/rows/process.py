@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench.model import Bound, Measure, Row, Surroundings
-from bench.rows.put import OUTSTANDING, PARTITIONS, PER_CHUNK, TOPIC
+from bench.rows.client import PARTITIONS, TOPIC
+from bench.rows.put import OUTSTANDING
 from txmq.testing.bench.limits import rss_mib
+from txmq.testing.bench.loads import PER_CHUNK
 from txmq.testing.bench.raw import RawConnection, message_of, put_requests
 from txmq.testing.broker_process import BrokerProcess
 

@@ -13,8 +13,11 @@ from pathlib import Path
 import txmq
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.client import PARTITIONS, TOPIC
+from txmq.testing.bench import loads
 from txmq.testing.bench.limits import cpu_seconds
-from txmq.testing.bench.raw import RawConnection, chunked, message_of, percentile
+from txmq.testing.bench.model import LATENCY_UNITS, Target, latencies
+from txmq.testing.bench.raw import RawConnection, chunked, message_of
+from txmq.testing.bench.timing import in_threads
 from txmq.testing.broker_process import BrokerProcess
 from txmq.xa import LastResource
 from txmq.xid import TxId
@@ -30,75 +33,25 @@ def _client(surroundings: Surroundings) -> Iterator[txmq.Client]:
         yield client
 
 
-def timed(work: Callable[[], object], count: int) -> list[float]:
-    """Do it ``count`` times; seconds each took, sorted."""
-    clock, taken = time.perf_counter, []
-    for _ in range(count):
-        started = clock()
-        work()
-        taken.append(clock() - started)
-    return sorted(taken)
-
-
-def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: int) -> float:
-    """Do it ``count`` times in all, by several threads, each with what ``make`` made in it; how many a second."""
-    ready, failures = threading.Barrier(threads + 1), []
-
-    def run() -> None:
-        work = make()
-        work()
-        ready.wait()
-        try:
-            for _ in range(count // threads):
-                work()
-        except Exception as error:  # noqa: BLE001  told to whoever measures
-            failures.append(error)
-
-    running = [threading.Thread(target=run) for _ in range(threads)]
-    for thread in running:
-        thread.start()
-    ready.wait()
-    started = time.perf_counter()
-    for thread in running:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return count // threads * threads / (time.perf_counter() - started)
-
-
 # --- local -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _one_thread(surroundings: Surroundings) -> Iterator[Measure]:
     count = surroundings.count(5000)
-    with _client(surroundings) as client, client.producer() as producer:
-
-        def work() -> None:
-            with producer.transaction():
-                producer.send(TOPIC, _VALUE, key=b"key")
-
-        timed(work, count // 10)
-
-        def measure() -> dict[str, float]:
-            started = time.perf_counter()
-            taken = timed(work, count)
-            rate = count / (time.perf_counter() - started)
-            return {"rate": rate, "p50": percentile(taken, 50) * 1000, "p99": percentile(taken, 99) * 1000}
-
-        yield measure
+    with BrokerProcess(surroundings.directory / "data") as broker, loads.tx_local(Target(broker.address)) as run:
+        run(count // 10)
+        yield lambda: run(count)
 
 
 @contextmanager
 def _many_threads(surroundings: Surroundings) -> Iterator[Measure]:
     count = surroundings.count(40_000)
-    with _client(surroundings) as client, client.producer() as producer:
-
-        def work() -> None:
-            with producer.transaction():
-                producer.send(TOPIC, _VALUE, key=b"key")
-
-        yield lambda: {"rate": in_threads(lambda: work, THREADS, count)}
+    with (
+        BrokerProcess(surroundings.directory / "data") as broker,
+        loads.tx_threads(Target(broker.address, threads=THREADS)) as run,
+    ):
+        yield lambda: run(count)
 
 
 @contextmanager
@@ -185,8 +138,8 @@ def _last_resource(surroundings: Surroundings) -> Iterator[Measure]:
         def measure() -> dict[str, float]:
             figures: dict[str, float] = {}
             for threads in (1, 8):
-                outbox_rate = in_threads(lambda: _outbox(plain), threads, count)
-                rate = in_threads(lambda: work, threads, count)
+                outbox_rate, _ = in_threads(lambda: _outbox(plain), threads, count)
+                rate, _ = in_threads(lambda: work, threads, count)
                 figures |= {
                     f"share, {threads} thr": 100 * rate / outbox_rate,
                     f"rate, {threads} thr": rate,
@@ -240,8 +193,7 @@ def _visible(surroundings: Surroundings) -> Iterator[Measure]:
                 seen.wait(10.0)
                 seen.clear()
             reader.join()
-            delays.sort()
-            return {"p50": percentile(delays, 50) * 1000, "p99": percentile(delays, 99) * 1000}
+            return latencies(sorted(delays))
 
         yield measure
 
@@ -249,7 +201,7 @@ def _visible(surroundings: Surroundings) -> Iterator[Measure]:
 ROWS = (
     Row(
         "tx-local", "local transactions of one message, one thread", _one_thread,
-        {"rate": "tx/s", "p50": "ms", "p99": "ms"},
+        {"rate": "tx/s"} | LATENCY_UNITS,
         (Bound("rate", 5000, "tx/s"), Bound("p50", 0.2, "ms", at_least=False)), ("echo after a sync p50 ms",),
     ),
     Row(
@@ -258,7 +210,8 @@ ROWS = (
         (Bound("rate", 60_000, "tx/s"),), ("sync 4 KiB p50 ms",),
     ),
     Row(
-        "tx-threads", f"local transactions, {THREADS} threads of one process", _many_threads, {"rate": "tx/s"},
+        "tx-threads", f"local transactions, {THREADS} threads of one process", _many_threads,
+        {"rate": "tx/s"} | LATENCY_UNITS,
         (Bound("rate", 20_000, "tx/s"),), ("sync 4 KiB p50 ms",),
     ),
     Row(
@@ -270,7 +223,7 @@ ROWS = (
         (Bound("share, 1 thr", 50, "%"), Bound("share, 8 thr", 60, "%")),
     ),
     Row(
-        "visible", "from the database's commit to the message at a reader", _visible, {"p50": "ms", "p99": "ms"},
+        "visible", "from the database's commit to the message at a reader", _visible, LATENCY_UNITS,
         (Bound("p99", 5, "ms", at_least=False),),
     ),
 )  # fmt: skip

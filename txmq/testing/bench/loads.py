@@ -1,0 +1,223 @@
+"""The loads: puts by a raw generator, the Python client in bulk, reading, local transactions, delivery.
+
+Theory of operation. Two kinds of client: the raw generator (``raw.py``) costs next to nothing and shows the broker and
+the disk; the Python client shows what an application gets, client and broker sharing this machine's cores. Latencies
+are of one caller who waits for each answer, unless the title says otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import txmq
+from txmq.errors import TxmqError
+from txmq.testing.bench.model import LATENCY_UNITS, Load, Run, Target, client_with_topic, latencies
+from txmq.testing.bench.raw import RawConnection, batch_of, put_requests
+from txmq.testing.bench.timing import in_threads, timed
+
+PER_CHUNK = 256  # requests in one write of the raw generator
+PER_CALL = 100_000  # messages in one send_many: a list that an application would hold
+FETCH_SIZE_BYTES = 1 << 20
+DELIVERY_WAIT_S = 10.0
+_SYNCED, _LOOPBACK = "echo after a sync p50 ms", "loopback bytes/s"
+
+
+def pairs_of(count: int, value: bytes) -> list[tuple[bytes | None, bytes]]:
+    """Messages under a key of their own each."""
+    return [(b"key-%d" % number, value) for number in range(count)]
+
+
+# --- the raw generator -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def put_pipelined(target: Target) -> Iterator[Run]:
+    """Puts of one message each, many outstanding."""
+    batch = batch_of(target.size_bytes)
+    per_chunk = max(1, min(PER_CHUNK, target.outstanding // 2))
+    kept: dict[int, list[tuple[bytes, int]]] = {}
+    with client_with_topic(target), RawConnection.to(target.address) as connection:
+
+        def run(count: int) -> dict[str, float]:
+            if count not in kept:
+                kept.clear()  # the requests of one count only: they are as large as what they send
+                kept[count] = put_requests(target.topic, batch, count, target.partitions, per_chunk)
+            return {"rate": count / connection.pipeline(kept[count], target.outstanding)}
+
+        yield run
+
+
+@contextmanager
+def put_single(target: Target) -> Iterator[Run]:
+    """One put, its answer, the next."""
+    [(request, _)] = put_requests(target.topic, batch_of(target.size_bytes), 1, 1, 1)
+    with client_with_topic(target), RawConnection.to(target.address) as connection:
+
+        def run(count: int) -> dict[str, float]:
+            taken = connection.one_by_one(request, count)
+            return {"rate": count / sum(taken)} | latencies(taken)
+
+        yield run
+
+
+# --- the Python client -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def send_many(target: Target) -> Iterator[Run]:
+    """Lists of messages with keys; each call returns when all of them are acknowledged."""
+    kept: dict[int, list[tuple[bytes | None, bytes]]] = {}
+    with client_with_topic(target) as client, client.producer(timeout=60) as producer:
+
+        def run(count: int) -> dict[str, float]:
+            size = min(count, PER_CALL)
+            pairs = kept.get(size) or kept.setdefault(size, pairs_of(size, target.value))
+            calls = -(-count // size)
+            started = time.perf_counter()
+            for _ in range(calls):
+                producer.send_many(target.topic, pairs)
+            return {"rate": calls * size / (time.perf_counter() - started)}
+
+        yield run
+
+
+@contextmanager
+def consume(target: Target) -> Iterator[Run]:
+    """Read from the start: as messages, then as raw batches. Filled by ``send_many`` before the clock starts."""
+    held = 0
+    with client_with_topic(target) as client, client.producer(timeout=60) as producer:
+
+        def run(count: int) -> dict[str, float]:
+            nonlocal held
+            while held < count:
+                size = min(count - held, PER_CALL)
+                producer.send_many(target.topic, pairs_of(size, target.value))
+                held += size
+            started = time.perf_counter()
+            messages = sum(1 for _ in islice(client.browse(target.topic), count))
+            decoded_s = time.perf_counter() - started
+            if messages != count:
+                raise TxmqError(f"{messages} messages read, {count} sent")
+            started = time.perf_counter()
+            size_bytes = read_raw(client, target.topic, target.partitions)
+            return {"rate": messages / decoded_s, "raw": size_bytes / (time.perf_counter() - started) / 1e9}
+
+        yield run
+
+
+def read_raw(client: txmq.Client, topic: str, partitions: int) -> int:
+    """Read every partition as raw batches to its end; how many bytes."""
+    size = 0
+    for partition in range(partitions):
+        held = client.offsets(topic, partition)
+        offset = held.start
+        while offset < held.end:
+            content = client.fetch_raw(topic, partition, offset, max_bytes=FETCH_SIZE_BYTES)
+            size += len(content)
+            offset = end_of(content)
+    return size
+
+
+def end_of(content: bytes) -> int:
+    """The offset behind the last batch: lengths are hopped over, nothing else is looked at."""
+    position = last = 0
+    while position < len(content):
+        last = position
+        position += 12 + int.from_bytes(content[position + 8 : position + 12], "big")
+    count = int.from_bytes(content[last + 57 : last + 61], "big")
+    return int.from_bytes(content[last : last + 8], "big") + count
+
+
+@contextmanager
+def delivery(target: Target) -> Iterator[Run]:
+    """From before ``send`` to the message in the hands of a reader who waits for it in a long poll."""
+    with client_with_topic(target) as client, client.producer(timeout=60) as producer:
+
+        def run(count: int) -> dict[str, float]:
+            started = time.perf_counter()
+            taken = _deliver(client, producer, target, count)
+            return {"rate": count / (time.perf_counter() - started)} | latencies(sorted(taken))
+
+        yield run
+
+
+def _deliver(client: txmq.Client, producer: txmq.Producer, target: Target, count: int) -> list[float]:
+    start = client.offsets(target.topic, 0).end
+    sent, taken, arrived = [0.0], [], threading.Event()
+    stop = False
+
+    def read() -> None:
+        offset = start
+        while offset < start + count and not stop:
+            messages = client.fetch(target.topic, 0, offset, timeout=1.0)
+            if messages:
+                taken.append(time.perf_counter() - sent[0])
+                offset += len(messages)
+                arrived.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(count):
+            arrived.clear()
+            sent[0] = time.perf_counter()
+            producer.send(target.topic, target.value, partition=0)
+            if not arrived.wait(DELIVERY_WAIT_S):
+                raise TxmqError(f"a message sent did not reach its reader within {DELIVERY_WAIT_S:.0f} s")
+    finally:
+        stop = True
+        reader.join()
+    return taken
+
+
+@contextmanager
+def tx_local(target: Target) -> Iterator[Run]:
+    """Transactions of one message, one thread."""
+    with client_with_topic(target) as client, client.producer(timeout=60) as producer:
+
+        def work() -> None:
+            with producer.transaction():
+                producer.send(target.topic, target.value, key=b"key")
+
+        def run(count: int) -> dict[str, float]:
+            taken = timed(work, count)
+            return {"rate": count / sum(taken)} | latencies(taken)
+
+        yield run
+
+
+@contextmanager
+def tx_threads(target: Target) -> Iterator[Run]:
+    """Transactions of one message, many threads of this process."""
+    with client_with_topic(target) as client, client.producer(timeout=60) as producer:
+
+        def work() -> None:
+            with producer.transaction():
+                producer.send(target.topic, target.value, key=b"key")
+
+        def run(count: int) -> dict[str, float]:
+            rate, taken = in_threads(lambda: work, target.threads, count)
+            return {"rate": rate} | latencies(taken)
+
+        yield run
+
+
+LOADS: tuple[Load, ...] = (
+    Load("put-pipelined", "puts of one message, many outstanding, raw generator", put_pipelined,
+         {"rate": "msg/s"}, (_LOOPBACK,), 2000),
+    Load("put-single", "one put at a time, raw generator", put_single,
+         {"rate": "msg/s"} | LATENCY_UNITS, (_SYNCED,), 50),
+    Load("send-many", "send_many, with keys", send_many, {"rate": "msg/s"}, (), 5000),
+    Load("consume", "read: decoded messages; raw batches", consume,
+         {"rate": "msg/s", "raw": "GB/s"}, (_LOOPBACK,), 20_000),
+    Load("delivery", "from send to a waiting reader", delivery,
+         {"rate": "msg/s"} | LATENCY_UNITS, (_SYNCED,), 50),
+    Load("tx-local", "local transactions of one message, one thread", tx_local,
+         {"rate": "tx/s"} | LATENCY_UNITS, (_SYNCED,), 50),
+    Load("tx-threads", "local transactions of one message, many threads", tx_threads,
+         {"rate": "tx/s"} | LATENCY_UNITS, ("sync 4 KiB p50 ms",), 640),
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""Do something many times, alone or in threads, and know how long each took."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+def timed(work: Callable[[], object], count: int) -> list[float]:
+    """Do it ``count`` times; seconds each took, sorted."""
+    clock, taken = time.perf_counter, []
+    for _ in range(count):
+        started = clock()
+        work()
+        taken.append(clock() - started)
+    return sorted(taken)
+
+
+def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: int) -> tuple[float, list[float]]:
+    """Do it ``count`` times in all, by several threads, each with what ``make`` made in it.
+
+    Each thread does it once before the clock starts. Ends early, and raises, where a thread fails or this one is
+    interrupted; no thread is left then.
+
+    Returns:
+        How many a second, and the seconds each took, sorted.
+    """
+    crew = _Crew(make, max(1, count // threads), threading.Barrier(threads + 1))
+    running = [threading.Thread(target=crew.run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    try:
+        crew.start()
+        started = time.perf_counter()
+        for thread in running:
+            thread.join()
+        seconds = time.perf_counter() - started
+    finally:
+        crew.stop = True
+        crew.ready.abort()
+        for thread in running:
+            thread.join()
+    if crew.failures:
+        raise crew.failures[0]
+    return crew.each * threads / seconds, sorted(crew.taken)
+
+
+class _Crew:
+    """What the threads share. Lists are appended to by one operation each, which threads may do."""
+
+    def __init__(self, make: Callable[[], Callable[[], object]], each: int, ready: threading.Barrier) -> None:
+        self.make, self.each, self.ready = make, each, ready
+        self.stop = False
+        self.taken: list[float] = []
+        self.failures: list[BaseException] = []
+
+    def start(self) -> None:
+        try:
+            self.ready.wait()
+        except threading.BrokenBarrierError:
+            if self.failures:
+                raise self.failures[0] from None
+            raise
+
+    def run(self) -> None:
+        try:
+            work = self.make()
+            work()
+            self.ready.wait()
+            self.taken.extend(self._repeat(work))
+        except threading.BrokenBarrierError:
+            pass
+        except Exception as error:  # noqa: BLE001  told to whoever measures
+            self.failures.append(error)
+            self.stop = True
+            self.ready.abort()
+
+    def _repeat(self, work: Callable[[], object]) -> list[float]:
+        clock, taken = time.perf_counter, []
+        for _ in range(self.each):
+            if self.stop:
+                break
+            started = clock()
+            work()
+            taken.append(clock() - started)
+        return taken
