@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.model import Bound, Result
+from txmq.testing.bench.model import amount
 
 _STYLES = {"pass": "green", "within 20 %": "yellow", "MISS": "bold red", "failed": "bold red"}
 
@@ -57,13 +58,6 @@ def _add(table: Table, result: Result, bare: Mapping[str, float]) -> None:
 
 def _bound(bound: Bound | None) -> str:
     return "" if bound is None else f"{'>=' if bound.at_least else '<='} {amount(bound.limit)} {bound.unit}"
-
-
-def amount(value: float) -> str:
-    """A figure with three significant digits or its whole part."""
-    if value >= 10_000:
-        return f"{value:,.0f}"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def to_json(results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str, float]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli import broker, consume, demo, journal, log, output, produce, resolver, stats, topic, tx
+from txmq.cli import bench, broker, consume, demo, journal, log, output, produce, resolver, stats, topic, tx
 from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ app.add_typer(tx.app, name="tx")
 app.command("resolver")(resolver.resolver)
 app.add_typer(journal.app, name="journal")
 app.add_typer(log.app, name="log")
+app.command("bench", help=bench.HELP)(bench.bench)
 app.command("demo")(demo.demo)
 
 

@@ -21,6 +21,7 @@ from txmq.testing.bench.timing import in_threads, timed
 
 PER_CHUNK = 256  # requests in one write of the raw generator
 PER_CALL = 100_000  # messages in one send_many: a list that an application would hold
+OUTSTANDING_BYTES_MAX = 32 << 20  # more would only wait in the sockets
 FETCH_SIZE_BYTES = 1 << 20
 DELIVERY_WAIT_S = 10.0
 _SYNCED, _LOOPBACK = "echo after a sync p50 ms", "loopback bytes/s"
@@ -38,7 +39,8 @@ def pairs_of(count: int, value: bytes) -> list[tuple[bytes | None, bytes]]:
 def put_pipelined(target: Target) -> Iterator[Run]:
     """Puts of one message each, many outstanding."""
     batch = batch_of(target.size_bytes)
-    per_chunk = max(1, min(PER_CHUNK, target.outstanding // 2))
+    outstanding = max(1, min(target.outstanding, OUTSTANDING_BYTES_MAX // target.size_bytes))
+    per_chunk = max(1, min(PER_CHUNK, outstanding // 2))
     kept: dict[int, list[tuple[bytes, int]]] = {}
     with client_with_topic(target), RawConnection.to(target.address) as connection:
 
@@ -46,7 +48,7 @@ def put_pipelined(target: Target) -> Iterator[Run]:
             if count not in kept:
                 kept.clear()  # the requests of one count only: they are as large as what they send
                 kept[count] = put_requests(target.topic, batch, count, target.partitions, per_chunk)
-            return {"rate": count / connection.pipeline(kept[count], target.outstanding)}
+            return {"rate": count / connection.pipeline(kept[count], outstanding)}
 
         yield run
 

@@ -83,3 +83,10 @@ def client_with_topic(target: Target, timeout: float = 60.0) -> Iterator[txmq.Cl
 def latencies(ordered: Sequence[float]) -> dict[str, float]:
     """Percentiles in ms of sorted seconds."""
     return {name: percentile(ordered, percent) * 1000 for name, percent in PERCENTILES.items()}
+
+
+def amount(value: float) -> str:
+    """A figure for people: three significant digits, or its whole part."""
+    if value >= 10_000:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,111 @@
+"""``txmq bench``: it measures, it says what failed, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq.testing.bench.loads import LOADS
+from txmq.testing.bench.model import PERCENTILES
+from txmq.testing.broker_process import BrokerProcess
+
+TIMEOUT_S = 60
+NAMES = [load.name for load in LOADS]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "txmq.cli.main", "bench", *words]
+
+
+def bench(*words: str, status: int = 0) -> dict[str, Any]:
+    result = subprocess.run(command(*words, "--json"), capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert (result.returncode, result.stderr) == (status, b""), result.stderr.decode()
+    report = json.loads(result.stdout)
+    assert isinstance(report, dict)
+    return report
+
+
+def refusal(*words: str, status: int = 2) -> str:
+    result = subprocess.run(command(*words), capture_output=True, timeout=TIMEOUT_S, check=False, text=True)
+    assert (result.returncode, result.stdout) == (status, "")
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.timeout(120)
+def test_a_broker_of_its_own_is_measured_and_gone(tmp_path: Path) -> None:
+    report = bench("--messages", "200", "--threads", "4", "--directory", str(tmp_path))
+    assert [row["name"] for row in report["rows"]] == NAMES
+    assert [row["name"] for row in report["rows"] if row["failure"] or row["count"] != 200] == []
+    for row in report["rows"]:
+        figures = {name: figure["value"] for name, figure in row["figures"].items()}
+        assert figures["rate"] > 0
+        latencies = [figures[name] for name in PERCENTILES if name in figures]
+        assert latencies == sorted(latencies)
+    assert report["own_broker"]
+    assert report["broker"] == {"sync": "always"}
+    assert min(report["bare"].values()) > 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(txmq.ConnectionLostError):
+        txmq.connect(report["server"])
+
+
+def test_the_table_has_every_row_and_every_bare_limit(tmp_path: Path) -> None:
+    chosen = command("--messages", "20", "--rows", "put-single,tx-local", "--directory", str(tmp_path))
+    result = subprocess.run(chosen, capture_output=True, timeout=TIMEOUT_S, check=True, text=True)
+    for words in ("put-single", "tx-local", "p99.9", "sync 4 KiB", "echo after a sync", "loopback", "ping"):
+        assert words in result.stdout
+    assert "consume" not in result.stdout
+
+
+def test_a_running_broker_keeps_only_what_was_its_own(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("bench")
+        report = bench("--server", broker.address, "--rows", "put,send,consume,deliv", "--seconds", "0.02")
+        assert [row["failure"] for row in report["rows"]] == [None] * 5
+        assert not report["own_broker"]
+        assert [topic.name for topic in client.topics.list()] == ["bench"]
+        assert client.offsets("bench", 0).end == 0
+
+
+def test_ctrl_c_shows_what_was_measured_and_deletes_the_topic(broker: BrokerProcess) -> None:
+    words = ("--server", broker.address, "--rows", "put-single,tx-threads", "--messages", "5000000", "--json")
+    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        try:
+            with txmq.connect(broker.address) as client:
+                deadline = time.monotonic() + TIMEOUT_S
+                while not client.topics.list() and time.monotonic() < deadline:
+                    client.ping()
+                assert client.topics.list()
+                running.send_signal(signal.SIGINT)
+                said, errors = running.communicate(timeout=TIMEOUT_S)
+                assert (running.returncode, errors) == (130, b"")
+                report = json.loads(said)
+                assert (report["interrupted"], report["rows"]) == (True, [])
+                assert client.topics.list() == []
+        finally:
+            running.kill()
+
+
+def test_a_row_that_fails_says_why_and_the_others_stay(tmp_path: Path) -> None:
+    words = ("--rows", "put-single,tx-local", "--messages", "20", "--size", "100000", "--directory", str(tmp_path))
+    report = bench(*words, "--set", "batch_size_bytes_max=65536", status=1)
+    assert [row["name"] for row in report["rows"] if "413" in (row["failure"] or "")] == ["put-single"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_with_the_command_line_is_said_in_one_line(broker: BrokerProcess, tmp_path: Path) -> None:
+    assert "--rows puts: no such row; there are put-pipelined" in refusal("--rows", "puts")
+    assert "has its settings" in refusal("--server", broker.address, "--sync", "never")
+    assert "did you mean 'sync'" in refusal("--set", "synk=never")
+    assert "there is no such directory" in refusal("--directory", str(tmp_path / "none"))
+    broker.kill()
+    assert "is a broker running?" in refusal("--server", broker.address, status=1)
