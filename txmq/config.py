@@ -164,6 +164,11 @@ class BrokerSettings:
         900_000, 100, _DAY_MS, "Longest time a client may ask for before its transaction is decided.",
         section="Transactions",
     )  # fmt: skip
+    visibility_hold_ms_max: int = _number(
+        30_000, 0, _DAY_MS,
+        "Messages of a decided XA transaction are shown after this time even where a database has not committed yet.",
+        section="Transactions",
+    )  # fmt: skip
 
     validate_records: bool = _flag(
         False, "Look inside every record batch at the door; otherwise its header and CRC are checked.",

@@ -52,6 +52,7 @@ class TransactionKind(enum.Enum):
     LAST_RESOURCE = "last-resource"
     XA = "xa"
     HALF = "half"
+    FOREIGN = "foreign"  # another transaction manager's
 
 
 class Storage(enum.Enum):

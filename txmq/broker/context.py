@@ -48,6 +48,9 @@ class Counters:
     prepared: int = 0
     connections_opened: int = 0
     refused_disk_full: int = 0
+    heuristics: int = 0
+    shown_before_rows: int = 0
+    checks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,27 @@ class Identity:
     cluster: int
     node: int
     name: str
+
+
+@dataclass(slots=True)
+class Checks:
+    """Check-backs of half messages (``halves``).
+
+    Attributes:
+        asked: per half (session, counter): how often it was handed out, and when the next time is, in ms.
+        polls: members that wait.
+    """
+
+    asked: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    polls: list[Any] = field(default_factory=list)
+
+    def attempts(self, name: tuple[int, int]) -> int:
+        """How often the half was handed out."""
+        return self.asked.get(name, (0, 0))[0]
+
+    def next_ms(self, name: tuple[int, int]) -> int:
+        """When it may be handed out again."""
+        return self.asked.get(name, (0, 0))[1]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +114,7 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     closing: list[Peer] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
+    checks: Checks = field(default_factory=Checks)
     disk_full: bool = False
     stopping: bool = False
 
@@ -125,7 +150,10 @@ class Context:
 
     def answer_settled(self, peer: Peer, opaque: bytes, body: bytes) -> None:
         """Send 200 with something looked up in assigned state: at once, or with the newest group not forced yet."""
-        answer = answers.result(200, opaque, body)
+        self.send_settled(peer, opaque, answers.result(200, opaque, body))
+
+    def send_settled(self, peer: Peer, opaque: bytes, answer: bytes) -> None:
+        """The same, for a whole answer."""
         newest = self._newest_undurable()
         if newest is None:
             self.answer(peer, opaque, answer)

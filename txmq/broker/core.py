@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from txmq.broker import greeting, reading, stats, topics, transactions
+from txmq.broker import decisions, greeting, halves, listing, reading, stats, topics, transactions
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.group import Group
 from txmq.broker.peer import Peer
@@ -41,7 +41,11 @@ VERBS: dict[bytes, _Verb] = {
     b"commit": transactions.commit,
     b"rollback": transactions.rollback,
     b"outcome": transactions.outcome,
-    b"recover": transactions.recover,
+    b"decide": decisions.decide,
+    b"complete": decisions.complete,
+    b"forget": decisions.forget,
+    b"recover": listing.recover,
+    b"checks": halves.checks,
     b"topic": topics.topic,
     b"stats": stats.stats,
     b"ping": greeting.ping,
@@ -183,6 +187,8 @@ class Core:
         self.context.now_ms = now_ms
         reading.expire_polls(self.context)
         transactions.expire_streams(self.context)
+        decisions.show_overdue(self.context)
+        halves.tick(self.context)
 
     def wake_memory(self) -> None:
         """Partitions in memory moved their end by themselves: wake their polls."""

@@ -1,7 +1,8 @@
 """Decisions whose branches have not all completed, what they hold back, and heuristic outcomes: part of the state.
 
-A fold over the journal like everything in ``state``: DECIDED makes an entry, COMPLETED ticks one branch off, the last one
-ends it; SHOWN lets readers see the messages before that; HEURISTIC keeps what somebody decided alone, until FORGOTTEN.
+A fold over the journal like everything in ``state``: DECIDED makes an entry, COMPLETED ticks one branch off, the last
+one ends it; SHOWN lets readers see the messages before that; HEURISTIC keeps what somebody decided alone, until
+FORGOTTEN.
 
 Invariants:
     * an entry stays until every branch has completed, whatever floor the session states;
@@ -113,5 +114,5 @@ class Decisions:
         for session, counter, meta, parts in snapshot["undone"]:
             name = (session, counter)
             placed = tuple((p[0], p[1], p[2], p[3]) for p in parts)
-            self.undone[name] = Decided(name, meta, placed, holds.get(name) or Hold(name, {}))
+            self.undone[name] = Decided(name, meta, placed, holds.get(name) or Hold(name, {}, is_settled=True))
         self.heuristics = {(session, counter): facts for session, counter, facts in snapshot["heuristics"]}

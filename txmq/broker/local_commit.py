@@ -44,9 +44,11 @@ def commit_plain(
         counter <= session.floor
         or counter in session.outcomes
         or (session.number, counter) in state.transactions
+        or state.decisions.holds
+        or state.decisions.undone
         or not 0 < len(floor_text) <= _FLOOR_SIZE_MAX
         or len(session.outcomes) > settings.outcomes_kept
-        or len(state.transactions) >= settings.transactions_open_max
+        or state.unsettled >= settings.transactions_open_max
         or len(body) > settings.transaction_size_bytes_max
         or len(body) + state.payload_bytes > settings.prepared_bytes_max
     ):

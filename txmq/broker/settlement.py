@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 from txmq.broker.context import Context
+from txmq.broker.decided import Name
 from txmq.broker.group import Run
 from txmq.broker.peer import Peer
-from txmq.broker.session import CommittedParts
-from txmq.broker.state import IN_JOURNAL
+from txmq.broker.session import CommittedParts, Session
+from txmq.broker.state import IN_JOURNAL, Places
 from txmq.broker.transaction import Part, Transaction, TransactionState
-from txmq.errors import BadRequestError
 from txmq.log.batch import stamp
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
-from txmq.xid import TxId
 
 
 class Placed(NamedTuple):
@@ -62,28 +62,57 @@ def _place(context: Context, number: int, part: Part) -> Placed | None:
     return Placed(part, number, segment_base, position, base_offset)
 
 
-def commit(
-    context: Context, session: int, counter: int, floor: int, transaction: Transaction | None, fresh: list[Part]
-) -> CommittedParts:
-    """Place all parts, journal and fold the decision. Nothing here can refuse.
+class _Assigned(NamedTuple):
+    """All parts of a transaction with their places; ``at`` is where in the group the decision must stand.
 
     The decision stands before the runs of the fresh parts: redo places what was journaled before when it reads the
     decision, and those messages come first in their partitions.
     """
+
+    at: int
+    placements: list[entries.Placement]
+    outcome: CommittedParts
+    places: Places
+
+
+def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]) -> _Assigned:
     at = len(context.group.items)
-    placed = place_parts(context, transaction, fresh)
-    placements = [
-        entries.Placement(
-            p.part.topic_id, p.part.partition, p.segment_base, p.position, p.base_offset, p.part.count, p.number
+    placements: list[entries.Placement] = []
+    places: Places = {}
+    for part, number, segment_base, position, base_offset in place_parts(context, transaction, fresh):
+        placements.append(
+            entries.Placement(part.topic_id, part.partition, segment_base, position, base_offset, part.count, number)
         )
-        for p in placed
-    ]
-    context.group.insert_entry(at, entries.encode_committed(session, counter, floor, placements))
-    context.group.message_count += sum(p.part.count for p in placed)
-    outcome = tuple((p.part.topic_id, p.part.partition, p.base_offset, p.part.count) for p in placed)
-    context.state.settle(session, counter, floor, outcome)
+        partition = context.state.partition(part.topic_id, part.partition)
+        if partition is not None:
+            places.setdefault(partition, (base_offset, segment_base, position))
+        context.group.message_count += part.count
+    outcome = tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in placements)
+    return _Assigned(at, placements, outcome, places)
+
+
+def commit(
+    context: Context, session: int, counter: int, floor: int, transaction: Transaction | None, fresh: list[Part]
+) -> CommittedParts:
+    """Place all parts, journal and fold the decision. Nothing here can refuse."""
+    assigned = _assign(context, transaction, fresh)
+    context.group.insert_entry(assigned.at, entries.encode_committed(session, counter, floor, assigned.placements))
+    context.state.settle(session, counter, floor, assigned.outcome)
+    context.state.decisions.holds.add_behind((session, counter), assigned.places)
     context.counters.committed += 1
-    return outcome
+    return assigned.outcome
+
+
+def decide(
+    context: Context, name: Name, floor: int, transaction: Transaction | None, fresh: list[Part], meta: dict[str, Any]
+) -> CommittedParts:
+    """The same, with branches that must complete before readers may see the messages."""
+    assigned = _assign(context, transaction, fresh)
+    entry = entries.encode_decided(*name, floor, assigned.placements, json.dumps(meta).encode())
+    context.group.insert_entry(assigned.at, entry)
+    context.state.decide(*name, floor, assigned.outcome, meta, assigned.places)
+    context.counters.committed += 1
+    return assigned.outcome
 
 
 def committed_lines(context: Context, parts: CommittedParts) -> bytes:
@@ -96,11 +125,24 @@ def committed_lines(context: Context, parts: CommittedParts) -> bytes:
     return b"".join(lines)
 
 
+def kept_lines(context: Context, session: Session, counter: int) -> bytes:
+    """The same answer again, from what is kept of a commit."""
+    decided = context.state.decisions.undone.get((session.number, counter))
+    parts = decided.parts if decided is not None else session.outcomes[counter]
+    return committed_lines(context, parts or ())
+
+
 def commit_in_order(context: Context, transaction: Transaction, peer: Peer, opaque: bytes, floor: int) -> None:
     """Commit a prepared transaction, or let the request wait for an earlier one it collides with."""
     transaction.waiting.append((peer, opaque, floor))
     if not context.state.order.must_wait(transaction):
         _commit_all(context, [transaction])
+
+
+def commit_now(context: Context, transaction: Transaction, peer: Peer, opaque: bytes, floor: int) -> None:
+    """Commit a prepared transaction out of its turn: an operator says so."""
+    transaction.waiting.append((peer, opaque, floor))
+    _commit_all(context, [transaction])
 
 
 def wake(context: Context, transaction: Transaction) -> None:
@@ -123,64 +165,3 @@ def _commit_prepared(context: Context, transaction: Transaction) -> None:
     lines = committed_lines(context, outcome)
     for peer, opaque, _ in transaction.waiting:
         context.answer_when_forced(peer, opaque, lines)
-
-
-def prepared(context: Context, uuid: str | None, after: str | None, limit: int) -> list[dict[str, Any]]:
-    """Prepared transactions, oldest first, as ``recover`` tells them.
-
-    Args:
-        uuid: only those of this resource.
-        after: only those behind this txid (paging); all, where it was settled meanwhile.
-        limit: at most so many.
-    """
-    found: list[dict[str, Any]] = []
-    passed = after is None or not _is_unsettled(context, after)
-    known = (t for t in context.state.transactions.values() if t.state is TransactionState.PREPARED)
-    # One that streamed long before it prepared is younger than its first part: who settles them one by one, in this
-    # order, must never wait for the commit of one that is listed behind.
-    for transaction in sorted(known, key=lambda t: t.order):
-        if uuid not in (None, transaction.meta["uuid"]):
-            continue
-        txid = txid_of(context, transaction)
-        if passed:
-            found.append(_described(context, transaction, txid))
-            if len(found) >= limit:
-                break
-        elif txid == after:
-            passed = True
-    return found
-
-
-def _is_unsettled(context: Context, text: str) -> bool:
-    try:
-        txid = TxId.parse(text)
-    except ValueError as error:
-        raise BadRequestError(str(error)) from None
-    return (txid.session, txid.counter) in context.state.transactions and text == str(
-        TxId(context.identity.cluster, context.identity.node, txid.session, txid.counter)
-    )
-
-
-def txid_of(context: Context, transaction: Transaction) -> str:
-    """The transaction's id as text."""
-    return str(TxId(context.identity.cluster, context.identity.node, transaction.session, transaction.counter))
-
-
-def _described(context: Context, transaction: Transaction, txid: str) -> dict[str, Any]:
-    owner = context.state.sessions.get(transaction.session)
-    connected = owner is not None and owner.bound is not None
-    gone_since = owner.gone_ms if owner is not None else 0
-    meta = transaction.meta
-    return {
-        "txid": txid, "state": transaction.state.value, "kind": meta["kind"], "resource": meta["resource"],
-        "uuid": meta["uuid"], "deadline_ms": meta["deadline_ms"], "prepared_ms": meta["prepared_ms"],
-        "age_ms": max(0, context.now_ms - meta["prepared_ms"]), "owner_connected": connected,
-        "owner_gone_ms": 0 if connected else max(0, context.now_ms - gone_since), "client": meta["client"],
-        "parts": [_part_described(context, part) for part in transaction.parts],
-    }  # fmt: skip
-
-
-def _part_described(context: Context, part: Part) -> dict[str, Any]:
-    topic = context.state.topics.with_id(part.topic_id)
-    name = topic.config.name if topic else None
-    return {"topic": name, "partition": part.partition, "count": part.count, "bytes": len(part.batch)}

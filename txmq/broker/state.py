@@ -62,6 +62,7 @@ class State:
         self.payload_bytes = 0
         self.epoch = 0
         self.decisions = Decisions()
+        self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -133,6 +134,8 @@ class State:
         transaction.prepare(meta, self.next_order)
         self.next_order += 1
         self.order.add(transaction)
+        if "xid" in meta:
+            self.foreign[meta["xid"]] = key
         return transaction
 
     def settle(self, session: int, counter: int, floor: int, outcome: CommittedParts | None) -> Transaction | None:
@@ -143,10 +146,16 @@ class State:
             self.payload_bytes -= transaction.size_bytes
             if transaction.state is TransactionState.PREPARED:
                 self.order.remove(transaction)
+                self.foreign.pop(transaction.meta.get("xid", ""), None)
         owner = self.sessions.get(session)
         if owner is not None:
             owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
         return transaction
+
+    @property
+    def unsettled(self) -> int:
+        """Transactions that wait for somebody: open, prepared, or decided with a branch to be told."""
+        return len(self.transactions) + len(self.decisions.undone)
 
     def decide(
         self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places
@@ -349,6 +358,8 @@ class State:
         prepared = [t for t in self.transactions.values() if t.state is TransactionState.PREPARED]
         for transaction in sorted(prepared, key=lambda t: t.order):
             self.order.add(transaction)
+            if "xid" in transaction.meta:
+                self.foreign[transaction.meta["xid"]] = (transaction.session, transaction.counter)
         self.decisions.holds.settled()
 
     def publish_recovered(self) -> None:

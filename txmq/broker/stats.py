@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from txmq.broker.context import Context
@@ -11,6 +12,7 @@ from txmq.broker.greeting import VERSION
 from txmq.broker.peer import Peer
 from txmq.broker.transaction import TransactionState
 from txmq.errors import BadRequestError
+from txmq.model import TransactionKind
 from txmq.protocol import answers
 
 Extensions = dict[bytes, bytes] | None
@@ -70,16 +72,29 @@ def broker_figures(context: Context) -> dict[str, Value]:
     return figures
 
 
+_PREPARED_KINDS = (TransactionKind.LAST_RESOURCE, TransactionKind.HALF, TransactionKind.FOREIGN)
+
+
 def transaction_figures(context: Context) -> dict[str, Value]:
     """Unsettled transactions and kept outcomes."""
     unsettled = list(context.state.transactions.values())
     prepared = [t for t in unsettled if t.state is TransactionState.PREPARED]
-    oldest = min((t.meta["prepared_ms"] for t in prepared), default=context.now_ms)
+    decisions = context.state.decisions
+    since = [t.meta["prepared_ms"] for t in prepared] + [d.meta["decided_ms"] for d in decisions.undone.values()]
+    oldest = min(since, default=context.now_ms)
+    kinds = Counter(t.meta["kind"] for t in prepared)
     return {
         "open": len(unsettled) - len(prepared),
-        "in_doubt": len(prepared),
+        "in_doubt": len(prepared) + len(decisions.undone),
+        **{f"in_doubt_{kind.value.replace('-', '_')}": kinds[kind.value] for kind in _PREPARED_KINDS},
+        "in_doubt_xa": len(decisions.undone),
         "in_doubt_age_ms_max": max(0, context.now_ms - oldest),
         "commits_waiting_for_order": sum(bool(t.waiting) for t in prepared),
+        "held_partitions": ",".join(f"{p.topic}-{p.number}" for p in decisions.holds.partitions()) or "none",
+        "held_transactions": len(decisions.holds),
+        "heuristics_kept": len(decisions.heuristics),
+        "shown_before_rows": context.counters.shown_before_rows,
+        "half_checks": context.counters.checks,
         "payload_bytes": context.state.payload_bytes,
         "outcomes_kept": sum(len(s.outcomes) for s in context.state.sessions.values()),
         "committed": context.counters.committed,

@@ -15,8 +15,8 @@
 
 NONE: never seen here. OPEN: parts of a large local transaction are streaming in. PREPARED: all parts are in the journal
 and somebody else decides; it has no timeout. DECIDED: the decision for the branches of an XA transaction stands, its
-messages have their offsets, some branch has not completed (``decisions``). COMMITTED and ROLLED_BACK: the session keeps the outcome. FORGOTTEN: at or
-below the session's floor.
+messages have their offsets, some branch has not completed (``decisions``). COMMITTED and ROLLED_BACK: the session keeps
+the outcome. FORGOTTEN: at or below the session's floor.
 
 Laws:
     * every transition is one journal record, and every answer waits for it;

@@ -1,14 +1,17 @@
-"""The verbs of transactions: ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``.
+"""The verbs of transactions: ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``.
 
-Every request is turned into an event; ``transaction.TRANSITIONS`` says what to do. Checks come first, then one or
-several entries go into the group commit, and the answer waits for their record. What a request was refused for leaves
-no trace.
+Every request is turned into an event; ``transaction.TRANSITIONS`` says what to do. Checks come first
+(``transaction_checks``), then one or several entries go into the group commit, and the answer waits for their record.
+What a request was refused for leaves no trace. ``decide`` and ``complete`` are in ``decisions``, ``recover`` in
+``listing``, ``checks`` in ``halves``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+from urllib.parse import unquote
 
 from txmq.broker import settlement
 from txmq.broker.context import Context
@@ -16,48 +19,42 @@ from txmq.broker.local_commit import commit_plain
 from txmq.broker.peer import Peer
 from txmq.broker.session import ROLLED_BACK, Session
 from txmq.broker.transaction import ANY_KEY, Action, Event, Part, Transaction, TransactionState, next_action
-from txmq.errors import (
-    BadRequestError,
-    DiskFullError,
-    FencedError,
-    ForbiddenError,
-    InvalidBatchError,
-    NotOwnerError,
-    OverloadedError,
-    TooLargeError,
-    TopicClosedError,
-    TransactionConflictError,
-    UnavailableError,
-    UnknownTopicError,
-    UnknownTransactionError,
+from txmq.broker.transaction_checks import (
+    Extensions,
+    check_streamed,
+    checked_part,
+    checked_parts,
+    floor_of,
+    locate,
+    refusal,
+    refuse_over_limits,
+    refuse_over_outcomes,
+    require_owner,
+    state_of,
 )
-from txmq.log import records
-from txmq.log.batch import check
+from txmq.errors import BadRequestError, TransactionConflictError
 from txmq.log.partition import Partition
-from txmq.model import Storage, TransactionKind, is_valid_name
+from txmq.model import TransactionKind, is_valid_name
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.xid import TxId
 
-Extensions = dict[bytes, bytes] | None
-_KINDS = {TransactionKind.LAST_RESOURCE.value}  # kinds that can be prepared
-_UNFINISHED_OUTCOMES_MAX = 65_536
-_COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more
+_FOREIGN_XID = re.compile(r"(?:0|[1-9][0-9]{0,9})\.(?:[0-9a-f]{2}){1,64}\.(?:[0-9a-f]{2}){0,64}\Z")
 
 
 def put_part(
     context: Context, peer: Peer, partition: Partition, txid_text: bytes, batch: bytearray, opaque: bytes
 ) -> None:
     """Stream one part of a large transaction: stored, invisible, until commit or prepare."""
-    txid, session = _locate(context, txid_text)
-    _require_owner(peer, session)
+    txid, session = locate(context, txid_text)
+    require_owner(peer, session)
     action = next_action(state_of(context, session, txid.counter), Event.PART)
     if action is not Action.ADD_PART:
-        raise _refusal(action, txid_text)
+        raise refusal(action, txid_text)
     part = checked_part(context, partition, batch)
     transaction = context.state.transactions.get((session.number, txid.counter))
-    _refuse_over_limits(context, transaction, len(batch))
-    _refuse_over_outcomes(context, session, 0)
+    refuse_over_limits(context, transaction, len(batch))
+    refuse_over_outcomes(context, session, 0)
     transaction = _add_part(context, session, txid.counter, part)
     context.answer_when_forced(peer, opaque, b"%d" % (len(transaction.parts) - 1))
 
@@ -66,8 +63,8 @@ def prepare(
     context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
 ) -> None:
     """Force all parts and the prepare record; somebody else decides from now on."""
-    txid, session = _locate(context, arguments[0])
-    _require_owner(peer, session)
+    txid, session = locate(context, arguments[0])
+    require_owner(peer, session)
     given = extensions or {}
     parts = wire_parts.parse_parts(body or b"")
     action = next_action(state_of(context, session, txid.counter), Event.PREPARE)
@@ -75,15 +72,18 @@ def prepare(
         _repeat_prepare(context, peer, session, txid, parts, opaque)
         return
     if action is not Action.PREPARE:
-        raise _refusal(action, arguments[0])
-    meta = _prepare_meta(context, peer, arguments[1], given, len(parts))
+        raise refusal(action, arguments[0])
+    meta = _prepare_meta(context, peer, arguments[1], given)
     transaction = context.state.transactions.get((session.number, txid.counter))
-    checked = _checked_parts(context, parts)
-    _check_streamed(transaction, given)
-    _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
-    _refuse_over_outcomes(context, session, _floor(given, peer, session))
+    checked = checked_parts(context, parts)
+    check_streamed(transaction, given)
+    refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
+    refuse_over_outcomes(context, session, floor_of(given, peer, session))
     streamed = len(transaction.parts) if transaction else 0
-    meta["keys"] = [ANY_KEY] * streamed + [ANY_KEY if part.keys is None else sorted(part.keys) for part in parts]
+    if meta["kind"] == TransactionKind.LAST_RESOURCE.value:
+        meta["keys"] = [ANY_KEY] * streamed + [ANY_KEY if part.keys is None else sorted(part.keys) for part in parts]
+    else:
+        meta["keys"] = [[]] * (streamed + len(parts))  # rows of one database is all that is kept in order
     for part in checked:
         _add_part(context, session, txid.counter, part)
     context.group.add_entry(entries.encode_prepared(session.number, txid.counter, json.dumps(meta).encode()))
@@ -98,70 +98,65 @@ def commit(
     """Decide a local transaction, or settle a prepared one."""
     if commit_plain(context, peer, arguments, extensions, body, opaque):
         return
-    txid, session = _locate(context, arguments[0])
+    txid, session = locate(context, arguments[0])
     event = Event.COMMIT_PARTS if body else Event.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     given = extensions or {}
-    floor = _floor(given, peer, session)
+    floor = floor_of(given, peer, session)
     if action is Action.REPEAT:
-        outcome = session.outcomes[txid.counter]
-        context.answer_settled(peer, opaque, settlement.committed_lines(context, outcome or ()))
+        context.answer_settled(peer, opaque, settlement.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE:
         _decide(context, peer, session, txid, given, body, opaque)
     elif action is Action.SETTLE:
         transaction = context.state.transactions[session.number, txid.counter]
-        settlement.commit_in_order(context, transaction, peer, opaque, floor)
+        if b"heuristic" in given:
+            _record(context, transaction, "commit", given[b"heuristic"])
+            settlement.commit_now(context, transaction, peer, opaque, floor)
+        else:
+            settlement.commit_in_order(context, transaction, peer, opaque, floor)
     else:
-        raise _refusal(action, arguments[0])
+        raise refusal(action, arguments[0])
 
 
 def rollback(
     context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
 ) -> None:
     """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
-    txid, session = _locate(context, arguments[0])
+    txid, session = locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), Event.ROLLBACK)
-    floor = _floor(extensions or {}, peer, session)
+    given = extensions or {}
+    floor = floor_of(given, peer, session)
     if action is Action.REPEAT:
         context.answer_settled(peer, opaque, b"")
     elif action in (Action.ROLL_BACK, Action.FENCE):
         _refuse_if_committing(context, session.number, txid)
+        transaction = context.state.transactions.get((session.number, txid.counter))
+        if b"heuristic" in given and transaction is not None and transaction.state is TransactionState.PREPARED:
+            _record(context, transaction, "rollback", given[b"heuristic"])
         roll_back(context, session.number, txid.counter, floor)
         context.answer_when_forced(peer, opaque)
     else:
-        raise _refusal(action, arguments[0])
+        raise refusal(action, arguments[0])
 
 
 def outcome(
     context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
 ) -> None:
     """Tell what became of a transaction; with ``fence`` an absent one is rolled back first."""
-    txid, session = _locate(context, arguments[0])
+    txid, session = locate(context, arguments[0])
     state = state_of(context, session, txid.counter)
-    action = next_action(state, Event.FENCE if extensions else Event.LOOKUP)
+    given = extensions or {}
+    action = next_action(state, Event.FENCE if b"fence" in given else Event.LOOKUP)
     if action in (Action.FENCE, Action.ROLL_BACK):
         roll_back(context, session.number, txid.counter, 0)
         context.answer_when_forced(peer, opaque, b"rolled-back\n")
     elif action is Action.TELL:
-        context.answer_settled(peer, opaque, _told(context, state, session, txid.counter))
+        told = _told(context, state, session, txid.counter)
+        if b"owner" in given and not told.startswith(b"committed"):
+            told += _owner_line(context, session)
+        context.answer_settled(peer, opaque, told)
     else:
-        raise _refusal(action, arguments[0])
-
-
-def recover(
-    context: Context,
-    peer: Peer,
-    _arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
-    """List prepared transactions, oldest first."""
-    given = extensions or {}
-    uuid = given[b"uuid"].decode() if b"uuid" in given else None
-    after = given[b"after"].decode() if b"after" in given else None
-    listed = settlement.prepared(context, uuid, after, int(given.get(b"limit", 1000)))
-    context.answer_settled(peer, opaque, json.dumps({"transactions": listed}).encode())
+        raise refusal(action, arguments[0])
 
 
 def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
@@ -189,34 +184,6 @@ def expire_streams(context: Context) -> None:
             roll_back(context, transaction.session, transaction.counter, 0)
 
 
-def state_of(context: Context, session: Session, counter: int) -> TransactionState:
-    """Where a transaction stands, on the assigned side."""
-    transaction = context.state.transactions.get((session.number, counter))
-    if transaction is not None:
-        return transaction.state  # whatever floor was stated: what is undecided stays open to its decision
-    if counter <= session.floor:
-        return TransactionState.FORGOTTEN
-    if counter in session.outcomes:
-        return TransactionState.ROLLED_BACK if session.outcomes[counter] is None else TransactionState.COMMITTED
-    return TransactionState.NONE
-
-
-def checked_part(context: Context, partition: Partition, batch: bytearray) -> Part:
-    """Check a batch that will be part of a transaction."""
-    count, max_timestamp_ms, _, _, sequence, _ = check(batch)
-    if sequence != -1:
-        raise InvalidBatchError("a transaction's batches have base sequence -1: the txid removes duplicates")
-    if context.settings.validate_records:
-        records.decode(batch, partition.topic, partition.number)
-    if partition.config.storage is Storage.MEMORY:
-        raise BadRequestError(f"topic {partition.topic!r} is in memory: it cannot take part in transactions")
-    if not partition.config.accept_publish:
-        raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
-    if len(batch) > context.settings.batch_size_bytes_max:
-        raise TooLargeError(f"a batch of {len(batch)} bytes is over {context.settings.batch_size_bytes_max}")
-    return Part(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
-
-
 def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:
     transaction = context.state.transactions.get((session, txid.counter))
     if transaction is not None and transaction.waiting:
@@ -224,99 +191,47 @@ def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:
         raise TransactionConflictError(f"transaction {txid} is committing")
 
 
-def _locate(context: Context, text: bytes) -> tuple[TxId, Session]:
-    try:
-        txid = TxId.parse(text.decode("ascii", "replace"))
-    except ValueError as error:
-        raise BadRequestError(str(error)) from None
-    identity = context.identity
-    if txid.cluster != identity.cluster or txid.home != identity.node:
-        raise NotOwnerError(f"transaction {txid} is not at home here")
-    session = context.state.sessions.get(txid.session)
-    if session is None:
-        raise FencedError(f"session {txid.session:x} of transaction {txid} is unknown or ended")
-    if txid.counter < 1:
-        raise BadRequestError("transaction counters start at 1")
-    return txid, session
-
-
-def _floor(given: dict[bytes, bytes], peer: Peer, session: Session) -> int:
-    """The floor a request states. Only the session's own client knows what it has seen: from others it is ignored."""
-    floor = int(given.get(b"floor", 0))
-    if floor > _COUNTER_MAX:
-        raise BadRequestError(f"floor is at most {_COUNTER_MAX}")
-    return floor if peer.session is session else 0
-
-
-def _require_owner(peer: Peer, session: Session) -> None:
-    if peer.session is not session:
-        raise ForbiddenError("the transaction belongs to another session than this connection's; send hello first")
-
-
-def _refusal(action: Action, txid: bytes) -> Exception:
-    name = txid.decode("ascii", "replace")
-    if action is Action.REFUSE_FENCED:
-        return FencedError(f"the outcome of transaction {name} is no longer kept")
-    if action is Action.REFUSE_UNKNOWN:
-        return UnknownTransactionError(f"transaction {name} was neither prepared nor streamed here")
-    return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
-
-
-def _refuse_over_limits(context: Context, transaction: Transaction | None, added: int) -> None:
-    settings = context.settings
-    if context.disk_full:
-        context.counters.refused_disk_full += 1
-        raise DiskFullError("free disk space is under the limit: new transactions are refused until space is freed")
-    if context.stopping:
-        raise UnavailableError("the broker is stopping")
-    if transaction is None and len(context.state.transactions) >= settings.transactions_open_max:
-        raise OverloadedError(f"transactions_open_max {settings.transactions_open_max} transactions are unsettled")
-    size = added + (transaction.size_bytes if transaction else 0)
-    if size > settings.transaction_size_bytes_max:
-        raise TooLargeError(f"the transaction is over transaction_size_bytes_max {settings.transaction_size_bytes_max}")
-    if context.state.payload_bytes + added > settings.prepared_bytes_max:
-        raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
-
-
-def _refuse_over_outcomes(context: Context, session: Session, floor: int) -> None:
-    """Refuse where a client never says what it has seen the end of; the floor this request states counts already."""
-    limit = max(_UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept)
-    if len(session.outcomes) > limit and sum(counter > floor for counter in session.outcomes) > limit:
-        raise OverloadedError("too many outcomes are kept for this session: state floor= with your requests")
-
-
-def _prepare_meta(
-    context: Context, peer: Peer, kind: bytes, given: dict[bytes, bytes], part_count: int
-) -> dict[str, Any]:
-    if kind.decode() not in _KINDS:
-        raise BadRequestError(f"kind {kind.decode()!r} cannot be prepared; known: {', '.join(sorted(_KINDS))}")
-    resource, uuid = given.get(b"resource", b"").decode(), given.get(b"uuid", b"").decode()
-    if not is_valid_name(resource) or len(uuid) != 32:
-        raise BadRequestError("prepare needs resource=<name> and uuid=<32 hex>")
+def _prepare_meta(context: Context, peer: Peer, kind: bytes, given: dict[bytes, bytes]) -> dict[str, Any]:
+    describe = _KINDS.get(kind.decode())
+    if describe is None:
+        raise BadRequestError(f"kind {kind.decode()[:40]!r} cannot be prepared; known: {', '.join(sorted(_KINDS))}")
     deadline_ms = int(given.get(b"deadline", 0))
     if deadline_ms and deadline_ms <= context.now_ms:
         raise TransactionConflictError("the deadline has passed")
     return {
-        "kind": kind.decode(), "resource": resource, "uuid": uuid, "deadline_ms": deadline_ms,
-        "prepared_ms": context.now_ms, "client": peer.name,
+        "kind": kind.decode(), **describe(context, given), "deadline_ms": deadline_ms, "prepared_ms": context.now_ms,
+        "client": peer.name,
     }  # fmt: skip
 
 
-def _checked_parts(context: Context, parts: list[wire_parts.Part]) -> list[Part]:
-    checked = []
-    for part in parts:
-        partition = context.state.partitions.get((part.topic.encode(), b"%d" % part.partition))
-        if partition is None:
-            raise UnknownTopicError(f"no partition {part.partition} of topic {part.topic!r}")
-        checked.append(checked_part(context, partition, part.batch))
-    return checked
+def _last_resource(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    resource, uuid = given.get(b"resource", b"").decode(), given.get(b"uuid", b"").decode()
+    if not is_valid_name(resource) or len(uuid) != 32:
+        raise BadRequestError("prepare needs resource=<name> and uuid=<32 hex>")
+    return {"resource": resource, "uuid": uuid}
 
 
-def _check_streamed(transaction: Transaction | None, given: dict[bytes, bytes]) -> None:
-    streamed = (len(transaction.parts), transaction.size_bytes, transaction.checksum) if transaction else (0, 0, 0)
-    stated = tuple(int(given.get(name, 0)) for name in (b"parts", b"bytes", b"crc"))
-    if streamed != stated:
-        raise TransactionConflictError(f"(parts, bytes, crc) streamed {streamed} but stated {stated}")
+def _half(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    group = given.get(b"group", b"").decode()
+    if not is_valid_name(group):
+        raise BadRequestError("prepare of a half message needs group=<producer group>")
+    return {"resource": group, "uuid": ""}
+
+
+def _foreign(context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    xid = given.get(b"xid", b"").decode()
+    if _FOREIGN_XID.match(xid) is None:
+        raise BadRequestError("prepare needs xid=<format id>.<gtrid, hex>.<bqual, hex>")
+    if xid in context.state.foreign:
+        raise TransactionConflictError(f"xid {xid} is prepared already")
+    return {"resource": "", "uuid": "", "xid": xid}
+
+
+_KINDS = {
+    TransactionKind.LAST_RESOURCE.value: _last_resource,
+    TransactionKind.HALF.value: _half,
+    TransactionKind.FOREIGN.value: _foreign,
+}
 
 
 def _add_part(context: Context, session: Session, counter: int, part: Part) -> Transaction:
@@ -342,7 +257,7 @@ def _repeat_prepare(
 ) -> None:
     transaction = context.state.transactions[session.number, txid.counter]
     fresh = Transaction(session.number, txid.counter, 0)
-    for part in _checked_parts(context, parts):
+    for part in checked_parts(context, parts):
         fresh.add(part)
     if parts and (fresh.size_bytes, fresh.checksum) != (transaction.size_bytes, transaction.checksum):
         raise TransactionConflictError(f"transaction {txid} is prepared with other messages")
@@ -358,14 +273,14 @@ def _decide(
     body: bytearray | None,
     opaque: bytes,
 ) -> None:
-    _require_owner(peer, session)
+    require_owner(peer, session)
     transaction = context.state.transactions.get((session.number, txid.counter))
     parts = wire_parts.parse_parts(body) if body else []
-    checked = _checked_parts(context, parts)
-    _check_streamed(transaction, given)
-    _refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
-    _refuse_over_outcomes(context, session, _floor(given, peer, session))
-    floor = _floor(given, peer, session)
+    checked = checked_parts(context, parts)
+    check_streamed(transaction, given)
+    refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
+    refuse_over_outcomes(context, session, floor_of(given, peer, session))
+    floor = floor_of(given, peer, session)
     outcome = settlement.commit(context, session.number, txid.counter, floor, transaction, checked)
     lines = settlement.committed_lines(context, outcome)
     if transaction is None:
@@ -374,9 +289,29 @@ def _decide(
         context.answer_when_forced(peer, opaque, lines)
 
 
+def _record(context: Context, transaction: Transaction, what: str, reason: bytes) -> None:
+    """Keep that an operator decided alone."""
+    meta = transaction.meta
+    fact = {
+        "what": f"heuristic-{what}", "reason": unquote(reason.decode(), errors="replace"), "time_ms": context.now_ms,
+        "kind": meta["kind"], "resource": meta["resource"], "uuid": meta["uuid"],
+        "outcome": "committed" if what == "commit" else "rolled-back",
+    }  # fmt: skip
+    fields = {"session": transaction.session, "counter": transaction.counter, "fact": fact}
+    context.group.add_entry(entries.encode_heuristic(json.dumps(fields).encode()))
+    context.state.decisions.record((transaction.session, transaction.counter), fact)
+    context.counters.heuristics += 1
+
+
 def _told(context: Context, state: TransactionState, session: Session, counter: int) -> bytes:
-    if state is TransactionState.COMMITTED:
-        return b"committed\n" + settlement.committed_lines(context, session.outcomes[counter] or ())
+    if state in (TransactionState.COMMITTED, TransactionState.DECIDED):
+        return b"committed\n" + settlement.kept_lines(context, session, counter)
     if state is TransactionState.ROLLED_BACK:
         return b"rolled-back\n"
     return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"
+
+
+def _owner_line(context: Context, session: Session) -> bytes:
+    if session.bound is not None:
+        return b"owner connected\n"
+    return b"owner gone %d\n" % max(0, context.now_ms - session.gone_ms)

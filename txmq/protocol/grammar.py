@@ -91,21 +91,38 @@ _TABLE = (
     ),
     Verb(
         b"prepare", ("txid", "kind"),
-        {b"resource": "text", b"uuid": "hex32", b"deadline": "long", b"floor": "long", **_STREAMED}, has_body=True,
+        {
+            b"resource": "text", b"uuid": "hex32", b"group": "text", b"xid": "text", b"deadline": "long",
+            b"floor": "long", **_STREAMED,
+        }, has_body=True,
         teaches="store a transaction's messages until it is decided",
     ),
     Verb(
-        b"commit", ("txid",), {b"floor": "long", **_STREAMED}, has_body=True,
+        b"commit", ("txid",), {b"heuristic": "text", b"floor": "long", **_STREAMED}, has_body=True,
         teaches="decide a local transaction, or settle a prepared one",
     ),
-    Verb(b"rollback", ("txid",), {b"floor": "long"}, teaches="roll a transaction back"),
     Verb(
-        b"outcome", ("txid",), {b"fence": "flag"},
-        teaches="what became of a transaction; fence: roll an absent one back",
+        b"decide", ("txid",), {b"branches": "number", b"floor": "long", **_STREAMED}, has_body=True,
+        teaches="commit messages together with branches that are prepared in databases",
     ),
     Verb(
-        b"recover", (), {b"uuid": "hex32", b"after": "text", b"limit": "number"},
-        teaches="list prepared transactions, oldest first",
+        b"complete", ("txid",), {b"uuid": "hex32", b"heuristic": "text", b"reason": "text"},
+        teaches="one branch of a decided transaction has committed",
+    ),
+    Verb(b"rollback", ("txid",), {b"heuristic": "text", b"floor": "long"}, teaches="roll a transaction back"),
+    Verb(
+        b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag"},
+        teaches="what became of a transaction; fence: roll an absent one back; owner: is it connected?",
+    ),
+    Verb(
+        b"recover", (),
+        {b"state": "text", b"uuid": "hex32", b"xid": "text", b"after": "text", b"limit": "number"},
+        teaches="list transactions in doubt, oldest first",
+    ),
+    Verb(b"forget", ("txid",), teaches="drop what is kept of somebody's lone decision"),
+    Verb(
+        b"checks", ("group",), {b"limit": "number", b"wait": "number"},
+        teaches="half messages of a producer group that wait for an answer",
     ),
     Verb(
         b"topic", ("action", "name"), any_extension=True,

@@ -27,7 +27,7 @@ Bodies::
      9 LOG_START      topic_id u32, partition u32, offset u64
     10 STARTED        JSON
     11 SESSION_ENDED  session u64
-    12 DECIDED        as COMMITTED, then meta (JSON): the branches that must hear of it; the messages are placed, not shown
+    12 DECIDED        as COMMITTED, then meta (JSON): branches that must hear of it; messages are placed, not shown
     13 COMPLETED      JSON: one branch has heard of it
     14 SHOWN          JSON: messages of a decision are shown before all its branches have completed
     15 HEURISTIC      JSON: somebody decided alone; kept until forgotten
@@ -359,3 +359,23 @@ def decode_log_start(body: Buffer) -> LogStart:
 def encode_started(fields: bytes) -> bytes:
     """A STARTED entry; ``fields`` is JSON."""
     return frame(STARTED, fields)
+
+
+def encode_completed(fields: bytes) -> bytes:
+    """A COMPLETED entry; ``fields`` is JSON."""
+    return frame(COMPLETED, fields)
+
+
+def encode_shown(fields: bytes) -> bytes:
+    """A SHOWN entry; ``fields`` is JSON."""
+    return frame(SHOWN, fields)
+
+
+def encode_heuristic(fields: bytes) -> bytes:
+    """A HEURISTIC entry; ``fields`` is JSON."""
+    return frame(HEURISTIC, fields)
+
+
+def encode_forgotten(fields: bytes) -> bytes:
+    """A FORGOTTEN entry; ``fields`` is JSON."""
+    return frame(FORGOTTEN, fields)

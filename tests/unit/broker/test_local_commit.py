@@ -117,7 +117,7 @@ def test_the_short_way_leaves_what_the_table_leaves(seed: int, monkeypatch: pyte
 
 def test_it_is_taken_by_an_ordinary_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     core, peer, _ = new_core()
-    monkeypatch.setattr(transactions, "_locate", None)  # the table's way would fail here
+    monkeypatch.setattr(transactions, "locate", None)  # the table's way would fail here
     request = (
         b"commit",
         [str(TxId(1, 2, 1, 1)).encode()],

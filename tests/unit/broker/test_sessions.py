@@ -141,7 +141,7 @@ def test_a_restart_gives_everybody_time_to_come_back() -> None:
 
 
 def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.transactions._UNFINISHED_OUTCOMES_MAX", 3)
+    monkeypatch.setattr("txmq.broker.transaction_checks._UNFINISHED_OUTCOMES_MAX", 3)
     broker = node(outcomes_kept=2)
     client = broker.session()
     codes = [

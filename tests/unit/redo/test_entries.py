@@ -50,6 +50,8 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     assert entries.decode_prepared(_only(prepared, entries.PREPARED)) == Prepared(1, U64, b"{}")
     committed = entries.encode_committed(1, 2, 3, placements)
     assert entries.decode_committed(_only(committed, entries.COMMITTED)) == Committed(1, 2, 3, placements)
+    decided = entries.encode_decided(1, 2, 3, placements, b"{}")
+    assert entries.decode_decided(_only(decided, entries.DECIDED)) == entries.Decided(1, 2, 3, placements, b"{}")
     rolled_back = entries.encode_rolled_back(1, 2, 3)
     assert entries.decode_rolled_back(_only(rolled_back, entries.ROLLED_BACK)) == RolledBack(1, 2, 3)
     assert entries.decode_topic_deleted(_only(entries.encode_topic_deleted(U32), entries.TOPIC_DELETED)) == U32
@@ -90,7 +92,7 @@ def test_a_payload_cut_anywhere_inside_an_entry_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [(0, 0, 0, 0), (12, 0, 0, 0), (255, 0, 0, 0), (5, 1, 0, 0), (1, 2, 0, 0), (5, 0, 1, 0)]
+    "frame", [(0, 0, 0, 0), (17, 0, 0, 0), (255, 0, 0, 0), (5, 1, 0, 0), (1, 2, 0, 0), (5, 0, 1, 0)]
 )  # fmt: skip
 def test_unknown_types_flags_and_reserved_bits_are_refused_with_what_to_do(frame: tuple[int, int, int, int]) -> None:
     with pytest.raises(StorageError, match="upgrade"):

@@ -36,6 +36,11 @@ def _disk() -> SimDisk:
         entries.encode_log_start(1, 0, 2),
         entries.encode_topic_deleted(1),
         entries.encode_session_ended(1),
+        entries.encode_decided(1, 3, 0, [entries.Placement(1, 0, 0, 900, 5, 2, 0)], b'{"branches": []}'),
+        entries.encode_completed(b'{"session": 1}'),
+        entries.encode_shown(b'{"session": 1}'),
+        entries.encode_heuristic(b'{"session": 1}'),
+        entries.encode_forgotten(b'{"session": 1}'),
     ]
     for sample in samples:
         journal.append(sample)
@@ -47,12 +52,12 @@ def _disk() -> SimDisk:
 def test_dump_shows_every_record_with_its_place_and_its_entries() -> None:
     disk = _disk()
     records = list(inspect.dump(disk))
-    assert [record.kind for record in records] == ["group"] * 12 + ["mark"]
+    assert [record.kind for record in records] == ["group"] * 17 + ["mark"]
     assert records[0].position == FILE_HEADER_SIZE
     shown = [record.describe() for record in records]
     json.dumps(shown)
     kinds = [entry["entry"] for record in shown for entry in record["entries"]]  # type: ignore[attr-defined]
-    assert kinds[:11] == kinds[11:]
+    assert kinds[:16] == kinds[16:]
     assert set(kinds) == set(entries.NAMES.values())
     assert shown[-1]["durable_lsn"] == shown[-1]["lsn"]
     for record in records:
@@ -95,7 +100,7 @@ def test_a_sound_directory_is_sound_and_nothing_is_changed() -> None:
     verdict = inspect.verify(disk)
     assert verdict.is_sound
     assert verdict.findings == ()
-    assert verdict.records == 12
+    assert verdict.records == 17
     assert disk.counts["any"] == writes
     assert verdict.end_lsn == _end(disk)[0]
 

@@ -1,0 +1,151 @@
+"""What the verbs of transactions check before they change anything: whose it is, where it stands, what is too much."""
+
+from __future__ import annotations
+
+from txmq.broker.context import Context
+from txmq.broker.peer import Peer
+from txmq.broker.session import Session
+from txmq.broker.transaction import Action, Part, Transaction, TransactionState
+from txmq.errors import (
+    BadRequestError,
+    DiskFullError,
+    FencedError,
+    ForbiddenError,
+    InvalidBatchError,
+    NotOwnerError,
+    OverloadedError,
+    TooLargeError,
+    TopicClosedError,
+    TransactionConflictError,
+    UnavailableError,
+    UnknownTopicError,
+    UnknownTransactionError,
+)
+from txmq.log import records
+from txmq.log.batch import check
+from txmq.log.partition import Partition
+from txmq.model import Storage
+from txmq.protocol import parts as wire_parts
+from txmq.xid import TxId
+
+Extensions = dict[bytes, bytes] | None
+_UNFINISHED_OUTCOMES_MAX = 65_536
+_COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more
+
+
+def state_of(context: Context, session: Session, counter: int) -> TransactionState:
+    """Where a transaction stands, on the assigned side."""
+    transaction = context.state.transactions.get((session.number, counter))
+    if transaction is not None:
+        return transaction.state  # whatever floor was stated: what is undecided stays open to its decision
+    if (session.number, counter) in context.state.decisions.undone:
+        return TransactionState.DECIDED
+    if counter <= session.floor:
+        return TransactionState.FORGOTTEN
+    if counter in session.outcomes:
+        return TransactionState.ROLLED_BACK if session.outcomes[counter] is None else TransactionState.COMMITTED
+    return TransactionState.NONE
+
+
+def checked_part(context: Context, partition: Partition, batch: bytearray) -> Part:
+    """Check a batch that will be part of a transaction."""
+    count, max_timestamp_ms, _, _, sequence, _ = check(batch)
+    if sequence != -1:
+        raise InvalidBatchError("a transaction's batches have base sequence -1: the txid removes duplicates")
+    if context.settings.validate_records:
+        records.decode(batch, partition.topic, partition.number)
+    if partition.config.storage is Storage.MEMORY:
+        raise BadRequestError(f"topic {partition.topic!r} is in memory: it cannot take part in transactions")
+    if not partition.config.accept_publish:
+        raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
+    if len(batch) > context.settings.batch_size_bytes_max:
+        raise TooLargeError(f"a batch of {len(batch)} bytes is over {context.settings.batch_size_bytes_max}")
+    return Part(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
+
+
+def locate(context: Context, text: bytes) -> tuple[TxId, Session]:
+    """Read a txid, and find its session.
+
+    Raises:
+        BadRequestError, NotOwnerError, FencedError: not a txid, another home, a session that is not known.
+    """
+    try:
+        txid = TxId.parse(text.decode("ascii", "replace"))
+    except ValueError as error:
+        raise BadRequestError(str(error)) from None
+    identity = context.identity
+    if txid.cluster != identity.cluster or txid.home != identity.node:
+        raise NotOwnerError(f"transaction {txid} is not at home here")
+    session = context.state.sessions.get(txid.session)
+    if session is None:
+        raise FencedError(f"session {txid.session:x} of transaction {txid} is unknown or ended")
+    if txid.counter < 1:
+        raise BadRequestError("transaction counters start at 1")
+    return txid, session
+
+
+def floor_of(given: dict[bytes, bytes], peer: Peer, session: Session) -> int:
+    """The floor a request states. Only the session's own client knows what it has seen: from others it is ignored."""
+    floor = int(given.get(b"floor", 0))
+    if floor > _COUNTER_MAX:
+        raise BadRequestError(f"floor is at most {_COUNTER_MAX}")
+    return floor if peer.session is session else 0
+
+
+def require_owner(peer: Peer, session: Session) -> None:
+    """Refuse what only the session's own connection may ask for."""
+    if peer.session is not session:
+        raise ForbiddenError("the transaction belongs to another session than this connection's; send hello first")
+
+
+def refusal(action: Action, txid: bytes) -> Exception:
+    """The error that an action of the table stands for."""
+    name = txid.decode("ascii", "replace")
+    if action is Action.REFUSE_FENCED:
+        return FencedError(f"the outcome of transaction {name} is no longer kept")
+    if action is Action.REFUSE_UNKNOWN:
+        return UnknownTransactionError(f"transaction {name} was neither prepared nor streamed here")
+    return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
+
+
+def refuse_over_limits(context: Context, transaction: Transaction | None, added: int) -> None:
+    """Refuse a new transaction, or a part of one, where the disk, the broker or a limit does not take it."""
+    settings = context.settings
+    if context.disk_full:
+        context.counters.refused_disk_full += 1
+        raise DiskFullError("free disk space is under the limit: new transactions are refused until space is freed")
+    if context.stopping:
+        raise UnavailableError("the broker is stopping")
+    if transaction is None and context.state.unsettled >= settings.transactions_open_max:
+        raise OverloadedError(f"transactions_open_max {settings.transactions_open_max} transactions are unsettled")
+    size = added + (transaction.size_bytes if transaction else 0)
+    if size > settings.transaction_size_bytes_max:
+        raise TooLargeError(f"the transaction is over transaction_size_bytes_max {settings.transaction_size_bytes_max}")
+    if context.state.payload_bytes + added > settings.prepared_bytes_max:
+        raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
+
+
+def refuse_over_outcomes(context: Context, session: Session, floor: int) -> None:
+    """Refuse where a client never says what it has seen the end of; the floor this request states counts already."""
+    limit = max(_UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept)
+    if len(session.outcomes) > limit and sum(counter > floor for counter in session.outcomes) > limit:
+        raise OverloadedError("too many outcomes are kept for this session: state floor= with your requests")
+
+
+def checked_parts(context: Context, parts: list[wire_parts.Part]) -> list[Part]:
+    """Check the batches of a request."""
+    checked = []
+    for part in parts:
+        partition = context.state.partitions.get((part.topic.encode(), b"%d" % part.partition))
+        if partition is None:
+            raise UnknownTopicError(f"no partition {part.partition} of topic {part.topic!r}")
+        checked.append(checked_part(context, partition, part.batch))
+    return checked
+
+
+def check_streamed(transaction: Transaction | None, given: dict[bytes, bytes]) -> None:
+    """Refuse where what was streamed before is not what the client states."""
+    streamed = (len(transaction.parts), transaction.size_bytes, transaction.checksum) if transaction else (0, 0, 0)
+    stated = tuple(int(given.get(name, 0)) for name in (b"parts", b"bytes", b"crc"))
+    if streamed != stated:
+        raise TransactionConflictError(f"(parts, bytes, crc) streamed {streamed} but stated {stated}")

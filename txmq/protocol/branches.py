@@ -1,0 +1,91 @@
+"""The branches of an XA transaction on the wire: what stands before the parts in the body of ``decide``.
+
+Byte layout
+    ``<resource> <uuid, 32 hex> <length>\\r\\n<JSON object>``, as many as ``branches=`` says. The object has ``bqual``
+    (text), ``connection`` (the database's number for the owner's connection, or null), ``wrote`` and ``marker``
+    (whether a marker row proves the outcome).
+
+Invariants
+    * Strict both ways, at most 64 branches, each of at most 1 KiB.
+    * One branch a resource: a uuid stands once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from txmq.errors import BadRequestError, LocalProtocolError
+from txmq.model import is_valid_name
+
+Buffer = bytes | bytearray | memoryview
+
+BRANCHES_MAX = 64
+BRANCH_SIZE_BYTES_MAX = 1024
+_BRANCH = re.compile(rb"([!-~]{1,200}) ([0-9a-f]{32}) ([1-9][0-9]{0,3})\r\n").match
+_DETAILS: dict[str, type | tuple[type, ...]] = {
+    "bqual": str,
+    "connection": (int, type(None)),
+    "wrote": bool,
+    "marker": bool,
+}
+
+
+def encode_branch(resource: str, uuid: str, details: Mapping[str, Any]) -> bytes:
+    """One branch.
+
+    Raises:
+        LocalProtocolError: it cannot be carried.
+    """
+    text = json.dumps({name: details[name] for name in _DETAILS}).encode()
+    entry = f"{resource} {uuid} {len(text)}\r\n".encode() + text
+    if not is_valid_name(resource) or _BRANCH(entry) is None or len(text) > BRANCH_SIZE_BYTES_MAX:
+        raise LocalProtocolError(f"cannot send branch {resource[:80]!r} with uuid {uuid[:80]!r}")
+    return entry
+
+
+def split_branches(body: Buffer, count: int) -> tuple[list[dict[str, Any]], int]:
+    """Read the branches of ``decide``.
+
+    Returns:
+        resource, uuid, bqual, connection, wrote and marker of each, and where the parts begin.
+
+    Raises:
+        BadRequestError: malformed, too many, or two of one resource.
+    """
+    if not 1 <= count <= BRANCHES_MAX:
+        raise BadRequestError(f"branches={count}: expected 1 to {BRANCHES_MAX}")
+    found: list[dict[str, Any]] = []
+    position = 0
+    for number in range(count):
+        match = _BRANCH(body, position)
+        if match is None or not is_valid_name(match[1].decode()):
+            raise BadRequestError(f"no branch begins at byte {position} of the body, where number {number} should")
+        start = match.end()
+        position = start + int(match[3])
+        if position > len(body) or position - start > BRANCH_SIZE_BYTES_MAX:
+            raise BadRequestError(f"branch {number} is cut short, or over {BRANCH_SIZE_BYTES_MAX} bytes")
+        details = _details(bytes(body[start:position]), number)
+        found.append({"resource": match[1].decode(), "uuid": match[2].decode(), **details})
+    _refuse_twins([branch["uuid"] for branch in found])
+    return found, position
+
+
+def _details(text: bytes, number: int) -> dict[str, Any]:
+    try:
+        details = json.loads(text)
+    except ValueError:
+        details = None
+    if not isinstance(details, dict) or details.keys() != _DETAILS.keys():
+        raise BadRequestError(f"branch {number}: expected a JSON object of {', '.join(_DETAILS)}")
+    for name, kind in _DETAILS.items():
+        if not isinstance(details[name], kind):
+            raise BadRequestError(f"branch {number}: {name} is not what it should be")
+    return details
+
+
+def _refuse_twins(uuids: Sequence[str]) -> None:
+    if len(set(uuids)) != len(uuids):
+        raise BadRequestError("a resource has one branch: a uuid stands twice")
