@@ -19,30 +19,33 @@ from txmq.broker.transaction import ANY_KEY, Transaction
 _Name = TypeVar("_Name")
 _Queue = dict[Transaction, None]
 _Place = tuple[str, int, int]  # uuid, topic id, partition
+_Pair = tuple[_Place, int | str]  # and a key
 
 
 class CommitOrder:
     """All prepared transactions, by what they may collide on."""
 
     def __init__(self) -> None:
-        self._by_key: dict[tuple[_Place, int | str], _Queue] = {}  # the key ANY_KEY holds those that collide with all
+        self._by_key: dict[_Pair, _Queue] = {}  # the key ANY_KEY holds those that collide with all
         self._by_place: dict[_Place, _Queue] = {}  # everybody in a partition
+        self._pairs: dict[Transaction, list[_Pair]] = {}  # of everybody: asked for again and again, 3 us each
 
     def add(self, transaction: Transaction) -> None:
         """Append; call in order of preparation."""
-        for place, key in self._pairs(transaction):
+        pairs = self._pairs[transaction] = _pairs_of(transaction)
+        for place, key in pairs:
             self._by_key.setdefault((place, key), {})[transaction] = None
             self._by_place.setdefault(place, {})[transaction] = None
 
     def remove(self, transaction: Transaction) -> None:
         """A transaction is settled."""
-        for place, key in self._pairs(transaction):
+        for place, key in self._pairs.pop(transaction, ()):
             _drop(self._by_key, (place, key), transaction)
             _drop(self._by_place, place, transaction)
 
     def must_wait(self, transaction: Transaction) -> bool:
         """Whether an earlier unsettled transaction collides with this one."""
-        for place, key in self._pairs(transaction):
+        for place, key in self._pairs[transaction]:
             if key == ANY_KEY:
                 if next(iter(self._by_place[place])) is not transaction:
                     return True
@@ -57,7 +60,7 @@ class CommitOrder:
     def behind(self, transaction: Transaction) -> list[Transaction]:
         """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""
         found: dict[Transaction, None] = {}
-        for place, key in self._pairs(transaction):
+        for place, key in _pairs_of(transaction):
             candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
             found.update((t, None) for t in candidates if t.waiting and not self.must_wait(t))
         return list(found)
@@ -75,9 +78,10 @@ class CommitOrder:
             if transaction in same:
                 return
 
-    def _pairs(self, transaction: Transaction) -> list[tuple[_Place, int | str]]:
-        uuid = transaction.meta["uuid"]
-        return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
+
+def _pairs_of(transaction: Transaction) -> list[_Pair]:
+    uuid = transaction.meta["uuid"]
+    return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
 
 
 def _drop(queues: dict[_Name, _Queue], name: _Name, transaction: Transaction) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txmq.protocol import requests
 from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, VERBS
 from txmq.protocol.requests import OWN_BYTES, ByteBudget, Limits, Request, RequestReader, Violation
 
@@ -185,6 +186,29 @@ def test_a_long_name_takes_the_table_and_gives_the_same_request() -> None:
     for length in (1, 199, 200, 201, 1000):
         name = b"n" * length
         assert _read([b"put %b 3 2 A1\r\nhi" % name])[0] == [(b"put", [name, b"3"], None, bytearray(b"hi"), b"A1")]
+
+
+PLAIN_PREPARE = (
+    b"prepare 0123456789abcdef-fedcba9876543210-1-1 last-resource resource=orders-db "
+    b"uuid=00112233445566778899aabbccddeeff deadline=1700000000000 %b4 A1\r\nbody"
+)
+
+
+@pytest.mark.parametrize("floor", [b"", b"floor=0 ", b"floor=18446744073709551616 "])
+def test_the_short_way_of_a_prepare_gives_what_the_table_gives(floor: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = PLAIN_PREPARE % floor
+    by_the_table = _read(_one_by_one(stream))  # a line without its body goes through the table
+    monkeypatch.setattr(requests, "parse_line", None)  # which is not asked for a whole one
+    assert _read([stream * 2]) == (by_the_table[0] * 2, True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(at=st.integers(0, 160), byte=st.sampled_from(list(b" =-A0\r\n\x7f")), is_cut=st.booleans())
+def test_a_prepare_that_is_not_plain_is_read_or_refused_as_ever(at: int, byte: int, is_cut: bool) -> None:
+    stream = bytearray(PLAIN_PREPARE % b"floor=7 ")
+    at %= len(stream)
+    stream[at : at + is_cut] = bytes([byte])
+    assert _read([bytes(stream)]) == _read(_one_by_one(bytes(stream)))
 
 
 def test_empty_lines_between_requests_are_skipped_as_people_type_them() -> None:
