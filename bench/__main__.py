@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench import report
 from bench.catalogue import ROWS
-from bench.model import Result, Row, Surroundings
+from bench.model import NotInstalledError, Result, Row, Surroundings
 from txmq.testing.bench.limits import bare_limits, facts
 
 
@@ -65,6 +65,8 @@ def _measure(row: Row, directory: Path, quick: bool, console: Console) -> Result
                 if console.is_terminal:
                     console.print(f"[dim]{row.name} {number + 1}/{repeats}[/]".ljust(60), end="\r")
                 result.add(measure())
+    except NotInstalledError as error:
+        result.missing = str(error)
     except Exception as error:  # noqa: BLE001  one row that fails must not take the others' figures with it
         result.failure = f"{type(error).__name__}: {error}"[:300]
     return result

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from bench.model import Row
-from bench.rows import backlog, client, peers, process, put, transactions
+from bench.rows import backlog, brokers, client, peers, process, put, transactions
 
-ROWS: tuple[Row, ...] = (*put.ROWS, *client.ROWS, *transactions.ROWS, *process.ROWS, *backlog.ROWS, *peers.ROWS)
+ROWS: tuple[Row, ...] = (
+    *put.ROWS, *client.ROWS, *transactions.ROWS, *process.ROWS, *backlog.ROWS, *peers.ROWS, *brokers.ROWS,
+)  # fmt: skip
+    *put.ROWS,
+    *client.ROWS,
+    *transactions.ROWS,
+    *process.ROWS,
+    *backlog.ROWS,
+    *peers.ROWS,
+    *brokers.ROWS,
+)

@@ -16,6 +16,11 @@ from txmq.testing.bench.model import Figures
 
 TOLERANCE = 0.2  # a row is missed beyond 20 % of its bound: the machines this runs on are shared
 
+
+class NotInstalledError(Exception):
+    """What a row is about is not on this machine; the text says how to get it. No failure of the row."""
+
+
 Measure = Callable[[], Figures]
 
 
@@ -90,6 +95,7 @@ class Result:
     row: Row
     samples: dict[str, list[float]] = field(default_factory=dict)
     failure: str | None = None
+    missing: str | None = None
 
     def add(self, figures: Figures) -> None:
         """One more measure."""
@@ -103,7 +109,9 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """``pass``, ``within 20 %``, ``MISS``, ``failed``, or nothing where there is no bound."""
+        """``pass``, ``within 20 %``, ``MISS``, ``failed``, or nothing where there is no bound or nothing to measure."""
+        if self.missing is not None:
+            return ""
         if self.failure is not None:
             return "failed"
         worst = "pass" if self.row.bounds else ""

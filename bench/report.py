@@ -37,6 +37,9 @@ def _add(table: Table, result: Result, bare: Mapping[str, float]) -> None:
     verdict = result.verdict
     shown = f"[{_STYLES[verdict]}]{verdict}[/]" if verdict else ""
     limits = "\n".join(f"{name}: {amount(bare[name])}" for name in row.bare if name in bare)
+    if result.missing is not None:
+        table.add_row(row.title, f"[dim]{result.missing}[/]")
+        return
     if result.failure is not None:
         table.add_row(row.title, "", "", result.failure, "", limits, shown)
     bounds = {bound.figure: bound for bound in row.bounds}
@@ -69,6 +72,7 @@ def _row_json(result: Result) -> dict[str, Any]:
     row = result.row
     return {
         "name": row.name, "title": row.title, "verdict": result.verdict, "failure": result.failure,
+        "missing": result.missing,
         "figures": {
             figure: {"unit": unit, "median": result.median(figure), "samples": result.samples.get(figure, [])}
             for figure, unit in row.units.items()
