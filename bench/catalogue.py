@@ -8,11 +8,3 @@ from bench.rows import backlog, brokers, client, peers, process, put, transactio
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *client.ROWS, *transactions.ROWS, *process.ROWS, *backlog.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip
-    *put.ROWS,
-    *client.ROWS,
-    *transactions.ROWS,
-    *process.ROWS,
-    *backlog.ROWS,
-    *peers.ROWS,
-    *brokers.ROWS,
-)

@@ -1,9 +1,9 @@
 """NATS JetStream and RabbitMQ in the same run, from Python as txmq is: one publish at a time, in flight, transactions.
 
-What each has done when it acknowledges differs, and stands in the titles. Counted with strace on NATS 2.9.10 and RabbitMQ
-3.10.8, the packages of Debian 12, for 1000 and 550 publishes one at a time: NATS syncs nothing (its default is every two
-minutes, and 2.9 knows no other), so its counterpart is ``sync = interval``; a quorum queue made 551 fdatasync, a classic
-durable queue 552 fsync for as many ``tx.commit``, so their counterpart is ``sync = always``.
+What each has done when it acknowledges differs, and stands in the titles. Counted with strace on NATS 2.9.10 and
+RabbitMQ 3.10.8, the packages of Debian 12, for 1000 and 550 publishes one at a time: NATS syncs nothing (its default is
+every two minutes, and 2.9 knows no other), so its counterpart is ``sync = interval``; a quorum queue made 551
+fdatasync, a classic durable queue 552 fsync for as many ``tx.commit``: their counterpart is ``sync = always``.
 """
 
 from __future__ import annotations
