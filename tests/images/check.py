@@ -4,6 +4,7 @@
 P1     what had been told (in a way that promises it) is there: messages at their offsets, outcomes, topics
 P2     each transaction is visible all or none, at the places of its outcome; offsets have no holes; messages stand in
        the order in which they were decided
+P4     messages of a decision are invisible until every branch has completed
 P5     what is prepared and not decided is still there, and invisible
 P6     the whole script asked again gets the answers it had got, and in the end every message of a put and of a
        committed transaction is there exactly once
@@ -183,11 +184,15 @@ def _visible(script: Script, node: Node) -> Visible:
 
 
 def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
-    if ask.verb in ("put", "commit") and ask.adds:
+    if ask.verb in ("put", "commit", "decide") and ask.adds:
         for place, base_offset, values in _promised_places(ask, answer):
             _check_values(node, visible, place, base_offset, values)
     elif ask.verb in ("rollback", "outcome"):
         assert node.state.sessions[SESSION].outcomes[ask.counter] is None, f"P1: {ask.verb} of {ask.counter} is lost"
+    elif ask.verb == "complete":
+        undone = node.state.decisions.undone.get((SESSION, ask.counter))
+        branch = undone.branch(str(ask.extensions["uuid"])) if undone is not None else None
+        assert branch is None or branch["complete"], f"P1: a branch of {ask.counter} is not complete any more"
     elif ask.verb == "prepare":
         known = node.state.transactions.get((SESSION, ask.counter))
         prepared = known is not None and known.state is TransactionState.PREPARED
@@ -210,8 +215,11 @@ def _check_values(node: Node, visible: Visible, place: Place, base_offset: int, 
     """Contiguous from ``base_offset`` on, as far as retention and deletion have left them."""
     if place[0] not in _names(node):
         return
+    partition = node.partition(*place)
     for offset, value in enumerate(values, base_offset):
-        if offset >= node.partition(*place).log_start:
+        if offset >= partition.high_watermark and node.state.decisions.holds.is_held(partition):
+            assert offset < partition.next_offset, f"P1: {value[:20]!r} is not at {offset} of {place}"
+        elif offset >= partition.log_start:
             assert visible.get(value) == (place, offset), f"P1: {value[:20]!r} is not at {offset} of {place}"
 
 
@@ -228,6 +236,16 @@ def _check_whole(script: Script, counter: int, node: Node, visible: Visible) -> 
         assert count == len(values)
         if node.state.topics.with_id(topic_id) is not None:
             _check_values(node, visible, place, base_offset, values)
+    undone = node.state.decisions.undone.get((SESSION, counter))
+    kept = [value for place, values in parts for value in values if value in visible or _is_behind(node, place)]
+    seen = [value for value in kept if value in visible]
+    assert not (undone is not None and seen), f"P4: {seen} of transaction {counter}, whose branches are not complete"
+    assert not seen or len(seen) == len(kept), f"P2: {seen} of transaction {counter}, the rest is held"
+
+
+def _is_behind(node: Node, place: Place) -> bool:
+    """Whether something in a partition is held back."""
+    return place[0] in _names(node) and node.state.decisions.holds.is_held(node.partition(*place))
 
 
 def _names(node: Node) -> set[str]:

@@ -14,11 +14,13 @@ from typing import Literal
 
 from txmq.log import records
 from txmq.log.batch import checksum
+from txmq.protocol.branches import encode_branch
 from txmq.runtime.sim_clock import START_MS
 
 from .node import Node
 
 UUID = "a" * 32
+_BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True}
 Place = tuple[str, int]  # topic, partition
 Fate = Literal["committed", "rolled-back", "prepared", "stream"]
 """What the script makes of a transaction; a stream commits only if no restart came between its parts."""
@@ -139,6 +141,20 @@ class Script:
         """Commit what is prepared."""
         return self._commit(counter, b"", ())
 
+    def decide(self, counter: int, *places: Place, branches: int = 1, streamed: bool = False) -> Script:
+        """Decide with branches, whose resources are numbered."""
+        stated = self._stated(counter) if streamed else {}
+        body = b"".join(encode_branch(f"db{number}", _uuid(number), _BRANCH) for number in range(branches))
+        body += self._parts(counter, places, 1, fate="stream" if streamed else "committed")
+        adds = tuple(self.transactions[counter].parts)
+        return self._ask("decide", str(counter), extensions={"branches": branches, **stated}, body=body,
+                         counter=counter, adds=adds, topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
+
+    def complete(self, counter: int, number: int = 0) -> Script:
+        """Report a branch."""
+        topics = tuple(topic for (topic, _), _ in self.transactions[counter].parts)
+        return self._ask("complete", str(counter), extensions={"uuid": _uuid(number)}, counter=counter, topics=topics)
+
     def rollback(self, counter: int) -> Script:
         """Roll back, whether it exists or not."""
         self._transaction(counter, "rolled-back")
@@ -233,3 +249,8 @@ class Script:
         rows = [(b"k", value, (), START_MS) for value in values]
         batch = records.encode(rows, producer_id=producer[0], producer_epoch=producer[1], base_sequence=producer[2])
         return tuple(values), bytes(batch)
+
+
+def _uuid(number: int) -> str:
+    """Identity of the resource of a branch."""
+    return f"{number:032x}"

@@ -134,6 +134,20 @@ def synced_at_intervals(name: str) -> Script:
     return script.do(Node.force, "force").checkpoint().put("a").local(4, A1).restart().put("b").do(Node.force, "force")
 
 
+def decided(name: str) -> Script:
+    """Decided, held, completed branch by branch; puts and local transactions stand behind the hold."""
+    script = Script(name).topic("a", partitions=2).topic("b").put("a").decide(1, A, B, branches=2).put("a")
+    script.local(2, A, A1).complete(1).together().put("b").complete(1, 1).put("a").apart()
+    return script.decide(3, A1).decide(4, A1, B).complete(4).put("a", 1).restart().complete(3).put("b")
+
+
+def decided_around_checkpoints(name: str) -> Script:
+    """Decisions and what they hold survive in checkpoints; parts were streamed before."""
+    script = Script(name).topic("a", partitions=2).topic("b").stream(1, "a").checkpoint().put("a")
+    script.decide(1, B, branches=2, streamed=True).local(2, A, A1).checkpoint().complete(1).put("b").checkpoint()
+    return script.restart().put("a").complete(1, 1).checkpoint().put("a").restart().decide(3).complete(3)
+
+
 def everything(name: str) -> Script:
     """A little of all."""
     script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
@@ -146,6 +160,6 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     puts, puts_over_a_restart, puts_around_checkpoints, local_over_two_topics, local_with_restart_and_checkpoint,
     streamed, streamed_with_checkpoints, prepared_after_streaming, prepare_and_commit, prepare_and_roll_back,
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
-    retention_archives, synced_at_intervals, everything,
+    retention_archives, synced_at_intervals, decided, decided_around_checkpoints, everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}

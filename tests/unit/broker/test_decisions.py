@@ -293,3 +293,13 @@ def test_the_owner_is_told_with_an_outcome_that_is_not_committed() -> None:
     assert other.ask("outcome", made.txid(1, 1), extensions=asked).text == "unknown\nowner gone 2500\n"
     other.ask("rollback", made.txid(1, 1))
     assert other.ask("outcome", made.txid(1, 1), extensions=asked).text == "rolled-back\nowner gone 2500\n"
+
+
+def test_nothing_is_shown_before_the_last_completion_is_forced() -> None:
+    made = node()
+    client, txid = made.session(), made.txid(1, 1)
+    decide(client, txid, ("a", 0, batch(b"x")))
+    opaque = client.send("complete", txid, extensions={"uuid": UUID})
+    assert (values(made), opaque in client.received) == ([], False)
+    made.pump()
+    assert (values(made), client.received[opaque].code) == ([b"x"], 200)
