@@ -24,6 +24,8 @@ acknowledged transaction, L5 says only of plain sends, and so on.
     A6  order                    one transaction's messages, or one key's messages against its rows, out of order
     A7  visible-before-row       a message was visible, its row was not yet
     A8  wrong-outcome-told       ``outcome`` contradicts what is there, or "unknown" was told without any fault
+    A9 to A14                    ``checker_decisions``: settled in time, zombies, heuristics, conservation, decisions,
+                                 half messages
 
 Numbers and names come from reference "History checker" (Jepsen's Kafka workload, extended to databases). L3 and L4,
 L14 and above need reads inside transactions, replicas or groups.
@@ -36,26 +38,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
+from txmq.testing.checker_decisions import DECISION_RULES
+from txmq.testing.checker_index import Finding, Index, Place, Rule, at
 from txmq.testing.history import History, Log, Operation, Row
 
 FINDINGS_PER_RULE_MAX = 20  # of one defect the first few tell the story
-
-
-class Finding(NamedTuple):
-    """One broken promise."""
-
-    rule: str
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.rule} {self.name}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,62 +70,6 @@ class Verdict:
     counts: dict[str, int]
 
 
-class _Place(NamedTuple):
-    log: Log
-    offset: int
-
-
-class _Index:
-    """The maps that all rules share."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-        self.drain = history.drain or {}
-        self.operations = list(history.operations.values())
-        self.owner: dict[str, Operation] = {}
-        self.row_owner: dict[Row, Operation] = {}
-        for operation in self.operations:
-            self.owner.update((send.value, operation) for send in operation.sends)
-            self.row_owner.update((row, operation) for row in operation.rows)
-        self.places: dict[str, list[_Place]] = defaultdict(list)
-        for log, drained in self.drain.items():
-            for offset, value, _key in drained.messages:
-                self.places[value].append(_Place(log, offset))
-        self.rows = {Row(resource, rowid) for resource, rows in (history.rows or {}).items() for rowid, _ in rows}
-        self.seen: dict[str, tuple[_Place, int]] = {}  # the earliest poll that returned the value
-        for poll in sorted(history.polls, key=lambda poll: poll.completed_ns):
-            for offset, value in poll.messages:
-                self.seen.setdefault(value, (_Place(poll.log, offset), poll.completed_ns))
-
-    def has_expired(self, place: _Place) -> bool:
-        """Whether retention has taken what was there."""
-        drained = self.drain.get(place.log)
-        return drained is not None and place.offset < drained.start
-
-    def messages_there(self, operation: Operation) -> int:
-        """How many of its messages are there, or were until retention took them."""
-        return sum(
-            send.value in self.places
-            or (send.partition is not None and self.has_expired(_Place((send.topic, send.partition), send.offset or 0)))
-            for send in operation.sends
-        )
-
-    def rows_there(self, operation: Operation) -> int:
-        return sum(row in self.rows for row in operation.rows)
-
-    def offsets_of(self, operation: Operation) -> dict[Log, list[int]]:
-        """Where its messages are, by partition, in program order; of a duplicate the first place."""
-        found: dict[Log, list[int]] = defaultdict(list)
-        for send in operation.sends:
-            if send.value in self.places:
-                place = self.places[send.value][0]
-                found[place.log].append(place.offset)
-        return found
-
-
-Rule = Callable[[_Index], Iterator[Finding]]
-
-
 def check(history: History, minimum: Coverage = Coverage()) -> Verdict:
     """Ask every rule.
 
@@ -143,7 +80,7 @@ def check(history: History, minimum: Coverage = Coverage()) -> Verdict:
     missing = _missing(history, counts, minimum)
     if history.drain is None or history.rows is None or history.in_doubt is None:
         return Verdict("unknown", (), missing, counts)
-    index = _Index(history)
+    index = Index(history)
     findings: list[Finding] = []
     for rule in RULES:
         findings += (finding for finding, _ in zip(rule(index), range(FINDINGS_PER_RULE_MAX), strict=False))
@@ -178,15 +115,15 @@ def _missing(history: History, counts: dict[str, int], minimum: Coverage) -> tup
 # --- the log -------------------------------------------------------------------------------------------------------
 
 
-def _inconsistent_offsets(index: _Index) -> Iterator[Finding]:
+def _inconsistent_offsets(index: Index) -> Iterator[Finding]:
     held: dict[tuple[Log, int], str] = {}
     for log, offset, value in _claims(index):
         other = held.setdefault((log, offset), value)
         if other != value:
-            yield Finding("L1", "inconsistent-offset", f"{_at(log, offset)} is {other!r} and {value!r}")
+            yield Finding("L1", "inconsistent-offset", f"{at(log, offset)} is {other!r} and {value!r}")
 
 
-def _claims(index: _Index) -> Iterator[tuple[Log, int, str]]:
+def _claims(index: Index) -> Iterator[tuple[Log, int, str]]:
     for log, drained in index.drain.items():
         for offset, value, _key in drained.messages:
             yield log, offset, value
@@ -199,7 +136,7 @@ def _claims(index: _Index) -> Iterator[tuple[Log, int, str]]:
             yield poll.log, offset, value
 
 
-def _aborted_reads(index: _Index) -> Iterator[Finding]:
+def _aborted_reads(index: Index) -> Iterator[Finding]:
     for operation in index.operations:
         if operation.status != "fail":
             continue
@@ -209,7 +146,7 @@ def _aborted_reads(index: _Index) -> Iterator[Finding]:
                 yield Finding("L2", "aborted-read", f"{send.value!r} of {operation.id} was read, and it had failed")
 
 
-def _lost_writes(index: _Index) -> Iterator[Finding]:
+def _lost_writes(index: Index) -> Iterator[Finding]:
     for operation in index.operations:
         wanted = len(operation.sends)
         if operation.kind == "send" and operation.status == "ok" and index.messages_there(operation) < wanted:
@@ -221,51 +158,51 @@ def _lost_writes(index: _Index) -> Iterator[Finding]:
                     yield Finding("L5", "lost-write", f"{operation.id}: {send.value!r} was visible and is not there")
 
 
-def _unexpected(index: _Index) -> Iterator[Finding]:
+def _unexpected(index: Index) -> Iterator[Finding]:
     for value in (index.places.keys() | index.seen.keys()) - index.owner.keys():
         yield Finding("L6", "unexpected", f"message {value!r} was never attempted")
     for row in index.rows - index.row_owner.keys():
         yield Finding("L6", "unexpected", f"row {row.rowid!r} of {row.resource} was never attempted")
 
 
-def _duplicates(index: _Index) -> Iterator[Finding]:
+def _duplicates(index: Index) -> Iterator[Finding]:
     for value, places in index.places.items():
         owner = index.owner.get(value)
         if len(places) > 1 and owner is not None:
             rule, name = ("A5", "exactly-once") if owner.kind == "txn" else ("L7", "duplicate")
-            yield Finding(rule, name, f"{value!r} of {owner.id} is at {', '.join(_at(*place) for place in places)}")
+            yield Finding(rule, name, f"{value!r} of {owner.id} is at {', '.join(at(*place) for place in places)}")
 
 
-def _holes(index: _Index) -> Iterator[Finding]:
+def _holes(index: Index) -> Iterator[Finding]:
     for log, drained in index.drain.items():
         for expected, (offset, _value, _key) in enumerate(drained.messages, drained.start):
             if offset != expected:
-                yield Finding("L8", "hole", f"{_at(log, expected)} is missing, {offset} follows")
+                yield Finding("L8", "hole", f"{at(log, expected)} is missing, {offset} follows")
                 break
 
 
-def _polls_inside(index: _Index) -> Iterator[Finding]:
+def _polls_inside(index: Index) -> Iterator[Finding]:
     for poll in index.history.polls:
         for (before, _), (after, value) in pairwise(poll.messages):
             if after != before + 1:
                 yield Finding(
-                    "L9", "int-poll", f"{poll.process} read {value!r} at {_at(poll.log, after)} after {before}"
+                    "L9", "int-poll", f"{poll.process} read {value!r} at {at(poll.log, after)} after {before}"
                 )
 
 
-def _polls_between(index: _Index) -> Iterator[Finding]:
+def _polls_between(index: Index) -> Iterator[Finding]:
     following: dict[tuple[str, Log], int] = {}
     for poll in index.history.polls:
         if not poll.messages:
             continue
         reader, first = (poll.process, poll.log), poll.messages[0][0]
         expected = following.get(reader, first)
-        if first != expected and not (first > expected and index.has_expired(_Place(poll.log, expected))):
-            yield Finding("L10", "poll", f"{poll.process} read {_at(poll.log, first)}, due was {expected}")
+        if first != expected and not (first > expected and index.has_expired(Place(poll.log, expected))):
+            yield Finding("L10", "poll", f"{poll.process} read {at(poll.log, first)}, due was {expected}")
         following[reader] = poll.messages[-1][0] + 1
 
 
-def _program_order(index: _Index) -> Iterator[Finding]:
+def _program_order(index: Index) -> Iterator[Finding]:
     """L11. What is pending may become visible after later work of its process: it takes no part."""
     last: dict[tuple[str, Log], tuple[int, str]] = {}
     for operation in sorted(index.operations, key=lambda operation: operation.invoked_ns):
@@ -274,7 +211,7 @@ def _program_order(index: _Index) -> Iterator[Finding]:
         for log, offsets in index.offsets_of(operation).items():
             before, other = last.get((operation.process, log), (-1, ""))
             if min(offsets) < before:
-                text = f"{operation.id} at {_at(log, min(offsets))}, before {other} at {before}, of {operation.process}"
+                text = f"{operation.id} at {at(log, min(offsets))}, before {other} at {before}, of {operation.process}"
                 yield Finding("L11", "nonmonotonic-send", text)
             last[operation.process, log] = max((max(offsets), operation.id), (before, other))
 
@@ -285,7 +222,7 @@ class _Written(NamedTuple):
     last: int
 
 
-def _realtime_order(index: _Index) -> Iterator[Finding]:
+def _realtime_order(index: Index) -> Iterator[Finding]:
     """L12, between processes: the greatest offset acknowledged before an operation began lies in front of it."""
     by_log: dict[Log, list[_Written]] = defaultdict(list)
     for operation in index.operations:
@@ -295,7 +232,7 @@ def _realtime_order(index: _Index) -> Iterator[Finding]:
     for log, written in by_log.items():
         for early, late in _reversed_pairs(written):
             text = (
-                f"{late.operation.id} at {_at(log, late.first)} began after {early.operation.id} at {early.last} ended"
+                f"{late.operation.id} at {at(log, late.first)} began after {early.operation.id} at {early.last} ended"
             )
             yield Finding("L12", "realtime-order", text)
 
@@ -324,7 +261,7 @@ def _two_greatest(items: list[_Written]) -> list[_Written]:
     return [first, *[item for item in items[1:] if item.operation.process != first.operation.process][:1]]
 
 
-def _contiguity(index: _Index) -> Iterator[Finding]:
+def _contiguity(index: Index) -> Iterator[Finding]:
     for operation in index.operations:
         for log, offsets in index.offsets_of(operation).items():
             if max(offsets) - min(offsets) != len(offsets) - 1:
@@ -334,7 +271,7 @@ def _contiguity(index: _Index) -> Iterator[Finding]:
 # --- rows against messages -----------------------------------------------------------------------------------------
 
 
-def _missing_and_torn(index: _Index) -> Iterator[Finding]:
+def _missing_and_torn(index: Index) -> Iterator[Finding]:
     for operation in index.operations:
         if operation.kind != "txn":
             continue
@@ -352,7 +289,7 @@ def _missing_and_torn(index: _Index) -> Iterator[Finding]:
             yield Finding("A3", f"torn:{_kind_of_tear(index, operation, messages)}", text)
 
 
-def _kind_of_tear(index: _Index, operation: Operation, messages: int) -> str:
+def _kind_of_tear(index: Index, operation: Operation, messages: int) -> str:
     rows = index.rows_there(operation)
     if 0 < messages < len(operation.sends):
         return "partial-msg"
@@ -363,30 +300,30 @@ def _kind_of_tear(index: _Index, operation: Operation, messages: int) -> str:
     return "msg-only" if messages else "db-only"
 
 
-def _in_doubt_left(index: _Index) -> Iterator[Finding]:
+def _in_doubt_left(index: Index) -> Iterator[Finding]:
     for txid in index.history.in_doubt or ():
         yield Finding("A4", "in-doubt-left", f"{txid} is in doubt")
 
 
-def _order_inside(index: _Index) -> Iterator[Finding]:
+def _order_inside(index: Index) -> Iterator[Finding]:
     for operation in index.operations:
         for log, offsets in index.offsets_of(operation).items():
             if offsets != sorted(offsets):
                 yield Finding("A6", "order", f"{operation.id} in {log[0]}/{log[1]} is in the order {offsets}")
 
 
-def _one_partition_per_key(index: _Index) -> Iterator[Finding]:
+def _one_partition_per_key(index: Index) -> Iterator[Finding]:
     home: dict[tuple[str, str], int] = {}
     for log, drained in index.drain.items():
         for offset, _value, key in drained.messages:
             if home.setdefault((log[0], key), log[1]) != log[1]:
-                yield Finding("A6", "order", f"key {key!r} is in {_at(log, offset)} and in {home[log[0], key]}")
+                yield Finding("A6", "order", f"key {key!r} is in {at(log, offset)} and in {home[log[0], key]}")
 
 
-def _order_of_rows(index: _Index) -> Iterator[Finding]:
+def _order_of_rows(index: Index) -> Iterator[Finding]:
     """A key's messages come in the order in which the rows of that key were committed."""
     for resource, rows in (index.history.rows or {}).items():
-        last: dict[tuple[str, str], tuple[_Place, str]] = {}
+        last: dict[tuple[str, str], tuple[Place, str]] = {}
         for rowid, key in rows:
             operation = index.row_owner.get(Row(resource, rowid))
             for send in operation.sends if operation is not None else ():
@@ -395,12 +332,12 @@ def _order_of_rows(index: _Index) -> Iterator[Finding]:
                 place = index.places[send.value][0]
                 before, other = last.get((send.topic, key), (place, rowid))
                 if before.log == place.log and before.offset > place.offset:
-                    text = f"row {other!r} before {rowid!r}, messages {_at(*before)} and {_at(*place)}"
+                    text = f"row {other!r} before {rowid!r}, messages {at(*before)} and {at(*place)}"
                     yield Finding("A6", "order", text)
                 last[send.topic, key] = (place, rowid)
 
 
-def _visible_before_row(index: _Index) -> Iterator[Finding]:
+def _visible_before_row(index: Index) -> Iterator[Finding]:
     for read in index.history.reads:
         operation = index.row_owner.get(read.row)
         if read.is_present or operation is None:
@@ -408,14 +345,12 @@ def _visible_before_row(index: _Index) -> Iterator[Finding]:
         for send in operation.sends:
             seen = index.seen.get(send.value)
             if seen is not None and seen[1] < read.invoked_ns:
-                text = (
-                    f"{send.value!r} was visible at {_at(*seen[0])}, row {read.row.rowid!r} was not readable after that"
-                )
+                text = f"{send.value!r} was visible at {at(*seen[0])}, row {read.row.rowid!r} was not readable then"
                 yield Finding("A7", "visible-before-row", text)
                 break
 
 
-def _wrong_outcomes(index: _Index) -> Iterator[Finding]:
+def _wrong_outcomes(index: Index) -> Iterator[Finding]:
     for told in index.history.told:
         operation = index.history.operations[told.operation]
         there = index.messages_there(operation) + index.rows_there(operation)
@@ -426,7 +361,7 @@ def _wrong_outcomes(index: _Index) -> Iterator[Finding]:
             )
 
 
-def _unknown_without_fault(index: _Index) -> Iterator[Finding]:
+def _unknown_without_fault(index: Index) -> Iterator[Finding]:
     """ "Unknown" may be told only where a fault overlapped the operation."""
     starts, ends = _running_ends(index.history)
     for operation in index.operations:
@@ -450,11 +385,8 @@ RULES: tuple[Rule, ...] = (
     _inconsistent_offsets, _aborted_reads, _lost_writes, _unexpected, _duplicates, _holes, _polls_inside,
     _polls_between, _program_order, _realtime_order, _contiguity, _missing_and_torn, _in_doubt_left, _order_inside,
     _one_partition_per_key, _order_of_rows, _visible_before_row, _wrong_outcomes, _unknown_without_fault,
+    *DECISION_RULES,
 )  # fmt: skip
-
-
-def _at(log: Log, offset: int) -> str:
-    return f"{log[0]}/{log[1]}@{offset}"
 
 
 def describe(findings: Iterable[Finding]) -> str:

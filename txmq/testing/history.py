@@ -14,14 +14,22 @@ A line is an object with these members (Jepsen's words, as far as they fit):
 
     f          ty       v
     send txn   invoke   ["send", topic, key, value] and ["row", resource, rowid], in program order
+    half       invoke   the same: a half message and the row that its checker looks for
                ok       the same, sends followed by partition and offset where they are known
     poll       ok       ["poll", topic, partition, [[offset, value]...]]
     dbread     invoke   none                          ok: ["read", resource, rowid, present]
     outcome    ok       ["committed" | "rolled-back" | "unknown"]; ``id`` is the operation asked about
+    fence      ok       none: the rollback of operation ``id`` was acknowledged to somebody else than its owner
+    check      ok       ["commit" | "rollback" | "unknown"]: a checker's answer for the half message ``id``
+    inject     ok       [what]: the test made a resource decide alone about the transaction ``txid``
+    settled    ok       [seconds, bound]: how long it took until nothing was in doubt, everybody being up
+    bank       ok       [total, expected] of all accounts and amounts under way
     nemesis    invoke   a fault begins                ok: its effects have ended
     drain      ok       ["drain", topic, partition, start, [[offset, value, key]...]]: everything that can be read
     rows       ok       ["rows", resource, [[rowid, key]...]] in the order of their commits
     in-doubt   ok       [txid...]
+    heuristics ok       [[txid, what]...]: what is recorded of lone decisions
+    decisions  ok       [[txid, "committed" | "rolled-back"]...]: all that the journals of all lives hold
 
 Rules of the writer:
 
@@ -65,7 +73,7 @@ class Operation:
 
     id: str
     process: str
-    kind: str  # send | txn
+    kind: str  # send | txn | half
     invoked_ns: int
     sends: list[Send]
     rows: list[Row]
@@ -109,6 +117,22 @@ class Fault:
     ended_ns: int | None = None
 
 
+class Settled(NamedTuple):
+    """How long it took until nothing was in doubt, everybody being up, and how long it may take."""
+
+    name: str
+    seconds: float
+    bound: float
+
+
+class Balance(NamedTuple):
+    """What accounts and messages under way held together."""
+
+    completed_ns: int
+    total: int
+    expected: int
+
+
 class Drained(NamedTuple):
     """A partition at the end: its first offset, and all messages as offset, value, key."""
 
@@ -128,6 +152,13 @@ class History:
     drain: dict[Log, Drained] | None = None
     rows: dict[str, list[tuple[str, str]]] | None = None
     in_doubt: list[str] | None = None
+    fenced: list[str] = field(default_factory=list)
+    checked: dict[str, list[str]] = field(default_factory=dict)
+    injected: dict[str, str] = field(default_factory=dict)
+    settled: list[Settled] = field(default_factory=list)
+    balances: list[Balance] = field(default_factory=list)
+    heuristics: dict[str, str] = field(default_factory=dict)
+    decisions: list[tuple[str, str]] = field(default_factory=list)
 
 
 def merge(files: Iterable[Iterable[str]]) -> Iterator[dict[str, Any]]:
@@ -149,7 +180,7 @@ def parse_history(events: Iterable[dict[str, Any]]) -> History:
     read_started: dict[str, int] = {}
     for event in events:
         what, kind = event["f"], event["ty"]
-        if what in ("send", "txn"):
+        if what in ("send", "txn", "half"):
             (_invoked if kind == "invoke" else _completed)(history, event)
         elif what == "dbread" and kind == "invoke":
             read_started[event["id"]] = event["t"]
@@ -219,6 +250,36 @@ def _in_doubt(history: History, event: dict[str, Any]) -> None:
     history.in_doubt = list(event["v"])
 
 
+def _fenced(history: History, event: dict[str, Any]) -> None:
+    history.fenced.append(event["id"])
+
+
+def _checked(history: History, event: dict[str, Any]) -> None:
+    history.checked.setdefault(event["id"], []).append(event["v"][0])
+
+
+def _injected(history: History, event: dict[str, Any]) -> None:
+    history.injected[event["txid"]] = event["v"][0]
+
+
+def _settled(history: History, event: dict[str, Any]) -> None:
+    history.settled.append(Settled(event["id"], *event["v"]))
+
+
+def _bank(history: History, event: dict[str, Any]) -> None:
+    history.balances.append(Balance(event["t"], *event["v"]))
+
+
+def _heuristics(history: History, event: dict[str, Any]) -> None:
+    history.heuristics = dict(event["v"])
+
+
+def _decisions(history: History, event: dict[str, Any]) -> None:
+    history.decisions = [(txid, decision) for txid, decision in event["v"]]
+
+
 _SEEN: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "poll": _polled, "outcome": _told, "nemesis": _fault, "drain": _drained, "rows": _rows, "in-doubt": _in_doubt,
+    "fence": _fenced, "check": _checked, "inject": _injected, "settled": _settled, "bank": _bank,
+    "heuristics": _heuristics, "decisions": _decisions,
 }  # fmt: skip

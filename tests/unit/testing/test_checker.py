@@ -57,7 +57,16 @@ def _lines() -> list[dict[str, Any]]:
         event(115, "b", "txn", "invoke", "t7", [["row", DB, "r7"], ["send", "orders", "ada", "b-7"]]),
         event(116, "a.1", "txn", "invoke", "t8", [["send", "orders", "ben", "a-8"], ["send", "orders", "ben", "a-9"]]),
         event(120, "a", "txn", "info", "t6", [], err="OutcomeUnknownError", txid="x6"),
+        event(121, "d", "half", "invoke", "h1", [["row", DB, "r8"], ["send", "halves", "", "d-1"]], txid="x8"),
+        event(122, "d.1", "half", "invoke", "h2", [["row", DB, "r9"], ["send", "halves", "", "d-2"]], txid="x9"),
+        event(123, "e", "check", "ok", "h1", ["unknown"]),
+        event(124, "e", "check", "ok", "h1", ["rollback"]),
+        event(124, "e", "check", "ok", "h2", ["commit"]),
         event(125, "chaos", "nemesis", "ok", "n1", []),
+        event(126, "chaos", "settled", "ok", "n1", [1.5, 5.0]),
+        event(127, "chaos", "fence", "ok", "h1", []),
+        event(128, "chaos", "inject", "ok", "i1", ["heuristic-rollback"], txid="x7"),
+        event(129, "r", "bank", "ok", "bank1", [1000, 1000]),
         event(130, "b", "outcome", "ok", "t7", ["rolled-back"]),
         event(131, "a", "outcome", "ok", "t6", ["committed"]),
         event(140, "r", "poll", "ok", "p1", [["poll", "orders", 0, [[0, "a-1"], [1, "a-2"]]]]),
@@ -68,10 +77,13 @@ def _lines() -> list[dict[str, Any]]:
             ["drain", "orders", 0, 0, [[0, "a-1", "ada"], [1, "a-2", "ada"], [2, "b-4", "ada"], [3, "a-6", "ada"]]],
             ["drain", "orders", 1, 0, [[0, "b-1", "ben"], [1, "b-2", "ben"]]],
             ["drain", "audit", 0, 0, [[0, "b-3", ""], [1, "a-3", ""], [2, "a-4", ""]]],
+            ["drain", "halves", 0, 0, [[0, "d-2", ""]]],
         ]),
         event(201, "chaos", "rows", "ok", "rows",
-              [["rows", DB, [["r1", "ada"], ["r2", "ada"], ["r4", "ada"], ["r6", "ada"]]]]),
+              [["rows", DB, [["r1", "ada"], ["r2", "ada"], ["r4", "ada"], ["r6", "ada"], ["r9", ""]]]]),
         event(202, "chaos", "in-doubt", "ok", "doubt", []),
+        event(203, "chaos", "heuristics", "ok", "heuristics", [["x7", "heuristic-rollback"]]),
+        event(204, "chaos", "decisions", "ok", "decisions", [["x1", "committed"], ["x7", "rolled-back"]]),
     ]  # fmt: skip
 
 
@@ -87,7 +99,7 @@ def test_a_history_that_keeps_the_promises_is_valid() -> None:
     verdict = check(_history(), Coverage(ok=5, info=2, faults=1))
     assert (verdict.result, verdict.findings, verdict.missing) == ("valid", (), ())
     assert verdict.counts == {
-        "ok": 6, "fail": 1, "info": 3, "faults": 1, "polled": 4, "row_reads": 2, "messages": 9, "rows": 4,
+        "ok": 6, "fail": 1, "info": 5, "faults": 1, "polled": 4, "row_reads": 2, "messages": 10, "rows": 5,
     }  # fmt: skip
 
 
@@ -271,6 +283,47 @@ def _unknown_in_fair_weather(history: History) -> None:
     history.faults["n1"] = Fault("n1", 1, 2)
 
 
+def _settled_late(history: History) -> None:
+    history.settled[0] = history.settled[0]._replace(seconds=5.1)
+
+
+def _effect_after_the_fence(history: History) -> None:
+    history.fenced.append("t6")
+
+
+def _heuristic_not_recorded(history: History) -> None:
+    history.heuristics.clear()
+
+
+def _heuristic_of_nobody(history: History) -> None:
+    history.injected.clear()
+
+
+def _money_gone(history: History) -> None:
+    history.balances[0] = history.balances[0]._replace(total=990)
+
+
+def _two_decisions(history: History) -> None:
+    history.decisions.append(("x1", "rolled-back"))
+    history.operations["t1"].txid = "x1 of another life"
+
+
+def _rolled_back_and_visible(history: History) -> None:
+    history.decisions.append(("x6", "rolled-back"))
+
+
+def _half_dropped(history: History) -> None:
+    history.checked["h1"].pop()
+
+
+def _half_lost(history: History) -> None:
+    _messages(history, ("halves", 0)).pop()
+
+
+def _half_there_against_its_answer(history: History) -> None:
+    history.checked["h2"] = ["rollback"]
+
+
 Mutation = Callable[[History], None]
 MUTATIONS: list[tuple[Mutation, str]] = [
     (_answer_with_a_wrong_offset, "L1 inconsistent-offset"),
@@ -308,6 +361,16 @@ MUTATIONS: list[tuple[Mutation, str]] = [
     (_told_committed, "A8 wrong-outcome-told"),
     (_told_rolled_back, "A8 wrong-outcome-told"),
     (_unknown_in_fair_weather, "A8 wrong-outcome-told"),
+    (_settled_late, "A9 resolution-time"),
+    (_effect_after_the_fence, "A10 zombie"),
+    (_heuristic_not_recorded, "A11 heuristic"),
+    (_heuristic_of_nobody, "A11 heuristic"),
+    (_money_gone, "A12 conservation"),
+    (_two_decisions, "A13 decision-log"),
+    (_rolled_back_and_visible, "A13 decision-log"),
+    (_half_dropped, "A14 half"),
+    (_half_lost, "A14 half"),
+    (_half_there_against_its_answer, "A14 half"),
 ]
 
 
@@ -342,7 +405,7 @@ def test_a_run_without_its_final_reads_proves_nothing(name: str) -> None:
 
 
 def test_a_run_without_the_asked_coverage_proves_nothing() -> None:
-    verdict = check(_history(), Coverage(ok=6, info=4))
+    verdict = check(_history(), Coverage(ok=6, info=6))
     assert verdict.result == "unknown"
     assert len(verdict.missing) == 1
 
