@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import report
+from bench import page, report
 from bench.catalogue import ROWS
 from bench.model import NotInstalledError, Result, Row, Surroundings
 from txmq.testing.bench.limits import bare_limits, facts
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 1 where a row was missed or failed."""
+    """Run it; 1 where a row was missed or failed, 130 where it was interrupted."""
     options = _parse(arguments)
     chosen = [row for row in ROWS if not options.rows or any(name in row.name for name in options.rows)]
     if not chosen:
@@ -30,14 +30,22 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as name:
         directory = Path(name)
         machine, bare = facts(directory), bare_limits(directory)
-        results = [_measure(row, directory, options.quick, console) for row in chosen]
+        results: list[Result] = []
+        try:
+            for row in chosen:
+                results.append(_measure(row, directory, options.quick, console))
+        except KeyboardInterrupt:
+            console.print("interrupted: what follows was measured until then")
     content = report.to_json(results, machine, bare)
     kept = report.save(content, options.directory, time.strftime("%Y%m%d-%H%M%S"))
+    drawn = page.save(results, machine, bare, kept.with_suffix(".html"))
     if options.json:
         print(json.dumps(content, indent=1))
     else:
         report.show(results, machine, bare, console)
-        console.print(f"[dim]kept in {kept}[/]")
+        print(f"kept in {kept}\nto look at: {drawn.absolute()}")
+    if len(results) < len(chosen):
+        return 130
     return int(any(result.verdict in ("MISS", "failed") for result in results))
 
 

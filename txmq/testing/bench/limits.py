@@ -44,6 +44,15 @@ _SYNCS, _ECHOES, _STREAM_BYTES = 1500, 5000, 128 << 20
 _SECONDS_MAX = 1.0  # for each limit
 
 
+BARE_LIMITS = (
+    "sync 4 KiB p50 ms",
+    "echo p50 ms",
+    "echo after a sync p50 ms",
+    "loopback of 261 B a message/s",
+    "loopback bytes/s",
+)
+
+
 def facts(directory: Path) -> dict[str, str]:
     """What the figures were measured on."""
     status = Path("/proc/meminfo")
@@ -95,13 +104,7 @@ def bare_limits(directory: Path) -> dict[str, float]:
         echo_ms = _echo_ms(peer)
     with _echo() as peer:
         bytes_per_s = _stream_bytes_per_s(peer)
-    return {
-        "sync 4 KiB p50 ms": sync_ms,
-        "echo p50 ms": echo_ms,
-        "echo after a sync p50 ms": synced_echo_ms,
-        "loopback of 261 B a message/s": bytes_per_s / 261,
-        "loopback bytes/s": bytes_per_s,
-    }
+    return dict(zip(BARE_LIMITS, (sync_ms, echo_ms, synced_echo_ms, bytes_per_s / 261, bytes_per_s), strict=True))
 
 
 @contextmanager

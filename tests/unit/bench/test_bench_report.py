@@ -1,0 +1,97 @@
+"""What ``make bench`` says: verdicts, the page and its drawings, and that every drawing is of something that exists."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from contextlib import nullcontext
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench import report
+from bench.catalogue import ROWS
+from bench.model import Bound, Result, Row
+from bench.page import CHARTS, page
+from bench.svg import Mark, bars, latencies
+from txmq.testing.bench.limits import BARE_LIMITS
+from txmq.testing.bench.model import LATENCY_UNITS
+
+BARE = dict.fromkeys(BARE_LIMITS, 0.1)
+
+
+def result(name: str, **figures: float) -> Result:
+    """Of a row of the catalogue, measured twice alike."""
+    [row] = [row for row in ROWS if row.name == name]
+    made = Result(row)
+    for _ in range(2):
+        made.add({figure.replace("_", " "): value for figure, value in figures.items()})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(0.1, "pass"), (0.15, "pass"), (0.17, "within 20 %"), (0.181, "MISS"), (None, "MISS")]
+)
+def test_a_row_is_missed_beyond_a_fifth_of_its_bound(value: float | None, verdict: str) -> None:
+    row = Row("x", "x", lambda _: nullcontext(dict), {"p50": "ms"}, (Bound("p50", 0.15, "ms", at_least=False),))
+    made = Result(row)
+    if value is not None:
+        made.add({"p50": value})
+    assert made.verdict == verdict
+
+
+def test_what_is_not_installed_is_no_failure() -> None:
+    made = result("peer-nats")
+    made.missing = "not installed: apt-get install nats-server"
+    assert made.verdict == ""
+    console = Console(file=StringIO(), width=200)
+    report.show([made], {}, BARE, console)
+    assert "apt-get install nats-server" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_names_are_unique_and_every_line_drawn_is_a_figure_of_a_row_or_a_bare_limit() -> None:
+    units = {row.name: row.units for row in ROWS}
+    assert len(units) == len(ROWS)
+    for chart in CHARTS:
+        for line in chart.lines:
+            assert line.row in BARE_LIMITS or line.figure in units[line.row], line
+    for row in ROWS:
+        assert set(row.bare) <= set(BARE_LIMITS)
+        assert {bound.figure for bound in row.bounds} <= set(row.units)
+
+
+def test_the_page_shows_figures_bounds_and_what_is_missing_and_loads_nothing() -> None:
+    put = result("put-single-sync-on", **dict(zip(("p50", "p90", "p99", "p99.9"), (0.2, 0.3, 0.4, 0.9), strict=True)))
+    absent, broken = result("peer-rabbitmq"), result("send-many")
+    absent.missing, broken.failure = "not installed: <nothing>", "OSError: <no> disk"
+    text = page([put, absent, broken], {"cores": "2 & more"}, BARE)
+    for words in ("0.2 / 0.4 ms", "≤ 0.15 ms", "not installed: &lt;nothing&gt;", "&lt;no&gt; disk", "2 &amp; more"):
+        assert words in text
+    assert "<nothing>" not in text
+    for loaded in ("http:", "https:", "src=", "<script", "@import", "url("):
+        assert loaded not in text
+    drawings = [ET.fromstring(part.partition("</svg>")[0] + "</svg>") for part in _drawings(text)]
+    assert len(drawings) == 2  # of one caller; and of bulk, where send-many stands with its failure
+    assert len(drawings[0].findall("path[@class='bound']")) == 1
+
+
+def _drawings(text: str) -> list[str]:
+    return ["<svg" + part for part in text.split("<svg")[1:]]
+
+
+def test_bars_begin_at_zero_and_latencies_are_logarithmic() -> None:
+    half, whole = (Mark("a", "own", value, "") for value in (50.0, 100.0))
+    widths = [float(bar.attrib["width"]) for bar in ET.fromstring(bars([half, whole])).findall("rect")]
+    assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
+    spreads = [dict.fromkeys(LATENCY_UNITS, value) for value in (0.1, 1.0, 10.0)]
+    marks = [Mark("a", "own", spread["p50"], "", spread=spread) for spread in spreads]
+    drawn = ET.fromstring(latencies(marks))
+    places = [float(dot.attrib["cx"]) for dot in drawn.findall("circle")[::4]]
+    assert places[2] - places[1] == pytest.approx(places[1] - places[0], abs=0.2)
+
+
+def test_the_results_of_a_run_are_kept_as_json(tmp_path: Path) -> None:
+    content = report.to_json([result("send-many", rate=7.0)], {}, BARE)
+    assert content["rows"][0]["figures"]["rate"]["samples"] == [7.0, 7.0]
+    assert report.save(content, tmp_path / "new", "stamp").read_text().startswith("{")
