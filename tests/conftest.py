@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, and a real broker for those that ask for one."""
+"""What all tests share: a clean environment, and a real broker or MariaDB for those that ask for one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from txmq.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
 from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +26,10 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A real broker process on a free port, over an empty data directory."""
     with BrokerProcess(tmp_path / "broker") as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    """A real MariaDB with an empty database, one for each file of tests."""
+    with MariaDB(tmp_path_factory.mktemp("mariadb")) as server:
+        yield server

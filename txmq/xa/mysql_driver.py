@@ -1,0 +1,23 @@
+"""The MySQLdb driver, imported where it is first needed: txmq works without it. Only home of ``import MySQLdb``."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from txmq.errors import ConfigError
+
+
+def mysql_driver() -> ModuleType:
+    """The driver's module.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import MySQLdb
+    except ImportError as error:
+        raise ConfigError(
+            f"MySQL and MariaDB need the driver mysqlclient ({error}): pip install txmq[mysql] "
+            "(it is built with libmariadb-dev, pkg-config and gcc)"
+        ) from error
+    return MySQLdb  # type: ignore[no-any-return]
