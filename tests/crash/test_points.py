@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.plan import LEFT_FOR_RESOLVER, WORKERS, deaths
+from tests.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, deaths
 from txmq.runtime.crashpoints import POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,11 +53,11 @@ def test_every_crash_point_stands_for_a_row() -> None:
 
 
 def test_a_plan_goes_through_every_point_and_kills_everybody() -> None:
-    plan = list(itertools.islice(deaths(random.Random(7)), 2 * len(POINTS)))
-    assert {death.point for death in plan} == {*POINTS, None}
+    plan = list(itertools.islice(deaths(random.Random(7)), 2 * len(SQLITE_POINTS)))
+    assert {death.point for death in plan} == {*SQLITE_POINTS, None}
     assert {worker for death in plan for worker in death.workers} == set(range(WORKERS))
     assert any(death.broker and death.workers for death in plan)
-    assert LEFT_FOR_RESOLVER.keys() == {point for point in POINTS if point.startswith("resolver.")}
+    assert LEFT_FOR_RESOLVER.keys() == {point for point in SQLITE_POINTS if point.startswith("resolver.")}
 
 
 def test_the_same_seed_gives_the_same_deaths() -> None:

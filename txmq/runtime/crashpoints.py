@@ -96,6 +96,10 @@ def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT: others die meanwhile
+
+
 def _exit() -> None:
     os._exit(EXIT_STATUS)
 
@@ -105,10 +109,12 @@ def _action(mode: str) -> Callable[[], None]:
         return _kill
     if mode == "exit":
         return _exit
+    if mode == "stop":
+        return _stop
     kind, _, seconds = mode.partition(":")
     if kind == "sleep" and seconds.replace(".", "", 1).isdecimal():
         return lambda: time.sleep(float(seconds))
-    raise ConfigError(f"{VARIABLE}: mode {mode!r} is not one of kill, exit, sleep:<seconds>")
+    raise ConfigError(f"{VARIABLE}: mode {mode!r} is not one of kill, exit, stop, sleep:<seconds>")
 
 
 def _parse(text: str) -> _Plan:
