@@ -17,7 +17,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ import txmq
 from tests.crash import final_reads, offline
 from tests.crash.plan import LEFT_FOR_RESOLVER, WORKERS, Death, deaths
 from tests.crash.processes import CampaignError, Child, pause, wait_for
-from tests.crash.world import BROKER_SETTINGS, PARTITIONS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
+from tests.crash.world import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
 from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
 from txmq.testing.checker import Coverage, Verdict, check
 
@@ -61,10 +61,12 @@ class Report:
 class Campaign:
     """One campaign in an empty ``directory``; ``say`` gets a line a cycle."""
 
+    worker_module, reader_module = "tests.crash.worker", "tests.crash.reader"
+
     def __init__(self, directory: Path, seed: int, sync: str = "always", say: Callable[[str], None] = print) -> None:
-        self.world, self._say = World(directory), say
+        self.world, self._say = self.make_world(directory), say
         # Two streams: how often a process is started must not change who dies next.
-        self._plan, self._worker_seeds = deaths(random.Random(seed)), random.Random(-seed - 1)
+        self._plan, self._worker_seeds = self.deaths(random.Random(seed)), random.Random(-seed - 1)
         self._broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS | {"sync": sync})
         self._workers = [self._child(f"w{number}", self._worker_command) for number in range(WORKERS)]
         self._reader = self._child("r", self._reader_command)
@@ -72,15 +74,23 @@ class Campaign:
         self._report = Report(Verdict("unknown", (), (), {}))
         self._faults = 0
 
+    def make_world(self, directory: Path) -> World:
+        """Files and databases."""
+        return World(directory)
+
+    def deaths(self, rng: random.Random) -> Iterator[Death]:
+        """Who dies when."""
+        return deaths(rng)
+
     def _child(self, name: str, command: Callable[[str], list[str]]) -> Child:
         return Child(name, self.world.directory, command)
 
     def _worker_command(self, name: str) -> list[str]:
         seed = str(self._worker_seeds.getrandbits(32))
-        return ["tests.crash.worker", str(self.world.directory), self._broker.address, name, seed]
+        return [self.worker_module, str(self.world.directory), self._broker.address, name, seed]
 
     def _reader_command(self, name: str) -> list[str]:
-        return ["tests.crash.reader", str(self.world.directory), self._broker.address, name]
+        return [self.reader_module, str(self.world.directory), self._broker.address, name]
 
     def _resolver_command(self, _name: str) -> list[str]:
         return ["txmq.cli.main", "resolver", "--config", str(self.world.resolver_config)]
@@ -97,6 +107,7 @@ class Campaign:
             for child in self._children:
                 stack.callback(child.kill)
             stack.callback(self._broker.kill)
+            stack.callback(self.world.close)
             self._set_up()
             stack.callback(self._history.close)
             for number, death in zip(range(1, cycles + 1), self._plan, strict=False):
@@ -118,10 +129,10 @@ class Campaign:
         self.world.create(self._broker.address)
         self._history = HistoryFile(self.world.histories, "campaign")
         with txmq.connect(self._broker.address) as client:
-            for topic, partitions in PARTITIONS.items():
+            for topic, partitions in self.world.partitions.items():
                 settings = SCRAP_SETTINGS if topic == SCRAP else {}
                 client.topics.create(topic, partitions=partitions, **settings)
-            self.world.resource().install(client)
+            self.world.install(client)
         self._start_children()
 
     def _start_children(self) -> None:
@@ -141,6 +152,7 @@ class Campaign:
         wait_for(self._all_work, POINT_S, "not every worker comes to its work")
         self._history.write("nemesis", "invoke", name, [], death=str(death))
         self._let_die(death)
+        self.world.bring_up()
         restarted_s = self._bring_up_broker()
         in_doubt = final_reads.in_doubt(self._broker.address)
         self._start_children()
@@ -226,6 +238,7 @@ class Campaign:
         elapsed = time.monotonic() - begun
         if in_doubt:
             self._report.settle_s.append(elapsed)
+            self._history.write("settled", "ok", f"fault-{self._faults}", [elapsed, SETTLE_S_MAX])
         return elapsed
 
     # --- a check -----------------------------------------------------------------------------------------------------
@@ -250,7 +263,7 @@ class Campaign:
         """Hold the files of the stopped broker to what the client reads."""
         for child in self._children:
             child.kill()
-        drained = final_reads.drain(self._broker.address)
+        drained = final_reads.drain(self._broker.address, self.world.partitions)
         status = self._broker.stop()
         self._report.offline = offline.complaints(self.world.broker, drained)
         if status != 0:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import txmq
 from tests.crash.reader import text_of
-from tests.crash.world import PARTITIONS, RESOURCE, HistoryFile, World
+from tests.crash.world import HistoryFile, World
 
 
 def in_doubt(address: str) -> set[str]:
@@ -26,17 +24,15 @@ def listed(client: txmq.Client) -> set[str]:
 def write(world: World, address: str, history: HistoryFile, left: Iterable[str]) -> None:
     """Read everything and write it to the history; the writers are at rest."""
     history.write("in-doubt", "ok", "in-doubt", sorted(left))
-    history.write("drain", "ok", "drain", drain(address))
-    with closing(sqlite3.connect(world.database)) as connection:
-        rows = connection.execute("SELECT rowid_text, key FROM orders ORDER BY id").fetchall()
-    history.write("rows", "ok", "rows", [["rows", RESOURCE, rows]])
+    history.write("drain", "ok", "drain", drain(address, world.partitions))
+    history.write("rows", "ok", "rows", [["rows", resource, rows] for resource, rows in world.rows().items()])
 
 
-def drain(address: str) -> list[list[Any]]:
+def drain(address: str, partitions: Mapping[str, int]) -> list[list[Any]]:
     """Every message of every partition, as the history's format wants it."""
     found: dict[tuple[str, int], list[Any]] = {}
     with txmq.connect(address) as client:
-        for topic, count in PARTITIONS.items():
+        for topic, count in partitions.items():
             for partition in range(count):
                 start = client.offsets(topic, partition).start
                 found[topic, partition] = [topic, partition, start, []]

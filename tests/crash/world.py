@@ -10,11 +10,13 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import txmq
 from txmq.testing.history import History, merge, parse_history
 from txmq.xa import LastResource
 
@@ -77,6 +79,26 @@ class World:
             f"bootstrap = {json.dumps(address)}\n\n[[resource]]\nname = {json.dumps(RESOURCE)}\n"
             f'driver = "sqlite3"\nconnect = {{ database = {json.dumps(str(self.database))}, timeout = 2.0 }}\n'
         )
+
+    @property
+    def partitions(self) -> Mapping[str, int]:
+        """The topics."""
+        return PARTITIONS
+
+    def install(self, client: txmq.Client) -> None:
+        """The resources' tables."""
+        self.resource().install(client)
+
+    def bring_up(self) -> None:
+        """Start the databases that died."""
+
+    def close(self) -> None:
+        """End the databases."""
+
+    def rows(self) -> dict[str, list[tuple[str, str]]]:
+        """All rows of every resource as (rowid, key), in the order of their commits."""
+        with closing(sqlite3.connect(self.database)) as connection:
+            return {RESOURCE: connection.execute("SELECT rowid_text, key FROM orders ORDER BY id").fetchall()}
 
     def resource(self) -> LastResource:
         """The shared database as a last resource."""
