@@ -1,22 +1,14 @@
 """Bad inputs against a real broker (reference/bad-inputs.md), each under its rule R0.
 
-R0, looked at after every case: the broker lives and has logged no error; others were answered within 50 ms meanwhile (a
-prober on a connection of its own; a case that seems to delay it is repeated, because a busy machine delays once, a bad
-input every time); its memory and descriptors are back where they were; a normal put and get work; nothing was written.
+What R0 is, and how it is looked at, stands in ``watch``. What is done to the broker's files, limits and process is in
+``test_bad_surroundings``.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import struct
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
 
 import cramjam
 import pytest
@@ -26,122 +18,8 @@ from txmq.log import records
 from txmq.testing.broker_process import BrokerProcess
 
 from .bad_inputs import ASKED, CASES, CLOSED, ELSEWHERE, OWN_TESTS, TIME_MS, Case, batch, put
+from .watch import Watch, flood
 from .wire import Wire
-
-DELAY_S_MAX = 0.05
-TRIES_MAX = 5
-RSS_GROWTH_BYTES_MAX = 5 << 20
-RSS_GROWTH_OF_ALL_BYTES_MAX = 16 << 20  # some 80 cases leave messages, sessions and outcomes behind
-DEADLINE_S = 10.0
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        threading.Event().wait(0.005)
-
-
-def _target(descriptor: Path) -> str:
-    try:
-        return str(descriptor.readlink())
-    except FileNotFoundError:
-        return ""  # closed since it was listed
-
-
-def flood(broker: BrokerProcess) -> None:
-    """200,000 requests without reading an answer, as far as the broker takes them."""
-    with Wire(broker) as wire:
-        wire.socket.settimeout(0.5)
-        requests = b"".join(b"version %x\r\n" % number for number in range(1, 20_001))
-        with suppress(TimeoutError):  # it has stopped reading, as it should
-            for _ in range(10):
-                wire.socket.sendall(requests)
-
-
-class Watch:
-    """Rule R0 for one broker."""
-
-    def __init__(self, broker: BrokerProcess) -> None:
-        self.broker = broker
-        with Wire(broker) as wire:
-            assert wire.ask(b"topic create t partitions=2 1\r\n")[0] == 200
-            assert wire.ask(put(batch()))[0] == 200
-            wire.ask(b"put t 0 16777216 1\r\n" + bytes(16777216))  # the largest there is, refused
-        flood(broker)  # what an allocator keeps of the largest buffers is part of the baseline; a leak grows beyond it
-        self.descriptors, self.first_rss_bytes = self._descriptors(), self._rss_bytes()
-        self.rss_bytes = self.first_rss_bytes
-
-    def begin(self) -> int:
-        """Before a case: what memory is compared with afterwards. Returns ``end``."""
-        self.rss_bytes = self._rss_bytes()
-        return self.end()
-
-    def _process(self) -> Path:
-        return Path(f"/proc/{self.broker.pid}")
-
-    def _descriptors(self) -> int:
-        """Of sockets: open segment files are a cache, and bounded."""
-        return sum(_target(path).startswith("socket:") for path in (self._process() / "fd").iterdir())
-
-    def _rss_bytes(self) -> int:
-        found = re.search(r"VmRSS:\s+(\d+) kB", (self._process() / "status").read_text())
-        assert found is not None
-        return int(found[1]) << 10
-
-    def end(self) -> int:
-        """Messages in partition 0."""
-        with Wire(self.broker) as wire:
-            code, body = wire.ask(b"offset t 0 latest 1\r\n")
-            assert code == 200
-            return int(body.split()[2])
-
-    def check(self, written: int, end_before: int) -> None:
-        """All of R0 but the delay."""
-        assert self.broker.is_running, self.broker.logs()
-        errors = [line for line in self.broker.logs().splitlines() if not line.startswith("{") or '"error"' in line]
-        assert errors == []
-        assert self.end() == end_before + written
-        with Wire(self.broker) as wire:
-            assert wire.ask(put(batch()))[0] == 200
-            assert wire.ask(b"get t 0 %d 65536 2\r\n" % (end_before + written))[0] == 200
-        eventually(lambda: self._descriptors() <= self.descriptors, "descriptors are not given back")
-        grown = self._rss_bytes() - self.rss_bytes
-        assert grown <= RSS_GROWTH_BYTES_MAX, f"memory grew by {grown} bytes"
-        grown = self._rss_bytes() - self.first_rss_bytes
-        assert grown <= RSS_GROWTH_OF_ALL_BYTES_MAX, f"memory grew by {grown} bytes over all cases"
-
-    def delay_of_others_s(self, work: Callable[[], None]) -> float:
-        """Run ``work``; the longest time somebody else waited for an answer meanwhile."""
-        longest, done = 0.0, threading.Event()
-
-        def probe() -> None:
-            nonlocal longest
-            with Wire(self.broker) as wire:
-                while not done.is_set():
-                    asked = time.perf_counter()
-                    wire.ask(b"ping 1\r\n")
-                    longest = max(longest, time.perf_counter() - asked)
-
-        prober = threading.Thread(target=probe)
-        prober.start()
-        try:
-            work()
-        finally:
-            done.set()
-            prober.join()
-        return longest
-
-    def under_rule(self, work: Callable[[], None], written: int = 0) -> None:
-        """Run ``work`` and hold it to R0."""
-        for attempt in range(TRIES_MAX):
-            end = self.begin()
-            delay_s = self.delay_of_others_s(work)
-            self.check(written, end)
-            if delay_s <= DELAY_S_MAX:
-                return
-            assert attempt < TRIES_MAX - 1, f"others waited {delay_s * 1000:.0f} ms, {TRIES_MAX} times"
 
 
 @pytest.fixture(scope="module")
@@ -204,30 +82,36 @@ def test_own_truncated(watch: Watch) -> None:
 
 def test_own_flipped(watch: Watch) -> None:
     """Every bit of a put's batch flipped: the door refuses each; the line's bits are in tests/unit/protocol."""
-    sound = put(batch())
-    start = sound.index(b"\r\n") + 2
-    with Wire(watch.broker) as wire:
-        end = watch.begin()
-        for bit in range(start * 8, len(sound) * 8):
-            damaged = bytearray(sound)
-            damaged[bit >> 3] ^= 1 << (bit & 7)
-            in_epoch = start + 12 <= bit >> 3 < start + 16  # PartitionLeaderEpoch is the broker's to write
-            assert (wire.ask(bytes(damaged))[0] == 200) == in_epoch, f"bit {bit}"
-        assert watch.end() == end + 32
-    watch.check(0, watch.end())
+
+    def work() -> None:
+        sound = put(batch())
+        start = sound.index(b"\r\n") + 2
+        with Wire(watch.broker) as wire:
+            for bit in range(start * 8, len(sound) * 8):
+                damaged = bytearray(sound)
+                damaged[bit >> 3] ^= 1 << (bit & 7)
+                in_epoch = start + 12 <= bit >> 3 < start + 16  # PartitionLeaderEpoch is the broker's to write
+                assert (wire.ask(bytes(damaged))[0] == 200) == in_epoch, f"bit {bit}"
+
+    watch.under_rule(work, written=32)
 
 
 def test_own_records(watch: Watch) -> None:
     """A batch whose inside contradicts its header passes the door, and is a typed error at the reader."""
-    with txmq.connect(watch.broker.address) as client, Wire(watch.broker) as wire:
-        for topic, content in (
-            ("counted", batch(9, count=10, last_offset_delta=9)),
-            ("longer", _record_longer_than_its_batch()),
-        ):
-            client.topics.create(topic)
-            assert wire.ask(b"put %b 0 %d 1\r\n%b" % (topic.encode(), len(content), bytes(content)))[0] == 200
-            with pytest.raises(txmq.InvalidBatchError):
-                client.fetch(topic, partition=0, offset=0)
+
+    def work() -> None:
+        with txmq.connect(watch.broker.address) as client, Wire(watch.broker) as wire:
+            for topic, content in (
+                ("counted", batch(9, count=10, last_offset_delta=9)),
+                ("longer", _record_longer_than_its_batch()),
+            ):
+                client.topics.create(topic)
+                assert wire.ask(b"put %b 0 %d 1\r\n%b" % (topic.encode(), len(content), bytes(content)))[0] == 200
+                with pytest.raises(txmq.InvalidBatchError):
+                    client.fetch(topic, partition=0, offset=0)
+                client.topics.delete(topic)
+
+    watch.under_rule(work)
 
 
 def _record_longer_than_its_batch() -> bytearray:
@@ -276,26 +160,39 @@ def test_own_reset(watch: Watch) -> None:
 
 def test_own_bomb(watch: Watch) -> None:
     """32 KB that inflate to far more: the broker never inflates, the reader stops while inflating."""
-    with txmq.connect(watch.broker.address) as client, Wire(watch.broker) as wire:
-        client.topics.create("bomb")
-        made = batch(attributes=4)[:61] + cramjam.zstd.compress(bytes(1 << 30), 1)
-        struct.pack_into(">i", made, 8, len(made) - 12)
-        made = _sealed(made)
-        assert len(made) < 64 << 10
-        assert wire.ask(b"put bomb 0 %d 1\r\n%b" % (len(made), bytes(made)))[0] == 200
-        with pytest.raises(txmq.InvalidBatchError):
-            client.fetch("bomb", partition=0, offset=0)
+    made = batch(attributes=4)[:61] + cramjam.zstd.compress(bytes(1 << 30), 1)
+    struct.pack_into(">i", made, 8, len(made) - 12)
+    made = _sealed(made)
+
+    def work() -> None:
+        with txmq.connect(watch.broker.address) as client, Wire(watch.broker) as wire:
+            client.topics.create("bomb")
+            assert len(made) < 64 << 10
+            assert wire.ask(b"put bomb 0 %d 1\r\n%b" % (len(made), bytes(made)))[0] == 200
+            with pytest.raises(txmq.InvalidBatchError):
+                client.fetch("bomb", partition=0, offset=0)
+            client.topics.delete("bomb")
+
+    watch.under_rule(work)
 
 
 def test_own_names(watch: Watch) -> None:
     """Names never become paths, so a device's name and two that differ in case are names like others."""
-    with Wire(watch.broker) as wire:
-        for number, name in enumerate((b"CON", b"Case", b"case")):
-            assert wire.ask(b"topic create %b %d\r\n" % (name, number))[0] == 200
-        ids = [json.loads(wire.ask(b"topic describe %b 1\r\n" % name)[1])["topic_id"] for name in (b"Case", b"case")]
-    assert ids[0] != ids[1]
-    names = [path.name for path in (watch.broker.data_dir / "log").iterdir()]
-    assert all(name.isdigit() for name in names)
+
+    def work() -> None:
+        with Wire(watch.broker) as wire:
+            for number, name in enumerate((b"CON", b"Case", b"case")):
+                assert wire.ask(b"topic create %b %d\r\n" % (name, number))[0] == 200
+            ids = [
+                json.loads(wire.ask(b"topic describe %b 1\r\n" % name)[1])["topic_id"] for name in (b"Case", b"case")
+            ]
+            assert ids[0] != ids[1]
+            names = [path.name for path in (watch.broker.data_dir / "log").iterdir()]
+            assert all(name.isdigit() for name in names)
+            for name in (b"CON", b"Case", b"case"):
+                assert wire.ask(b"topic delete %b 1\r\n" % name)[0] == 200
+
+    watch.under_rule(work)
 
 
 def _session(wire: Wire) -> tuple[int, bytes]:
@@ -306,21 +203,24 @@ def _session(wire: Wire) -> tuple[int, bytes]:
 def test_own_sequences(watch: Watch) -> None:
     """Gap, repeat, repeat with other content, a past epoch, another's producer id."""
 
-    def numbered(sequence: int, value: bytes = b"v", epoch: int = 0, producer: int | None = None) -> bytes:
-        made = records.encode([(None, value, (), TIME_MS)])
-        records.set_sequence(made, session if producer is None else producer, epoch, sequence)
-        return put(made)
+    def work() -> None:
+        def numbered(sequence: int, value: bytes = b"v", epoch: int = 0, producer: int | None = None) -> bytes:
+            made = records.encode([(None, value, (), TIME_MS)])
+            records.set_sequence(made, session if producer is None else producer, epoch, sequence)
+            return put(made)
 
-    with Wire(watch.broker) as wire:
-        session, _ = _session(wire)
-        code, offset = wire.ask(numbered(0))
-        assert code == 200
-        assert wire.ask(numbered(0)) == (200, offset)
-        assert wire.ask(numbered(0, b"other"))[0] == 409
-        assert wire.ask(numbered(2))[0] == 409
-        assert wire.ask(numbered(1, epoch=7))[0] == 410
-        assert wire.ask(numbered(0, producer=session + 1000))[0] == 403
-        assert int(wire.ask(numbered(1))[1]) == int(offset) + 1
+        with Wire(watch.broker) as wire:
+            session, _ = _session(wire)
+            code, offset = wire.ask(numbered(0))
+            assert code == 200
+            assert wire.ask(numbered(0)) == (200, offset)
+            assert wire.ask(numbered(0, b"other"))[0] == 409
+            assert wire.ask(numbered(2))[0] == 409
+            assert wire.ask(numbered(1, epoch=7))[0] == 410
+            assert wire.ask(numbered(0, producer=session + 1000))[0] == 403
+            assert int(wire.ask(numbered(1))[1]) == int(offset) + 1
+
+    watch.under_rule(work, written=2)
 
 
 def _part(value: bytes = b"m") -> bytes:
@@ -334,123 +234,83 @@ def _prepare(txid: bytes, body: bytes, opaque: bytes = b"p") -> bytes:
 
 def test_own_two_connections(watch: Watch) -> None:
     """Commit and rollback at once on two connections: one wins, and both are told the same truth."""
-    with Wire(watch.broker) as owner, Wire(watch.broker) as other:
-        _, prefix = _session(owner)
-        for counter in range(1, 21):
-            txid = b"%b-%x" % (prefix, counter)
-            assert owner.ask(_prepare(txid, _part()))[0] == 200
-            first, second = (owner, other) if counter % 2 else (other, owner)
-            first.send(b"commit %b 0 c\r\n" % txid)
-            second.send(b"rollback %b r\r\n" % txid)
-            codes = [first.hear(1).codes[0], second.hear(1).codes[0]]
-            assert sorted(codes) == [200, 409]
-            told = other.ask(b"outcome %b o\r\n" % txid)[1].split()[0]
-            assert told == (b"committed" if codes[0] == 200 else b"rolled-back")
+
+    def work() -> None:
+        with Wire(watch.broker) as owner, Wire(watch.broker) as other:
+            _, prefix = _session(owner)
+            for counter in range(1, 21):
+                txid = b"%b-%x" % (prefix, counter)
+                assert owner.ask(_prepare(txid, _part()))[0] == 200
+                first, second = (owner, other) if counter % 2 else (other, owner)
+                first.send(b"commit %b 0 c\r\n" % txid)
+                second.send(b"rollback %b r\r\n" % txid)
+                codes = [first.hear(1).codes[0], second.hear(1).codes[0]]
+                assert sorted(codes) == [200, 409]
+                told = other.ask(b"outcome %b o\r\n" % txid)[1].split()[0]
+                assert told == (b"committed" if codes[0] == 200 else b"rolled-back")
+
+    watch.under_rule(work)
 
 
 def test_own_delayed(watch: Watch) -> None:
     """A commit that comes after its transaction was rolled back is refused, and touches no later one."""
-    with Wire(watch.broker) as wire:
-        _, prefix = _session(wire)
-        body = _part()
-        assert wire.ask(b"outcome %b-1 fence f\r\n" % prefix) == (200, b"rolled-back\n")
-        assert wire.ask(b"commit %b-1 %d c\r\n%b" % (prefix, len(body), body))[0] == 409
-        code, where = wire.ask(b"commit %b-2 %d c\r\n%b" % (prefix, len(body), body))
-        assert (code, wire.ask(b"commit %b-2 %d c\r\n%b" % (prefix, len(body), body))) == (200, (200, where))
+
+    def work() -> None:
+        with Wire(watch.broker) as wire:
+            _, prefix = _session(wire)
+            body = _part()
+            assert wire.ask(b"outcome %b-1 fence f\r\n" % prefix) == (200, b"rolled-back\n")
+            assert wire.ask(b"commit %b-1 %d c\r\n%b" % (prefix, len(body), body))[0] == 409
+            code, where = wire.ask(b"commit %b-2 %d c\r\n%b" % (prefix, len(body), body))
+            assert (code, wire.ask(b"commit %b-2 %d c\r\n%b" % (prefix, len(body), body))) == (200, (200, where))
+
+    watch.under_rule(work)
 
 
 def test_own_prepared(watch: Watch) -> None:
     """After prepare: no more data; the same prepare again is the same, another one is refused."""
-    with Wire(watch.broker) as wire:
-        _, prefix = _session(wire)
-        txid = prefix + b"-1"
-        assert wire.ask(_prepare(txid, _part()))[0] == 200
-        assert wire.ask(_prepare(txid, _part()))[0] == 200
-        assert wire.ask(_prepare(txid, _part(b"other")))[0] == 409
-        made = bytes(batch())
-        assert wire.ask(b"put t 0 tx=%b %d 1\r\n%b" % (txid, len(made), made))[0] == 409
-        assert wire.ask(b"rollback %b 1\r\n" % txid)[0] == 200
+
+    def work() -> None:
+        with Wire(watch.broker) as wire:
+            _, prefix = _session(wire)
+            txid = prefix + b"-1"
+            assert wire.ask(_prepare(txid, _part()))[0] == 200
+            assert wire.ask(_prepare(txid, _part()))[0] == 200
+            assert wire.ask(_prepare(txid, _part(b"other")))[0] == 409
+            made = bytes(batch())
+            assert wire.ask(b"put t 0 tx=%b %d 1\r\n%b" % (txid, len(made), made))[0] == 409
+            assert wire.ask(b"rollback %b 1\r\n" % txid)[0] == 200
+
+    watch.under_rule(work)
 
 
 def test_own_open_transactions(watch: Watch) -> None:
     """More open transactions than allowed: refused with 429, and the others are as they were."""
-    with Wire(watch.broker) as wire:
-        _, prefix = _session(wire)
-        codes = [wire.ask(_prepare(b"%b-%x" % (prefix, counter), _part()))[0] for counter in range(1, 61)]
-        assert codes == [200] * 50 + [429] * 10
-        for counter in range(1, 51):
-            assert wire.ask(b"rollback %b-%x 1\r\n" % (prefix, counter))[0] == 200
+
+    def work() -> None:
+        with Wire(watch.broker) as wire:
+            _, prefix = _session(wire)
+            codes = [wire.ask(_prepare(b"%b-%x" % (prefix, counter), _part()))[0] for counter in range(1, 61)]
+            assert codes == [200] * 50 + [429] * 10
+            for counter in range(1, 51):
+                assert wire.ask(b"rollback %b-%x 1\r\n" % (prefix, counter))[0] == 200
+
+    watch.under_rule(work)
 
 
 def test_own_huge_transaction(watch: Watch) -> None:
     """A transaction over its limit is refused part by part, before it eats the disk, and leaves nothing."""
-    end = watch.begin()
-    with Wire(watch.broker) as wire:
-        _, prefix = _session(wire)
-        made = records.encode([(None, bytes(300_000), (), TIME_MS)])
-        content = bytes(made)
-        request = b"put t 1 tx=%b-1 %d 1\r\n%b" % (prefix, len(content), content)
-        assert [wire.ask(request)[0] for _ in range(5)] == [200, 200, 200, 413, 413]
-        assert wire.ask(b"rollback %b-1 1\r\n" % prefix)[0] == 200
-    watch.check(0, end)
 
+    def work() -> None:
+        with Wire(watch.broker) as wire:
+            _, prefix = _session(wire)
+            made = records.encode([(None, bytes(300_000), (), TIME_MS)])
+            content = bytes(made)
+            request = b"put t 1 tx=%b-1 %d 1\r\n%b" % (prefix, len(content), content)
+            assert [wire.ask(request)[0] for _ in range(5)] == [200, 200, 200, 413, 413]
+            assert wire.ask(b"rollback %b-1 1\r\n" % prefix)[0] == 200
 
-def _stopped_with_a_segment(broker: BrokerProcess) -> Path:
-    with Wire(broker) as wire:
-        assert wire.ask(b"topic create t 1\r\n")[0] == 200
-        assert wire.ask(put(batch()))[0] == 200
-    broker.stop()
-    [segment] = (broker.data_dir / "log").rglob("*.log")
-    return segment
-
-
-def test_own_symlink(broker: BrokerProcess, tmp_path: Path) -> None:
-    """A symbolic link in a segment's place is not followed: readers and writers are told, the target is untouched."""
-    segment = _stopped_with_a_segment(broker)
-    target = tmp_path / "target"
-    target.write_bytes(segment.read_bytes())
-    segment.unlink()
-    segment.symlink_to(target)
-    broker.start()
-    with Wire(broker) as wire:
-        assert wire.ask(b"get t 0 0 1000 1\r\n")[0] == 500
-        before = target.read_bytes()
-        wire.send(put(batch()))
-        wire.hear(1)
-    assert target.read_bytes() == before
-
-
-def test_own_topic_directory(broker: BrokerProcess) -> None:
-    """A file in the place of a partition's directory: a clear error with the path, no endless wait."""
-    segment = _stopped_with_a_segment(broker)
-    directory = segment.parent
-    segment.unlink()
-    directory.rmdir()
-    directory.write_bytes(b"not a directory")
-    broker.start()
-    with Wire(broker) as wire:
-        code, body = wire.ask(b"get t 0 0 1000 1\r\n")
-    assert code == 500
-    assert str(Path(*directory.parts[-3:])).encode() in body
-
-
-def test_own_second_process(broker: BrokerProcess) -> None:
-    """Two brokers on one directory: the second refuses, the first does not notice."""
-    command = [
-        sys.executable,
-        "-m",
-        "txmq.cli.main",
-        "broker",
-        "--data",
-        str(broker.data_dir),
-        "--listen",
-        "127.0.0.1:0",
-    ]
-    second = subprocess.run(command, capture_output=True, timeout=30, check=False)
-    assert second.returncode == 1
-    assert b"lock" in second.stderr or b"in use" in second.stderr
-    with Wire(broker) as wire:
-        assert wire.ask(b"ping 1\r\n")[0] == 200
+    watch.under_rule(work)
 
 
 def test_a_person_with_telnet_is_served(watch: Watch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import threading
 from collections.abc import Coroutine
@@ -14,6 +15,7 @@ from txmq.broker.server import Server
 from txmq.broker.store import Recovered, open_store
 from txmq.config import BrokerSettings, is_loopback, split_address
 from txmq.errors import ConfigError
+from txmq.runtime import descriptors
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
@@ -31,7 +33,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
         0 after a clean stop, 1 where the storage failed.
 
     Raises:
-        ConfigError: the address is not loopback and ``insecure`` is not set.
+        ConfigError: the address is not loopback and ``insecure`` is not set, or the system allows too few open files.
         TxmqError: the data directory cannot be opened.
     """
     host, _port = split_address(settings.listen)
@@ -40,6 +42,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
             f"listen = {settings.listen!r} is not a loopback address, and there is no TLS or login yet: "
             "listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
+    settings, backlog = _within_descriptors(settings)
     clock = OSClock()
     started = clock.monotonic()
     recovered = open_store(
@@ -50,7 +53,22 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
         "recovered", data=settings.data, records=recovered.records, journal_bytes=recovered.journal_bytes,
         epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
     )  # fmt: skip
-    return _run_loop(_serve(recovered, settings, clock, ready_file))
+    return _run_loop(_serve(recovered, settings, clock, backlog, ready_file))
+
+
+def _within_descriptors(settings: BrokerSettings) -> tuple[BrokerSettings, int]:
+    """Settings that fit the limit on open files, and the listener's backlog (see ``runtime.descriptors``)."""
+    limit = descriptors.raise_limit(descriptors.needed(settings.connections_max, settings.open_files_max))
+    budget = descriptors.divide(limit, settings.connections_max, settings.open_files_max)
+    if budget is None:
+        raise ConfigError(f"ulimit -n is {limit}: too few open files for a broker; allow at least 64, better 4096")
+    if (budget.connections, budget.files) != (settings.connections_max, settings.open_files_max):
+        log.warning(
+            "fewer connections and open files than configured: the limit on open files (ulimit -n) is low",
+            limit=limit, connections_max=budget.connections, open_files_max=budget.files,
+        )  # fmt: skip
+    fitting = dataclasses.replace(settings, connections_max=budget.connections, open_files_max=budget.files)
+    return fitting, budget.backlog
 
 
 def _run_loop(serving: Coroutine[None, None, int]) -> int:
@@ -62,12 +80,14 @@ def _run_loop(serving: Coroutine[None, None, int]) -> int:
         return runner.run(serving)
 
 
-async def _serve(recovered: Recovered, settings: BrokerSettings, clock: OSClock, ready_file: Path | None) -> int:
+async def _serve(
+    recovered: Recovered, settings: BrokerSettings, clock: OSClock, backlog: int, ready_file: Path | None
+) -> int:
     core = Core(recovered.identity, settings, recovered.state, clock.now_ms())
     server = Server(core, recovered.store, settings, clock)
     host, port = split_address(settings.listen)
     try:
-        address = "{}:{}".format(*await server.start(host, port))
+        address = "{}:{}".format(*await server.start(host, port, backlog))
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {settings.listen}: {error.strerror or error}; "

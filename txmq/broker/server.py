@@ -80,12 +80,12 @@ class Server:
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
+    async def start(self, host: str, port: int, backlog: int = 1024) -> tuple[str, int]:
         """Listen. Returns the real address."""
         self._loop = asyncio.get_running_loop()
         self.stopped = self._loop.create_future()
         self._loop.set_exception_handler(self._unexpected)
-        self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
         now = self.clock.monotonic()
         self._checkpoint_at = now + self.settings.checkpoint_interval_ms / 1000
         self._retention_at = now + self.settings.retention_check_interval_ms / 1000

@@ -16,7 +16,8 @@ checkpoints, and a payload file goes when neither refers to it, so that recovery
 Invariants:
     * partition bytes are written only after their record is forced (``apply``), or again from it (``recover``);
     * redo rewrites and never skips because a file already matches;
-    * a failed write or sync is never retried, but for ENOSPC while applying: the record is safe in the journal.
+    * a failed write or sync is never retried, but where space or descriptors lack while applying: the record is safe in
+      the journal.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
 
 _NOT_PINNED = Lsn(0)
+# What the system lacks now and may have later. Without a descriptor nothing was written at all.
+_LACKING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(slots=True)
@@ -102,10 +105,10 @@ class Store:
         """Write a forced group's batches to the partition files, behind any that could not be written yet.
 
         Returns:
-            the groups that are applied now, in order; empty while the disk is full.
+            the groups that are applied now, in order; empty while space or descriptors are lacking.
 
         Raises:
-            OSError: the disk failed (other than being full); the broker must stop.
+            OSError: the disk failed otherwise; the broker must stop.
         """
         self._unapplied.append(group)
         self.unapplied_bytes += group.size_bytes
@@ -119,7 +122,7 @@ class Store:
             try:
                 self._apply_one(group)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in _LACKING:
                     raise
                 return done
             self._unapplied.popleft()

@@ -52,11 +52,12 @@ def test_a_stopping_broker_refuses_messages_and_serves_decisions() -> None:
     assert client.ask("commit", broker.txid(1, 1), body=b"").code == 200
 
 
-def test_a_full_disk_while_applying_keeps_the_watermark_and_goes_on_when_there_is_room() -> None:
+@pytest.mark.parametrize("lacking", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
+def test_what_lacks_while_applying_keeps_the_watermark_and_it_goes_on_when_it_is_there(lacking: int) -> None:
     broker = node()
     client = broker.session()
     put(client, b"1")
-    broker.disk.fail_at(1, errno.ENOSPC, "write", forever=True, path_prefix="log/")
+    broker.disk.fail_at(1, lacking, "write", forever=True, path_prefix="log/")
     assert put(client, b"2").text == "1"
     assert put(client, b"3").text == "2"
     assert values(broker) == [b"1"]

@@ -1,0 +1,251 @@
+"""What is done to a broker's files, limits and process (reference/bad-inputs.md: 2, 67, 68, 129, 131, 149, 150)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
+
+from .bad_inputs import batch, put
+from .watch import Watch, eventually
+from .wire import Wire
+
+LIMIT = 64
+DESCRIPTORS_OF_THE_TEST = 200  # kept back of what this process may open
+
+
+class Limited(BrokerProcess):
+    """A broker that may have 64 descriptors, and cannot raise that."""
+
+    def _command(self) -> list[str]:
+        return ["sh", "-c", f'ulimit -n {LIMIT} && exec "$@"', "sh", *super()._command()]
+
+
+def _stopped_with_a_segment(broker: BrokerProcess) -> Path:
+    with Wire(broker) as wire:
+        assert wire.ask(b"topic create t 1\r\n")[0] == 200
+        assert wire.ask(put(batch()))[0] == 200
+    broker.stop()
+    [segment] = (broker.data_dir / "log").rglob("*.log")
+    return segment
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_with_64_descriptors_strangers_are_refused_and_nobody_else_notices(tmp_path: Path) -> None:
+    """150: more connections than descriptors; those that are in go on, segments are opened, and it recovers."""
+    with Limited(tmp_path / "broker") as broker, Wire(broker) as first:
+        assert first.ask(b"topic create many partitions=40 1\r\n")[0] == 200
+        with ExitStack() as strangers:
+            wires = [strangers.enter_context(Wire(broker)) for _ in range(80)]
+            for wire in wires:
+                wire.send(b"ping 1\r\n")
+            codes = [wire.hear(1).codes for wire in wires]
+            assert {tuple(code) for code in codes} <= {(200,), (503,), ()}  # served, refused, or closed without a word
+            assert codes.count([200]) < LIMIT
+            for partition in range(40):  # each opens a file
+                assert first.ask(b"put many %d raw 1 1\r\nx" % partition)[0] == 200
+        eventually(lambda: _is_served(broker), "nobody is let in, although descriptors came free")
+        assert '"error"' not in broker.logs()
+        assert broker.stop() == 0
+        broker.start()
+        assert [_get(broker, partition) for partition in range(40)] == [200] * 40
+
+
+def _is_served(broker: BrokerProcess) -> bool:
+    with Wire(broker) as wire:
+        wire.send(b"ping 1\r\n")
+        return wire.hear(1).codes == [200]
+
+
+def _get(broker: BrokerProcess, partition: int) -> int:
+    with Wire(broker) as wire:
+        return wire.ask(b"get many %d 0 1000 1\r\n" % partition)[0]
+
+
+def test_too_few_descriptors_to_live_on_is_said_at_the_start(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "txmq.cli.main",
+        "broker",
+        "--data",
+        str(tmp_path / "b"),
+        "--listen",
+        "127.0.0.1:0",
+    ]
+    started = subprocess.run(
+        ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh", *command], capture_output=True, timeout=30, check=False
+    )
+    assert started.returncode == 2
+    assert b"ulimit -n is 40" in started.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_thousands_of_slow_connections_are_closed_while_others_are_served(watch: Watch) -> None:
+    """2: as many as descriptors allow, up to 5,000; each has sent half a request or nothing."""
+
+    def work() -> None:
+        with ExitStack() as slow:
+            wires = [slow.enter_context(Wire(watch.broker)) for _ in range(_slow_count())]
+            for number, wire in enumerate(wires):
+                wire.send(b"pin"[: number % 4])
+            assert all(wire.is_closed_by_broker() for wire in wires)
+
+    work()  # what an allocator keeps of so many is baseline; it keeps some more in later rounds
+    watch.rebase()
+    watch.under_rule(work, growth_bytes_max=10 << 20)  # 5,000 connections that stay cost 12
+
+
+def _slow_count() -> int:
+    import resource
+
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(100, min(5000, soft - DESCRIPTORS_OF_THE_TEST))
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """A broker of its own, under rule R0."""
+    with BrokerProcess(tmp_path / "watched", settings={"handshake_timeout_ms": 2000}) as process:
+        yield Watch(process)
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_twice_is_one_clean_stop(broker: BrokerProcess, number: signal.Signals) -> None:
+    """149: what is under way is answered, the second signal changes nothing."""
+    with Wire(broker) as wire:
+        assert wire.ask(b"topic create t 1\r\n")[0] == 200
+        wire.send(put(batch()))
+        pid = broker.pid
+        assert pid is not None
+        os.kill(pid, number)
+        os.kill(pid, number)
+        answered = wire.hear(1).codes
+        assert broker.wait(30) == 0
+    assert '"clean": true' in broker.logs().splitlines()[-1]
+    with Wire(broker.start()) as wire:
+        end = int(wire.ask(b"offset t 0 latest 1\r\n")[1].split()[2])
+        assert end == len(answered) or (answered == [] and end <= 1) or answered == [503]
+
+
+def test_a_broker_that_was_stopped_for_a_while_goes_on(broker: BrokerProcess) -> None:
+    """149: SIGSTOP and SIGCONT; what was sent meanwhile is answered, once."""
+    with Wire(broker) as wire:
+        assert wire.ask(b"topic create t 1\r\n")[0] == 200
+        pid = broker.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        wire.send(put(batch()))
+        stopped = Path(f"/proc/{pid}/status")
+        eventually(lambda: "State:\tT" in stopped.read_text(), "it does not stop")
+        os.kill(pid, signal.SIGCONT)
+        assert wire.hear(1).codes == [200]
+        assert wire.ask(b"offset t 0 latest 1\r\n")[1] == b"1 0 1"
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_symlink(broker: BrokerProcess, tmp_path: Path) -> None:
+    """67: a symbolic link in a segment's place is not followed: readers and writers are told, it is untouched."""
+    segment = _stopped_with_a_segment(broker)
+    target = tmp_path / "target"
+    target.write_bytes(segment.read_bytes())
+    segment.unlink()
+    segment.symlink_to(target)
+    broker.start()
+    with Wire(broker) as wire:
+        assert wire.ask(b"get t 0 0 1000 1\r\n")[0] == 500
+        before = target.read_bytes()
+        wire.send(put(batch()))
+        wire.hear(1)
+    assert target.read_bytes() == before
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _sealed(path: Path) -> None:
+    path.chmod(0)
+
+
+PLANTS: list[Callable[[Path], None]] = [_fifo, _directory, _sealed]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_what_is_not_a_readable_file_in_a_segments_place(broker: BrokerProcess, plant: Callable[[Path], None]) -> None:
+    """68, 129: no wait for a FIFO's other end; the reader is told with the path, other topics are served."""
+    segment = _stopped_with_a_segment(broker)
+    plant(segment)
+    broker.start()
+    with Wire(broker) as wire:
+        assert wire.ask(b"topic create other 1\r\n")[0] == 200
+        assert wire.ask(b"put other 0 raw 1 2\r\nx")[0] == 200
+        code, body = wire.ask(b"get t 0 0 1000 1\r\n")
+        if plant is _sealed and os.geteuid() == 0:
+            assert code == 200  # permissions do not stop root
+        else:
+            assert code == 500
+            assert str(Path(*segment.parts[-4:])).encode() in body
+        assert wire.ask(b"get other 0 0 1000 1\r\n")[0] == 200
+
+
+@pytest.mark.parametrize("plant", [_fifo, _directory], ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("name", ["*.redo", "*.checkpoint", "node.json"])
+def test_what_is_not_a_file_in_the_journals_place(
+    broker: BrokerProcess, plant: Callable[[Path], None], name: str
+) -> None:
+    """68: the broker does not start, at once, and names the file; nothing is made in its place."""
+    _stopped_with_a_segment(broker)
+    [place] = list(broker.data_dir.rglob(name))[-1:]
+    plant(place)
+    asked = time.monotonic()
+    with pytest.raises(BrokerFailedError, match=place.name):
+        broker.start()
+    assert time.monotonic() - asked < 20
+    assert not place.is_file()
+
+
+def test_topic_directory(broker: BrokerProcess) -> None:
+    """68: a file in the place of a partition's directory: a clear error with the path, no endless wait."""
+    segment = _stopped_with_a_segment(broker)
+    directory = segment.parent
+    segment.unlink()
+    directory.rmdir()
+    directory.write_bytes(b"not a directory")
+    broker.start()
+    with Wire(broker) as wire:
+        code, body = wire.ask(b"get t 0 0 1000 1\r\n")
+    assert code == 500
+    assert str(Path(*directory.parts[-3:])).encode() in body
+
+
+def test_second_process(broker: BrokerProcess) -> None:
+    """131: two brokers on one directory: the second refuses, the first does not notice."""
+    command = [sys.executable, "-m", "txmq.cli.main", "broker", "--data", str(broker.data_dir)]
+    second = subprocess.run([*command, "--listen", "127.0.0.1:0"], capture_output=True, timeout=30, check=False)
+    assert second.returncode == 1
+    assert b"lock" in second.stderr or b"in use" in second.stderr
+    with Wire(broker) as wire:
+        assert wire.ask(b"ping 1\r\n")[0] == 200

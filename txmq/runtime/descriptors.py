@@ -1,0 +1,59 @@
+"""How many descriptors this process may have open, and how they are divided.
+
+Theory of operation. A broker that runs out of descriptors cannot open a segment, and one that cannot write what it has
+promised must stop; so strangers who connect must never be able to use up what the files need. ``raise_limit`` takes
+what the system allows (the soft limit is 1024 on most machines, the hard one far more); ``divide`` sets aside what the
+broker needs for itself and gives connections what is left.
+
+``backlog`` bounds what one iteration of the loop accepts: a connection that is refused is closed in the next one, so
+that many stand open meanwhile.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import NamedTuple
+
+# Loop, signals, log, journal, lock, listener: 19 at rest. Then a checkpoint, a walk through directories, two readers'
+# pinned files and the journal's next file: 12 at most.
+OWN = 36
+FILES_MIN = 8
+CONNECTIONS_MIN = 4
+BACKLOG_MAX = 1024
+
+
+class Budget(NamedTuple):
+    """Descriptors by use."""
+
+    connections: int
+    files: int
+    backlog: int
+
+
+def raise_limit(wanted: int) -> int:
+    """Raise the soft limit towards ``wanted`` as far as the hard one lets; returns what holds from now on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (limit if limit != resource.RLIM_INFINITY else 1 << 30 for limit in (soft, hard))
+    if soft >= wanted:
+        return soft
+    target = min(wanted, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    except (OSError, ValueError):  # some systems have a lower limit of their own
+        return soft
+    return target
+
+
+def needed(connections: int, files: int) -> int:
+    """The limit under which both have what they ask for."""
+    return OWN + BACKLOG_MAX + files + connections
+
+
+def divide(limit: int, connections: int, files: int) -> Budget | None:
+    """What of ``connections`` and ``files`` fits under ``limit``; None where a broker cannot live under it."""
+    backlog = max(8, min(BACKLOG_MAX, limit // 8))
+    free = limit - OWN - backlog
+    if free < FILES_MIN + CONNECTIONS_MIN:
+        return None
+    files = min(files, max(FILES_MIN, free // 3))
+    return Budget(min(connections, free - files), files, backlog)
