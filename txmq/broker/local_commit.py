@@ -24,7 +24,7 @@ from txmq.redo import entries
 
 Extensions = dict[bytes, bytes] | None
 _Checked = tuple[bytes, Partition, bytearray, int, int, int]  # topic, partition, batch, count, max timestamp ms, CRC
-_COUNTER_SIZE_MAX, _FLOOR_SIZE_MAX = 16, 18  # digits that surely fit 64 bits
+_COUNTER_SIZE_MAX, FLOOR_SIZE_MAX = 16, 18  # digits that surely fit 64 bits
 
 
 def commit_plain(
@@ -38,7 +38,7 @@ def commit_plain(
     session, settings, state = peer.session, context.settings, context.state
     if session is None or not body or context.disk_full or context.stopping or settings.validate_records:
         return False
-    counter = _counter_of(context, session, arguments[0])
+    counter = counter_of(context, session, arguments[0])
     floor_text = b"0" if extensions is None else extensions.get(b"floor", b"") if len(extensions) == 1 else b""
     if (
         counter <= session.floor
@@ -46,7 +46,7 @@ def commit_plain(
         or (session.number, counter) in state.transactions
         or state.decisions.holds
         or state.decisions.undone
-        or not 0 < len(floor_text) <= _FLOOR_SIZE_MAX
+        or not 0 < len(floor_text) <= FLOOR_SIZE_MAX
         or len(session.outcomes) > settings.outcomes_kept
         or state.unsettled >= settings.transactions_open_max
         or len(body) > settings.transaction_size_bytes_max
@@ -60,7 +60,7 @@ def commit_plain(
     return True
 
 
-def _counter_of(context: Context, session: Session, txid: bytes) -> int:
+def counter_of(context: Context, session: Session, txid: bytes) -> int:
     """The counter of one of this connection's own transactions; 0 where the id is anything else."""
     if context.state.sessions.get(session.number) is not session:
         return 0

@@ -17,6 +17,7 @@ from txmq.broker import settlement
 from txmq.broker.context import Context
 from txmq.broker.local_commit import commit_plain
 from txmq.broker.peer import Peer
+from txmq.broker.prepared_plain import commit_prepared_plain, prepare_plain
 from txmq.broker.session import ROLLED_BACK, Session
 from txmq.broker.transaction import ANY_KEY, Action, Event, Part, Transaction, TransactionState, next_action
 from txmq.broker.transaction_checks import (
@@ -63,6 +64,8 @@ def prepare(
     context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
 ) -> None:
     """Force all parts and the prepare record; somebody else decides from now on."""
+    if prepare_plain(context, peer, arguments, extensions, body, opaque):
+        return
     txid, session = locate(context, arguments[0])
     require_owner(peer, session)
     given = extensions or {}
@@ -97,6 +100,8 @@ def commit(
 ) -> None:
     """Decide a local transaction, or settle a prepared one."""
     if commit_plain(context, peer, arguments, extensions, body, opaque):
+        return
+    if commit_prepared_plain(context, peer, arguments, extensions, body, opaque):
         return
     txid, session = locate(context, arguments[0])
     event = Event.COMMIT_PARTS if body else Event.COMMIT
