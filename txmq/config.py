@@ -351,8 +351,13 @@ def is_loopback(host: str) -> bool:
 def _from_toml(text: str) -> dict[str, object]:
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, and brackets by the thousand
         raise ConfigError(f"the configuration file is not valid TOML: {error}") from None
+    for name, value in document.items():
+        if isinstance(value, dict) and name not in SETTINGS:
+            raise ConfigError(
+                f"unknown table [{name[:80]}] (configuration file): settings stand at the top, in no table"
+            )
     return {
         name: None if value == "none" and _known(name, "configuration file").none is not None else value
         for name, value in document.items()
@@ -395,6 +400,11 @@ def _parse(setting: Setting, text: str) -> object:
         return text
 
 
+def _reads_as_value(setting: Setting, text: str) -> bool:
+    """Whether ``text`` would be a value of the setting's type."""
+    return type(_parse(setting, text)) is setting.kind
+
+
 def _check(setting: Setting, value: object) -> None:
     if value is None and setting.none is not None:
         return
@@ -405,7 +415,9 @@ def _check(setting: Setting, value: object) -> None:
     if in_range and setting.low is not None and setting.high is not None:
         in_range = setting.low <= value <= setting.high  # type: ignore[operator]
     if not in_range:
-        raise ConfigError(f"{setting.name} = {str(value)[:80]!r}: expected {setting.allowed}")
+        is_quoted = isinstance(value, str) and setting.kind is not str and _reads_as_value(setting, value)
+        hint = ", without quotes" if is_quoted else ""
+        raise ConfigError(f"{setting.name} = {str(value)[:80]!r}: expected {setting.allowed}{hint}")
 
 
 def _check_together(settings: BrokerSettings) -> None:

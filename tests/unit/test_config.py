@@ -169,3 +169,33 @@ def test_settings_built_directly_are_checked_too() -> None:
 def test_a_new_topic_has_the_defaults_of_the_model() -> None:
     assert BrokerSettings().new_topic("orders") == TopicConfig("orders")
     assert dataclasses.replace(BrokerSettings(), default_partitions=7).new_topic("orders").partitions == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("connections_max = " + "9" * 5000, "not valid TOML"),
+        ("x = " + "[" * 5000, "not valid TOML"),
+        ("connections_max = 1\nconnections_max = 2", "not valid TOML: Cannot overwrite a value"),
+        ("connections_max = 99999999999999999999", "expected 1 to 1_000_000"),
+        ("connections_max = 5.0", "expected 1 to 1_000_000"),
+        ("connections_max = true", "expected 1 to 1_000_000"),
+        ("connections_max = [1]", "expected 1 to 1_000_000"),
+        ("connections_max.x = 1", "expected 1 to 1_000_000"),
+        ('connections_max = "5"', "expected 1 to 1_000_000, without quotes"),
+        ('insecure = "true"', "expected true or false, without quotes"),
+        ('insecure = "yes"', "expected true or false$"),
+        ("insecure = 1", "expected true or false$"),
+        ("inline_sync_ms = nan", "expected 0.0 to 100.0"),
+        ("inline_sync_ms = inf", "expected 0.0 to 100.0"),
+        ("sync = 1", "expected always, interval or never"),
+        ("data = 1979-05-27", "expected text"),
+        ("[limits]\nconnections_max = 5", r"unknown table \[limits\].*: settings stand at the top, in no table"),
+        ('[[topics]]\nname = "a"', "unknown setting 'topics'"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_file_that_is_not_right_is_refused_with_one_line(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_settings(text, {}, {})
+    assert "\n" not in str(caught.value)
