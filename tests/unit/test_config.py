@@ -190,7 +190,10 @@ def test_a_new_topic_has_the_defaults_of_the_model() -> None:
         ("inline_sync_ms = inf", "expected 0.0 to 100.0"),
         ("sync = 1", "expected always, interval or never"),
         ("data = 1979-05-27", "expected text"),
-        ("[limits]\nconnections_max = 5", r"unknown table \[limits\].*: settings stand at the top, in no table"),
+        (
+            "[limits]\nconnections_max = 5",
+            "unknown setting 'limits' .*: a table; settings stand at the top, in no table",
+        ),
         ('[[topics]]\nname = "a"', "unknown setting 'topics'"),
     ],
     ids=lambda text: text[:30],
