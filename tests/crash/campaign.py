@@ -67,11 +67,11 @@ class Campaign:
         self.world, self._say = self.make_world(directory), say
         # Two streams: how often a process is started must not change who dies next.
         self._plan, self._worker_seeds = self.deaths(random.Random(seed)), random.Random(-seed - 1)
-        self._broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS | {"sync": sync})
-        self._workers = [self._child(f"w{number}", self._worker_command) for number in range(WORKERS)]
+        self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS | {"sync": sync})
+        self.workers = [self._child(f"w{number}", self._worker_command) for number in range(WORKERS)]
         self._reader = self._child("r", self._reader_command)
         self._resolver = self._child("resolver", self._resolver_command)
-        self._report = Report(Verdict("unknown", (), (), {}))
+        self.report = Report(Verdict("unknown", (), (), {}))
         self._faults = 0
 
     def make_world(self, directory: Path) -> World:
@@ -87,10 +87,10 @@ class Campaign:
 
     def _worker_command(self, name: str) -> list[str]:
         seed = str(self._worker_seeds.getrandbits(32))
-        return [self.worker_module, str(self.world.directory), self._broker.address, name, seed]
+        return [self.worker_module, str(self.world.directory), self.broker.address, name, seed]
 
     def _reader_command(self, name: str) -> list[str]:
-        return [self.reader_module, str(self.world.directory), self._broker.address, name]
+        return [self.reader_module, str(self.world.directory), self.broker.address, name]
 
     def _resolver_command(self, _name: str) -> list[str]:
         return ["txmq.cli.main", "resolver", "--config", str(self.world.resolver_config)]
@@ -106,29 +106,29 @@ class Campaign:
         with ExitStack() as stack:
             for child in self._children:
                 stack.callback(child.kill)
-            stack.callback(self._broker.kill)
+            stack.callback(self.broker.kill)
             stack.callback(self.world.close)
             self._set_up()
-            stack.callback(self._history.close)
+            stack.callback(self.history.close)
             for number, death in zip(range(1, cycles + 1), self._plan, strict=False):
                 self._cycle(number, cycles, death)
                 if number == cycles or number % check_every == 0:
                     if not self._check(number):
-                        return self._report
+                        return self.report
                     if number < cycles:
                         self._start_children()
             self._check_offline()
-        return self._report
+        return self.report
 
     @property
     def _children(self) -> list[Child]:
-        return [*self._workers, self._reader, self._resolver]
+        return [*self.workers, self._reader, self._resolver]
 
     def _set_up(self) -> None:
-        self._broker.start()
-        self.world.create(self._broker.address)
-        self._history = HistoryFile(self.world.histories, "campaign")
-        with txmq.connect(self._broker.address) as client:
+        self.broker.start()
+        self.world.create(self.broker.address)
+        self.history = HistoryFile(self.world.histories, "campaign")
+        with txmq.connect(self.broker.address) as client:
             for topic, partitions in self.world.partitions.items():
                 settings = SCRAP_SETTINGS if topic == SCRAP else {}
                 client.topics.create(topic, partitions=partitions, **settings)
@@ -150,54 +150,55 @@ class Campaign:
         self._faults += 1
         name = f"fault-{self._faults}"
         wait_for(self._all_work, POINT_S, "not every worker comes to its work")
-        self._history.write("nemesis", "invoke", name, [], death=str(death))
-        self._let_die(death)
+        self.history.write("nemesis", "invoke", name, [], death=str(death))
+        self.let_die(death)
         self.world.bring_up()
-        restarted_s = self._bring_up_broker()
-        in_doubt = final_reads.in_doubt(self._broker.address)
+        restarted_s = self.bring_up_broker()
+        in_doubt = final_reads.in_doubt(self.broker.address)
         self._start_children()
         settled_s = self._await_settled(in_doubt)
-        self._history.write("nemesis", "ok", name, [])
-        self._report.deaths["broker"] += death.broker
-        self._report.deaths["client"] += len(death.workers) + death.resolver
+        self.history.write("nemesis", "ok", name, [])
+        self.report.deaths["broker"] += death.broker
+        self.report.deaths["client"] += len(death.workers) + death.resolver
         self._say(
             f"{number}/{cycles}  {death}  restart {restarted_s:.2f} s  in doubt {len(in_doubt)}, "
             f"settled in {settled_s:.2f} s"
         )
 
     def _all_work(self) -> bool:
-        files = [self.world.histories / f"{worker.run_name}.jsonl" for worker in self._workers]
+        files = [self.world.histories / f"{worker.run_name}.jsonl" for worker in self.workers]
         return all(file.exists() and file.stat().st_size for file in files)
 
-    def _let_die(self, death: Death) -> None:
+    def let_die(self, death: Death) -> None:
+        """Carry out one death of the plan."""
         if death.point is None:
             pause(death.delay_s)
-            self._kill(death)
+            self.kill(death)
         elif death.resolver:
             self._die_in_resolver(death, death.point)
         elif death.broker:
             self._die_in_broker(f"{death.point}:{death.nth}")
-            self._report.points_hit[death.point] += 1
+            self.report.points_hit[death.point] += 1
         else:
-            self._die_in_worker(self._workers[death.workers[0]], f"{death.point}:{death.nth}")
-            self._report.points_hit[death.point] += 1
+            self._die_in_worker(self.workers[death.workers[0]], f"{death.point}:{death.nth}")
+            self.report.points_hit[death.point] += 1
 
-    def _kill(self, death: Death) -> None:
+    def kill(self, death: Death) -> None:
         """All signals first, so that the victims die at one moment."""
-        victims = [self._workers[number] for number in death.workers] + ([self._resolver] if death.resolver else [])
+        victims = [self.workers[number] for number in death.workers] + ([self._resolver] if death.resolver else [])
         for victim in victims:
             victim.signal(signal.SIGKILL)
         if death.broker:
-            self._broker.kill()
+            self.broker.kill()
         for victim in victims:
             victim.kill()
 
     def _die_in_broker(self, crash: str) -> None:
-        self._broker.kill()
-        self._broker.launch(env={"TXMQ_CRASH": crash})
-        wait_for(lambda: not self._broker.is_running, POINT_S, f"the broker does not reach {crash}")
-        if self._broker.returncode != KILLED:
-            raise CampaignError(f"the broker ended with {self._broker.returncode}, not by {crash}")
+        self.broker.kill()
+        self.broker.launch(env={"TXMQ_CRASH": crash})
+        wait_for(lambda: not self.broker.is_running, POINT_S, f"the broker does not reach {crash}")
+        if self.broker.returncode != KILLED:
+            raise CampaignError(f"the broker ended with {self.broker.returncode}, not by {crash}")
 
     def _die_in_worker(self, worker: Child, crash: str) -> None:
         worker.kill()
@@ -209,70 +210,80 @@ class Campaign:
     def _die_in_resolver(self, death: Death, point: str) -> None:
         """Leave a transaction in doubt, and nobody but the resolver that dies to settle it."""
         self._resolver.kill()
-        self._die_in_worker(self._workers[death.workers[0]], f"{LEFT_FOR_RESOLVER[point]}:1")
-        for worker in self._workers:
+        self._die_in_worker(self.workers[death.workers[0]], f"{LEFT_FOR_RESOLVER[point]}:1")
+        for worker in self.workers:
             worker.signal(signal.SIGKILL)
-        for worker in self._workers:
+        for worker in self.workers:
             worker.kill()
         self._die_in_worker(self._resolver, f"{point}:{death.nth}")
-        self._report.points_hit[point] += 1
+        self.report.points_hit[point] += 1
 
-    def _bring_up_broker(self) -> float:
-        """Returns how long the restart took; 0 where it was not dead."""
-        if self._broker.is_running:
+    def bring_up_broker(self) -> float:
+        """Start the broker, if it is dead. Returns how long the restart took; 0 where it was not dead."""
+        if self.broker.is_running:
             return 0.0
         begun = time.monotonic()
         try:
-            self._broker.start(env={})
+            self.broker.start(env={})
         except BrokerFailedError as error:
             raise CampaignError(f"the broker does not come back: {error}") from error
         elapsed = time.monotonic() - begun
-        self._report.restart_s.append(elapsed)
+        self.report.restart_s.append(elapsed)
         return elapsed
 
     def _await_settled(self, in_doubt: set[str]) -> float:
         """Returns how long it took until nothing of ``in_doubt`` was left, everybody being up."""
         begun = time.monotonic()
-        with txmq.connect(self._broker.address) as client:
+        with txmq.connect(self.broker.address) as client:
             wait_for(lambda: not in_doubt & final_reads.listed(client), SETTLE_GIVEN_UP_S, "transactions stay in doubt")
         elapsed = time.monotonic() - begun
         if in_doubt:
-            self._report.settle_s.append(elapsed)
-            self._history.write("settled", "ok", f"fault-{self._faults}", [elapsed, SETTLE_S_MAX])
+            self.report.settle_s.append(elapsed)
+            self.history.write("settled", "ok", f"fault-{self._faults}", [elapsed, SETTLE_S_MAX])
         return elapsed
 
     # --- a check -----------------------------------------------------------------------------------------------------
 
     def _check(self, number: int) -> bool:
         """Whether the campaign may go on: everything was read, and nothing was found."""
-        for child in (*self._workers, self._reader):
+        for child in (*self.workers, self._reader):
             child.signal(signal.SIGTERM)
-        for child in (*self._workers, self._reader):
+        for child in (*self.workers, self._reader):
             child.wait_stopped()
         begun = time.monotonic()
         left = self._left_in_doubt()
-        final_reads.write(self.world, self._broker.address, self._history, left)
+        self.write_final_reads(left)
         self._ask_for_outcomes()
         history = read_history(self.world)
-        self._report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
+        self.report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
         counts = ", ".join(f"{count} {name}" for name, count in verdict.counts.items())
         self._say(f"check after {number} cycles: {verdict.result} ({counts}; {time.monotonic() - begun:.1f} s)")
         return verdict.result == "valid"
+
+    def write_final_reads(self, left: set[str]) -> None:
+        """Everything that is there; the writers are at rest."""
+        final_reads.write(self.world, self.broker.address, self.history, left)
+
+    def heuristics(self) -> list[list[str]]:
+        """What the broker has recorded of lone decisions."""
+        with txmq.connect(self.broker.address) as client:
+            found = client.transactions.list(state="heuristic")
+        return [[item["txid"], fact["what"]] for item in found for fact in item["heuristics"]]
 
     def _check_offline(self) -> None:
         """Hold the files of the stopped broker to what the client reads."""
         for child in self._children:
             child.kill()
-        drained = final_reads.drain(self._broker.address, self.world.partitions)
-        status = self._broker.stop()
-        self._report.offline = offline.complaints(self.world.broker, drained)
+        drained = final_reads.drain(self.broker.address, self.world.partitions)
+        status = self.broker.stop()
+        self.report.offline = offline.complaints(self.world.broker, drained)
         if status != 0:
-            self._report.offline.append(f"the broker stopped with status {status}")
+            self.report.offline.append(f"the broker stopped with status {status}")
 
     def _left_in_doubt(self) -> set[str]:
         """What is in doubt although everybody had the promised time."""
         deadline = time.monotonic() + SETTLE_S_MAX
-        while (left := final_reads.in_doubt(self._broker.address)) and time.monotonic() < deadline:
+        while (left := final_reads.in_doubt(self.broker.address)) and time.monotonic() < deadline:
             pause(0.05)
         return left
 
@@ -280,11 +291,11 @@ class Campaign:
         """Hold what the broker says of killed and unknown transactions to what is there."""
         history = read_history(self.world)
         unknown = [item for item in history.operations.values() if item.status == "info" and item.txid]
-        with txmq.connect(self._broker.address) as client:
+        with txmq.connect(self.broker.address) as client:
             for operation in unknown:
                 try:
                     outcome = client.outcome(str(operation.txid))
                 except txmq.errors.FencedError:  # no longer kept
                     continue
                 if outcome is not txmq.Outcome.UNKNOWN:
-                    self._history.write("outcome", "ok", operation.id, [outcome.value])
+                    self.history.write("outcome", "ok", operation.id, [outcome.value])

@@ -49,6 +49,18 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the process has stopped itself (SIGSTOP).
+
+        Raises:
+            CampaignError: it ended.
+        """
+        if self._process is None or not self.is_running:
+            raise CampaignError(f"{self.name} ended with status {self.status}; see {self.name}.log")
+        state = Path(f"/proc/{self._process.pid}/stat").read_text("ascii").rpartition(") ")[2][0]
+        return state == "T"
+
+    @property
     def run_name(self) -> str:
         """The name of its last process."""
         return f"{self.name}.{self._runs}"

@@ -15,22 +15,27 @@ from pathlib import Path
 
 import txmq
 from tests.crash.processes import connect
-from tests.crash.world import LAST_RESOURCE, PARTITIONS, RESOURCE, SCRAP, HistoryFile, World
+from tests.crash.world import LAST_RESOURCE, RESOURCE, SCRAP, HistoryFile, World
 
 REST_S = 0.02
 
 
-class Reader:
+class Follower:
     """Follows the log from its end at the start, as a newcomer would."""
 
     def __init__(self, world: World, client: txmq.Client, history: HistoryFile) -> None:
-        self._world, self._client, self._history = world, client, history
+        self.world, self._client, self.history = world, client, history
         self._next: dict[tuple[str, int], int] = {}
-        self._reads = 0
+        self.reads = 0
 
     def run(self, stop: threading.Event) -> None:
         """Rounds over all partitions, until ``stop``."""
-        logs = [(topic, number) for topic, count in PARTITIONS.items() for number in range(count) if topic != SCRAP]
+        logs = [
+            (topic, number)
+            for topic, count in self.world.partitions.items()
+            for number in range(count)
+            if topic != SCRAP
+        ]
         while not stop.wait(REST_S):
             for topic, partition in logs:
                 try:
@@ -47,19 +52,27 @@ class Reader:
         self._next[topic, partition] = messages[-1].offset + 1 if messages else offset
         if messages:
             found = [(message.offset, text_of(message.value)) for message in messages]
-            self._reads += 1
-            self._history.write("poll", "ok", f"poll-{self._reads}", [["poll", topic, partition, found]])
-            self._look_for_rows([value for _, value in found])
+            self.reads += 1
+            self.history.write("poll", "ok", f"poll-{self.reads}", [["poll", topic, partition, found]])
+            self.look_for_rows([value for _, value in found])
 
-    def _look_for_rows(self, values: list[str]) -> None:
+    def look_for_rows(self, values: list[str]) -> None:
+        """These messages were seen: are their rows readable?"""
+        raise NotImplementedError
+
+
+class Reader(Follower):
+    """Of the campaign with one SQLite file."""
+
+    def look_for_rows(self, values: list[str]) -> None:
         rows = {value.rpartition(".")[0] for value in values if value.rpartition(".")[0].endswith(LAST_RESOURCE)}
         if not rows:
             return
-        read = f"{self._history.process}-read-{self._reads}"
-        self._history.write("dbread", "invoke", read, [])
-        with closing(sqlite3.connect(self._world.database, timeout=10.0)) as connection:
+        read = f"{self.history.process}-read-{self.reads}"
+        self.history.write("dbread", "invoke", read, [])
+        with closing(sqlite3.connect(self.world.database, timeout=10.0)) as connection:
             found = [["read", RESOURCE, row, self._is_there(connection, row)] for row in sorted(rows)]
-        self._history.write("dbread", "ok", read, found)
+        self.history.write("dbread", "ok", read, found)
 
     @staticmethod
     def _is_there(connection: sqlite3.Connection, row: str) -> bool:

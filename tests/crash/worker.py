@@ -33,6 +33,7 @@ from tests.crash.world import (
     HistoryFile,
     World,
 )
+from txmq.client.transaction import Transaction
 from txmq.xa import LastResource
 
 TIMEOUT_S = 10.0
@@ -53,17 +54,74 @@ class ChangedMindError(Exception):
 EXPECTED = (txmq.TxmqError, sqlite3.OperationalError, ChangedMindError)
 
 
-class Worker:
+class Teller:
+    """Writes a process's operations to the history, and what the library told of them."""
+
+    def __init__(self, client: txmq.Client, history: HistoryFile, stop: threading.Event) -> None:
+        self.client, self.history, self.stop = client, history, stop
+        self._base, self._names, self._number = history.process, 0, 0
+
+    def next(self, kind: str) -> str:
+        """The id of the next operation."""
+        self._number += 1
+        return f"{self.history.process}-{self._number}{kind}"
+
+    def done(
+        self, operation: str, rows: Sequence[Sequence[str]], planned: Sequence[Sequence[str]], tx: Transaction
+    ) -> None:
+        """The block returned: committed."""
+        places: list[tuple[int | None, int | None]] = [(item.partition, item.offset) for item in tx.results]
+        places = places or [(None, None)] * len(planned)
+        sends = [[*send, *place] for send, place in zip(planned, places, strict=True)]
+        more = {"pend": True} if tx.pending else {}
+        self.history.write("txn", "ok", operation, [*rows, *sends], txid=text_of_txid(tx.txid), **more)
+
+    def told(self, operation: str, error: Exception) -> None:
+        """An error out of a block: rolled back, unless the library says that it does not know."""
+        unknown = isinstance(error, txmq.OutcomeUnknownError | txmq.HeuristicError)
+        txid = text_of_txid(getattr(error, "txid", None))
+        self.history.write("txn", "info" if unknown else "fail", operation, [], err=repr(error), txid=txid)
+        if unknown:
+            self.rename()
+            self._ask(operation, txid)
+        if not isinstance(error, ChangedMindError):
+            self.rest_after(operation, error)
+
+    def rest_after(self, operation: str, error: Exception) -> None:
+        """Do not turn in circles while something is away."""
+        sys.stderr.write(f"{operation}: {error!r}\n")
+        self.stop.wait(AFTER_FAILURE_S)
+
+    def rename(self) -> None:
+        """What this process left may still take effect: it goes on as another one."""
+        self._names += 1
+        self.history.process = f"{self._base}.{self._names}"
+
+    def _ask(self, operation: str, txid: str | None) -> None:
+        deadline = time.monotonic() + OUTCOME_ASKED_FOR_S
+        while txid is not None and time.monotonic() < deadline:
+            try:
+                outcome = self.client.outcome(txid)
+            except txmq.TxmqError as error:
+                sys.stderr.write(f"{operation}: outcome: {error!r}\n")
+            else:
+                if outcome is not txmq.Outcome.UNKNOWN:
+                    self.history.write("outcome", "ok", operation, [outcome.value])
+                    return
+            if self.stop.wait(ASK_AGAIN_S):
+                return
+
+
+class Worker(Teller):
     """The work of one process."""
 
     def __init__(
         self, world: World, client: txmq.Client, history: HistoryFile, rng: random.Random, stop: threading.Event
     ) -> None:
-        self.history, self.client = history, client
+        super().__init__(client, history, stop)
         self.producer = client.producer(timeout=TIMEOUT_S)
         self.database: LastResource = world.resource()
-        self.rng, self.stop = rng, stop
-        self._base, self._names, self._number = history.process, 0, 0
+        self.rng = rng
 
     def run(self) -> None:
         """Operations, one at a time, until ``stop``."""
@@ -81,14 +139,14 @@ class Worker:
         self._transaction(LOCAL, [(PAYMENTS, key), (AUDIT, key), (ORDERS, key), (PAYMENTS, key)])
 
     def _transaction(self, kind: str, sends: list[tuple[str, str]], *resources: LastResource) -> None:
-        operation = self._next(kind)
+        operation = self.next(kind)
         planned: list[list[Any]] = [["send", topic, key, f"{operation}.{n}"] for n, (topic, key) in enumerate(sends)]
         rows = [["row", RESOURCE, operation]] if resources else []
         is_invoked = False
         try:
             block = self.producer.transaction(*resources, timeout=TIMEOUT_S)
             with block as tx:
-                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=_text(tx.txid))
+                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=text_of_txid(tx.txid))
                 is_invoked = True
                 for resource in resources:
                     statement = "INSERT INTO orders (rowid_text, key) VALUES (?, ?)"
@@ -99,48 +157,15 @@ class Worker:
                     raise ChangedMindError
         except EXPECTED as error:  # what was raised is what was told; anything else is a defect, and ends the worker
             if is_invoked:
-                self._told(operation, error)
+                self.told(operation, error)
             else:  # the block was not entered
-                self._rest_after(operation, error)
+                self.rest_after(operation, error)
         else:
-            places: list[tuple[int | None, int | None]] = [(item.partition, item.offset) for item in tx.results]
-            places = places or [(None, None)] * len(planned)
-            done = [[*send, *place] for send, place in zip(planned, places, strict=True)]
-            more = {"pend": True} if tx.pending else {}
-            self.history.write("txn", "ok", operation, [*rows, *done], txid=_text(tx.txid), **more)
-
-    def _told(self, operation: str, error: Exception) -> None:
-        """An error out of a block: rolled back, unless the library says that it does not know."""
-        unknown = isinstance(error, txmq.OutcomeUnknownError | txmq.HeuristicError)
-        txid = _text(getattr(error, "txid", None))
-        self.history.write("txn", "info" if unknown else "fail", operation, [], err=repr(error), txid=txid)
-        if unknown:
-            self._rename()
-            self._ask(operation, txid)
-        if not isinstance(error, ChangedMindError):
-            self._rest_after(operation, error)
-
-    def _rest_after(self, operation: str, error: Exception) -> None:
-        sys.stderr.write(f"{operation}: {error!r}\n")
-        self.stop.wait(AFTER_FAILURE_S)
-
-    def _ask(self, operation: str, txid: str | None) -> None:
-        deadline = time.monotonic() + OUTCOME_ASKED_FOR_S
-        while txid is not None and time.monotonic() < deadline:
-            try:
-                outcome = self.client.outcome(txid)
-            except txmq.TxmqError as error:
-                sys.stderr.write(f"{operation}: outcome: {error!r}\n")
-            else:
-                if outcome is not txmq.Outcome.UNKNOWN:
-                    self.history.write("outcome", "ok", operation, [outcome.value])
-                    return
-            if self.stop.wait(ASK_AGAIN_S):
-                return
+            self.done(operation, rows, planned, tx)
 
     def send(self) -> None:
         """A plain send: acknowledged, refused or unknown."""
-        operation = self._next(PLAIN)
+        operation = self.next(PLAIN)
         topic, key = self.rng.choice((PAYMENTS, SCRAP, AUDIT)), self.rng.choice(KEYS)
         value = f"{operation}.0"
         planned = ["send", topic, key, value]
@@ -152,21 +177,14 @@ class Worker:
             refused = isinstance(error, REFUSED)
             self.history.write("send", "fail" if refused else "info", operation, [], err=repr(error))
             if not refused:
-                self._rename()
-            self._rest_after(operation, error)
+                self.rename()
+            self.rest_after(operation, error)
         else:
             self.history.write("send", "ok", operation, [[*planned, result.partition, result.offset]])
 
-    def _next(self, kind: str) -> str:
-        self._number += 1
-        return f"{self.history.process}-{self._number}{kind}"
 
-    def _rename(self) -> None:
-        self._names += 1
-        self.history.process = f"{self._base}.{self._names}"
-
-
-def _text(txid: object) -> str | None:
+def text_of_txid(txid: object) -> str | None:
+    """As the history has it."""
     return None if txid is None else str(txid)
 
 
