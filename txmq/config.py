@@ -356,7 +356,7 @@ def _from_toml(text: str) -> dict[str, object]:
     for name, value in document.items():
         if isinstance(value, dict) and name not in SETTINGS:
             raise ConfigError(
-                f"unknown table [{name[:80]}] (configuration file): settings stand at the top, in no table"
+                f"unknown setting {name[:80]!r} (configuration file): a table; settings stand at the top, in no table"
             )
     return {
         name: None if value == "none" and _known(name, "configuration file").none is not None else value
