@@ -82,6 +82,16 @@ class Connection:
                 if link.failure is None:  # pragma: no cover - a link raises its own failure only
                     raise
 
+    def submit_commit(self, txid: str, numbers: Mapping[str, int], body: Sequence[Buffer], deadline: float) -> Reply:
+        """``submit`` for ``commit``, once a transaction: unchecked, with the deadline as monotonic time."""
+        while True:
+            link = self.link(deadline)
+            try:
+                return link.commit(deadline, txid, numbers, body)
+            except ConnectionLostError:
+                if link.failure is None:  # pragma: no cover - a link raises its own failure only
+                    raise
+
     def repeat(
         self, verb: str, *arguments: Word, timeout: float, extensions: Mapping[str, Word | None] | None = None
     ) -> bytes:
@@ -104,10 +114,11 @@ class Connection:
             ConnectionLostError: no address could be connected to.
             ClosedError: the connection was closed.
         """
-        link = self._link
-        if link is None or link.failure is not None or self._found_stale(link):
+        link, now = self._link, self._clock.monotonic()
+        if link is None or link.failure is not None or (now - link.used_at > IDLE_CHECK_S and link.is_stale()):
             link = self._make(deadline)
-        link.used_at = self._clock.monotonic()
+            now = self._clock.monotonic()
+        link.used_at = now
         return link
 
     def session_link(self, deadline: float) -> tuple[Link, Session]:
@@ -138,9 +149,6 @@ class Connection:
     def session(self) -> Session | None:
         """The session in use, if there is one yet."""
         return self._session
-
-    def _found_stale(self, link: Link) -> bool:
-        return self._clock.monotonic() - link.used_at > IDLE_CHECK_S and link.is_stale()
 
     def _make(self, deadline: float) -> Link:
         with _Held(self._lock, deadline, self._clock):

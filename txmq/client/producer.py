@@ -65,7 +65,7 @@ class Producer:
         self.settings = settings
         self._home: Home = client
         self._selector = selector or KeyHashSelector()
-        self._is_key_hash = isinstance(self._selector, KeyHashSelector)
+        self._key_hash = self._selector if type(self._selector) is KeyHashSelector else None
         self._spare_partitions = count()
         self._sender: Sender | None = None
         self._closed = False
@@ -179,7 +179,7 @@ class Producer:
 
     def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int) -> array[int]:
         partitions = self._home.topics.known(topic).config.partitions
-        if self._is_key_hash:
+        if self._key_hash is not None:
             return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
         chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
         return bulk.assigned(chosen)
@@ -261,6 +261,8 @@ class Producer:
         self, topic: str, partitions: int, record: tuple[bytes | None, bytes, Headers, int], tag: str | None
     ) -> int:
         key, value, headers, now_ms = record
+        if self._key_hash is not None:  # needs no message made for it (1 us)
+            return self._key_hash.partition_of(key, partitions)
         message = Message(topic, -1, -1, key, value, dict(headers), tag, now_ms, None)
         return checked(self._selector.select(topic, partitions, message), topic, partitions)
 

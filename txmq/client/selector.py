@@ -52,7 +52,10 @@ class KeyHashSelector:
 
     def select(self, topic: str, partitions: int, message: Message) -> int:
         """See ``PartitionSelector``."""
-        key = message.key
+        return self.partition_of(message.key, partitions)
+
+    def partition_of(self, key: bytes | None, partitions: int) -> int:
+        """The same, of what it looks at."""
         return (next(self._numbers) if key is None else crc32c(key)) % partitions
 
 

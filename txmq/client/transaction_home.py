@@ -23,7 +23,6 @@ from txmq.errors import (
 )
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
-from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
 ROLLBACK_TIMEOUT_S = 2.0  # nobody's outcome depends on its answer
@@ -31,41 +30,42 @@ _UNANSWERED = (ConnectionLostError, RequestTimeoutError, UnavailableError)
 _REQUEST_OVERHEAD_BYTES = 300  # one part's line
 
 Extensions = dict[str, str | int | bytes | None]
+Numbers = dict[str, int]
 
 
 class TransactionHome:
     """See the module's docstring.
 
     Attributes:
+        deadline: monotonic time.
         streamed: what was sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
     """
 
     def __init__(self, client: Any, clock: Clock, timeout_s: float) -> None:
         self.client, self._clock = client, clock
-        self.started = clock.monotonic()
         self.timeout_s = timeout_s
+        self.deadline = clock.monotonic() + timeout_s
         self.streamed = Streamed()
         self.may_have_arrived = False
         self._session: Any = None
-        self._txid: TxId | None = None
-        self._txid_text = ""  # asked for a dozen times a transaction, 2 us each
+        self._counter = 0
+        self._txid = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
 
     @property
     def txid(self) -> str:
         """The transaction's id; taken from the session when first asked for."""
-        if self._txid is None:
-            session = self.client.session
-            self._session, self._txid = session, session.next_txid()
-            self._txid_text = str(self._txid)
-        return self._txid_text
+        if not self._txid:
+            self._session = session = self.client.session
+            self._counter, self._txid = session.next_txid_text()
+        return self._txid
 
     @property
     def has_txid(self) -> bool:
         """Whether an id was taken."""
-        return self._txid is not None
+        return self._txid != ""
 
     @property
     def cluster(self) -> str:
@@ -77,12 +77,13 @@ class TransactionHome:
     def request_size_bytes_max(self) -> int:
         """Largest body of a request."""
         self.txid  # noqa: B018  takes the session
-        return int(self._session.request_size_bytes_max)
+        limit: int = self._session.request_size_bytes_max
+        return limit
 
     @property
     def remaining_s(self) -> float:
         """Until the deadline; negative behind it."""
-        return self.started + self.timeout_s - self._clock.monotonic()
+        return self.deadline - self._clock.monotonic()
 
     @property
     def deadline_ms(self) -> int:
@@ -97,8 +98,8 @@ class TransactionHome:
         Raises:
             TransactionTimeoutError: it has passed.
         """
-        if self.remaining_s <= 0:
-            raise TransactionTimeoutError("the deadline has passed", self._txid_text or None)
+        if self._clock.monotonic() >= self.deadline:
+            raise TransactionTimeoutError("the deadline has passed", self._txid or None)
 
     def pause(self, seconds: float = RETRY_S) -> None:
         """Wait before the same thing is tried again."""
@@ -106,8 +107,8 @@ class TransactionHome:
 
     def finished(self) -> None:
         """The end is known: the broker need not keep it for us. Once."""
-        if self._txid is not None:
-            self._session.finished(self._txid.counter)
+        if self._txid:
+            self._session.finished(self._counter)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -130,7 +131,9 @@ class TransactionHome:
 
     def fits_one_request(self, parts: Sequence[EncodedPart]) -> bool:
         """Whether the parts can go with the decision."""
-        size = sum(len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ()) for part in parts)
+        size = 0
+        for part in parts:
+            size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
 
     def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str) -> Any:
@@ -159,10 +162,7 @@ class TransactionHome:
                 self.check_deadline()
             is_sent = False
             try:
-                reply = self.client.control.submit(
-                    "commit", self.txid,
-                    extensions=self._floor() | stated, body=body, timeout=max(self.remaining_s, 0.0),
-                )  # fmt: skip
+                reply = self.client.control.submit_commit(self.txid, self._floor() | stated, body, self.deadline)
                 is_sent = True
                 return parse_result_lines(reply.result())
             except _UNANSWERED:
@@ -197,7 +197,7 @@ class TransactionHome:
         body: bytes = self.client.control.call(verb, *arguments, timeout=max(self.remaining_s, RETRY_S), **named)
         return body
 
-    def _floor(self) -> Extensions:
+    def _floor(self) -> Numbers:
         floor = self._session.floor if self._session is not None else 0
         return {"floor": floor} if floor else {}
 

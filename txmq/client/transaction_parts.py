@@ -53,6 +53,7 @@ class MessageBuffer:
         self._compression = compression
         self._places: dict[tuple[str, int], _Place] = {}
         self._results: list[SendResult] = []
+        self._lines: Sequence[PartResult] = ()  # not entered into the results yet
 
     def __len__(self) -> int:
         return len(self._results)
@@ -78,8 +79,11 @@ class MessageBuffer:
             keyed: with the hashes of the keys, which order the commits of prepared transactions (0.5 us a message).
         """
         parts = []
+        limit = min(part_size_bytes_max, PART_SIZE_BYTES_MAX)
         for (topic, partition), place in self._places.items():
-            for chunk in _chunks(place, min(part_size_bytes_max, PART_SIZE_BYTES_MAX)):
+            for chunk in _chunks(place, limit) if place.size_bytes > limit else (place.records,):
+                if not chunk:
+                    continue
                 batch = encode(chunk, compression=self._compression, txid=txid)
                 parts.append(EncodedPart(topic, partition, batch, _keys(chunk) if keyed else NO_KEYS))
         for place in self._places.values():
@@ -90,10 +94,15 @@ class MessageBuffer:
     @property
     def results(self) -> list[SendResult]:
         """One result a message, in order of sending."""
+        if self._lines:
+            self._enter(self._lines)
         return list(self._results)
 
     def place(self, lines: Sequence[PartResult]) -> None:
-        """Enter the offsets that the decision assigned."""
+        """Take the offsets that the decision assigned; they are entered when somebody looks (3 us a message)."""
+        self._lines = lines
+
+    def _enter(self, lines: Sequence[PartResult]) -> None:
         runs: dict[tuple[str, int], list[range]] = {}
         for line in lines:
             run = range(line.base_offset, line.base_offset + line.count)
@@ -103,19 +112,18 @@ class MessageBuffer:
             # A partition without a line was deleted with its topic before the decision: its messages went with it.
             for index, offset in zip(place.results, offsets, strict=False):
                 self._results[index] = SendResult(topic, partition, offset, SendStatus.ACKNOWLEDGED)
+        self._lines = ()
 
 
 def _size(record: Record) -> int:
     key, value, headers, _ = record
     size = _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
-    return size + sum(8 + len(name) + len(content) for name, content in headers)
+    for name, content in headers:
+        size += 8 + len(name) + len(content)
+    return size
 
 
 def _chunks(place: _Place, size_bytes_max: int) -> Iterator[list[Record]]:
-    if place.size_bytes <= size_bytes_max:
-        if place.records:
-            yield place.records
-        return
     chunk: list[Record] = []
     room = size_bytes_max
     for record in place.records:
@@ -151,7 +159,7 @@ class Streamed:
         self.size_bytes += len(batch)
         self.checksum = checksum(batch, self.checksum)
 
-    def extensions(self) -> dict[str, str | int | bytes | None]:
+    def extensions(self) -> dict[str, int]:
         """``parts= bytes= crc=``, or nothing where nothing was streamed."""
         if not self.parts:
             return {}

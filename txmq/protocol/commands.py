@@ -2,7 +2,8 @@
 
 A request is built as text and then read back with the broker's own parser (``grammar.parse_line``): what the broker
 would refuse, or would understand differently (a blank inside a topic, an extension that slid into an argument's place),
-is refused here with ``LocalProtocolError`` and nothing is sent. The hot ``put`` has ``put_line``, unchecked.
+is refused here with ``LocalProtocolError`` and nothing is sent. The hot ``put`` and ``commit`` have ``put_line`` and
+``commit_line``, unchecked: writing a ``commit`` and reading it back costs 8 us, the line alone 0.4.
 """
 
 from __future__ import annotations
@@ -55,6 +56,16 @@ def request(
 def put_line(topic: bytes, partition: int, length: int, opaque: bytes) -> bytes:
     """The line of a plain ``put``. Unchecked: topic (``is_valid_name``) and token are known to be sound."""
     return b"put %b %d %d %b\r\n" % (topic, partition, length, opaque)
+
+
+def commit_line(txid: str, numbers: Mapping[str, int], length: int, opaque: bytes) -> bytes:
+    """The line of a ``commit``. Unchecked: the id is a ``TxId``'s text, and the token is known to be sound.
+
+    Args:
+        numbers: the extensions, all of them numbers: ``floor``, and what ``Streamed`` states.
+    """
+    words = "".join([f"{name}={number} " for name, number in numbers.items()])
+    return f"commit {txid} {words}{length} ".encode("ascii") + opaque + b"\r\n"
 
 
 def _word(value: Word) -> bytes:

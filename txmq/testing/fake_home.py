@@ -122,6 +122,13 @@ class FakeHome:
             return FakeReply(b"", error)
         return FakeReply(answer, None) if fault is None else self._failed(fault)
 
+    def submit_commit(
+        self, txid: str, numbers: Mapping[str, int], body: Sequence[Buffer], deadline: float
+    ) -> FakeReply:
+        """As ``Connection.submit_commit``."""
+        timeout = max(deadline - self.clock.monotonic(), 0.0)
+        return self.submit("commit", txid, extensions=numbers, body=body, timeout=timeout)
+
     def _failed(self, fault: Fault) -> FakeReply:
         if isinstance(fault.error, ConnectionLostError):
             self.clock.advance(LOST_AFTER_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -52,7 +52,7 @@ class ScriptedStream:
         self.session: int | None = None
         self.reads: deque[int] = deque()  # how many bytes each receive gives; all, where it is empty
 
-    def send(self, buffers: deque[Buffer]) -> int:
+    def send(self, buffers: Sequence[Buffer]) -> int:
         if self.is_over:
             raise ConnectionResetError("over")
         whole = b"".join(bytes(buffer) for buffer in buffers)
@@ -62,9 +62,12 @@ class ScriptedStream:
             self._broker.serve(self, item)
         return len(taken)
 
-    def receive(self) -> memoryview | None:
+    def receive(self, timeout: float = 0.0) -> memoryview | None:
         if not self.inbound:
-            return memoryview(b"") if self.is_over else None
+            if self.is_over:
+                return memoryview(b"")
+            self._broker.clock.now += timeout
+            return None
         size = self.reads.popleft() if self.reads else len(self.inbound)
         data, self.inbound = self.inbound[:size], self.inbound[size:]
         return memoryview(bytes(data))

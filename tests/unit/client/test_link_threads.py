@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import pytest
 
-from txmq.client.link import Link, Waiter
-from txmq.runtime.net import Stream
+from txmq.client.link import Link, Pending, Reply, Waiter
+from txmq.errors import ConnectionLostError, TxmqError
+from txmq.protocol.requests import ByteBudget, Limits, RequestReader, Violation
+from txmq.runtime.net import SLEEP_S_MAX, Stream
 from txmq.runtime.os_clock import OSClock
+from txmq.runtime.ports import Buffer
 
 DEADLINE_S = 20.0
 
@@ -18,9 +22,69 @@ DEADLINE_S = 20.0
 @pytest.fixture
 def ends() -> Iterator[tuple[Stream, socket.socket]]:
     ours, theirs = socket.socketpair()
-    ours.setblocking(False)
     with ours, theirs:
         yield Stream(ours), theirs
+
+
+def listed(link: Link, count: int) -> list[Reply]:
+    """Requests whose threads sleep."""
+    replies = [link.request(link.clock.monotonic() + DEADLINE_S, "ping") for _ in range(count)]
+    for reply in replies:
+        link._followers[reply] = True
+    return replies
+
+
+def is_woken(reply: Reply) -> bool:
+    return reply.signal.wait(0.0)
+
+
+def answer(*replies: Reply) -> bytes:
+    return b"".join(b"result 200 0 %b\r\n" % reply.opaque for reply in replies)
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def test_followers_that_one_read_answered_wake_each_other_in_turn(ends: tuple[Stream, socket.socket]) -> None:
+    stream, broker = ends
+    link = Link(stream, OSClock(), "broker")
+    replies = listed(link, 3)
+    broker.sendall(answer(*replies))
+    link.take_arrived()
+    assert [is_woken(reply) for reply in replies] == [True, False, False]
+    link._pass_on()  # as the first does when it leaves
+    assert [is_woken(reply) for reply in replies] == [False, True, False]
+
+
+def test_a_follower_that_left_before_its_turn_is_passed_over(ends: tuple[Stream, socket.socket]) -> None:
+    stream, broker = ends
+    link = Link(stream, OSClock(), "broker")
+    first, second, third = listed(link, 3)
+    broker.sendall(answer(first, second, third))
+    link.take_arrived()
+    assert is_woken(first)
+    second.signal.set()  # as if its time were up
+    link._follow(second, link.clock.monotonic())
+    assert is_woken(third)
+
+
+def test_the_last_in_turn_wakes_one_to_lead(ends: tuple[Stream, socket.socket]) -> None:
+    stream, broker = ends
+    link = Link(stream, OSClock(), "broker")
+    answered, other = listed(link, 2)
+    broker.sendall(answer(answered))
+    link.take_arrived()
+    assert (is_woken(answered), is_woken(other)) == (True, False)
+    link._pass_on()
+    assert is_woken(other)
+
+
+def test_nobody_is_woken_to_lead_while_another_reads(ends: tuple[Stream, socket.socket]) -> None:
+    link = Link(ends[0], OSClock(), "broker")
+    (reply,) = listed(link, 1)
+    with link._reading:
+        link._pass_on()
+    assert not is_woken(reply)
 
 
 def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
@@ -29,28 +93,301 @@ def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
     stream, broker = ends
     clock = OSClock()
     link = Link(stream, clock, "broker")
-    first, second = (link.request(clock.monotonic() + DEADLINE_S, "ping") for _ in range(2))
-    # The leader of this moment has read the first one's answer; the call to lead goes to the first, who sleeps still.
-    link._followers[first] = None
+    (first,) = listed(link, 1)
+    second = link.request(clock.monotonic() + DEADLINE_S, "ping")
     assert link._reading.acquire(blocking=False)
     woken: list[bytes] = []
     waiting = threading.Thread(target=lambda: woken.append(second.result()))
     waiting.start()
     wait_until_listed(link, second)
-    first.answered(200, b"")
-    link._step_down()
-    assert link._reading.acquire(blocking=False)  # so that the first finds nothing to lead, and has it as it was
     link._reading.release()
-    link._follow(first, clock.monotonic())
-    broker.sendall(b"result 200 0 %b\r\n" % second.opaque)
+    first.answered(200, b"")
+    link._follow(first, clock.monotonic())  # finds itself done, and somebody else asleep whom nobody reads for
+    broker.sendall(answer(second))
     waiting.join(DEADLINE_S / 2)
     assert woken == [b""]
+
+
+def test_a_thread_whose_wake_up_was_lost_looks_again_by_itself(
+    ends: tuple[Stream, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, broker = ends
+    monkeypatch.setattr("txmq.client.link.SLEEP_S_MAX", 0.01)
+    link = Link(stream, OSClock(), "broker")
+    leading = link._reading.acquire(blocking=False)
+    assert leading
+    reply = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
+    answers: list[bytes] = []
+    waiting = threading.Thread(target=lambda: answers.append(reply.result()))
+    waiting.start()
+    wait_until_listed(link, reply)
+    # Taken from the list, and then the thread that was to wake it got a KeyboardInterrupt.
+    del link._followers[reply]
+    link._reading.release()
+    broker.sendall(answer(reply))
+    waiting.join(DEADLINE_S / 2)
+    assert answers == [b""]
+
+
+class Sleepless:
+    """A signal that must not be waited for."""
+
+    def set(self) -> None:
+        """Nobody sleeps."""
+
+    def wait(self, timeout: float) -> bool:
+        raise AssertionError("it went to sleep")
+
+
+def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: tuple[Stream, socket.socket]) -> None:
+    link = Link(ends[0], OSClock(), "broker")
+
+    class Answering(dict[Waiter, bool]):
+        """The answer comes right before the waiter is listed: the leader did not find it there."""
+
+        def __setitem__(self, waiter: Waiter, value: bool) -> None:
+            waiter.done = True
+            super().__setitem__(waiter, value)
+
+    link._followers = Answering()
+    waiter = Waiter()
+    waiter.signal = Sleepless()  # type: ignore[assignment]
+    with link._reading:
+        link.wait(waiter, link.clock.monotonic() + DEADLINE_S)
+    assert waiter.done
+
+
+def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[Stream, socket.socket]) -> None:
+    link = Link(ends[0], OSClock(), "broker")
+    waiter = Waiter()
+    link._followers[waiter] = True
+    with link._reading:
+        link.fail(ConnectionLostError("cut"))
+        assert waiter.signal.wait(0.0)
+    link._stream.close()
+
+
+def test_an_answer_that_comes_while_it_is_given_up_is_not_waited_for(ends: tuple[Stream, socket.socket]) -> None:
+    stream, broker = ends
+    link = Link(stream, OSClock(), "broker")
+    early, late = (link.request(link.clock.monotonic() + DEADLINE_S, "ping") for _ in range(2))
+    broker.sendall(answer(early))
+    link.take_arrived()
+    link.abandon(early.opaque)
+    link.abandon(late.opaque)
+    assert link._abandoned == {late.opaque}
+    broker.sendall(answer(late))
+    link.take_arrived()
+    assert (link._abandoned, link._pending, link.failure) == (set(), {}, None)
+
+
+def test_many_threads_get_every_answer(ends: tuple[Stream, socket.socket]) -> None:
+    stream, broker = ends
+    link = Link(stream, OSClock(), "broker")
+    threads, requests = 24, 200
+    sent: list[int] = []
+
+    def serve() -> None:
+        reader = RequestReader(Limits(), ByteBudget(1 << 20))
+        served = 0
+        while served < threads * requests:
+            opaques = [item[4] for item in reader.feed(broker.recv(1 << 16)) if not isinstance(item, Violation)]
+            sent.append(len(opaques))
+            served += len(opaques)
+            # The odd ones late: the threads are not answered in the order of their requests.
+            opaques.sort(key=lambda opaque: opaque[-1] % 2)
+            broker.sendall(b"".join(b"result 200 4 %b\r\npong" % opaque for opaque in opaques))
+
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for _ in range(requests):
+                assert link.request(link.clock.monotonic() + DEADLINE_S, "ping").result() == b"pong"
+        except BaseException as error:  # noqa: BLE001  told below
+            failures.append(error)
+
+    serving = threading.Thread(target=serve)
+    asking = [threading.Thread(target=ask) for _ in range(threads)]
+    for thread in (serving, *asking):
+        thread.start()
+    for thread in (serving, *asking):
+        thread.join(2 * DEADLINE_S)
+    assert failures == []
+    assert (sum(sent), link._pending, link._followers) == (threads * requests, {}, {})
 
 
 def wait_until_listed(link: Link, waiter: Waiter) -> None:
     deadline = OSClock().monotonic() + DEADLINE_S
     while waiter not in link._followers:
         assert OSClock().monotonic() < deadline
+
+
+# --- sending ---------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """A stream that takes everything; during a write, other threads send."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.meanwhile: list[Callable[[], object]] = []
+        self.is_over = False
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        whole = b"".join(buffers)
+        self.writes.append(whole)
+        while self.meanwhile:
+            other = threading.Thread(target=self.meanwhile.pop(0))
+            other.start()
+            other.join()
+        return len(whole)
+
+    def shut_down(self) -> None:
+        self.is_over = True
+
+    def close(self) -> None:
+        assert self.is_over
+
+
+def test_requests_that_come_during_a_write_go_out_together_and_nobody_waits_for_the_lock() -> None:
+    stream = Recording()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    batch = bytearray(b"x" * 10)
+    replies: list[Reply] = []
+    stream.meanwhile = [
+        lambda: replies.append(link.request(DEADLINE_S, "ping")),
+        lambda: link.put(link.request(DEADLINE_S, "version"), b"t", 0, batch),
+        lambda: replies.append(link.commit(DEADLINE_S, "1-1-1-1", {"floor": 3}, (b"part", batch))),
+    ]
+    link.request(DEADLINE_S, "ping")
+    assert stream.writes == [
+        b"ping 1\r\n",
+        b"ping 2\r\nversion 3\r\nput t 0 10 4\r\nxxxxxxxxxxcommit 1-1-1-1 floor=3 14 5\r\npartxxxxxxxxxx",
+    ]
+    assert [reply.done for reply in replies] == [False, False]
+
+
+def test_a_request_that_comes_when_the_writer_is_about_to_leave_is_written() -> None:
+    stream = Recording()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    late = [lambda: link.request(DEADLINE_S, "version")]
+
+    class Leaving:
+        """The sending lock; another thread's request comes right before it is released, and finds it taken."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def acquire(self, blocking: bool = True) -> bool:
+            return self._lock.acquire(blocking)
+
+        def release(self) -> None:
+            while late:
+                late.pop()()
+            self._lock.release()
+
+    link._sending = Leaving()  # type: ignore[assignment]
+    link.request(DEADLINE_S, "ping")
+    assert stream.writes == [b"ping 1\r\n", b"version 2\r\n"]
+
+
+def test_a_large_body_is_not_copied_and_what_the_system_did_not_take_follows() -> None:
+    class Short(Recording):
+        def send(self, buffers: Sequence[Buffer]) -> int:
+            taken = b"".join(buffers)[:70_000]
+            self.writes.append(taken)
+            return len(taken) if len(self.writes) != 2 else 0
+
+    stream = Short()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    batch = bytearray(range(256)) * 400
+    reply = link.commit(0.0, "1-1-1-1", {}, (b"part", memoryview(batch)))
+    assert link.has_unsent
+    for _ in range(2):
+        link._write_stuck()
+    del stream.writes[1]
+    assert b"".join(stream.writes) == b"commit 1-1-1-1 %d 1\r\npart" % (4 + len(batch)) + batch
+    assert (link.has_unsent, reply.done) == (False, False)
+
+
+def test_an_interrupted_write_ends_the_conversation() -> None:
+    class Interrupted(Recording):
+        def send(self, buffers: Sequence[Buffer]) -> int:
+            raise KeyboardInterrupt
+
+    stream = Interrupted()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        link.request(DEADLINE_S, "ping")
+    assert stream.is_over, "how much of the request is out is not known: nothing may follow it"
+    link.request(DEADLINE_S, "ping")
+    assert stream.writes == []
+
+
+@pytest.mark.parametrize("told_by_fail", [False, True])
+def test_a_request_that_meets_the_links_end_is_told_exactly_once(told_by_fail: bool) -> None:
+    link = Link(Recording(), OSClock(), "broker")  # type: ignore[arg-type]
+    told: list[TxmqError] = []
+
+    class Meeting(dict[bytes, Pending]):
+        """The link fails right when the request is put into the list: before, or behind."""
+
+        def __setitem__(self, opaque: bytes, pending: Pending) -> None:
+            if told_by_fail:
+                super().__setitem__(opaque, pending)
+            link.fail(ConnectionLostError("cut"))
+            if not told_by_fail:
+                super().__setitem__(opaque, pending)
+
+    class Told:
+        def answered(self, code: int, body: bytes) -> None:
+            raise AssertionError
+
+        def lost(self, error: TxmqError) -> None:
+            told.append(error)
+
+    link._pending = Meeting()
+    with nullcontext() if told_by_fail else pytest.raises(ConnectionLostError, match="cut"):
+        link.put(Told(), b"t", 0, bytearray(1))
+    assert len(told) == told_by_fail
+    assert link._pending == {}
+
+
+# --- the stream ------------------------------------------------------------------------------------------------------
+
+
+def test_receive_waits_as_long_as_it_is_told(ends: tuple[Stream, socket.socket]) -> None:
+    stream, peer = ends
+    clock = OSClock()
+    assert stream.receive() is None
+    for timeout in (0.02, SLEEP_S_MAX):
+        started = clock.monotonic()
+        assert stream.receive(timeout) is None
+        assert timeout * 0.9 < clock.monotonic() - started < DEADLINE_S
+    peer.sendall(b"xy")
+    assert bytes(stream.receive(DEADLINE_S) or b"") == b"xy"
+    peer.shutdown(socket.SHUT_WR)
+    end = stream.receive(DEADLINE_S)
+    assert end is not None
+    assert bytes(end) == b""
+
+
+def test_shutting_down_wakes_a_thread_that_receives(ends: tuple[Stream, socket.socket]) -> None:
+    stream, _ = ends
+    received: list[object] = []
+
+    def read() -> None:
+        while not received:
+            data = stream.receive(DEADLINE_S)
+            if data is not None:
+                received.append(bytes(data))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    stream.shut_down()
+    reading.join(DEADLINE_S / 2)
+    assert received == [b""]
 
 
 def test_many_threads_may_look_whether_a_stream_is_quiet_while_one_waits(ends: tuple[Stream, socket.socket]) -> None:

@@ -28,6 +28,12 @@ def test_txids_count_up_under_the_session() -> None:
     ]
 
 
+def test_the_text_of_a_txid_is_the_txids() -> None:
+    session, twin = Session(FIELDS), Session(FIELDS)
+    for counter in range(1, 20):
+        assert session.next_txid_text() == (counter, str(twin.next_txid()))
+
+
 @given(st.permutations(list(range(1, 30))))
 def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> None:
     session = Session(FIELDS)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.errors import LocalProtocolError
-from txmq.protocol.commands import Buffer, Word, put_line, request
+from txmq.protocol.commands import Buffer, Word, commit_line, put_line, request
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
+from txmq.xid import TxId
 
 TXID = "0123456789abcdef-fedcba9876543210-1-1"
 
@@ -147,3 +148,12 @@ def _text(word: Word) -> bytes:
 
 def test_the_line_of_a_put_is_the_one_of_a_request() -> None:
     assert [put_line(b"orders", 3, 5, b"A1"), b"hello"] == request("put", "orders", 3, body=[b"hello"], opaque=b"A1")
+
+
+@given(
+    st.integers(1, 2**64 - 1), st.dictionaries(st.sampled_from(["floor", "parts", "bytes", "crc"]), st.integers(0, 9))
+)
+def test_the_unchecked_commit_is_the_checked_one(counter: int, numbers: dict[str, int]) -> None:
+    txid = str(TxId(2**64 - 1, 0, 2**48 - 1, counter))
+    (line,) = request("commit", txid, extensions=numbers, body=(), opaque=b"z1")
+    assert commit_line(txid, numbers, 0, b"z1") == line
