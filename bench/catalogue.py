@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bench.model import Row
-from bench.rows import backlog, brokers, client, peers, process, put, transactions
+from bench.rows import backlog, brokers, client, last_resource, peers, process, put, transactions, xa
 
 ROWS: tuple[Row, ...] = (
-    *put.ROWS, *client.ROWS, *transactions.ROWS, *process.ROWS, *backlog.ROWS, *peers.ROWS, *brokers.ROWS,
+    *put.ROWS, *client.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
+    *process.ROWS, *backlog.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

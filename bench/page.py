@@ -63,15 +63,27 @@ CHARTS = (
         Line("consume", "txmq browse, decoded"),
         Line("backlog", "txmq catch-up with 20 million", "catch-up"),
     )),
-    Chart("A row and its message", "Transactions a second with SQLite, both durable. The stroke is the bound.", (
-        Line("last-resource", "last resource, 1 thread", "rate, 1 thr"),
+    Chart("A row and its message, SQLite", "Transactions a second, both durable. The stroke is the bound.", (
+        Line("last-resource", "txmq last resource, 1 thread", "rate, 1 thr"),
         Line("last-resource", "bare: row + outbox row, 1 thread", "outbox, 1 thr"),
-        Line("last-resource", "last resource, 8 threads", "rate, 8 thr"),
+        Line("last-resource", "txmq last resource, 8 threads", "rate, 8 thr"),
         Line("last-resource", "bare: row + outbox row, 8 threads", "outbox, 8 thr"),
+    )),
+    Chart("A row and its message, MariaDB", "Transactions a second, both durable. The stroke is the bound.", (
+        Line("last-resource-mariadb", "txmq last resource, 1 thread", "rate, 1 thr"),
+        Line("last-resource-mariadb", "bare: row + outbox row, 1 thread", "outbox, 1 thr"),
+        Line("mariadb-bare", "bare: row alone, 1 thread", "plain commit, 1 thr"),
+        Line("mariadb-bare", "bare: XA of the row alone, 1 thread", "XA, 1 thr"),
+        Line("last-resource-mariadb", "txmq last resource, 8 threads", "rate, 8 thr"),
+        Line("last-resource-mariadb", "bare: row + outbox row, 8 threads", "outbox, 8 thr"),
+        Line("mariadb-bare", "bare: row alone, 8 threads", "plain commit, 8 thr"),
+        Line("mariadb-bare", "bare: XA of the row alone, 8 threads", "XA, 8 thr"),
     )),
     Chart("From the database's commit to the reader", f"{_DOTS} The stroke is the bound on p99.", (
         Line("visible", "txmq last resource, SQLite", "p50"),
-        Line("peer-outbox", "outbox table, relay polls each second", "p50"),
+        Line("visible-mariadb", "txmq last resource, MariaDB", "p50"),
+        Line("peer-outbox", "outbox in SQLite, relay each second", "p50"),
+        Line("peer-outbox-mariadb", "outbox in MariaDB, relay each second", "p50"),
     ), is_latency=True),
 )  # fmt: skip
 

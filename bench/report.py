@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bench.model import Bound, Result
 from txmq.testing.bench.model import amount
@@ -37,11 +38,11 @@ def _add(table: Table, result: Result, bare: Mapping[str, float]) -> None:
     verdict = result.verdict
     shown = f"[{_STYLES[verdict]}]{verdict}[/]" if verdict else ""
     limits = "\n".join(f"{name}: {amount(bare[name])}" for name in row.bare if name in bare)
-    if result.missing is not None:
-        table.add_row(row.title, f"[dim]{result.missing}[/]")
-        return
-    if result.failure is not None:
-        table.add_row(row.title, "", "", result.failure, "", limits, shown)
+    reason = result.missing or result.failure
+    if reason is not None:
+        # Below the work, where a long line is folded: it would push the figures of all rows off the screen.
+        why = Text(f"  {reason}", style="dim" if result.missing else "red")
+        table.add_row(Text.assemble(row.title, "\n", why), "", "", "", "", limits, shown)
     bounds = {bound.figure: bound for bound in row.bounds}
     for number, (figure, unit) in enumerate(row.units.items()):
         values = result.samples.get(figure)

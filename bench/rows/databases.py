@@ -1,0 +1,142 @@
+"""The databases of the rows: SQLite in WAL mode, and a MariaDB server of our own; both force every commit.
+
+The same tables and statements in both. ``timed`` connections note the moment at which the database's COMMIT has
+returned: from then on the message is due.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.model import NotInstalledError
+from txmq.errors import ConfigError
+from txmq.testing.mariadb import MariaDB, MariaDBFailedError
+
+VALUE = b"x" * 100
+ORDER = "INSERT INTO orders (content) VALUES (?)"
+OUTBOX = "INSERT INTO outbox (topic, message_key, content) VALUES (?, ?, ?)"
+_TABLES = (
+    "CREATE TABLE orders (id {id}, content {blob})",
+    "CREATE TABLE outbox (id {id}, topic {text}, message_key {blob}, content {blob})",
+)
+
+Committed = list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One database with the two tables.
+
+    Attributes:
+        connect: a new connection, not in autocommit, that forces its commits.
+        timed: the same, appending to the list each time a commit has returned.
+        begin: the statement that begins a transaction that will write; empty where the driver begins by itself.
+        placeholder: of the driver's SQL.
+    """
+
+    name: str
+    connect: Callable[[], Any]
+    timed: Callable[[Committed], Any]
+    begin: str
+    placeholder: str
+
+    def sql(self, text: str) -> str:
+        """``text`` with the driver's placeholders."""
+        return text.replace("?", self.placeholder)
+
+
+Open = Callable[[Path], AbstractContextManager[Database]]
+
+
+@contextmanager
+def sqlite(directory: Path) -> Iterator[Database]:
+    """A file in ``directory``."""
+    path = (directory / "orders.db").absolute()
+
+    def connect(factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=60.0, factory=factory)
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    def timed(committed: Committed) -> sqlite3.Connection:
+        class Timed(sqlite3.Connection):
+            def commit(self) -> None:
+                super().commit()
+                committed.append(time.perf_counter())
+
+        return connect(Timed)
+
+    with closing(connect()) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        _create(connection, {"id": "INTEGER PRIMARY KEY AUTOINCREMENT", "blob": "BLOB", "text": "TEXT"})
+    # Without BEGIN IMMEDIATE two writers would meet at the upgrade of their locks.
+    yield Database("SQLite", connect, timed, "BEGIN IMMEDIATE", "?")
+
+
+@contextmanager
+def mariadb(directory: Path) -> Iterator[Database]:
+    """A server over ``directory``: each commit forces the redo log; no binary log."""
+    server = MariaDB(directory / "mariadb")
+    try:
+        server.start()
+    except (MariaDBFailedError, ConfigError) as error:
+        if "install" not in str(error):
+            raise
+        raise NotInstalledError(str(error)) from error
+    try:
+        with closing(server.connect()) as connection:
+            kinds = {"id": "BIGINT PRIMARY KEY AUTO_INCREMENT", "blob": "VARBINARY(1000)", "text": "VARCHAR(200)"}
+            _create(connection, kinds)
+        yield Database("MariaDB", server.connect, lambda committed: _timed_mariadb(server, committed), "", "%s")
+    finally:
+        server.kill()
+
+
+def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:
+    from MySQLdb.connections import Connection
+
+    class Timed(Connection):  # type: ignore[misc]  # the driver has no types
+        def commit(self) -> None:
+            super().commit()
+            committed.append(time.perf_counter())
+
+    return Timed(**server.connect_arguments())
+
+
+def _create(connection: Any, kinds: dict[str, str]) -> None:
+    with closing(connection.cursor()) as cursor:
+        for table in _TABLES:
+            cursor.execute(table.format(**kinds))
+    connection.commit()
+
+
+def transactions(database: Database, *statements: tuple[str, tuple[object, ...]]) -> Callable[[], object]:
+    """These statements in one plain commit, on one connection of the thread that asks."""
+    connection = database.connect()
+    cursor = connection.cursor()
+    ready = [(database.sql(text), values) for text, values in statements]
+
+    def work() -> None:
+        if database.begin:
+            cursor.execute(database.begin)
+        for text, values in ready:
+            cursor.execute(text, values)
+        connection.commit()
+
+    return work
+
+
+def row(database: Database) -> Callable[[], object]:
+    """The order's row alone."""
+    return transactions(database, (ORDER, (VALUE,)))
+
+
+def row_and_outbox(database: Database) -> Callable[[], object]:
+    """The order's row and the outbox row that a relay would publish."""
+    return transactions(database, (ORDER, (VALUE,)), (OUTBOX, ("bench", b"key", VALUE)))

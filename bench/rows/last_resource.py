@@ -1,0 +1,140 @@
+"""A row and its message: last resource against row + outbox row in one commit, and how soon the message is there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import txmq
+from bench.model import Bound, Measure, Row, Surroundings
+from bench.rows.databases import ORDER, VALUE, Open, mariadb, row_and_outbox, sqlite
+from txmq.testing.bench.model import LATENCY_UNITS, latencies
+from txmq.testing.bench.timing import in_threads
+from txmq.testing.broker_process import BrokerProcess
+from txmq.xa import LastResource
+
+TOPIC, PARTITIONS = "bench", 4
+THREADS = (1, 8)
+ARRIVAL_S_MAX = 10.0
+WARM_UP = 300  # a database that has just started is slow for its first commits
+
+
+@contextmanager
+def client_of(surroundings: Surroundings) -> Iterator[txmq.Client]:
+    """A client of a broker with the topic."""
+    with BrokerProcess(surroundings.directory / "data") as broker, txmq.connect(broker.address, timeout=30) as client:
+        client.topics.create(TOPIC, partitions=PARTITIONS)
+        yield client
+
+
+@contextmanager
+def _rates(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
+    with opened(surroundings.directory) as database, client_of(surroundings) as client, client.producer() as producer:
+        resource = LastResource("orders", connect=database.connect)
+        resource.install(client)
+        insert = database.sql(ORDER)
+
+        def work() -> None:
+            with producer.transaction(resource) as tx:
+                tx.connection(resource).cursor().execute(insert, (VALUE,))
+                producer.send(TOPIC, VALUE, key=b"key")
+
+        def measure(count: int) -> dict[str, float]:
+            return beside(work, "outbox", lambda: row_and_outbox(database), count)
+
+        measure(WARM_UP)
+        yield lambda: measure(surroundings.count(2000))
+
+
+def beside(
+    work: Callable[[], object], name: str, make_bare: Callable[[], Callable[[], object]], count: int
+) -> dict[str, float]:
+    """Rates of ``work`` and of the bare work, one after the other, and the share of the former, for 1 and 8 threads."""
+    figures: dict[str, float] = {}
+    for threads in THREADS:
+        bare_rate, _ = in_threads(make_bare, threads, count)
+        rate, _ = in_threads(lambda: work, threads, count)
+        figures |= {
+            f"share, {threads} thr": 100 * rate / bare_rate,
+            f"rate, {threads} thr": rate,
+            f"{name}, {threads} thr": bare_rate,
+        }
+    return figures
+
+
+def units_beside(name: str) -> dict[str, str]:
+    """Units of what ``beside`` gives."""
+    return {
+        f"{figure}, {threads} thr": unit
+        for threads in THREADS
+        for figure, unit in (("share", "%"), ("rate", "tx/s"), (name, "tx/s"))
+    }
+
+
+@contextmanager
+def _visible(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
+    """From the database's COMMIT (as its connection returns from it) to the message at a waiting reader."""
+    committed: list[float] = []
+    with opened(surroundings.directory) as database, client_of(surroundings) as client, client.producer() as producer:
+        resource = LastResource("orders", connect=lambda: database.timed(committed))
+        resource.install(client)
+        insert = database.sql(ORDER)
+
+        def work() -> None:
+            with producer.transaction(resource) as tx:
+                tx.connection(resource).cursor().execute(insert, (VALUE,))
+                producer.send(TOPIC, VALUE, partition=0)
+
+        _arrivals(client, work, committed, WARM_UP)
+        yield lambda: latencies(sorted(_arrivals(client, work, committed, surroundings.count(1000))))
+
+
+def _arrivals(
+    client: txmq.Client, work: Callable[[], None], committed: list[float], count: int
+) -> list[float]:  # fmt: skip
+    """Do it ``count`` times, each after the message of the one before has arrived; seconds from commit to arrival."""
+    delays: list[float] = []
+    arrived = threading.Event()
+    start = client.offsets(TOPIC, 0).end
+    stop = False
+
+    def read() -> None:
+        offset = start
+        while offset < start + count and not stop:
+            if client.fetch(TOPIC, 0, offset, timeout=1.0):
+                delays.append(time.perf_counter() - committed[-1])
+                offset += 1
+                arrived.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(count):
+            arrived.clear()
+            work()
+            if not arrived.wait(ARRIVAL_S_MAX):
+                raise AssertionError(f"no message {ARRIVAL_S_MAX:.0f} s after its commit")
+    finally:
+        stop = True
+        reader.join()
+    return delays
+
+
+def _rows(suffix: str, name: str, opened: Open) -> tuple[Row, ...]:
+    return (
+        Row(
+            f"last-resource{suffix}", f"last resource ({name}) against row + outbox row in one commit",
+            partial(_rates, opened=opened), units_beside("outbox"),
+            (Bound("share, 1 thr", 50, "%"), Bound("share, 8 thr", 60, "%")),
+        ),
+        Row(
+            f"visible{suffix}", f"from the commit of {name} to the message at a reader",
+            partial(_visible, opened=opened), LATENCY_UNITS, (Bound("p99", 5, "ms", at_least=False),),
+        ),
+    )  # fmt: skip
+
+
+ROWS = (*_rows("", "SQLite", sqlite), *_rows("-mariadb", "MariaDB", mariadb))
