@@ -1,0 +1,115 @@
+"""Assignment strategies: properties of all of them, and of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.registry.assignment import STRATEGIES, Owners, Slot, range_, round_robin, sticky
+
+TOPICS = ("a", "b", "c")
+NAMES = st.sampled_from([f"m{number}" for number in range(8)])
+PARTITIONS = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 12))
+MEMBERS = st.dictionaries(NAMES, st.lists(st.sampled_from(TOPICS), unique=True))
+SAME_WISH = st.sets(NAMES, min_size=1).map(lambda names: dict.fromkeys(names, TOPICS))
+CURRENT = st.dictionaries(st.tuples(st.sampled_from(TOPICS), st.integers(0, 15)), NAMES)
+EACH = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def loads(owners: Owners, members: Iterable[str]) -> list[int]:
+    """How many partitions each member has."""
+    counts = Counter(owners.values())
+    return [counts[member] for member in members]
+
+
+@EACH
+@given(members=MEMBERS, partitions=PARTITIONS, current=CURRENT)
+def test_each_wanted_partition_has_one_owner_who_wants_it(
+    name: str, members: dict[str, list[str]], partitions: dict[str, int], current: dict[Slot, str]
+) -> None:
+    owners = STRATEGIES[name](members, partitions, current)
+    wanted = {topic for topics in members.values() for topic in topics}
+    assert owners.keys() == {(t, n) for t, count in partitions.items() if t in wanted for n in range(count)}
+    assert all(topic in members[owner] for (topic, _), owner in owners.items())
+
+
+@EACH
+@given(members=MEMBERS, partitions=PARTITIONS, current=CURRENT)
+def test_the_order_in_which_facts_are_told_does_not_matter(
+    name: str, members: dict[str, list[str]], partitions: dict[str, int], current: dict[Slot, str]
+) -> None:
+    turned = (dict(reversed(facts.items())) for facts in (members, partitions, current))
+    assert STRATEGIES[name](members, partitions, current) == STRATEGIES[name](*turned)
+
+
+@given(members=SAME_WISH, partitions=PARTITIONS, current=CURRENT)
+def test_sticky_and_round_robin_are_balanced(
+    members: dict[str, tuple[str, ...]], partitions: dict[str, int], current: dict[Slot, str]
+) -> None:
+    for strategy in (sticky, round_robin):
+        found = loads(strategy(members, partitions, current), members)
+        assert max(found) - min(found) <= 1
+
+
+@given(members=SAME_WISH, count=st.integers(0, 40))
+def test_range_is_contiguous_and_balanced_within_a_topic(members: dict[str, tuple[str, ...]], count: int) -> None:
+    owners = range_(members, {"a": count}, {})
+    in_order = [owners["a", number] for number in range(count)]
+    assert in_order == sorted(in_order)
+    found = loads(owners, members)
+    assert max(found) - min(found) <= 1
+
+
+@given(members=SAME_WISH, partitions=PARTITIONS, gone=NAMES)
+def test_who_leaves_a_sticky_group_moves_only_what_he_had(
+    members: dict[str, tuple[str, ...]], partitions: dict[str, int], gone: str
+) -> None:
+    before = sticky(members, partitions, {})
+    members.pop(gone, None)
+    after = sticky(members, partitions, before)
+    if members:
+        assert all(after[slot] == owner for slot, owner in before.items() if owner != gone)
+
+
+@given(members=SAME_WISH, partitions=PARTITIONS)
+def test_who_joins_a_sticky_group_takes_no_more_than_his_share(
+    members: dict[str, tuple[str, ...]], partitions: dict[str, int]
+) -> None:
+    before = sticky(members, partitions, {})
+    after = sticky({**members, "new": TOPICS}, partitions, before)
+    moved = [slot for slot, owner in after.items() if before[slot] != owner]
+    assert all(after[slot] == "new" for slot in moved)
+    assert len(moved) <= sum(partitions.values()) // (len(members) + 1)
+
+
+@given(members=SAME_WISH, partitions=PARTITIONS)
+def test_a_sticky_group_that_did_not_change_moves_nothing(
+    members: dict[str, tuple[str, ...]], partitions: dict[str, int]
+) -> None:
+    before = sticky(members, partitions, {})
+    assert sticky(members, partitions, before) == before
+
+
+@given(members=SAME_WISH, partitions=PARTITIONS, gone=NAMES)
+def test_who_leaves_a_ring_moves_only_what_he_had(
+    members: dict[str, tuple[str, ...]], partitions: dict[str, int], gone: str
+) -> None:
+    ring = STRATEGIES["consistent-hash"]
+    before = ring(members, partitions, {})
+    members.pop(gone, None)
+    after = ring(members, partitions, {})
+    assert all(after[slot] == owner for slot, owner in before.items() if owner != gone and slot in after)
+
+
+@EACH
+@pytest.mark.parametrize(("partitions", "members"), [(10, 3), (10, 4), (3, 10)])
+def test_every_partition_of_metaqs_own_cases_is_consumed(name: str, partitions: int, members: int) -> None:
+    group = {f"m{number}": ("a",) for number in range(members)}
+    owners = STRATEGIES[name](group, {"a": partitions}, {})
+    assert len(owners) == partitions
+    if name != "consistent-hash":
+        assert max(loads(owners, group)) - min(loads(owners, group)) <= 1  # type: ignore[arg-type]
