@@ -1,7 +1,7 @@
 # make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
 # make check     what to run before each commit (under a minute)
-# make bench     every row of the budget, beside its bound and the bare limit of this machine
+# make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings)
 # make crash     CYCLES=300: kill -9 of broker and clients at random and named points
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make clean     remove what the above made
