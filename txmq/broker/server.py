@@ -288,7 +288,8 @@ class Server:
         groups, self._unsynced, self._unsynced_messages, self._forced_before = self._unsynced, [], 0, False
         self._sync_due_at = 0.0
         for forced in groups:
-            self.core.written(forced)
+            if self.context.relaxed:
+                self.core.written(forced)
             self.core.forced(forced)
         self._flush()
         crash_point("broker.answers.sent")
@@ -320,20 +321,18 @@ class Server:
     # --- effects -----------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        core = self.core
-        while True:
+        core, context = self.core, self.context
+        while context.ready or context.reads or context.lookups:  # asked for first: mostly there is one answer at most
             for read in core.take_reads():
                 self._read(read)
             for lookup in core.take_lookups():
                 self._look_up(*lookup)
-            ready = core.take_ready()
-            if not ready:
-                break
-            for peer in ready:
+            for peer in core.take_ready():
                 self._send(peer)
-        closing, self.context.closing = self.context.closing, []
-        for peer in closing:
-            self._send(peer)
+        if context.closing:
+            closing, context.closing = context.closing, []
+            for peer in closing:
+                self._send(peer)
 
     def _send(self, peer: Peer) -> None:
         connection = peer.shell

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from txmq.client.transaction_home import RETRY_S, TransactionHome, rolled_back
 from txmq.client.transaction_parts import MessageBuffer
@@ -56,16 +56,6 @@ class LastResourceRun:
         self._reply: Any = None
         self.is_told: bool | None = None
         self._parts: list[Any] = []
-        self._carry_out: dict[Effect, Callable[[], Event | None]] = {
-            Effect.SEND_PREPARE: self._send_prepare,
-            Effect.INSERT_MARKER: self._insert_marker,
-            Effect.AWAIT_PREPARED: self._await_prepared,
-            Effect.COMMIT_DATABASE: self._commit_database,
-            Effect.LOOK_UP: self._look_up,
-            Effect.SEND_COMMIT: self._send_commit,
-            Effect.ROLL_BACK_DATABASE: self._roll_back_database,
-            Effect.SEND_ROLLBACK: self._send_rollback,
-        }
 
     def run(self, event: Event) -> State:
         """Feed an event, and carry out what follows until the end."""
@@ -78,7 +68,7 @@ class LastResourceRun:
                     effects = deque(self.coordinator.step(step))
                 if not effects:
                     return self.coordinator.state
-                found = self._carry_out[effects.popleft()]()
+                found = self._CARRY_OUT[effects.popleft()](self)
             except (SimulatedCrash, TransactionStateError):
                 raise
             except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
@@ -218,3 +208,14 @@ class LastResourceRun:
             return Event.BROKER_UNKNOWN
         self.is_told = True
         return Event.BROKER_ROLLED_BACK
+
+    _CARRY_OUT: ClassVar[dict[Effect, Callable[[LastResourceRun], Event | None]]] = {
+        Effect.SEND_PREPARE: _send_prepare,
+        Effect.INSERT_MARKER: _insert_marker,
+        Effect.AWAIT_PREPARED: _await_prepared,
+        Effect.COMMIT_DATABASE: _commit_database,
+        Effect.LOOK_UP: _look_up,
+        Effect.SEND_COMMIT: _send_commit,
+        Effect.ROLL_BACK_DATABASE: _roll_back_database,
+        Effect.SEND_ROLLBACK: _send_rollback,
+    }

@@ -43,6 +43,8 @@ from txmq.errors import TransactionStateError
 class State(enum.Enum):
     """Where a last-resource transaction stands, as its owner knows it."""
 
+    __hash__ = object.__hash__  # Enum's own is a call in Python, 23 of them a transaction
+
     ACTIVE = "active"  # the body runs
     STREAMING = "streaming"  # the body runs, and parts of its messages are in the broker
     PREPARING = "preparing"  # prepare is under way, the marker row is being inserted
@@ -74,6 +76,8 @@ ENDS = frozenset(
 class Event(enum.Enum):
     """What can happen to it."""
 
+    __hash__ = object.__hash__
+
     PARTS_STREAMED = "parts streamed"  # a part is about to be sent ahead of prepare
     BODY_DONE = "body done"  # the body returned and RELEASE succeeded
     BODY_FAILED = "body failed"  # raised, or doomed by an SQL error, or RELEASE failed, or the deadline passed
@@ -98,6 +102,8 @@ class Event(enum.Enum):
 
 class Effect(enum.Enum):
     """What the shell is to do. Each answers with one event, unless the comment says otherwise."""
+
+    __hash__ = object.__hash__
 
     SEND_PREPARE = "send prepare"  # only sends; no event
     INSERT_MARKER = "insert marker"

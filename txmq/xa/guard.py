@@ -71,6 +71,12 @@ class GuardedCursor:
         object.__setattr__(self, "_cursor", cursor)
         object.__setattr__(self, "_guard", guard)
 
+    def execute(self, *arguments: Any, **named: Any) -> Any:
+        """Run a statement; what the driver returns, or this cursor where the driver returns its own."""
+        cursor = self._cursor
+        result = self._guard.call(cursor.execute, *arguments, **named)
+        return self if result is cursor else result
+
     def __getattr__(self, name: str) -> Any:
         if name == "executescript":
             raise TransactionStateError("executescript commits: inside a transaction block use execute")
