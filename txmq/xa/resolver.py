@@ -6,8 +6,9 @@ the marker table is what makes it safe. Due ones are proved by the database (``s
 all are told to the broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for
 before the rest is sent. What this process itself left unsettled (``LastResource.unsettled``) is always due.
 
-Housekeeping: committed markers of this process's own finished transactions leave in bulk, at most once a second; those
-of others when they are ten minutes old and the broker says committed; rolled-back ones 24 h after their deadline.
+Housekeeping: committed markers of this process's own finished transactions leave in bulk, at most once a second where
+there are hundreds, every ten seconds where there are few; those of others when they are ten minutes old and the broker
+says committed; rolled-back ones 24 h after their deadline.
 
 Invariants:
     * only transactions of this cluster, this broker and this database's uuid are touched, and only of the kind that the
@@ -50,7 +51,8 @@ TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet
 PAGE_SIZE = 200
 FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
 DELETE_SIZE = 500  # rows in one DELETE
-DELETE_EVERY_S = 1.0
+DELETE_EVERY_S = 1.0  # where there is a DELETE full of them
+DELETE_FEW_EVERY_S = 10.0  # each takes SQLite's one write lock, and a sync: with one row a second it would double both
 SWEEP_EVERY_S = 60.0
 SWEEP_AGE_MS = 600_000
 
@@ -180,7 +182,7 @@ class _Desk:
         self.resource, self.has_failed = resource, False
         self._client, self._clock = client, clock
         self._database: Settling | None = None
-        self._delete_at, self._sweep_at = 0.0, 0.0
+        self._deleted_at, self._sweep_at = float("-inf"), 0.0
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> int:
@@ -318,8 +320,9 @@ class _Desk:
 
     def _keep_house(self) -> None:
         now = self._clock.monotonic()
-        if self.resource.finished and now >= self._delete_at:
-            self._delete_at = now + DELETE_EVERY_S
+        count = len(self.resource.finished)
+        if count and now >= self._deleted_at + (DELETE_EVERY_S if count >= DELETE_SIZE else DELETE_FEW_EVERY_S):
+            self._deleted_at = now
             self._delete_finished()
         if now >= self._sweep_at and self._database is not None:
             self._sweep_at = now + SWEEP_EVERY_S

@@ -14,6 +14,7 @@ import pytest
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionStateError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.runtime.sim_clock import SimClock
 from txmq.testing.fake_home import Fault, lost
 from txmq.xa import resolver as module
 from txmq.xa import settle
@@ -363,10 +364,29 @@ def test_finished_markers_leave_in_bulk_and_only_then(world: World) -> None:
     resolver.close()
 
 
+def test_few_finished_markers_wait_for_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DELETE_SIZE", 3)
+    clock = SimClock()
+    resolver = Resolver(world.home, [world.resource], clock)
+
+    def left_after(orders: int, seconds: float) -> int:
+        for _ in range(orders):
+            world.order(b"x")
+        clock.advance(seconds)
+        resolver.run_once()
+        return len(world.markers())
+
+    assert left_after(1, 0.0) == 0, "the first round owes nothing to an earlier one"
+    assert [left_after(orders, 4.0) for orders in (1, 1, 0)] == [1, 2, 0]
+    assert [left_after(orders, 0.6) for orders in (2, 1)] == [2, 0], "as many as one DELETE takes go at once"
+    assert [left_after(orders, 0.6) for orders in (3, 0)] == [3, 0], "but not twice a second"
+    resolver.close()
+
+
 def test_the_marker_of_a_commit_that_was_told_leaves_in_a_later_round(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DELETE_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "DELETE_FEW_EVERY_S", 0.0)
     abandon(world, b"x", "client.tx.db_committed")
     resolver = world.resolver()
     resolver.run_once()
