@@ -53,6 +53,9 @@ def test_topics_are_created_changed_listed_and_deleted(broker: BrokerProcess) ->
     described = as_json(broker, "topic", "describe", "orders")
     assert isinstance(described, dict)
     assert (described["partitions"], described["retention_ms"], len(described["ranges"])) == (4, None, 4)
+    of_third = {"topic": "orders", "partition": 2, "broker_number": "0-2", "start": 0, "end": 0, "count": 0, "bytes": 0}
+    assert described["ranges"][2] == of_third
+    assert b"broker-number" in ok(broker, "topic", "describe", "orders")
     assert b"orders" in ok(broker, "topic", "list")
     ok(broker, "topic", "delete", "orders", "--yes")
     assert as_json(broker, "topic", "list") == []
@@ -66,7 +69,8 @@ def test_a_topic_is_closed_and_opened_for_publishing(broker: BrokerProcess) -> N
     refused = run(broker, "produce", "--topic", "orders", stdin=b"x\n")
     assert refused.returncode == 1
     assert b"Traceback" not in refused.stderr
-    ok(broker, "topic", "open", "orders")
+    opened = run(broker, "topic", "open", "orders")
+    assert (opened.stdout, opened.stderr) == (b"", b"topic orders: open for publishing, open for reading\n")
     ok(broker, "produce", "--topic", "orders", stdin=b"x\n")
 
 
@@ -88,6 +92,63 @@ def test_a_file_with_keys_keeps_the_order_per_key(broker: BrokerProcess, tmp_pat
     for message in messages:
         by_key.setdefault(message["key"], []).append(int(message["value"]))
     assert by_key == {f"k{key}": list(range(key, 700, 7)) for key in range(7)}
+
+
+@pytest.mark.parametrize(
+    "words", [("topic", "describe"), ("topic", "close"), ("consume", "--topic"), ("produce", "--topic")]
+)
+def test_a_misspelt_topic_is_told_with_the_nearest_name(broker: BrokerProcess, words: tuple[str, ...]) -> None:
+    ok(broker, "topic", "create", "orders")
+    result = run(broker, *words, "ordrs", stdin=b"x\n")
+    assert result.returncode == 1
+    assert result.stderr.endswith(b"did you mean 'orders'?\n")
+    assert b"did you mean" not in run(broker, *words, "zzz", stdin=b"x\n").stderr
+
+
+def test_consume_says_when_it_cannot_begin_where_it_is_told(broker: BrokerProcess) -> None:
+    settings = ("--partitions", "2", "--set", "segment_size_bytes=4096", "--set", "retention_size_bytes=4096")
+    ok(broker, "topic", "create", "short", *settings)
+    big = b"x" * 3000 + b"\n"
+    for _ in range(6):  # one by one: a batch never spans segments
+        ok(broker, "produce", "--topic", "short", "--partition", "0", stdin=big)
+    beyond = run(broker, "consume", "--topic", "short", "--from", "5", "--partition", "1")
+    assert (beyond.returncode, beyond.stdout) == (0, b"")
+    assert beyond.stderr == b"--from 5: partition 1 ends at 0, so nothing that is there now is that new\n"
+    for_programs = run(broker, "consume", "--topic", "short", "--from", "5", "--json")
+    assert [json.loads(line)["offset"] for line in for_programs.stdout.splitlines()] == [5]
+    moved = [{"partition": 1, "start": 0, "end": 0, "begins": 0}]
+    assert json.loads(for_programs.stderr) == {"from": 5, "moved": moved}
+    assert run(broker, "consume", "--topic", "short", "--from", "6", "--partition", "0").stderr == b""
+
+
+def test_what_retention_took_is_said(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "broker", settings={"retention_check_interval_ms": 10}) as broker:
+        ok(broker, "topic", "create", "short", "--set", "segment_size_bytes=4096", "--set", "retention_size_bytes=4096")
+        with txmq.connect(broker.address) as client, client.producer() as producer:
+            for _ in range(8):
+                producer.send("short", bytes(3000))
+            deadline = time.monotonic() + TIMEOUT_S
+            while not (start := client.offsets("short", 0).start):
+                assert time.monotonic() < deadline
+                client.fetch("short", 0, 8, timeout=0.02)  # waits for what does not come
+        said = run(broker, "consume", "--topic", "short", "--from", "0", "--max", "1").stderr.decode()
+    assert said == f"--from 0: partition 0 begins at {start}, older messages are gone (retention)\n"
+
+
+def test_a_transaction_is_shown_with_its_parts(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client, client.producer() as producer:
+        client.topics.create("orders", partitions=2)
+        with producer.transaction() as tx:
+            producer.send("orders", b"a", partition=0)
+            producer.send("orders", b"b", partition=1)
+    shown = as_json(broker, "tx", "show", str(tx.txid))
+    assert isinstance(shown, dict)
+    assert shown["outcome"] == "committed"
+    places = [{"topic": "orders", "partition": number, "base_offset": 0, "count": 1} for number in (0, 1)]
+    assert shown["parts"] == places
+    text = ok(broker, "tx", "show", str(tx.txid)).decode()
+    assert "base_offset" in text
+    assert "[{" not in text
 
 
 def test_consume_begins_where_it_is_told_and_ends_where_it_is_told(broker: BrokerProcess) -> None:
@@ -167,7 +228,8 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     assert isinstance(of_topic, dict)
     assert (of_topic["accept_read"], of_topic["offsets"]) == (True, held)
     assert isinstance(config, dict)
-    assert (config["insecure"], config["default_retention_ms"]) == ("false", "none")
+    assert (config["insecure"], config["default_retention_ms"], config["in_flight_max"]) == (False, None, 8)
+    assert (config["inline_sync_ms"], config["sync"]) == (0.3, "always")
     assert isinstance(lines, list)
     assert len(lines) == 6
 
@@ -180,7 +242,8 @@ def test_without_a_broker_the_error_says_how_to_start_one() -> None:
     result = run(None, "topic", "list", "--bootstrap", f"txmq://127.0.0.1:{free_port()}")
     assert result.returncode == 1
     assert result.stderr.count(b"\n") == 1
-    assert b"is a broker running? start one with: txmq broker" in result.stderr
+    assert result.stderr.count(b"start one with: txmq broker") == 1
+    assert b"--bootstrap" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -191,7 +254,8 @@ def test_without_a_broker_the_error_says_how_to_start_one() -> None:
         (("produce", "--topic", "absent"), 1, b"absent"),
         (("produce", "--topic", "absent", "--key", ""), 2, b"separator"),
         (("consume", "--topic", "absent"), 1, b"absent"),
-        (("topic", "create", "t", "--set", "colour=red"), 1, b"colour"),
+        (("topic", "create", "t", "--set", "colour=red"), 2, b"colour: unknown topic setting; known: partitions"),
+        (("topic", "create", "t", "--set", "retention=5"), 2, b"did you mean 'retention_ms'?"),
         (("topic", "alter", "t"), 2, b"nothing to change"),
         (("tx", "show", "nonsense"), 1, b"nonsense"),
     ],

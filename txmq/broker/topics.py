@@ -81,7 +81,7 @@ def _described(context: Context, described: Topic) -> bytes:
     partitions = [
         {
             "partition": p.number,
-            "broker-number": f"0-{p.number}",
+            "broker_number": f"0-{p.number}",
             "start": p.log_start,
             "end": p.high_watermark,
             "bytes": p.size_bytes,

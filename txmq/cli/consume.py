@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli import output
+from txmq.cli.connecting import connected
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from txmq.client import Client
-    from txmq.model import Message
+    from txmq.model import Message, PartitionRange
 
 FETCH_SIZE_BYTES = 1 << 20
 FOLLOW_WAIT_S = 1.0
+MOVED_SHOWN_MAX = 3  # partitions that one line tells of
 
 
 def consume(
@@ -39,6 +41,7 @@ def consume(
 
     On a terminal control characters are escaped; into a file or a pipe values go as they are.
     With --json, a value that is not UTF-8 comes as "value_base64".
+    An OFFSET that a partition does not hold becomes its start or end; a line on standard error says so.
 
     [bold]Examples[/bold]
 
@@ -46,13 +49,13 @@ def consume(
       txmq consume --topic orders --from latest --follow
       txmq consume --topic orders --from 2026-01-31T12:00:00Z --max 10 --json
     """
-    import txmq
-
     line = _json_line if as_json else _text_line if sys.stdout.isatty() else _raw_line
     write = sys.stdout.buffer.write
-    with txmq.connect(bootstrap) as client:
+    with connected(bootstrap, topic) as client:
         try:
-            for number, message in enumerate(_messages(client, topic, start, partition, follow=follow), 1):
+            numbers = [partition] if partition is not None else list(range(client.topics.describe(topic).partitions))
+            starts = _starts(client, topic, numbers, start, as_json=as_json)
+            for number, message in enumerate(_messages(client, topic, starts, follow=follow), 1):
                 write(line(message))
                 if follow:
                     sys.stdout.flush()
@@ -64,10 +67,9 @@ def consume(
     sys.stdout.flush()
 
 
-def _messages(client: Client, topic: str, start: str, partition: int | None, *, follow: bool) -> Iterator[Message]:
+def _messages(client: Client, topic: str, next_offsets: dict[int, int], *, follow: bool) -> Iterator[Message]:
     """Each partition up to what it held at the start; then, following, whatever appears, partition by partition."""
-    numbers = [partition] if partition is not None else list(range(client.topics.describe(topic).partitions))
-    next_offsets = {number: _start(client, topic, number, start) for number in numbers}
+    numbers = list(next_offsets)
     for number in numbers:
         end = client.offsets(topic, number).end
         while next_offsets[number] < end:
@@ -86,14 +88,34 @@ def _messages(client: Client, topic: str, start: str, partition: int | None, *, 
                 next_offsets[number] = message.offset + 1
 
 
-def _start(client: Client, topic: str, partition: int, start: str) -> int:
-    if start.isascii() and start.isdigit():
-        held = client.offsets(topic, partition)
-        return min(max(int(start), held.start), held.end)
+def _starts(client: Client, topic: str, partitions: list[int], start: str, *, as_json: bool) -> dict[int, int]:
+    """Where each partition begins; says so where that is not where it was told to."""
+    if start not in ("earliest", "latest") and not (start.isascii() and start.isdigit()):
+        return {number: client.offset_for(topic, number, timestamp_ms(start)) for number in partitions}
+    held = [client.offsets(topic, number) for number in partitions]
     if start in ("earliest", "latest"):
-        held = client.offsets(topic, partition)
-        return held.start if start == "earliest" else held.end
-    return client.offset_for(topic, partition, timestamp_ms(start))
+        return {item.partition: item.start if start == "earliest" else item.end for item in held}
+    wanted = int(start)
+    moved = [item for item in held if not item.start <= wanted <= item.end]
+    if moved and as_json:
+        output.note_json({"from": wanted, "moved": [_moved(item, wanted) for item in moved]})
+    elif moved:
+        output.note(
+            f"--from {wanted}: {'; '.join(_moved_text(item, wanted) for item in moved[:MOVED_SHOWN_MAX])}"
+            + (f"; and {len(moved) - MOVED_SHOWN_MAX} more" if len(moved) > MOVED_SHOWN_MAX else "")
+        )
+    return {item.partition: min(max(wanted, item.start), item.end) for item in held}
+
+
+def _moved(item: PartitionRange, wanted: int) -> dict[str, int]:
+    begins = item.start if wanted < item.start else item.end
+    return {"partition": item.partition, "start": item.start, "end": item.end, "begins": begins}
+
+
+def _moved_text(item: PartitionRange, wanted: int) -> str:
+    if wanted > item.end:
+        return f"partition {item.partition} ends at {item.end}, so nothing that is there now is that new"
+    return f"partition {item.partition} begins at {item.start}, older messages are gone (retention)"
 
 
 def timestamp_ms(text: str) -> int:

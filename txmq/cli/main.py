@@ -79,7 +79,8 @@ def main() -> None:
     except ConfigError as error:
         output.fail(str(error), output.STATUS_USAGE)
     except (ConnectionLostError, RequestTimeoutError) as error:
-        output.fail(f"{error}: is a broker running? start one with: txmq broker (or name another with --bootstrap)")
+        hint = "" if "txmq broker" in str(error) else ": is a broker running? start one with: txmq broker"
+        output.fail(f"{error}{hint} (or name another with --bootstrap)")
     except OverloadedError as error:
         output.fail(f"{error}; the broker is busy, try again")
     except TxmqError as error:

@@ -73,6 +73,11 @@ def note(text: str) -> None:
     sys.stderr.write(escaped(text) + "\n")
 
 
+def note_json(value: object) -> None:
+    """The same for programs: one JSON value on standard error, beside the lines of standard output."""
+    sys.stderr.write(json.dumps(value, ensure_ascii=True) + "\n")
+
+
 def fail(text: str, status: int = STATUS_FAILED) -> NoReturn:
     """End the command with one line on standard error."""
     sys.stdout.flush()

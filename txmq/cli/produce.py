@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Protocol
 import typer
 
 from txmq.cli import output
+from txmq.cli.connecting import connected
 from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
@@ -61,13 +62,11 @@ def produce(
       echo hello | txmq produce --topic orders
       txmq produce --topic orders --key , orders.csv
     """
-    import txmq
-
     if key == "":
         raise ConfigError("--key needs a separator, such as --key , ; leave it out to send whole lines")
     count = 0
     with ExitStack() as stack:
-        client = stack.enter_context(txmq.connect(bootstrap))
+        client = stack.enter_context(connected(bootstrap, topic))
         client.topics.describe(topic)  # an unknown topic is said before a line is read
         producer = stack.enter_context(client.producer())
         stream: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))

@@ -52,7 +52,7 @@ def _json(client: Client, item: str | None) -> object:
 
     if item in ("config", "help"):
         lines = client.stats(item).splitlines()
-        return lines if item == "help" else dict(line.partition(" ")[::2] for line in lines)
+        return lines if item == "help" else {name: _value(name, text) for name, _, text in map(_parted, lines)}
     everything = json.loads(client.stats("json"))
     if item in LISTINGS:
         return everything[item]
@@ -60,3 +60,19 @@ def _json(client: Client, item: str | None) -> object:
         if topic["name"] == item != "json":
             return topic | {"offsets": [held for held in everything["offsets"] if held["topic"] == item]}
     return everything if item in (None, "json") else client.stats(item)  # which says what is known
+
+
+def _parted(line: str) -> tuple[str, str, str]:
+    return line.partition(" ")
+
+
+def _value(name: str, text: str) -> object:
+    """A setting as the table of settings knows it; one of a newer broker stays text."""
+    from txmq.config import SETTINGS
+
+    setting = SETTINGS.get(name)
+    if setting is None or setting.kind is str:
+        return text
+    if setting.kind is bool:
+        return text == "true"
+    return None if text == "none" else setting.kind(text)

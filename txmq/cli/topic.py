@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli import output
+from txmq.cli.connecting import connected, nearest
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def create(
     """
     words = assignments(settings)
     words |= {key: value for key, value in {"partitions": partitions, "storage": storage}.items() if value is not None}
-    import txmq
-
-    with txmq.connect(bootstrap) as client:
+    with connected(bootstrap, name) as client:
         client.topics.create(name, **words)  # type: ignore[arg-type]
         _show(client.topics.describe(name), as_json=as_json)
 
@@ -62,9 +61,7 @@ def create(
 @app.command("list")
 def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
     """List the topics."""
-    import txmq
-
-    with txmq.connect(bootstrap) as client:
+    with connected(bootstrap) as client:
         topics = [fields_of(topic) for topic in client.topics.list()]
     if as_json:
         output.print_json(topics)
@@ -76,18 +73,18 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
 @app.command()
 def describe(name: Name, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
     """Show a topic's settings and what each partition holds."""
-    import txmq
-
-    with txmq.connect(bootstrap) as client:
+    with connected(bootstrap, name) as client:
         config = client.topics.describe(name)
-        ranges = [client.offsets(name, partition) for partition in range(config.partitions)]
+        held = [
+            {"topic": name, **item, "count": item["end"] - item["start"]} for item in client.topics.watermarks(name)
+        ]
     if as_json:
-        held = [dataclasses.asdict(item) | {"count": item.end - item.start} for item in ranges]
         output.print_json(fields_of(config) | {"ranges": held})
         return
     _show(config, as_json=False)
-    rows = [(item.partition, item.start, item.end, item.end - item.start) for item in ranges]
-    output.print_table("partitions", ("partition", "start", "end", "messages"), rows)
+    fields = ("partition", "broker_number", "start", "end", "count", "bytes")
+    rows = [[item.get(field) for field in fields] for item in held]
+    output.print_table("partitions", ("partition", "broker-number", "start", "end", "messages", "bytes"), rows)
 
 
 @app.command()
@@ -112,7 +109,7 @@ def alter(
         words["partitions"] = partitions
     if not words:
         raise ConfigError("nothing to change: say --partitions or --set KEY=VALUE")
-    _alter(name, words, bootstrap, as_json=as_json)
+    _show(_altered(name, words, bootstrap), as_json=as_json)
 
 
 @app.command()
@@ -124,7 +121,7 @@ def close(
     as_json: output.Json = False,
 ) -> None:
     """Close a topic for publishing (to drain it) or for reading; both without an option."""
-    _alter(name, _doors(publish, read, to=False), bootstrap, as_json=as_json)
+    _show_doors(_altered(name, _doors(publish, read, to=False), bootstrap), as_json=as_json)
 
 
 @app.command("open")
@@ -136,7 +133,7 @@ def open_(
     as_json: output.Json = False,
 ) -> None:
     """Open a topic again for publishing or reading; both without an option."""
-    _alter(name, _doors(publish, read, to=True), bootstrap, as_json=as_json)
+    _show_doors(_altered(name, _doors(publish, read, to=True), bootstrap), as_json=as_json)
 
 
 @app.command()
@@ -149,9 +146,7 @@ def delete(
     """Delete a topic and all its messages, for ever."""
     if not yes:
         typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
-    import txmq
-
-    with txmq.connect(bootstrap) as client:
+    with connected(bootstrap, name) as client:
         client.topics.delete(name)
     if as_json:
         output.print_json({"deleted": name})
@@ -163,18 +158,28 @@ def assignments(words: list[str] | None) -> dict[str, object]:
     """``key=value`` words as keyword arguments; numbers, true, false and none are read as such.
 
     Raises:
-        ConfigError: not of that form, or a key given twice.
+        ConfigError: not of that form, not a topic's setting, or given twice.
     """
     values: dict[str, object] = {}
     for word in words or []:
         key, equals, text = word.partition("=")
         if not (equals and key):
             raise ConfigError(f"--set {word}: expected key=value")
+        if key not in _settings():
+            near = nearest(key, _settings())
+            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(_settings())}"
+            raise ConfigError(f"--set {key}: unknown topic setting; {hint}")
         if key in values:
             raise ConfigError(f"--set {key} is given twice; give it once")
         plain: dict[str, object] = {"true": True, "false": False, "none": None}
         values[key] = int(text) if text.isascii() and text.isdigit() else plain.get(text, text)
     return values
+
+
+def _settings() -> list[str]:
+    from txmq.model import TopicConfig
+
+    return [field.name for field in dataclasses.fields(TopicConfig) if field.name != "name"]
 
 
 def fields_of(config: TopicConfig) -> dict[str, object]:
@@ -189,12 +194,18 @@ def _doors(publish: bool, read: bool, *, to: bool) -> dict[str, object]:
     return {setting: to for setting, chosen in wanted.items() if chosen}
 
 
-def _alter(name: str, words: Mapping[str, object], bootstrap: str, *, as_json: bool) -> None:
-    import txmq
-
-    with txmq.connect(bootstrap) as client:
+def _altered(name: str, words: Mapping[str, object], bootstrap: str) -> TopicConfig:
+    with connected(bootstrap, name) as client:
         client.topics.alter(name, **words)  # type: ignore[arg-type]
-        _show(client.topics.describe(name), as_json=as_json)
+        return client.topics.describe(name)
+
+
+def _show_doors(config: TopicConfig, *, as_json: bool) -> None:
+    if as_json:
+        _show(config, as_json=True)
+        return
+    publishing, reading = ("open" if is_open else "closed" for is_open in (config.accept_publish, config.accept_read))
+    output.note(f"topic {config.name}: {publishing} for publishing, {reading} for reading")
 
 
 def _show(config: TopicConfig, *, as_json: bool) -> None:

@@ -42,5 +42,9 @@ def show(
         fields = client.transactions.show(txid)
     if as_json:
         output.print_json(fields)
-    else:
-        output.print_fields(f"transaction {txid}", dict(fields))
+        return
+    lists = {name: value for name, value in fields.items() if isinstance(value, list)}
+    output.print_fields(f"transaction {txid}", {name: value for name, value in fields.items() if name not in lists})
+    for name, rows in lists.items():
+        columns = list(rows[0]) if rows else []
+        output.print_table(name, columns, [[row.get(column) for column in columns] for row in rows])

@@ -73,6 +73,16 @@ class Topics:
         """
         return self.refresh(name).config
 
+    def watermarks(self, name: str) -> FieldsList:
+        """What each partition holds now: ``partition``, ``start``, ``end``, ``bytes``, ``broker_number``.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        body = self._connection().repeat("topic", "describe", _checked(name), timeout=self._timeout)
+        held: FieldsList = _object(body)["watermarks"]
+        return held
+
     def list(self) -> list[TopicConfig]:
         """All topics."""
         body = self._connection().repeat("topic", "list", "*", timeout=self._timeout)

@@ -22,7 +22,7 @@ from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
 from txmq.client.session import Session
 from txmq.config import split_address
-from txmq.errors import ClosedError, ConfigError
+from txmq.errors import ClosedError, ConfigError, ConnectionLostError
 from txmq.log.compression import CODECS
 from txmq.model import Message, Outcome, PartitionRange
 from txmq.runtime.os_clock import OSClock
@@ -50,6 +50,9 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python") -> Cl
     client = Client(parse_bootstrap(bootstrap), timeout=timeout, name=name)
     try:
         client.control.link(client.clock.monotonic() + timeout)
+    except ConnectionLostError as error:
+        client.close()
+        raise ConnectionLostError(f"{error}; is a broker running there? start one with: txmq broker") from None
     except BaseException:
         client.close()
         raise
@@ -233,7 +236,11 @@ class Client:
         return session
 
     def outcome(self, txid: TxId | str) -> Outcome:
-        """What became of a transaction; UNKNOWN where nothing is decided, or nothing was ever seen of it.
+        """What became of a transaction.
+
+        UNKNOWN where it is not decided, and where nothing was ever seen of it: a block that was rolled back before its
+        end sent nothing, and a request of it may still be on its way as far as the broker can know. Ask with ``fence``
+        on the wire (docs/protocol.md, ``outcome``) to make that final.
 
         Raises:
             FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.

@@ -18,6 +18,7 @@ from txmq.runtime.ports import Clock
 
 FETCH_SIZE_BYTES = 1 << 20
 POLL_WAIT_S_MAX = 30.0  # the longest the broker holds a get
+_DAMAGED = "damaged where it was stored or made: look with txmq log verify there, or read on behind it"
 
 
 class Fetcher:
@@ -48,11 +49,11 @@ class Fetcher:
             return []
         try:
             messages = records.decode(body, topic, partition, topic_id=topic_id)
-        except InvalidBatchError:
+        except InvalidBatchError as error:
             # The topic may have been made anew since its id was learnt.
             current_id = self._topics.refresh(topic).topic_id
             if current_id == topic_id:
-                raise
+                raise InvalidBatchError(f"{error}; {_DAMAGED}") from None
             messages = records.decode(body, topic, partition, topic_id=current_id)
         first = messages[0].offset
         if not first <= offset < first + len(messages):

@@ -27,7 +27,7 @@ def test_a_topic_is_created_described_altered_listed_deleted() -> None:
     put(client, b"1", topic="t", partition=3)
     told = json.loads(client.ask("topic", "describe", "t").body)
     mark = told["watermarks"][3]
-    assert (mark["partition"], mark["start"], mark["end"], mark["broker-number"]) == (3, 0, 1, "0-3")
+    assert (mark["partition"], mark["start"], mark["end"], mark["broker_number"]) == (3, 0, 1, "0-3")
     assert mark["bytes"] > 61
     listed = json.loads(client.ask("topic", "list", "*").body)["topics"]
     assert [topic["name"] for topic in listed] == ["a", "b", "t"]
