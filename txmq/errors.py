@@ -126,6 +126,24 @@ class UnknownTransactionError(BrokerError):
     code, wire_name = 404, "unknown-transaction"
 
 
+class UnknownGroupError(BrokerError):
+    """No consumer group of that name has members or saved offsets."""
+
+    code, wire_name = 404, "unknown-group"
+
+
+class UnknownMemberError(BrokerError):
+    """The group does not know this member (any more): it joins again, under its name."""
+
+    code, wire_name = 404, "unknown-member"
+
+
+class GroupActiveError(BrokerError):
+    """The group has members: stop them first."""
+
+    code, wire_name = 409, "group-active"
+
+
 class TopicExistsError(BrokerError):
     """A topic of that name exists."""
 
@@ -200,8 +218,9 @@ _BY_WIRE_NAME: dict[str, type[BrokerError]] = {
     cls.wire_name: cls
     for cls in (
         BrokerError, BadRequestError, InvalidBatchError, InvalidNameError, UnknownTopicError, OffsetOutOfRangeError,
-        UnknownTransactionError, TopicExistsError, TopicClosedError, ForbiddenError, NotOwnerError, SequenceError,
-        TransactionConflictError, FencedError, TooLargeError, OverloadedError, UnavailableError, DiskFullError,
+        UnknownTransactionError, UnknownGroupError, UnknownMemberError, GroupActiveError, TopicExistsError,
+        TopicClosedError, ForbiddenError, NotOwnerError, SequenceError, TransactionConflictError, FencedError,
+        TooLargeError, OverloadedError, UnavailableError, DiskFullError,
     )
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from txmq.broker.group import Group
+from txmq.broker.membership import Membership
 from txmq.broker.peer import Peer
 from txmq.broker.state import Limits, State
 from txmq.config import BrokerSettings
@@ -94,6 +95,8 @@ class Context:
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
         moved: partitions in memory whose end moved: their polls are to be woken.
         waiting_polls: (deadline ms, partition, poll) of every ``get`` that waits.
+        groups: consumer groups that have members, by name.
+        beats: heartbeats that wait for something to tell.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
 
@@ -115,6 +118,8 @@ class Context:
     closing: list[Peer] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
     checks: Checks = field(default_factory=Checks)
+    groups: dict[str, Membership] = field(default_factory=dict)
+    beats: list[Any] = field(default_factory=list)
     disk_full: bool = False
     stopping: bool = False
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from txmq.broker import decisions, greeting, halves, listing, reading, stats, topics, transactions
+from txmq.broker import decisions, greeting, groups, halves, listing, reading, stats, topics, transactions
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.group import Group
 from txmq.broker.peer import Peer
@@ -46,6 +46,7 @@ VERBS: dict[bytes, _Verb] = {
     b"forget": decisions.forget,
     b"recover": listing.recover,
     b"checks": halves.checks,
+    b"group": groups.group,
     b"topic": topics.topic,
     b"stats": stats.stats,
     b"ping": greeting.ping,
@@ -79,6 +80,7 @@ class Core:
         """A connection is gone: its answers are dropped, its session waits, its streams are rolled back."""
         peer.gone = peer.closing = True
         self.context.peers.pop(peer.number, None)
+        groups.disconnected(self.context, peer)
         session, peer.session = peer.session, None
         if session is not None and session.bound == peer.number:
             session.bound = None
@@ -189,6 +191,7 @@ class Core:
         transactions.expire_streams(self.context)
         decisions.show_overdue(self.context)
         halves.tick(self.context)
+        groups.tick(self.context)
 
     def wake_memory(self) -> None:
         """Partitions in memory moved their end by themselves: wake their polls."""

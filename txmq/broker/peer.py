@@ -13,16 +13,20 @@ class Peer:
         session: what ``hello`` bound it to.
         out: answers to be written, in order of writing.
         unanswered: opaque tokens of requests whose answer is still owed.
+        members: (group, member) of the consumers that beat over it.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.
         gone: True once the connection is lost; answers to it are dropped.
     """
 
-    __slots__ = ("address", "closing", "gone", "name", "number", "out", "ready", "session", "shell", "unanswered")
+    __slots__ = (
+        "address", "closing", "gone", "members", "name", "number", "out", "ready", "session", "shell", "unanswered",
+    )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
         self.number, self.address, self.name = number, address, ""
         self.session: Session | None = None
         self.out: list[bytes] = []
         self.unanswered: set[bytes] = set()
+        self.members: set[tuple[str, str]] = set()
         self.closing = self.gone = self.ready = False
         self.shell: object = None  # the transport's side; the core never looks at it

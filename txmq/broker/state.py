@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from txmq.broker.decided import Decisions
 from txmq.broker.ordering import CommitOrder
+from txmq.broker.saved import SavedGroups
 from txmq.broker.sequences import Sequences
 from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
 from txmq.broker.transaction import Part, Transaction, TransactionState
@@ -62,6 +63,7 @@ class State:
         self.payload_bytes = 0
         self.epoch = 0
         self.decisions = Decisions()
+        self.saved = SavedGroups()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
     # --- topics ------------------------------------------------------------------------------------------------------
@@ -87,6 +89,7 @@ class State:
         """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of."""
         topic = self.topics.remove(topic_id)
         removed = self.partitions_of.pop(topic_id, [])
+        self.saved.forget_topic(topic_id)
         if topic is not None:
             name = topic.config.name.encode()
             for partition in removed:
@@ -234,6 +237,8 @@ class State:
             self.decide(decided.session, decided.counter, decided.floor, outcome, meta, places)
         elif kind in (entries.COMPLETED, entries.SHOWN, entries.HEURISTIC, entries.FORGOTTEN):
             self._redo_decisions(kind, json.loads(bytes(body)))
+        elif kind in (entries.SAVED, entries.HANDED_OVER, entries.GROUP_DELETED):
+            self._redo_group(kind, json.loads(bytes(body)))
         elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
             self.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
@@ -272,6 +277,14 @@ class State:
             decisions.record(name, fields["fact"])
         else:
             decisions.forget(name)
+
+    def _redo_group(self, kind: int, fields: dict[str, Any]) -> None:
+        if kind == entries.SAVED:
+            self.saved.save(fields["group"], fields["offsets"], fields["time_ms"])
+        elif kind == entries.HANDED_OVER:
+            self.saved.hand_over(fields["group"], fields["owned"])
+        else:
+            self.saved.delete(fields["group"])
 
     def _redo_placements(
         self, entry: entries.Committed | entries.Decided, write: Write, touched: dict[Partition, None]
@@ -314,6 +327,7 @@ class State:
             "sessions": [session.snapshot() for session in self.sessions.values()],
             "transactions": [transaction.snapshot() for transaction in self.transactions.values()],
             "decisions": self.decisions.snapshot(),
+            "groups": self.saved.snapshot(),
         }
 
     def all_partitions(self) -> Iterator[Partition]:
@@ -345,6 +359,7 @@ class State:
                 self.streams[transaction.session, transaction.counter] = transaction
 
         self.decisions.restore(snapshot["decisions"], self.partition)
+        self.saved.restore(snapshot["groups"])
 
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
         """Give a restored transaction one of its parts back, in order."""

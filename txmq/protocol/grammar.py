@@ -128,6 +128,14 @@ _TABLE = (
         b"topic", ("action", "name"), any_extension=True,
         teaches="create, alter, describe, delete, list: topic create orders partitions=4 1",
     ),
+    Verb(
+        b"group", ("action", "group"),
+        {
+            b"member": "text", b"topics": "text", b"strategy": "text", b"timeout": "number", b"view": "number",
+            b"wait": "number",
+        }, has_body=True,
+        teaches="join, heartbeat, leave, save, describe, list, reset, delete: group describe billing 0 1",
+    ),
     Verb(b"ping", teaches="is the broker there? ping 1"),
     Verb(b"stats", opaque_optional=True, optional="item", teaches="figures; stats help lists the items"),
     Verb(b"version", opaque_optional=True, teaches="name and version"),

@@ -32,6 +32,9 @@ Bodies::
     14 SHOWN          JSON: messages of a decision are shown before all its branches have completed
     15 HEURISTIC      JSON: somebody decided alone; kept until forgotten
     16 FORGOTTEN      JSON
+    17 SAVED          JSON: offsets of a consumer group
+    18 HANDED_OVER    JSON: partitions of a consumer group got a new owner and generation
+    19 GROUP_DELETED  JSON
 """
 
 from __future__ import annotations
@@ -59,12 +62,15 @@ COMPLETED: Final = 13
 SHOWN: Final = 14
 HEURISTIC: Final = 15
 FORGOTTEN: Final = 16
+SAVED: Final = 17
+HANDED_OVER: Final = 18
+GROUP_DELETED: Final = 19
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
     SESSION: "session", TOPIC: "topic", TOPIC_DELETED: "topic-deleted", LOG_START: "log-start", STARTED: "started",
     SESSION_ENDED: "session-ended", DECIDED: "decided", COMPLETED: "completed", SHOWN: "shown", HEURISTIC: "heuristic",
-    FORGOTTEN: "forgotten",
+    FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -379,3 +385,18 @@ def encode_heuristic(fields: bytes) -> bytes:
 def encode_forgotten(fields: bytes) -> bytes:
     """A FORGOTTEN entry; ``fields`` is JSON."""
     return frame(FORGOTTEN, fields)
+
+
+def encode_saved(fields: bytes) -> bytes:
+    """A SAVED entry; ``fields`` is JSON."""
+    return frame(SAVED, fields)
+
+
+def encode_handed_over(fields: bytes) -> bytes:
+    """A HANDED_OVER entry; ``fields`` is JSON."""
+    return frame(HANDED_OVER, fields)
+
+
+def encode_group_deleted(fields: bytes) -> bytes:
+    """A GROUP_DELETED entry; ``fields`` is JSON."""
+    return frame(GROUP_DELETED, fields)

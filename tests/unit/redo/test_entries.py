@@ -92,7 +92,7 @@ def test_a_payload_cut_anywhere_inside_an_entry_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [(0, 0, 0, 0), (17, 0, 0, 0), (255, 0, 0, 0), (5, 1, 0, 0), (1, 2, 0, 0), (5, 0, 1, 0)]
+    "frame", [(0, 0, 0, 0), (20, 0, 0, 0), (255, 0, 0, 0), (5, 1, 0, 0), (1, 2, 0, 0), (5, 0, 1, 0)]
 )  # fmt: skip
 def test_unknown_types_flags_and_reserved_bits_are_refused_with_what_to_do(frame: tuple[int, int, int, int]) -> None:
     with pytest.raises(StorageError, match="upgrade"):

@@ -41,6 +41,9 @@ def _disk() -> SimDisk:
         entries.encode_shown(b'{"session": 1}'),
         entries.encode_heuristic(b'{"session": 1}'),
         entries.encode_forgotten(b'{"session": 1}'),
+        entries.encode_saved(b'{"group": "g"}'),
+        entries.encode_handed_over(b'{"group": "g"}'),
+        entries.encode_group_deleted(b'{"group": "g"}'),
     ]
     for sample in samples:
         journal.append(sample)
@@ -52,12 +55,12 @@ def _disk() -> SimDisk:
 def test_dump_shows_every_record_with_its_place_and_its_entries() -> None:
     disk = _disk()
     records = list(inspect.dump(disk))
-    assert [record.kind for record in records] == ["group"] * 17 + ["mark"]
+    assert [record.kind for record in records] == ["group"] * 20 + ["mark"]
     assert records[0].position == FILE_HEADER_SIZE
     shown = [record.describe() for record in records]
     json.dumps(shown)
     kinds = [entry["entry"] for record in shown for entry in record["entries"]]  # type: ignore[attr-defined]
-    assert kinds[:16] == kinds[16:]
+    assert kinds[:19] == kinds[19:]
     assert set(kinds) == set(entries.NAMES.values())
     assert shown[-1]["durable_lsn"] == shown[-1]["lsn"]
     for record in records:
@@ -100,7 +103,7 @@ def test_a_sound_directory_is_sound_and_nothing_is_changed() -> None:
     verdict = inspect.verify(disk)
     assert verdict.is_sound
     assert verdict.findings == ()
-    assert verdict.records == 17
+    assert verdict.records == 20
     assert disk.counts["any"] == writes
     assert verdict.end_lsn == _end(disk)[0]
 

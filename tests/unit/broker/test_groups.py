@@ -1,0 +1,318 @@
+"""Consumer groups in the broker: members, hand-over, generations, saved offsets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ...images.node import Answer, Client, Node
+from .support import batch, node, put, restarted
+
+GROUP = "billing"
+A0, A1, B0 = ["a", 0], ["a", 1], ["b", 0]
+
+
+class Consumer:
+    """One member, on a connection of its own; keeps what it may consume as generations by partition."""
+
+    def __init__(self, made: Node, name: str, **words: Any) -> None:
+        self.made, self.name, self.client = made, name, made.connect()
+        self.words = {"member": name, "topics": "a,b", **words}
+        self.view: dict[str, Any] = {}
+
+    def join(self, *claims: list[Any]) -> Consumer:
+        """Join, or come back."""
+        self._see(self.ask("join", list(claims), **self.words))
+        return self
+
+    def beat(self, *released: list[Any]) -> Consumer:
+        """One heartbeat."""
+        self._see(self.ask("heartbeat", list(released), member=self.name))
+        return self
+
+    def save(self, slot: list[Any], generation: int, offset: int, aside: str | None = None) -> Any:
+        """Save one offset; what was refused."""
+        answer = self.ask("save", [[*slot, generation, offset, aside]], member=self.name)
+        return json.loads(answer.body)["refused"]
+
+    def ask(self, action: str, rows: list[Any], **words: Any) -> Answer:
+        """One request of the verb."""
+        return self.client.ask("group", action, GROUP, extensions=words, body=json.dumps(rows).encode())
+
+    def _see(self, answer: Answer) -> None:
+        assert answer.code == 200, answer
+        self.view = json.loads(answer.body)
+
+    @property
+    def held(self) -> list[list[Any]]:
+        """The partitions it may consume."""
+        return [row[:2] for row in self.view["assigned"]]
+
+    @property
+    def revoked(self) -> list[list[Any]]:
+        """The partitions it must release."""
+        found: list[list[Any]] = self.view["revoked"]
+        return found
+
+    def generation(self, topic: str, partition: int) -> int:
+        """Of a partition it has."""
+        return next(int(row[2]) for row in self.view["assigned"] if row[:2] == [topic, partition])
+
+
+def describe(made: Node, **words: Any) -> dict[str, Any]:
+    """What operators see."""
+    found: dict[str, Any] = json.loads(made.connect().ask("group", "describe", GROUP, extensions=words, body=b"").body)
+    return found
+
+
+def pass_time(made: Node, seconds: float) -> None:
+    """The broker's timer runs."""
+    made.clock.advance(seconds)
+    made.core.tick(made.clock.now_ms())
+    made.pump()
+
+
+def test_the_first_member_gets_everything_under_generation_one() -> None:
+    one = Consumer(node(), "one").join()
+    assert one.view["assigned"] == [["a", 0, 1, None, None], ["a", 1, 1, None, None], ["b", 0, 1, None, None]]
+
+
+def test_a_second_member_gets_its_share_when_the_first_has_released_it_and_the_rest_is_not_touched() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    two = Consumer(made, "two").join()
+    assert (two.held, two.revoked) == ([], [])
+    one.beat()
+    (released,) = one.revoked
+    kept = one.held
+    assert len(kept) == 2
+    two.beat()
+    assert two.held == []
+    one.beat(released)
+    two.beat()
+    assert (one.held, one.revoked, two.held) == (kept, [], [released])
+    assert two.generation(*released) == 2
+    assert {one.generation(*slot) for slot in kept} == {1}
+
+
+def test_what_was_not_revoked_cannot_be_released() -> None:
+    one = Consumer(node(), "one").join()
+    one.beat(A0)
+    assert one.held == [A0, A1, B0]
+
+
+def test_an_offset_is_saved_under_the_newest_generation_only() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    assert one.save(A0, 1, 7, "two wait") == []
+    assert one.save(A0, 0, 9) == [["a", 0, 1]]
+    two = Consumer(made, "two").join()
+    one.beat()
+    (released,) = one.revoked
+    one.beat(released)
+    assert one.save(released, 1, 5) == [[*released, 2]]
+    two.beat()
+    assert two.save(released, 2, 6) == []
+    rows = {(row["topic"], row["partition"]): row for row in describe(made)["partitions"]}
+    assert (rows["a", 0]["offset"], rows["a", 0]["aside"]) == (7, "two wait")
+    assert rows[tuple(released)]["offset"] == 6
+
+
+def test_a_revoked_partition_may_still_be_saved_until_it_is_released() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    Consumer(made, "two").join()
+    one.beat()
+    (revoked,) = one.revoked
+    assert one.save(revoked, 1, 3) == []
+    one.beat(revoked)
+    assert one.save(revoked, 1, 4) != []
+
+
+def test_who_leaves_frees_its_partitions_at_once() -> None:
+    made = node()
+    one, two = Consumer(made, "one").join(), Consumer(made, "two").join()
+    one.ask("leave", [], member="one")
+    assert two.beat().held == [A0, A1, B0]
+    assert one.ask("heartbeat", [], member="one").error == "unknown-member"
+
+
+def test_a_member_that_is_not_heard_of_is_taken_for_gone_and_its_saves_are_refused() -> None:
+    made = node()
+    one = Consumer(made, "one", timeout=2000).join()
+    two = Consumer(made, "two").join()
+    pass_time(made, 1.9)
+    assert two.beat().held == []
+    pass_time(made, 0.1)
+    assert two.beat().held == [A0, A1, B0]
+    assert {two.generation(*slot) for slot in two.held} == {2}
+    assert one.save(A0, 1, 99) == [["a", 0, 2]]
+
+
+def test_a_lost_connection_leaves_a_second_to_come_back() -> None:
+    made = node()
+    one, two = Consumer(made, "one").join(), Consumer(made, "two").join()
+    one.client.disconnect()
+    pass_time(made, 0.9)
+    one.client = made.connect()
+    one.beat()
+    pass_time(made, 0.2)
+    assert two.beat().held == []
+    one.client.disconnect()
+    pass_time(made, 1.0)
+    assert two.beat().held == [A0, A1, B0]
+
+
+def test_a_heartbeat_waits_until_its_members_view_changes() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    words = {"member": "one", "view": one.view["view"], "wait": 10_000}
+    opaque = one.client.send("group", "heartbeat", GROUP, extensions=words, body=b"")
+    pass_time(made, 1.0)
+    assert opaque not in one.client.received
+    Consumer(made, "two").join()
+    pass_time(made, 0.1)
+    assert json.loads(one.client.received.pop(opaque).body)["revoked"]
+
+
+def test_a_heartbeat_that_waits_is_answered_when_its_time_is_over_and_keeps_its_member() -> None:
+    made = node()
+    one = Consumer(made, "one", timeout=1500).join()
+    words = {"member": "one", "view": one.view["view"], "wait": 1000}
+    opaque = one.client.send("group", "heartbeat", GROUP, extensions=words, body=b"")
+    pass_time(made, 1.0)
+    assert json.loads(one.client.received.pop(opaque).body)["view"] == one.view["view"]
+
+
+def test_a_member_that_expires_while_it_waits_is_told() -> None:
+    made = node()
+    one = Consumer(made, "one", timeout=500).join()
+    words = {"member": "one", "view": one.view["view"], "wait": 10_000}
+    opaque = one.client.send("group", "heartbeat", GROUP, extensions=words, body=b"")
+    pass_time(made, 0.5)
+    assert one.client.received.pop(opaque).error == "unknown-member"
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a_stop(checkpoint: bool) -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    one.save(A0, 1, 7)
+    if checkpoint:
+        made.checkpoint()
+    again = restarted(made)
+    assert Consumer(again, "one").ask("heartbeat", [], member="one").error == "unknown-member"
+    back = Consumer(again, "one").join(["a", 0, 1], ["a", 1, 1])
+    assert back.view["assigned"][0] == ["a", 0, 1, 7, None]
+    assert [row[2] for row in back.view["assigned"]] == [1, 1, 2]
+
+
+def test_a_claim_of_an_old_generation_or_of_what_somebody_has_is_not_heard() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    again = restarted(made)
+    two = Consumer(again, "two").join()
+    assert {row[2] for row in two.view["assigned"]} == {2}
+    late = Consumer(again, "one").join(*([*row[:2], row[2]] for row in one.view["assigned"]))
+    assert late.held == []
+
+
+def test_a_topic_that_comes_later_or_grows_is_shared_out() -> None:
+    made = node()
+    one = Consumer(made, "one", topics="a,later").join()
+    assert one.held == [A0, A1]
+    client = made.connect()
+    client.ask("topic", "create", "later", extensions={"partitions": 2})
+    client.ask("topic", "alter", "a", extensions={"partitions": 3})
+    pass_time(made, 0.1)
+    assert one.beat().held == [A0, A1, ["a", 2], ["later", 0], ["later", 1]]
+    client.ask("topic", "delete", "a")
+    pass_time(made, 0.1)
+    assert one.beat().held == [["later", 0], ["later", 1]]
+
+
+def test_lag_counts_what_is_not_consumed() -> None:
+    made = node()
+    put(made.connect(), b"x", b"y", b"z")
+    one = Consumer(made, "one").join()
+    one.save(A0, 1, 1)
+    rows = describe(made)["partitions"]
+    assert [(row["topic"], row["partition"], row["lag"], row["owner"]) for row in rows] == [
+        ("a", 0, 2, "one"), ("a", 1, 0, "one"), ("b", 0, 0, "one"),
+    ]  # fmt: skip
+
+
+def test_offsets_are_reset_only_while_nobody_consumes() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    one.save(A0, 1, 7)
+    assert one.ask("reset", [["a", 0, 2]]).error == "group-active"
+    assert one.ask("delete", []).error == "group-active"
+    one.ask("leave", [], member="one")
+    assert one.ask("reset", [["a", 0, 2], ["a", 9, 2]]).error == "bad-request"
+    assert one.ask("reset", [["a", 0, 2]]).code == 200
+    assert one.join().view["assigned"][0][3] == 2
+    one.ask("leave", [], member="one")
+    assert one.ask("delete", []).code == 200
+    assert one.ask("describe", []).error == "unknown-group"
+    assert json.loads(made.connect().ask("group", "list", "*", body=b"").body) == {"groups": []}
+
+
+def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    one.save(B0, 1, 7)
+    client = made.connect()
+    client.ask("topic", "delete", "b")
+    client.ask("topic", "create", "b")
+    pass_time(made, 0.1)
+    again = restarted(made)
+    assert Consumer(again, "one").join().view["assigned"][-1][:4] == ["b", 0, 1, None]
+
+
+def test_members_agree_on_a_strategy() -> None:
+    made = node()
+    Consumer(made, "one", strategy="range").join()
+    answer = Consumer(made, "two").ask("join", [], member="two", topics="a")
+    assert (answer.error, "range" in answer.text) == ("bad-request", True)
+
+
+@pytest.mark.parametrize(
+    ("action", "words", "body"),
+    [
+        ("jion", {}, b""), ("join", {}, b""), ("join", {"member": "m"}, b""),
+        ("join", {"member": "m", "topics": "a", "timeout": 1}, b""),
+        ("join", {"member": "m", "topics": "a", "strategy": "best"}, b""),
+        ("join", {"member": "m", "topics": "a"}, b"{"), ("join", {"member": "m", "topics": "a"}, b"{}"),
+        ("join", {"member": "m", "topics": "a"}, b"[1]"), ("join", {"member": "m", "topics": "a"}, b'[["a", 0]]'),
+        ("join", {"member": "m", "topics": "a"}, b'[["a", 0, "1"]]'), ("save", {"member": "m"}, b'[["a", 0, 1]]'),
+        ("save", {"member": "m"}, b'[["a", 0, 1, -1, null]]'), ("save", {"member": "m"}, b'[["a", 0, 1, 1, 5]]'),
+        ("save", {"member": "m"}, b'[["a", true, 1, 1, null]]'), ("reset", {}, b'[["a", 0, -1]]'),
+    ],
+)  # fmt: skip
+def test_malformed_requests_are_refused(action: str, words: dict[str, Any], body: bytes) -> None:
+    answer = node().connect().ask("group", action, GROUP, extensions=words, body=body)
+    assert answer.error == "bad-request", answer
+
+
+def test_nobody_hears_of_a_partition_before_its_generation_is_forced() -> None:
+    made = node()
+    client: Client = made.connect()
+    opaque = client.send("group", "join", GROUP, extensions={"member": "m", "topics": "a"}, body=b"")
+    made.flush()
+    assert opaque not in client.received
+    made.pump()
+    assert client.received[opaque].code == 200
+    assert restarted(made).state.saved.named[GROUP].generations == {(1, 0): 1, (1, 1): 1}
+
+
+def test_a_group_that_nobody_is_in_any_more_takes_no_memory_but_its_offsets() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    batch(b"x")
+    one.client.disconnect()
+    pass_time(made, 1.0)
+    assert made.context.groups == {}
+    assert describe(made)["members"] == []

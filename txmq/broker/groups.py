@@ -1,0 +1,397 @@
+"""The verb ``group``: consumer groups, coordinated by the broker.
+
+A member joins with the topics it wants, and beats: each heartbeat tells what it has released, and is answered with
+what it may consume (each partition with its generation and saved offset) and what it must release. A heartbeat that
+names the ``view`` it knows waits until that changes. Offsets are saved under the generation that came with the
+partition; one that is not the newest is refused, so that a member which slept through a hand-over changes nothing.
+
+Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets, and generations before
+anybody hears of them, are journaled; members are not (``saved``, ``membership``).
+
+Invariants:
+    * nobody hears of a partition before its generation is forced;
+    * an offset is saved only under the newest generation of its partition, by its owner;
+    * offsets are reset only while the group has no members.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from txmq.broker.context import Context
+from txmq.broker.membership import Member, Membership
+from txmq.broker.peer import Peer
+from txmq.broker.saved import SavedGroup
+from txmq.errors import BadRequestError, GroupActiveError, OverloadedError, UnknownGroupError, UnknownMemberError
+from txmq.model import is_valid_name
+from txmq.protocol import answers
+from txmq.redo import entries
+from txmq.registry.assignment import STRATEGIES, Slot
+
+Extensions = dict[bytes, bytes] | None
+TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
+WAIT_MS_MAX = 30_000
+MEMBERS_MAX = 1000  # in one group
+GROUPS_MAX = 10_000
+TOPICS_MAX = 1000  # that one member wants
+ASIDE_SIZE_MAX = 64 << 10
+
+
+class Beat(NamedTuple):
+    """A heartbeat that waits for its member's view to change."""
+
+    peer: Peer
+    opaque: bytes
+    group: str
+    member: str
+    view: int
+    deadline_ms: int
+
+
+def group(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+) -> None:
+    """Dispatch by action."""
+    action = _ACTIONS.get(arguments[0].decode())
+    if action is None:
+        raise BadRequestError(f"unknown action {arguments[0].decode()[:40]!r}; known: {', '.join(_ACTIONS)}")
+    name = arguments[1].decode()
+    if not is_valid_name(name) and not (action is _list and name == "*"):
+        raise BadRequestError(f"group name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+    words = {key.decode(): value.decode() for key, value in (extensions or {}).items()}
+    action(_Request(context, peer, opaque, name, words, _rows(body)))
+
+
+class _Request(NamedTuple):
+    context: Context
+    peer: Peer
+    opaque: bytes
+    group: str
+    words: dict[str, str]
+    rows: list[list[Any]]
+
+    def answer(self, found: object) -> None:
+        """Once everything accepted so far is forced."""
+        self.context.answer_settled(self.peer, self.opaque, json.dumps(found).encode())
+
+    def number(self, word: str, default: int, least: int, most: int) -> int:
+        """A number among the words."""
+        value = int(self.words.get(word, default))
+        if not least <= value <= most:
+            raise BadRequestError(f"{word}={value}: expected {least} to {most}")
+        return value
+
+
+def _rows(body: bytearray | None) -> list[list[Any]]:
+    if not body:
+        return []
+    try:
+        rows = json.loads(body)
+    except ValueError:
+        rows = None
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise BadRequestError("the body is a JSON array of arrays")
+    return rows
+
+
+# --- members ---------------------------------------------------------------------------------------------------------
+
+
+def _join(request: _Request) -> None:
+    context, name = request.context, request.words.get("member", "")
+    topics = tuple(filter(None, request.words.get("topics", "").split(",")))
+    strategy = request.words.get("strategy", "sticky")
+    if not is_valid_name(name) or not topics or len(topics) > TOPICS_MAX or not all(map(is_valid_name, topics)):
+        raise BadRequestError(f"join needs member=<name> and topics=<name>,<name>... (at most {TOPICS_MAX})")
+    if strategy not in STRATEGIES:
+        raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
+    timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+    claims = [_claimed(row) for row in request.rows]
+    membership = _membership(request, strategy)
+    membership.join(Member(name, topics, timeout_ms, context.now_ms, request.peer.name), strategy)
+    request.peer.members.add((request.group, name))
+    saved = context.state.saved.named.get(request.group) or SavedGroup()
+    for slot, generation in claims:
+        place = _place(context, slot)
+        if place is not None and generation > 0 and saved.generations.get(place) == generation:
+            membership.claim(name, slot, generation)
+    settle(context, request.group)
+    _answer_view(request, membership.members[name])
+
+
+def _membership(request: _Request, strategy: str) -> Membership:
+    groups = request.context.groups
+    membership = groups.get(request.group)
+    if membership is None:
+        if len(groups) >= GROUPS_MAX:
+            raise OverloadedError(f"{GROUPS_MAX} groups have members")
+        membership = groups[request.group] = Membership()
+    if len(membership.members) >= MEMBERS_MAX and request.words["member"] not in membership.members:
+        raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
+    if membership.members and membership.strategy != strategy:
+        raise BadRequestError(f"group {request.group!r} uses the strategy {membership.strategy}, not {strategy}")
+    return membership
+
+
+def _heartbeat(request: _Request) -> None:
+    context, (membership, member) = request.context, _member(request)
+    membership.heard(member.name, context.now_ms)
+    request.peer.members.add((request.group, member.name))
+    membership.release(member.name, [_slot(row) for row in request.rows])
+    settle(context, request.group)
+    view = request.number("view", 0, 0, 1 << 31)
+    wait_ms = request.number("wait", 0, 0, WAIT_MS_MAX)
+    if view != member.version or wait_ms == 0 or context.stopping:
+        _answer_view(request, member)
+        return
+    beat = Beat(request.peer, request.opaque, request.group, member.name, view, context.now_ms + wait_ms)
+    context.beats.append(beat)
+
+
+def _leave(request: _Request) -> None:
+    membership = request.context.groups.get(request.group)
+    if membership is not None:
+        membership.leave(request.words.get("member", ""))
+        request.peer.members.discard((request.group, request.words.get("member", "")))
+        settle(request.context, request.group)
+    request.answer({})
+
+
+def _member(request: _Request) -> tuple[Membership, Member]:
+    membership = request.context.groups.get(request.group)
+    member = membership.members.get(request.words.get("member", "")) if membership is not None else None
+    if membership is None or member is None:
+        raise UnknownMemberError(f"group {request.group!r} does not know this member: join (again)")
+    return membership, member
+
+
+def settle(context: Context, name: str) -> None:
+    """Hand free partitions to their owners, journaled; wake the members whose view changed."""
+    membership = context.groups.get(name)
+    if membership is None:
+        return
+    if not membership.members:
+        del context.groups[name]
+        return
+    membership.set_partitions(_partitions(context, membership))
+    saved, rows = context.state.saved.named.get(name) or SavedGroup(), []
+    for slot, member in membership.due():
+        place = _place(context, slot)
+        if place is not None:
+            generation = saved.generations.get(place, 0) + 1
+            membership.hand_over(slot, member, generation)
+            rows.append([*place, generation])
+    if rows:
+        context.group.add_entry(entries.encode_handed_over(json.dumps({"group": name, "owned": rows}).encode()))
+        context.group.forced = True
+        context.state.saved.hand_over(name, rows)
+
+
+def _partitions(context: Context, membership: Membership) -> dict[str, int]:
+    wanted = {topic for member in membership.members.values() for topic in member.topics}
+    found = {}
+    for topic in context.state.topics:
+        if topic.config.name in wanted:
+            found[topic.config.name] = topic.config.partitions
+    return found
+
+
+def tick(context: Context) -> None:
+    """Time has passed: members expire, topics came and went, beats that wait are answered."""
+    for name, membership in list(context.groups.items()):
+        for member in membership.expired(context.now_ms):
+            membership.leave(member)
+        settle(context, name)
+    waiting, context.beats = context.beats, []
+    context.beats.extend(beat for beat in waiting if not beat.peer.gone and not _answered(context, beat))
+
+
+def _answered(context: Context, beat: Beat) -> bool:
+    membership = context.groups.get(beat.group)
+    member = membership.members.get(beat.member) if membership is not None else None
+    if member is None:
+        error = UnknownMemberError(f"group {beat.group!r} does not know this member: join (again)")
+        context.send_settled(beat.peer, beat.opaque, answers.error(error, beat.opaque))
+        return True
+    if member.version == beat.view and beat.deadline_ms > context.now_ms and not context.stopping:
+        return False
+    _answer_view(_Request(context, beat.peer, beat.opaque, beat.group, {}, []), member)
+    return True
+
+
+def disconnected(context: Context, peer: Peer) -> None:
+    """A connection is gone: its members have a moment to come back."""
+    for name, member in peer.members:
+        membership = context.groups.get(name)
+        if membership is not None:
+            membership.lost(member, context.now_ms)
+
+
+def _answer_view(request: _Request, member: Member) -> None:
+    context, membership = request.context, request.context.groups[request.group]
+    owned, revoked = membership.view(member.name)
+    saved = context.state.saved.named.get(request.group) or SavedGroup()
+    assigned = []
+    for slot, generation in owned:
+        place = _place(context, slot)
+        at = saved.offsets.get(place) if place is not None else None
+        assigned.append([*slot, generation, at.offset if at else None, at.aside if at else None])
+    request.answer(
+        {"view": member.version, "members": len(membership.members), "assigned": assigned, "revoked": revoked}
+    )
+
+
+# --- offsets ---------------------------------------------------------------------------------------------------------
+
+
+def _save(request: _Request) -> None:
+    """Save offsets: ``[topic, partition, generation, offset, aside]``; refused ones are named, the others are saved."""
+    context, name = request.context, request.words.get("member", "")
+    membership = context.groups.get(request.group)
+    rows: list[list[Any]] = []
+    refused: list[list[Any]] = []
+    for row in request.rows:
+        slot, generation, offset, aside = _offset_row(row)
+        owned = membership.owned.get(slot) if membership is not None else None
+        place = _place(context, slot)
+        if place is None or owned is None or (owned.member, owned.generation) != (name, generation):
+            refused.append([*slot, owned.generation if owned is not None else 0])
+        else:
+            rows.append([*place, offset, aside])
+    if membership is not None and name in membership.members:
+        membership.heard(name, context.now_ms)
+    _journal_offsets(context, request.group, rows)
+    request.answer({"refused": refused})
+
+
+def _journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
+    if not rows:
+        return
+    fields = {"group": name, "offsets": rows, "time_ms": context.now_ms}
+    context.group.add_entry(entries.encode_saved(json.dumps(fields).encode()))
+    context.group.forced = True
+    context.state.saved.save(name, rows, context.now_ms)
+
+
+def _offset_row(row: list[Any]) -> tuple[Slot, int, int, str | None]:
+    if len(row) != 5:
+        raise BadRequestError("an offset is [topic, partition, generation, offset, aside]")
+    slot, generation = _claimed(row[:3])
+    offset, aside = row[3], row[4]
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
+        raise BadRequestError(f"offset {str(offset)[:40]} is not a number from 0 on")
+    if aside is not None and (not isinstance(aside, str) or len(aside) > ASIDE_SIZE_MAX):
+        raise BadRequestError(f"what is set aside is text of at most {ASIDE_SIZE_MAX} characters, or null")
+    return slot, generation, offset, aside
+
+
+def _claimed(row: list[Any]) -> tuple[Slot, int]:
+    if len(row) != 3 or not isinstance(row[2], int) or isinstance(row[2], bool):
+        raise BadRequestError("a partition that is held is [topic, partition, generation]")
+    return _slot(row[:2]), row[2]
+
+
+def _slot(row: list[Any]) -> Slot:
+    if len(row) != 2 or not isinstance(row[0], str) or not isinstance(row[1], int) or isinstance(row[1], bool):
+        raise BadRequestError("a partition is [topic, partition]")
+    return row[0], row[1]
+
+
+def _place(context: Context, slot: Slot) -> tuple[int, int] | None:
+    partition = context.state.partitions.get((slot[0].encode(), b"%d" % slot[1]))
+    return None if partition is None else (partition.topic_id, partition.number)
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def _describe(request: _Request) -> None:
+    context = request.context
+    membership = context.groups.get(request.group) or Membership()
+    saved = context.state.saved.named.get(request.group)
+    if saved is None and not membership.members:
+        raise UnknownGroupError(f"no group {request.group!r} has members or saved offsets")
+    members = [
+        {
+            "member": member.name, "client": member.client, "topics": member.topics, "timeout_ms": member.timeout_ms,
+            "heard_ms_ago": max(0, context.now_ms - member.heard_ms), "connected": not member.lost,
+        }
+        for member in membership.members.values()
+    ]  # fmt: skip
+    rows = _described_partitions(context, saved or SavedGroup(), membership)
+    strategy = membership.strategy if members else None
+    request.answer({"group": request.group, "strategy": strategy, "members": members, "partitions": rows})
+
+
+def _described_partitions(context: Context, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:
+    rows = []
+    for topic in context.state.topics:
+        for partition in context.state.partitions_of[topic.topic_id]:
+            place, slot = (topic.topic_id, partition.number), (topic.config.name, partition.number)
+            at, owned = saved.offsets.get(place), membership.owned.get(slot)
+            if at is None and owned is None:
+                continue
+            start, end = partition.log_start, partition.high_watermark
+            rows.append(
+                {
+                    "topic": slot[0], "partition": slot[1], "owner": owned.member if owned else None,
+                    "generation": saved.generations.get(place, 0), "offset": at.offset if at else None,
+                    "saved_ms": at.time_ms if at else None, "start": start, "end": end,
+                    "lag": end - max(start, min(at.offset if at else start, end)),
+                    "aside": at.aside if at else None,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _list(request: _Request) -> None:
+    context = request.context
+    names = sorted({*context.state.saved.named, *context.groups})
+    request.answer(
+        {
+            "groups": [
+                {"group": name, "members": len(context.groups[name].members) if name in context.groups else 0}
+                for name in names
+            ]
+        }
+    )
+
+
+def _reset(request: _Request) -> None:
+    """Set offsets: ``[topic, partition, offset]``; only while the group has no members."""
+    context = request.context
+    _refuse_active(request)
+    rows: list[list[Any]] = []
+    for row in request.rows:
+        slot, offset = _claimed(row)
+        place = _place(context, slot)
+        if place is None or offset < 0:
+            raise BadRequestError(f"no partition {slot[1]} of topic {slot[0][:80]!r}, or no offset {offset}")
+        rows.append([*place, offset, None])
+    _journal_offsets(context, request.group, rows)
+    request.answer({})
+
+
+def _delete(request: _Request) -> None:
+    context = request.context
+    _refuse_active(request)
+    if request.group not in context.state.saved.named:
+        raise UnknownGroupError(f"no group {request.group!r} has saved offsets")
+    context.group.add_entry(entries.encode_group_deleted(json.dumps({"group": request.group}).encode()))
+    context.group.forced = True
+    context.state.saved.delete(request.group)
+    request.answer({})
+
+
+def _refuse_active(request: _Request) -> None:
+    membership = request.context.groups.get(request.group)
+    if membership is not None and membership.members:
+        raise GroupActiveError(f"group {request.group!r} has {len(membership.members)} members; stop them first")
+
+
+_ACTIONS: dict[str, Callable[[_Request], None]] = {
+    "join": _join, "heartbeat": _heartbeat, "leave": _leave, "save": _save, "describe": _describe, "list": _list,
+    "reset": _reset, "delete": _delete,
+}  # fmt: skip

@@ -1,0 +1,156 @@
+"""The members of one consumer group and what each may consume: a state machine without I/O or clock.
+
+Theory of operation. Whoever joins names the topics it wants; a strategy (``registry.assignment``) says who *should*
+have which partition. A partition whose owner should be another one is *revoked*: its owner is told, finishes what it
+has in hand, saves its offset and releases it; then it is handed to the new owner under the next generation. Partitions
+that stay are not touched, so nobody who keeps a partition stops. An owner that leaves, or is not heard of for its
+session timeout, loses everything at once.
+
+```
+ free --settle: generation + 1--> owned --rebalance wants another--> revoked --release, leave, expiry--> free
+                                    ^ |                                 |
+                                    +-+---- rebalance wants it again ---+   (only while not released)
+```
+
+Invariants:
+    * a partition has one owner at a time, and a generation that grows with each change of ownership;
+    * a generation is journaled before its owner hears of it (the caller's business);
+    * ``version`` of a member changes exactly when what it may consume changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from txmq.registry.assignment import STRATEGIES, Slot
+
+
+@dataclass(slots=True)
+class Member:
+    """One consumer.
+
+    Attributes:
+        heard_ms: when it was last heard of.
+        lost: its connection is gone; it has ``RECONNECT_MS`` to come back.
+        version: of what it may consume.
+    """
+
+    name: str
+    topics: tuple[str, ...]
+    timeout_ms: int
+    heard_ms: int
+    client: str = ""
+    lost: bool = False
+    version: int = 1
+
+
+@dataclass(slots=True)
+class Owned:
+    """Who has a partition."""
+
+    member: str
+    generation: int
+    revoked: bool = False
+
+
+RECONNECT_MS = 1000
+
+
+@dataclass(slots=True)
+class Membership:
+    """See the module's docstring.
+
+    Attributes:
+        strategy: the first member's choice; the others must agree.
+        owned: the partitions that somebody has.
+    """
+
+    strategy: str = "sticky"
+    members: dict[str, Member] = field(default_factory=dict)
+    owned: dict[Slot, Owned] = field(default_factory=dict)
+    _wanted: dict[Slot, str] = field(default_factory=dict)  # who should have what
+    _partitions: dict[str, int] = field(default_factory=dict)
+
+    def join(self, member: Member, strategy: str) -> None:
+        """Add a member, or let it come back with other wishes."""
+        if not self.members:
+            self.strategy = strategy
+        known = self.members.get(member.name)
+        if known is not None:
+            member.version = known.version + 1
+        self.members[member.name] = member
+        self._rebalance()
+
+    def claim(self, name: str, slot: Slot, generation: int) -> None:
+        """A member that was there before the broker's restart still has a partition."""
+        if slot not in self.owned:
+            self.owned[slot] = Owned(name, generation)
+            self.members[name].version += 1
+
+    def leave(self, name: str) -> None:
+        """A member is gone: what it had is free."""
+        if self.members.pop(name, None) is not None:
+            for slot in [slot for slot, owned in self.owned.items() if owned.member == name]:
+                del self.owned[slot]
+            self._rebalance()
+
+    def heard(self, name: str, now_ms: int) -> None:
+        """A member lives."""
+        member = self.members[name]
+        member.heard_ms, member.lost = now_ms, False
+
+    def lost(self, name: str, now_ms: int) -> None:
+        """A member's connection is gone."""
+        member = self.members.get(name)
+        if member is not None:
+            member.heard_ms, member.lost = now_ms, True
+
+    def expired(self, now_ms: int) -> list[str]:
+        """Members that were not heard of for too long."""
+        return [
+            member.name
+            for member in self.members.values()
+            if now_ms - member.heard_ms >= (min(RECONNECT_MS, member.timeout_ms) if member.lost else member.timeout_ms)
+        ]
+
+    def release(self, name: str, slots: Iterable[Slot]) -> None:
+        """A member has stopped consuming these; only what was revoked from it becomes free."""
+        for slot in slots:
+            owned = self.owned.get(slot)
+            if owned is not None and owned.member == name and owned.revoked:
+                del self.owned[slot]
+                self.members[name].version += 1
+
+    def set_partitions(self, partitions: Mapping[str, int]) -> None:
+        """The topics that there are, and how many partitions they have."""
+        if partitions != self._partitions:
+            self._partitions = dict(partitions)
+            for slot in [slot for slot in self.owned if slot[1] >= partitions.get(slot[0], 0)]:
+                self.members[self.owned.pop(slot).member].version += 1
+            self._rebalance()
+
+    def due(self) -> list[tuple[Slot, str]]:
+        """Free partitions, and who should have them."""
+        return [(slot, member) for slot, member in self._wanted.items() if slot not in self.owned]
+
+    def hand_over(self, slot: Slot, member: str, generation: int) -> None:
+        """A free partition gets its owner."""
+        self.owned[slot] = Owned(member, generation)
+        self.members[member].version += 1
+
+    def view(self, name: str) -> tuple[list[tuple[Slot, int]], list[Slot]]:
+        """What a member may consume, with generations, and what it must release."""
+        mine = [(slot, owned) for slot, owned in sorted(self.owned.items()) if owned.member == name]
+        kept = [(slot, owned.generation) for slot, owned in mine if not owned.revoked]
+        return kept, [slot for slot, owned in mine if owned.revoked]
+
+    def _rebalance(self) -> None:
+        wishes = {member.name: member.topics for member in self.members.values()}
+        current = {slot: owned.member for slot, owned in self.owned.items()}
+        self._wanted = STRATEGIES[self.strategy](wishes, self._partitions, current)
+        for slot, owned in self.owned.items():
+            revoked = self._wanted.get(slot) != owned.member
+            if revoked is not owned.revoked:
+                owned.revoked = revoked
+                self.members[owned.member].version += 1
