@@ -30,7 +30,7 @@ has decided.
 Laws:
     * ``SEND_DECIDE`` comes only when every branch is prepared; only the broker's answer makes it a decision;
     * no branch that may be prepared is rolled back before the broker has fenced the transaction: ``ROLL_BACK_BRANCHES``
-      comes in UNDOING, where none can be prepared, and behind FENCED. Who cannot fence leaves the branch to the
+      comes in UNDOING, where none can be prepared, and behind FENCED (or FORGOTTEN, where ``decide`` was never sent). Who cannot fence leaves the branch to the
       resolver, which does;
     * behind DECIDED nothing rolls back, an interrupt included; what cannot be finished here is left to the resolver;
     * a branch is reported complete only behind its own commit;
@@ -93,6 +93,7 @@ class Event(enum.Enum):
     TOLD = "told"
     NOT_TOLD = "not told"
     FENCED = "fenced"  # the broker has forced the rollback: a decide that comes later is refused
+    FORGOTTEN = "forgotten"  # the broker keeps nothing of this id, and executes nothing under it any more
     FENCE_UNKNOWN = "fence unknown"
     BRANCHES_UNDONE = "branches undone"
     SOME_UNDONE = "some undone"  # the others are left to the resolver
@@ -166,11 +167,13 @@ TRANSITIONS: dict[tuple[State, Event], _Step] = {
     (_S.TELLING_SOME, _E.NOT_TOLD): _PENDING,
     (_S.TELLING_SOME, _E.INTERRUPTED): (_S.TELLING_SOME, (_F.CLOSE_BRANCHES, _F.SEND_COMPLETE)),
     (_S.FENCING, _E.FENCED): _UNDO_FENCED,
+    (_S.FENCING, _E.FORGOTTEN): _UNDO_FENCED,  # as good as a fence: this owner's decide was not executed before
     (_S.FENCING, _E.FENCE_UNKNOWN): _LEAVE,
     (_S.FENCING, _E.DECIDED): _LEAVE_UNKNOWN,  # somebody else decided under this id: nothing here may be ended
     (_S.FENCING, _E.INTERRUPTED): _LEAVE,
     (_S.ASKING, _E.FENCED): _UNDO_FENCED,
     (_S.ASKING, _E.DECIDED): _COMMIT,
+    (_S.ASKING, _E.FORGOTTEN): _LEAVE_UNKNOWN,
     (_S.ASKING, _E.FENCE_UNKNOWN): _LEAVE_UNKNOWN,
     (_S.ASKING, _E.INTERRUPTED): _LEAVE_UNKNOWN,
     (_S.UNDOING, _E.BRANCHES_UNDONE): (_S.ROLLED_BACK, (_F.WITHDRAW,)),  # row locks go first
