@@ -30,8 +30,8 @@ has decided.
 Laws:
     * ``SEND_DECIDE`` comes only when every branch is prepared; only the broker's answer makes it a decision;
     * no branch that may be prepared is rolled back before the broker has fenced the transaction: ``ROLL_BACK_BRANCHES``
-      comes in UNDOING, where none can be prepared, and behind FENCED (or FORGOTTEN, where ``decide`` was never sent). Who cannot fence leaves the branch to the
-      resolver, which does;
+      comes in UNDOING, where none can be prepared, and behind FENCED (or FORGOTTEN, where ``decide`` was never sent).
+      Who cannot fence leaves the branch to the resolver, which does;
     * behind DECIDED nothing rolls back, an interrupt included; what cannot be finished here is left to the resolver;
     * a branch is reported complete only behind its own commit;
     * ROLLED_BACK and ROLLED_BACK_PENDING are told only where no ``decide`` was executed, nor ever will be; where
