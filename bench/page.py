@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import svg
 from bench.model import Result
 from bench.svg import Mark, with_unit
+from txmq.testing.bench.limits import busy
 from txmq.testing.bench.model import LATENCY_UNITS, PERCENTILES, amount
 
 
@@ -105,6 +106,7 @@ text { font: 14px system-ui, sans-serif; fill: var(--ink); } .name { text-anchor
 .bound { stroke: var(--bound); stroke-width: 3; }
 .key span { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: .8rem; height: .8rem;
   margin-right: .35rem; border-radius: 2px; vertical-align: -1px; }
+div { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; } th { text-align: left; }
 td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -137,6 +139,7 @@ def page(results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str,
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>txmq benchmarks</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
         f"<h1>txmq benchmarks</h1><p>{machine}</p><p>Bare limits: {limits}</p>"
+        f"<p><strong>{busy(facts) or ''}</strong></p>"
         f'<p class="key">{key}</p>{"".join(drawings)}{_table(results)}</body></html>\n'
     )
 
@@ -186,7 +189,7 @@ def _table(results: Sequence[Result]) -> str:
     lines = "".join(_rows(result) for result in results)
     heads = "".join(f"<th>{text}</th>" for text in ("Work", "Figure", "Bound", "Measured", "Lowest - highest", ""))
     note = "Medians; a row is missed beyond 20 % of its bound."
-    return f"<h2>Everything</h2><p>{note}</p><table><tr>{heads}</tr>{lines}</table>"
+    return f"<h2>Everything</h2><p>{note}</p><div><table><tr>{heads}</tr>{lines}</table></div>"
 
 
 def _rows(result: Result) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.model import Bound, Result
+from txmq.testing.bench.limits import busy
 from txmq.testing.bench.model import amount
 
 _STYLES = {"pass": "green", "within 20 %": "yellow", "MISS": "bold red", "failed": "bold red"}
@@ -31,6 +32,8 @@ def show(results: Sequence[Result], facts: Mapping[str, str], bare: Mapping[str,
         _add(table, result, bare)
         table.add_section()
     console.print(table)
+    if (others := busy(facts)) is not None:
+        console.print(f"[bold]{others}[/]")
 
 
 def _add(table: Table, result: Result, bare: Mapping[str, float]) -> None:

@@ -105,6 +105,17 @@ def test_variables_of_the_parent_do_not_reach_the_broker(tmp_path: Path, monkeyp
         assert broker.is_running
 
 
+def test_a_start_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    process = BrokerProcess(tmp_path / "broker")
+    monkeypatch.setattr(process, "wait_until_ready", interrupted)
+    with pytest.raises(KeyboardInterrupt), process:
+        pytest.fail("it did not start")
+    assert process.returncode == -signal.SIGKILL
+
+
 def test_free_ports_are_below_those_that_the_system_hands_out() -> None:
     assert 18_000 <= free_port() < 32_768
 

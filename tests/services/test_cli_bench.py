@@ -108,4 +108,4 @@ def test_what_is_wrong_with_the_command_line_is_said_in_one_line(broker: BrokerP
     assert "did you mean 'sync'" in refusal("--set", "synk=never")
     assert "there is no such directory" in refusal("--directory", str(tmp_path / "none"))
     broker.kill()
-    assert "is a broker running?" in refusal("--server", broker.address, status=1)
+    assert "is a broker running" in refusal("--server", broker.address, status=1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.cli import output
 from txmq.cli.bench_run import NOT_A_DISK
+from txmq.testing.bench.limits import busy
 from txmq.testing.bench.model import PERCENTILES, amount
 
 BARE_RATES = frozenset({"loopback bytes/s"})
@@ -95,6 +96,8 @@ def _notes(report: Report) -> list[str]:
     notes = []
     if report.interrupted:
         notes.append("Interrupted: what is missing was not measured.")
+    if (others := busy(report.machine)) is not None:
+        notes.append(others)
     if report.machine["file system"] in NOT_A_DISK:
         notes.append("This file system is memory: no disk was measured. Name a directory on one with --directory.")
     if report.is_remote:

@@ -28,6 +28,7 @@ from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
 WARM_UP_SHARE = 0.1
 COUNT_MAX = 5_000_000
 SIZE_BYTES_MAX = 512 << 20  # of what one load sends: it is held in memory, and on the disk twice
+FIRST_BYTES = 4 << 20  # bearable on any disk
 _OVERHEAD_BYTES = 100  # a message's share of request, batch header and list
 _PINGS = 300
 _LOG_TAIL = 1000
@@ -154,8 +155,8 @@ def _count(load: Load, plan: Plan, measure: Run) -> int:
     if plan.messages is not None:
         return plan.messages
     count_max = min(COUNT_MAX, SIZE_BYTES_MAX // (plan.size_bytes + _OVERHEAD_BYTES))
-    count = min(load.first_count, count_max)
+    first = count = min(load.first_count, max(1, FIRST_BYTES // plan.size_bytes))
     for share in (WARM_UP_SHARE, 1.0):
         rate = measure(count)["rate"]
-        count = min(count_max, max(load.first_count, int(rate * plan.seconds * share)))
+        count = min(count_max, max(first, int(rate * plan.seconds * share)))
     return count

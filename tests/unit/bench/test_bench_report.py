@@ -12,12 +12,14 @@ from rich.console import Console
 
 from bench import report
 from bench.catalogue import ROWS
-from bench.model import Bound, Result, Row
+from bench.model import Bound, NotInstalledError, Result, Row
 from bench.page import CHARTS, page
+from bench.peers.processes import require_client
 from bench.svg import Mark, bars, latencies
-from txmq.testing.bench.limits import BARE_LIMITS
+from txmq.testing.bench.limits import BARE_LIMITS, busy
 from txmq.testing.bench.model import LATENCY_UNITS
 
+FACTS = {"cores": "2", "load before": "0.3"}
 BARE = dict.fromkeys(BARE_LIMITS, 0.1)
 
 
@@ -46,7 +48,7 @@ def test_what_is_not_installed_is_no_failure() -> None:
     made.missing = "not installed: apt-get install nats-server"
     assert made.verdict == ""
     console = Console(file=StringIO(), width=200)
-    report.show([made], {}, BARE, console)
+    report.show([made], FACTS, BARE, console)
     assert "apt-get install nats-server" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -65,7 +67,7 @@ def test_the_page_shows_figures_bounds_and_what_is_missing_and_loads_nothing() -
     put = result("put-single-sync-on", **dict(zip(("p50", "p90", "p99", "p99.9"), (0.2, 0.3, 0.4, 0.9), strict=True)))
     absent, broken = result("peer-rabbitmq"), result("send-many")
     absent.missing, broken.failure = "not installed: <nothing>", "OSError: <no> disk"
-    text = page([put, absent, broken], {"cores": "2 & more"}, BARE)
+    text = page([put, absent, broken], FACTS | {"system": "2 & more"}, BARE)
     for words in ("0.2 / 0.4 ms", "≤ 0.15 ms", "not installed: &lt;nothing&gt;", "&lt;no&gt; disk", "2 &amp; more"):
         assert words in text
     assert "<nothing>" not in text
@@ -95,3 +97,15 @@ def test_the_results_of_a_run_are_kept_as_json(tmp_path: Path) -> None:
     content = report.to_json([result("send-many", rate=7.0)], {}, BARE)
     assert content["rows"][0]["figures"]["rate"]["samples"] == [7.0, 7.0]
     assert report.save(content, tmp_path / "new", "stamp").read_text().startswith("{")
+
+
+@pytest.mark.parametrize(("load", "is_said"), [("0.3", False), ("1.0", False), ("1.1", True)])
+def test_figures_of_a_busy_machine_are_called_so(load: str, is_said: bool) -> None:
+    facts = FACTS | {"load before": load}
+    assert (busy(facts) is not None) is is_said
+    assert ("Others used this machine" in page([], facts, BARE)) is is_said
+
+
+def test_a_client_that_is_not_installed_is_named_with_its_package() -> None:
+    with pytest.raises(NotInstalledError, match="pip install some-package"):
+        require_client("no_such_module_anywhere", "some-package")

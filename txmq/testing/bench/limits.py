@@ -17,11 +17,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from txmq.testing.bench.raw import percentile
+
+BUSY_SHARE = 0.5  # of the cores: with half of them taken, client and broker get in each other's way
 
 # An echo; with a file to sync as argument, it writes and syncs 4 KiB of it before every answer.
 _ECHO = """
@@ -68,6 +70,15 @@ def facts(directory: Path) -> dict[str, str]:
         "python": platform.python_version(),
         "load before": f"{os.getloadavg()[0]:.1f}",
     }
+
+
+def busy(known: Mapping[str, str]) -> str | None:
+    """What to say of figures taken while others used the machine; None where it was quiet."""
+    if float(known["load before"]) <= int(known["cores"]) * BUSY_SHARE:
+        return None
+    return (
+        f"Others used this machine (load {known['load before']} on {known['cores']} cores): repeat it when it is quiet."
+    )
 
 
 def _file_system(directory: Path) -> str:
