@@ -48,6 +48,8 @@ POINTS: Final[Mapping[str, str]] = {
     "client.tx.db_committed": "database: committed with its marker; broker: prepared",
     "client.tx.commit_sent": "database: committed with its marker; broker: prepared or committed",
     "client.tx.committed": "database: committed with its marker; broker: committed",
+    "client.xa.branch_started": "database: an empty branch, gone with its connection; broker: nothing",
+    "client.xa.branch_ended": "database: rows and marker in an idle branch, gone with its connection; broker: nothing",
     "resolver.marker_inserted": "database: rolled-back marker committed; broker: prepared",
     "resolver.read_committed": "database: committed marker, seen and made durable; broker: prepared",
     "resolver.told_broker": "database: a marker; broker: settled the same way",

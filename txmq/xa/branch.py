@@ -173,6 +173,13 @@ class XABranch(Protocol):
         """Close the connection. A branch that is not prepared is rolled back by that; a prepared one stays."""
 
 
+class UsedXAConnection(NamedTuple):
+    """A resource together with the caller's connection (``MySQLResource.using``)."""
+
+    resource: XAResource
+    connection: Any
+
+
 class Recovery(Protocol):
     """A connection of one who settles, to the identified database. Used by one thread at a time.
 

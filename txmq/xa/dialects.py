@@ -19,6 +19,14 @@ from txmq.xa.dbapi import Connection, run
 
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb")
+# Gone away, lost, lost in a read, ended for being idle, killed, server shutting down.
+_MYSQL_LOST = frozenset({2006, 2013, 2055, 4031, 1927, 1053})
+_MYSQL_DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_flush_method", "log_bin", "sync_binlog")
+_MYSQL_ENGINES = (
+    "SELECT CONCAT(t.table_schema, '.', t.table_name), t.engine FROM information_schema.tables t "
+    "JOIN information_schema.engines e ON e.engine = t.engine "
+    "WHERE t.table_schema = COALESCE(DATABASE(), ?) AND t.table_type = 'BASE TABLE' AND (e.transactions <> 'YES'"
+)
 _SQLITE_SYNCHRONOUS_FULL = 2  # also in WAL mode: NORMAL syncs only at a checkpoint, a power loss takes commits back
 
 
@@ -37,6 +45,11 @@ class Dialect:
         weakness: which setting lets a commit be lost, as text, or None.
         short_waits: statement that lets locks be waited for a second only, for one who settles; empty for SQLite, where
             ``connect`` is told.
+        engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
+            database, or where it has none in the schema that is its parameter; empty where all tables can.
+        engines_two_phase: the same for tables that cannot roll back or cannot prepare.
+        has_privileges: users of this kind of database may lack privileges.
+        is_lost: whether an error means that the session has ended.
     """
 
     name: str
@@ -49,6 +62,10 @@ class Dialect:
     short_waits: str
     why_not_idle: Callable[[Connection], str | None]
     weakness: Callable[[Connection], str | None]
+    engines: str = ""
+    engines_two_phase: str = ""
+    has_privileges: bool = True
+    is_lost: Callable[[Any, Exception], bool] = lambda connection, _error: bool(getattr(connection, "closed", False))
 
 
 def _sqlite_why_not_idle(connection: Any) -> str | None:
@@ -85,8 +102,21 @@ def _mysql_why_not_idle(connection: Any) -> str | None:
 
 
 def _mysql_weakness(connection: Connection) -> str | None:
-    ((level,),) = run(connection, "SELECT @@innodb_flush_log_at_trx_commit")[0]
-    return None if int(level) == 1 else f"innodb_flush_log_at_trx_commit = {level}, not 1"
+    # Names that a server does not know give no row; SELECT @@name would be an error.
+    names = ", ".join(f"'{name}'" for name in _MYSQL_DURABILITY)
+    found = dict(run(connection, f"SHOW VARIABLES WHERE Variable_name IN ({names})")[0])
+    if found.get("innodb_flush_log_at_trx_commit") != "1":
+        return f"innodb_flush_log_at_trx_commit = {found.get('innodb_flush_log_at_trx_commit')}, not 1"
+    if found.get("innodb_flush_method", "").lower() in ("nosync", "littlesync"):
+        return f"innodb_flush_method = {found['innodb_flush_method']}"
+    if found.get("log_bin") == "ON" and found.get("sync_binlog") != "1":
+        # With a binary log it is the log that decides, and InnoDB's own commit is not forced.
+        return f"sync_binlog = {found.get('sync_binlog')}, not 1, with a binary log"
+    return None
+
+
+def _mysql_is_lost(_connection: Any, error: Exception) -> bool:
+    return bool(error.args) and error.args[0] in _MYSQL_LOST
 
 
 def _postgresql_why_not_idle(connection: Any) -> str | None:
@@ -119,6 +149,7 @@ SQLITE = Dialect(
     short_waits="",
     why_not_idle=_sqlite_why_not_idle,
     weakness=_sqlite_weakness,
+    has_privileges=False,
 )
 MYSQL = Dialect(
     name="mysql",
@@ -131,6 +162,9 @@ MYSQL = Dialect(
     short_waits="SET SESSION innodb_lock_wait_timeout = 1",
     why_not_idle=_mysql_why_not_idle,
     weakness=_mysql_weakness,
+    engines=_MYSQL_ENGINES + ")",
+    engines_two_phase=_MYSQL_ENGINES + " OR e.xa <> 'YES')",
+    is_lost=_mysql_is_lost,
 )
 POSTGRESQL = Dialect(
     name="postgresql",

@@ -4,9 +4,7 @@ Theory of operation. ``LastResource`` knows how to reach the database, who it is
 connections per process and thread (sqlite3 binds connections to threads; a forked child must not use its parent's).
 ``enlist`` begins a transaction on one and answers a ``Branch``: the transaction's side in this database.
 
-A connection is verified before its first use: not in autocommit and idle, durable commits, the tables there, the
-identity the expected one. Its distance to the database's clock is measured then, and again each minute, since deadlines
-are judged by that clock.
+A connection is verified before its first use (``installed``).
 
 SQLite: the path that a connection reports (always absolute) is remembered, and whoever settles opens it with
 ``mode=rw``: a file that is gone is unreachable, never a new empty database.
@@ -20,27 +18,25 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from txmq.errors import ConfigError, HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
-from txmq.model import is_valid_name
+from txmq.errors import ConfigError, HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.owner import Owner, current_owner
 from txmq.runtime.ports import Clock, Random
-from txmq.xa.dbapi import Connection, driver_of, run
+from txmq.xa.dbapi import driver_of, run
 from txmq.xa.guard import Guard, GuardedConnection
-from txmq.xa.marker import Identity, MarkerTable
+from txmq.xa.installed import Demands, Installation, Session
+from txmq.xa.marker import MarkerTable
 
 _SAVEPOINT = "txmq_body"
 SETTLE_WAIT_S = 1.0  # for a lock, by one who settles
-_CLOCK_CHECK_S = 60.0
 _IDLE_MAX = 4  # connections kept per thread; a thread in one block at a time uses one
 _FINISHED_MAX = 100_000  # markers waiting for their removal; what falls off is swept later
-_MYSQL_LOST = frozenset({2006, 2013, 2055, 4031})  # gone away, lost, lost in a read, ended for being idle
 
 
 def _nothing() -> None:
@@ -56,16 +52,6 @@ class Unsettled(NamedTuple):
     on_settled: Callable[[], None] = _nothing
 
 
-class _Session:
-    """A verified connection."""
-
-    __slots__ = ("clock_ahead_ms", "clock_checked", "connection", "table")
-
-    def __init__(self, connection: Connection, table: MarkerTable) -> None:
-        self.connection, self.table = connection, table
-        self.clock_ahead_ms, self.clock_checked = 0, float("-inf")
-
-
 class LastResource:
     """A database that decides its transactions itself.
 
@@ -76,23 +62,22 @@ class LastResource:
         table: name of the marker table, and of ``<table>_identity``.
         allow_weak_durability: accept a database that may lose an acknowledged commit, and with it a row whose message
             was sent.
+        ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
+            that cannot roll back.
 
     Thread safety: yes; each thread gets connections of its own.
     """
 
     def __init__(
         self, name: str, connect: Callable[[], Any], *, dialect: str | None = None, table: str = "txmq_marker",
-        allow_weak_durability: bool = False, clock: Clock | None = None, random: Random | None = None,
+        allow_weak_durability: bool = False, ignore_tables: Collection[str] = (), clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:  # fmt: skip
-        if not is_valid_name(name):
-            raise ConfigError(f"resource name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
-        self.name = name
-        self._connect, self._dialect, self._table = connect, dialect, table
-        self._allow_weak_durability = allow_weak_durability
-        self._clock: Clock = clock or OSClock()
+        self.name, self._connect = name, connect
+        demands = Demands(allow_weak_durability, ignore_tables)
+        self.installation = Installation(name, table, dialect, demands, clock or OSClock())
         self._random: Random = random or OSRandom()
-        self._idle: dict[Owner, list[_Session]] = {}
-        self._uuid: str | None = None
+        self._idle: dict[Owner, list[Session]] = {}
         self._sqlite: tuple[ModuleType, str] | None = None  # driver and file, once seen
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unsettled: deque[Unsettled] = deque()
@@ -106,7 +91,7 @@ class LastResource:
     @property
     def uuid(self) -> str | None:
         """Identity of the database, 32 hex digits; None before the first connection."""
-        return self._uuid
+        return self.installation.uuid
 
     def install(self, client: Any = None) -> None:
         """Create the marker and identity tables where they are missing. Idempotent.
@@ -121,13 +106,7 @@ class LastResource:
         """
         connection = self._connect()
         try:
-            table = MarkerTable.on(connection, self._table, self._dialect)
-            self._require_idle(connection, table)
-            table.create(connection)
-            if table.identity(connection) is None:
-                with suppress(driver_of(connection).IntegrityError):  # another process was first
-                    table.put_identity(connection, Identity(self.name, f"{self._random.bits(128):032x}", ""))
-            self._check_identity(connection, table, None if client is None else cluster_of(client))
+            self.installation.install(connection, None if client is None else cluster_of(client), self._random)
         finally:
             _close(connection)
 
@@ -178,22 +157,17 @@ class LastResource:
             session = self._open(cluster, self._connect)
             if self._sqlite is None:
                 _wait_shortly(session)
-                return Settling(session.connection, session.table, self._required_uuid())
+                return Settling(session.connection, session.table, self.installation.required_uuid)
             _close(session.connection)
         session = self._open(cluster, self._open_existing_sqlite)
-        return Settling(session.connection, session.table, self._required_uuid())
+        return Settling(session.connection, session.table, self.installation.required_uuid)
 
     def close(self) -> None:
         """Close the idle connections of the calling thread."""
         for session in self._idle.pop(current_owner(), []):
             _close(session.connection)
 
-    def deadline_ms(self, session: _Session, remaining_s: float) -> int:
-        """A moment from now, on the database's clock."""
-        self._check_clock(session)
-        return self._clock.now_ms() + session.clock_ahead_ms + int(remaining_s * 1000)
-
-    def give_back(self, session: _Session) -> None:
+    def give_back(self, session: Session) -> None:
         """Keep a connection whose transaction has ended."""
         idle = self._idle.setdefault(current_owner(), [])
         if len(idle) < _IDLE_MAX:
@@ -201,18 +175,13 @@ class LastResource:
         else:
             _close(session.connection)
 
-    def _required_uuid(self) -> str:
-        if self._uuid is None:
-            raise ConfigError(f"resource {self.name!r} has no identity yet")
-        return self._uuid
-
     def _open_existing_sqlite(self) -> Any:
         if self._sqlite is None:
             raise ConfigError(f"resource {self.name!r} has no file yet")
         driver, path = self._sqlite
         return driver.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=SETTLE_WAIT_S)
 
-    def _open(self, cluster: str, connect: Callable[[], Any]) -> _Session:
+    def _open(self, cluster: str, connect: Callable[[], Any]) -> Session:
         connection = connect()
         try:
             return self._verified(connection, cluster)
@@ -220,58 +189,17 @@ class LastResource:
             _close(connection)
             raise
 
-    def _verified(self, connection: Any, cluster: str) -> _Session:
-        table = MarkerTable.on(connection, self._table, self._dialect)
-        self._require_idle(connection, table)
-        weakness = table.dialect.weakness(connection)
-        if weakness is not None and not self._allow_weak_durability:
-            raise ConfigError(
-                f"resource {self.name!r} may lose acknowledged commits: {weakness}; "
-                "correct it, or accept it with allow_weak_durability=True"
-            )
-        if table.dialect.name == "sqlite":
+    def _verified(self, connection: Any, cluster: str) -> Session:
+        session = self.installation.verify(connection, cluster)
+        if session.table.dialect.name == "sqlite":
             self._sqlite = driver_of(connection), self._path_of(connection)
-        self._check_identity(connection, table, cluster)
-        session = _Session(connection, table)
-        self._check_clock(session)
         return session
-
-    def _require_idle(self, connection: Any, table: MarkerTable) -> None:
-        why = table.dialect.why_not_idle(connection)
-        if why is not None:
-            raise TransactionStateError(f"resource {self.name!r}: cannot begin on this connection: {why}")
 
     def _path_of(self, connection: Any) -> str:
         for _, name, path in run(connection, "PRAGMA database_list")[0]:
             if name == "main" and path:
                 return str(path)
         raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
-
-    def _check_identity(self, connection: Any, table: MarkerTable, cluster: str | None) -> None:
-        try:
-            identity = table.identity(connection)
-        except driver_of(connection).Error as error:
-            raise ConfigError(f"resource {self.name!r} cannot be identified: {error}; call install() once") from error
-        if identity is None:
-            raise ConfigError(f"resource {self.name!r} is not installed: call install() once")
-        if identity.name != self.name:
-            raise ConfigError(f"resource {self.name!r}: this database is installed as {identity.name!r}")
-        if self._uuid not in (None, identity.uuid):
-            raise ConfigError(f"resource {self.name!r}: another database answers: {identity.uuid}, not {self._uuid}")
-        if cluster is not None and identity.cluster != cluster:
-            if not identity.cluster:
-                table.bind_cluster(connection, cluster)
-                self._check_identity(connection, table, cluster)
-                return
-            raise ConfigError(f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}")
-        self._uuid = identity.uuid
-
-    def _check_clock(self, session: _Session) -> None:
-        now = self._clock.monotonic()
-        if session.table.dialect.is_local_clock or now - session.clock_checked < _CLOCK_CHECK_S:
-            return
-        session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
-        session.clock_checked = now
 
 
 class UsedConnection(NamedTuple):
@@ -300,11 +228,11 @@ class Settling(NamedTuple):
 class Branch:
     """One transaction's side in its database: begun when made, ended by exactly one of ``commit`` and ``roll_back``."""
 
-    def __init__(self, resource: LastResource, session: _Session, *, is_own: bool) -> None:
+    def __init__(self, resource: LastResource, session: Session, *, is_own: bool) -> None:
         self.resource, self._session, self._is_own = resource, session, is_own
         self._guard = Guard()
         # Before BEGIN: measuring takes a transaction of its own.
-        self._deadline_base_ms = resource.deadline_ms(session, 0.0)
+        self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
         self.connection = GuardedConnection(session.connection, self._guard)
         if session.table.dialect.begin:
             run(session.connection, session.table.dialect.begin)
@@ -328,7 +256,7 @@ class Branch:
         try:
             run(self._session.connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
         except Exception as error:
-            if self._is_lost(error):
+            if self._session.table.dialect.is_lost(self._session.connection, error):
                 raise RolledBackError(f"the connection to {self.resource.name!r} was lost: {error}") from error
             raise HeuristicError(
                 f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a "
@@ -390,18 +318,13 @@ class Branch:
         self._guard.end()
         _close(self._session.connection)
 
-    def _is_lost(self, error: Exception) -> bool:
-        if self._session.table.dialect.name == "mysql":
-            return bool(error.args) and error.args[0] in _MYSQL_LOST
-        return bool(getattr(self._session.connection, "closed", False))
-
 
 def cluster_of(client: Any) -> str:
     """The cluster id of a client's broker, 16 hex digits."""
     return f"{client.session.cluster:016x}"
 
 
-def _wait_shortly(session: _Session) -> None:
+def _wait_shortly(session: Session) -> None:
     if session.table.dialect.short_waits:
         run(session.connection, session.table.dialect.short_waits)
         session.connection.commit()  # PostgreSQL takes a SET back with its transaction

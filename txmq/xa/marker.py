@@ -32,6 +32,7 @@ from txmq.xa.dialects import Dialect, dialect_for, placeholder_of
 
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
+_LITERAL = re.compile(r"[0-9A-Za-z.-]{1,200}\Z")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}(?:\.[A-Za-z_][A-Za-z0-9_]{0,47})?\Z")
 
 
@@ -82,6 +83,43 @@ class MarkerTable:
         with own_transaction(connection, d):
             run(connection, f"CREATE TABLE IF NOT EXISTS {table} ({marker}){d.table_options}")
             run(connection, f"CREATE TABLE IF NOT EXISTS {table}_identity ({identity}){d.table_options}")
+
+    def is_there(self, connection: Connection) -> bool:
+        """Whether both tables can be read. False where they are missing, or for somebody who may not read them."""
+        try:
+            for table in (self._table, f"{self._table}_identity"):
+                self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
+        except driver_of(connection).Error:
+            return False
+        return True
+
+    def probe(self, connection: Connection) -> None:
+        """Try the statements that settling needs, without effect. Own transaction, rolled back.
+
+        Raises:
+            the driver's error: a privilege is missing, or the database is read-only.
+        """
+        if not self.dialect.has_privileges:
+            return
+        try:
+            self._run(
+                connection,
+                f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"SELECT name, uuid, 0, 0, 0 FROM {self._table}_identity WHERE 1 = 0",
+            )
+            self._run(connection, f"UPDATE {self._table} SET seen = seen + 1 WHERE 1 = 0")  # noqa: S608
+            self._run(connection, f"DELETE FROM {self._table} WHERE 1 = 0")  # noqa: S608
+        finally:
+            with suppress(Exception):
+                connection.rollback()
+
+    def tables_without_rollback(self, connection: Connection, *, two_phase: bool) -> list[tuple[str, str]]:
+        """Tables of the connection's database whose engine cannot roll back (or prepare): ``schema.table``, engine."""
+        statement = self.dialect.engines_two_phase if two_phase else self.dialect.engines
+        if not statement:
+            return []
+        schema = self._table.partition(".")[0] if "." in self._table else ""
+        return [(str(name), str(engine)) for name, engine in self._read(connection, statement, (schema,))]
 
     def put_identity(self, connection: Connection, identity: Identity) -> None:
         """Store who this database is. Own transaction.
@@ -140,6 +178,31 @@ class MarkerTable:
             (txid, deadline_ms, uuid, deadline_ms),
         )
         return count == 1
+
+    def insert_committed_statement(self, txid: str, uuid: str, deadline_ms: int) -> str:
+        """The same row as SQL without parameters, to be sent together with other statements.
+
+        Raises:
+            ValueError: txid or uuid are not what they are called.
+        """
+        if not _LITERAL.match(txid) or not _LITERAL.match(uuid):
+            raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
+        now = self.dialect.now_ms
+        return (
+            f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+            f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, 0 FROM {self._table}_identity "
+            f"WHERE id = 1 AND uuid = '{uuid}' AND {now} < {int(deadline_ms)}"
+        )
+
+    def touch(self, connection: Connection) -> None:
+        """Commit a small write, so that what was done before is durable too. Own transaction; MySQL and MariaDB."""
+        now = self.dialect.now_ms
+        with own_transaction(connection, self.dialect):
+            self._run(
+                connection,
+                f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"VALUES ('-', 'touch', 0, {now}, 0) ON DUPLICATE KEY UPDATE seen = seen + 1",
+            )
 
     def insert_rolled_back(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
         """The doubter's row. Own transaction: when this returns True, the transaction is rolled back for good.

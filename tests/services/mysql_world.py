@@ -1,0 +1,128 @@
+"""A database of its own on a real MariaDB, as an XA resource: what the tests of ``MySQLResource`` share."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import MySQLResource
+from txmq.xa.mysql_branch import MySQLBranch
+from txmq.xa.mysql_recovery import MySQLRecovery
+from txmq.xid import TxId
+
+CLUSTER = "00000000000000c1"
+NAME = "orders-db"
+_numbers = itertools.count(1)
+
+
+def new_txid() -> str:
+    """A transaction id of our cluster."""
+    return str(TxId(0xC1, 0xB1, 1, next(_numbers)))
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Ask again until it holds.
+
+    Raises:
+        AssertionError: it does not hold in time.
+    """
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to hold in time"
+
+
+class MySQLWorld:
+    """One database with a table ``orders``, installed as a resource."""
+
+    def __init__(self, server: MariaDB, **options: Any) -> None:
+        self.server, self.database = server, f"d{next(_numbers)}"
+        server.execute(f"CREATE DATABASE {self.database}")
+        self.execute("CREATE TABLE orders (id INT PRIMARY KEY, value VARCHAR(200)) ENGINE=InnoDB")
+        self.opened: list[Any] = []
+        self.resource = self.new_resource(**options)
+        self.resource.install()
+
+    def new_resource(self, **options: Any) -> MySQLResource:
+        """The same database as another process sees it."""
+        return MySQLResource(NAME, connect=self.connect, **options)
+
+    def connect(self, **arguments: Any) -> Any:
+        """What the application gives as ``connect=``."""
+        connection = self.server.connect(**({"db": self.database} | arguments))
+        self.opened.append(connection)
+        return connection
+
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
+        """Somebody else's statement, committed at once."""
+        connection = self.server.connect(db=self.database, autocommit=True)
+        try:
+            cursor = connection.cursor()
+            cursor.execute(sql)
+            return list(cursor.fetchall()) if cursor.description is not None else []
+        finally:
+            connection.close()
+
+    def enlist(self, timeout: float = 30.0, connection: Any = None, txid: str | None = None) -> MySQLBranch:
+        """Begin a branch."""
+        return self.resource.enlist(CLUSTER, txid or new_txid(), timeout, connection)
+
+    def insert(self, branch: MySQLBranch, number: int) -> None:
+        """A row in the body of a block."""
+        branch.connection.cursor().execute("INSERT INTO orders VALUES (%s, 'x')", (number,))
+
+    def prepared(self, number: int, connection: Any = None) -> MySQLBranch:
+        """A branch with one row, prepared."""
+        branch = self.enlist(connection=connection)
+        self.insert(branch, number)
+        branch.end_body()
+        branch.prepare()
+        return branch
+
+    def recovery(self) -> MySQLRecovery:
+        """One who settles, in another process."""
+        return self.new_resource().open_recovery(CLUSTER)
+
+    def rows(self) -> list[int]:
+        """The committed rows."""
+        return [number for (number,) in self.execute("SELECT id FROM orders ORDER BY id")]
+
+    def markers(self) -> dict[str, str]:
+        """The marker table."""
+        return dict(self.execute("SELECT txid, outcome FROM txmq_marker WHERE outcome <> 'touch'"))
+
+    def listed(self) -> list[tuple[Any, ...]]:
+        """All prepared branches of the server."""
+        return self.execute("XA RECOVER")
+
+    def end_session(self, branch: MySQLBranch) -> None:
+        """The owner dies: its connection ends, and the server has noticed."""
+        number = branch.details()["connection"]
+        branch.abandon()
+        wait_until(lambda: not self.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {number}"))
+
+    def settle_everything(self) -> None:
+        """Roll back what a test left prepared, so that the next one starts on a clean server."""
+        for connection in self.opened:
+            try:
+                connection.close()
+            except Exception:  # noqa: BLE001  it was closed before
+                continue
+        wait_until(self._nothing_is_prepared)
+
+    def _nothing_is_prepared(self) -> bool:
+        connection = self.server.connect(autocommit=True)
+        try:
+            cursor = connection.cursor()
+            cursor.execute("XA RECOVER FORMAT='SQL'")
+            for *_, xid in cursor.fetchall():
+                try:
+                    cursor.execute(f"XA ROLLBACK {xid}")
+                except Exception:  # noqa: BLE001  its owner's session has not ended yet
+                    continue
+            cursor.execute("XA RECOVER")
+            return not cursor.fetchall()
+        finally:
+            connection.close()

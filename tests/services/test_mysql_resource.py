@@ -1,0 +1,321 @@
+"""``MySQLResource`` against a real MariaDB: the life of a branch, and every trap that the server holds ready."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import MySQLdb
+import pytest
+
+from txmq.errors import HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
+from txmq.testing.mariadb import MariaDB
+from txmq.xa.branch import Ended, PrepareUnknownError, decode_bqual
+from txmq.xa.mysql_branch import MySQLBranch
+from txmq.xa.mysql_server import xa
+from txmq.xid import FORMAT_ID
+
+from .mysql_world import MySQLWorld, new_txid, wait_until
+
+
+@pytest.fixture
+def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
+    world = MySQLWorld(mariadb)
+    yield world
+    world.settle_everything()
+
+
+# --- the life of a branch --------------------------------------------------------------------------------------------
+
+
+def test_a_prepared_branch_is_invisible_until_its_commit_and_has_its_marker_then(world: MySQLWorld) -> None:
+    branch = world.prepared(1)
+    assert world.rows() == []
+    assert world.markers() == {}
+    assert len(world.listed()) == 1
+    assert branch.commit()
+    assert world.rows() == [1]
+    assert list(world.markers().values()) == ["committed"]
+    assert world.listed() == []
+
+
+def test_the_xid_says_transaction_resource_deadline_and_connection(world: MySQLWorld) -> None:
+    txid = new_txid()
+    branch = world.enlist(timeout=30.0, txid=txid)
+    now_ms = world.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")[0][0]
+    details = branch.details()
+    bqual = decode_bqual(details["bqual"].encode())
+    assert (branch.xid.format_id, branch.xid.gtrid) == (FORMAT_ID, txid.encode())
+    assert bqual is not None
+    assert bqual.uuid == world.resource.uuid
+    assert abs(bqual.deadline_ms - now_ms - 30_000) < 5_000
+    assert bqual.connection == details["connection"]
+    cursor = branch.connection.cursor()
+    cursor.execute("SELECT CONNECTION_ID()")
+    assert cursor.fetchone() == (details["connection"],)
+    assert (details["wrote"], details["marker"]) == (True, True)
+    assert branch.roll_back(prepared=False)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_rollback_leaves_nothing_and_the_connection_is_used_again(world: MySQLWorld, is_prepared: bool) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    if is_prepared:
+        branch.end_body()
+        branch.prepare()
+    number = branch.details()["connection"]
+    assert branch.roll_back(prepared=is_prepared)
+    assert (world.rows(), world.markers(), world.listed()) == ([], {}, [])
+    following = world.enlist()
+    assert following.details()["connection"] == number
+    assert following.roll_back(prepared=False)
+
+
+def test_a_rollback_before_end_body_ends_the_body(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    cursor = branch.connection.cursor()
+    assert branch.roll_back(prepared=False)
+    with pytest.raises(TransactionStateError, match="over"):
+        cursor.execute("SELECT 1")
+
+
+def test_each_end_gives_the_connection_back_once(world: MySQLWorld) -> None:
+    branch = world.prepared(1)
+    assert branch.commit()
+    branch.finish()
+    branch.abandon()
+    assert branch.commit()
+    assert branch.roll_back(prepared=True)
+    first, second = world.enlist(), world.enlist()
+    assert first.details()["connection"] != second.details()["connection"]
+    assert first.roll_back(prepared=False)
+    assert second.roll_back(prepared=False)
+    assert world.rows() == [1]
+
+
+# --- what dooms a branch ---------------------------------------------------------------------------------------------
+
+
+def test_a_failed_statement_dooms_the_branch_even_if_the_body_goes_on(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    with pytest.raises(MySQLdb.IntegrityError):
+        world.insert(branch, 1)
+    world.insert(branch, 2)
+    with pytest.raises(RolledBackError, match="Duplicate"):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert (world.rows(), world.listed()) == ([], [])
+
+
+def test_a_lock_wait_that_times_out_dooms_the_branch(world: MySQLWorld) -> None:
+    holder = world.enlist()
+    world.insert(holder, 1)
+    branch = world.enlist()
+    branch.connection.cursor().execute("SET SESSION innodb_lock_wait_timeout = 1")
+    world.insert(branch, 2)
+    with pytest.raises(MySQLdb.OperationalError, match="1205"):
+        world.insert(branch, 1)
+    with pytest.raises(RolledBackError, match="1205"):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert holder.roll_back(prepared=False)
+    assert world.rows() == []
+
+
+def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQLWorld) -> None:
+    world.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
+    branches = [world.enlist(), world.enlist()]
+    for number, branch in enumerate(branches, 1):
+        branch.connection.cursor().execute(f"UPDATE orders SET value = 'c' WHERE id = {number}")
+    errors: list[Exception] = []
+
+    def lock(branch_number: int, row: int) -> None:
+        try:
+            branches[branch_number].connection.cursor().execute(f"UPDATE orders SET value = 'd' WHERE id = {row}")
+        except MySQLdb.OperationalError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=lock, args=(0, 2))
+    thread.start()
+    lock(1, 1)
+    thread.join()
+    assert [error.args[0] for error in errors] == [1213]
+    doomed = [branch for branch in branches if branch.error is not None]
+    survivor = next(branch for branch in branches if branch.error is None)
+    number = doomed[0].details()["connection"]
+    with pytest.raises(RolledBackError, match="1213"):
+        doomed[0].end_body()
+    assert doomed[0].roll_back(prepared=False)
+    following = world.enlist()
+    assert following.details()["connection"] == number
+    assert following.roll_back(prepared=False)
+    survivor.end_body()
+    survivor.prepare()
+    assert survivor.commit()
+
+
+def test_a_later_statement_of_one_text_that_failed_unread_dooms_the_branch(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    cursor = branch.connection.cursor()
+    cursor.execute("INSERT INTO orders VALUES (1, ''); INSERT INTO orders VALUES (1, '')")
+    with pytest.raises(RolledBackError, match="Duplicate"):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert world.rows() == []
+
+
+def test_several_statements_in_one_text_that_all_succeed_unread_are_all_there(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    branch.connection.cursor().execute("INSERT INTO orders VALUES (1, ''); SELECT 5; INSERT INTO orders VALUES (2, '')")
+    branch.end_body()
+    branch.prepare()
+    assert branch.commit()
+    assert world.rows() == [1, 2]
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "BEGIN", "CREATE TABLE u (i INT)", "XA PREPARE 'x'", "XA END 'x'"])
+def test_statements_that_xa_refuses_doom_the_branch(world: MySQLWorld, statement: str) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    with pytest.raises(MySQLdb.OperationalError):
+        branch.connection.cursor().execute(statement)
+    with pytest.raises(RolledBackError):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert world.rows() == []
+
+
+def _end_by_hand(branch: MySQLBranch, *verbs: str) -> None:
+    for verb in verbs:
+        name, _, rest = verb.partition(" ")
+        branch.connection.cursor().execute(f"{xa(name, branch.xid)} {rest}")
+
+
+@pytest.mark.parametrize("verb", ["COMMIT ONE PHASE", "ROLLBACK"])
+def test_a_body_that_ends_the_branch_by_itself_is_a_heuristic(world: MySQLWorld, verb: str) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    _end_by_hand(branch, "END", verb)
+    with pytest.raises(HeuristicError, match="by itself"):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert world.rows() == ([1] if verb.startswith("COMMIT") else [])
+    assert world.prepared(2).commit()
+
+
+@pytest.mark.parametrize("verbs", [("END",), ("END", "PREPARE")])
+def test_a_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLWorld, verbs: tuple[str, ...]) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    _end_by_hand(branch, *verbs)
+    with pytest.raises(RolledBackError, match="could not be ended"):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert (world.rows(), world.listed()) == ([], [])
+
+
+def test_work_behind_an_end_by_hand_is_undone_and_the_connection_is_not_used_again(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    number = branch.details()["connection"]
+    _end_by_hand(branch, "END", "ROLLBACK")
+    world.insert(branch, 1)  # in a transaction of its own, since the connection is not in autocommit
+    with pytest.raises(HeuristicError):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    following = world.enlist()
+    assert following.details()["connection"] != number
+    assert following.roll_back(prepared=False)
+    assert world.rows() == []
+
+
+def test_a_deadline_that_has_passed_on_the_databases_clock_lets_no_marker_in(world: MySQLWorld) -> None:
+    branch = world.enlist(timeout=-1.0)
+    world.insert(branch, 1)
+    with pytest.raises(TransactionTimeoutError, match="deadline"):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert (world.rows(), world.markers()) == ([], {})
+
+
+def test_an_identity_that_changes_under_an_open_connection_lets_no_marker_in(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    world.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
+    with pytest.raises(RolledBackError):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert world.rows() == []
+
+
+# --- deaths ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_unprepared_branch_ends_with_its_connection(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    branch.end_body()
+    world.end_session(branch)
+    assert (world.rows(), world.listed()) == ([], [])
+
+
+def test_a_killed_session_rolls_back_what_was_not_prepared(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    world.execute(f"KILL {branch.details()['connection']}")
+    with pytest.raises(RolledBackError):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert world.rows() == []
+
+
+def test_a_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(world: MySQLWorld) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    branch.end_body()
+    world.execute(f"KILL {branch.details()['connection']}")
+    with pytest.raises(PrepareUnknownError):
+        branch.prepare()
+    assert not branch.roll_back(prepared=True)
+    assert world.listed() == []
+
+
+def test_a_killed_session_before_commit_leaves_the_branch_to_the_resolver(world: MySQLWorld) -> None:
+    branch = world.prepared(1)
+    world.execute(f"KILL {branch.details()['connection']}")
+    assert not branch.commit()
+    recovery = world.recovery()
+    wait_until(lambda: recovery.commit(branch.xid) is Ended.DONE)
+    assert world.rows() == [1]
+    recovery.close()
+
+
+def test_an_idle_connection_that_the_server_has_ended_is_replaced(world: MySQLWorld) -> None:
+    branch = world.prepared(1)
+    number = branch.details()["connection"]
+    assert branch.commit()
+    world.execute(f"KILL {number}")
+    following = world.prepared(2)
+    assert following.details()["connection"] != number
+    assert following.commit()
+    assert world.rows() == [1, 2]
+
+
+def test_prepared_branches_survive_kills_of_the_server_and_are_committed_by_others(world: MySQLWorld) -> None:
+    branches = [world.prepared(number) for number in (1, 2, 3)]
+    world.server.restart()
+    assert not branches[0].commit()
+    recovery = world.recovery()
+    assert {listed.xid for listed in recovery.prepared()} == {branch.xid for branch in branches}
+    assert recovery.commit(branches[0].xid) is Ended.DONE
+    assert recovery.rollback(branches[1].xid) is Ended.DONE
+    recovery.force()
+    world.server.restart()
+    recovery = world.recovery()
+    assert [listed.xid for listed in recovery.prepared()] == [branches[2].xid]
+    assert recovery.commit(branches[2].xid) is Ended.DONE
+    assert world.rows() == [1, 3]
+    assert recovery.marker_outcome(branches[0].xid.gtrid.decode()) == "committed"
+    assert recovery.marker_outcome(branches[1].xid.gtrid.decode()) is None
+    recovery.close()

@@ -1,0 +1,193 @@
+"""Which database a resource is, and whether a transaction may begin on one of its connections.
+
+Theory of operation. ``install`` creates the tables and stores who the database is (name, uuid, cluster). ``verify``
+looks at a connection before its first use: not in autocommit and idle, durable commits, tables that can roll back, the
+identity the expected one, the privileges that settling needs. The first uuid seen is the one that holds.
+
+Deadlines are judged by the database's clock: its distance to ours is measured when a connection is verified, and again
+each minute, together with the tables.
+
+Invariants:
+    * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
+    * what could only be found out when a transaction is to be settled (a missing privilege) is found out before the
+      first one begins;
+    * ``install`` touches nothing where everything is there: a transaction in doubt holds locks on the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from txmq.errors import ConfigError, TransactionStateError
+from txmq.model import is_valid_name
+from txmq.runtime.ports import Clock, Random
+from txmq.xa.dbapi import Connection, driver_of
+from txmq.xa.marker import Identity, MarkerTable
+
+CHECK_EVERY_S = 60.0
+_UUID = re.compile(r"[0-9a-f]{32}\Z")
+_TABLES_SHOWN_MAX = 5
+
+
+class Session:
+    """A verified connection.
+
+    Attributes:
+        clock_ahead_ms: the database's clock minus ours, when it was measured.
+        checked: when that was, on the monotonic clock.
+    """
+
+    __slots__ = ("checked", "clock_ahead_ms", "connection", "table")
+
+    def __init__(self, connection: Any, table: MarkerTable) -> None:
+        self.connection, self.table = connection, table
+        self.clock_ahead_ms, self.checked = 0, float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What a resource asks of its database.
+
+    Attributes:
+        allow_weak_durability: accept a database that may lose an acknowledged commit.
+        ignore_tables: tables (``table`` or ``schema.table``) that may be of an engine that cannot roll back.
+        two_phase: its engines must be able to prepare, too.
+    """
+
+    allow_weak_durability: bool = False
+    ignore_tables: Collection[str] = ()
+    two_phase: bool = False
+
+
+class Installation:
+    """A resource's database, once it is known.
+
+    Args:
+        name: of the resource.
+        table: name of the marker table, and of ``<table>_identity``.
+        dialect: ``sqlite``, ``mysql`` or ``postgresql``; None to tell by the driver.
+    """
+
+    def __init__(self, name: str, table: str, dialect: str | None, demands: Demands, clock: Clock) -> None:
+        if not is_valid_name(name):
+            raise ConfigError(f"resource name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+        if isinstance(demands.ignore_tables, str):
+            raise ConfigError(f"resource {name!r}: ignore_tables= takes a list of names, not one text")
+        self.name, self.uuid = name, None  # type: str, str | None
+        self._table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
+        self._has_privileges = False
+
+    @property
+    def required_uuid(self) -> str:
+        """The identity, by one who has verified a connection."""
+        if self.uuid is None:
+            raise ConfigError(f"resource {self.name!r} has no identity yet")
+        return self.uuid
+
+    def install(self, connection: Connection, cluster: str | None, random: Random) -> None:
+        """Create tables and identity where they are missing. Idempotent; see ``LastResource.install``."""
+        table = MarkerTable.on(connection, self._table, self._dialect)
+        self.require_idle(connection, table)
+        if not table.is_there(connection):
+            try:
+                table.create(connection)
+            except driver_of(connection).Error as error:
+                raise ConfigError(f"resource {self.name!r}: its tables cannot be created: {error}") from error
+        if table.identity(connection) is None:
+            with suppress(driver_of(connection).IntegrityError):  # another process was first
+                table.put_identity(connection, Identity(self.name, f"{random.bits(128):032x}", ""))
+        self._check_identity(connection, table, cluster)
+
+    def verify(self, connection: Any, cluster: str) -> Session:
+        """Make sure that a transaction may begin on this connection.
+
+        Raises:
+            TransactionStateError: it is in autocommit or in a transaction.
+            ConfigError: see the module.
+        """
+        table = MarkerTable.on(connection, self._table, self._dialect)
+        self.require_idle(connection, table)
+        weakness = table.dialect.weakness(connection)
+        if weakness is not None and not self._demands.allow_weak_durability:
+            raise ConfigError(
+                f"resource {self.name!r} may lose acknowledged commits: {weakness}; "
+                "correct it, or accept it with allow_weak_durability=True"
+            )
+        self._check_identity(connection, table, cluster)
+        self._check_privileges(connection, table)
+        session = Session(connection, table)
+        self.recheck(session)
+        return session
+
+    def require_idle(self, connection: Any, table: MarkerTable) -> None:
+        """Refuse a connection on which a transaction cannot begin."""
+        why = table.dialect.why_not_idle(connection)
+        if why is not None:
+            raise TransactionStateError(f"resource {self.name!r}: cannot begin on this connection: {why}")
+
+    def recheck(self, session: Session) -> None:
+        """Measure the clock and look at the tables, where that was a minute ago. Outside any transaction."""
+        now = self._clock.monotonic()
+        if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
+            return
+        self._check_tables(session)
+        session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
+        session.checked = now
+
+    def deadline_ms(self, session: Session, remaining_s: float) -> int:
+        """A moment from now, on the database's clock."""
+        self.recheck(session)
+        return self._clock.now_ms() + session.clock_ahead_ms + int(remaining_s * 1000)
+
+    def _check_tables(self, session: Session) -> None:
+        found = session.table.tables_without_rollback(session.connection, two_phase=self._demands.two_phase)
+        ignored = self._demands.ignore_tables
+        bad = [
+            (name, engine) for name, engine in found if name not in ignored and name.partition(".")[2] not in ignored
+        ]
+        if bad:
+            shown = ", ".join(f"{name} ({engine})" for name, engine in bad[:_TABLES_SHOWN_MAX])
+            more = f" and {len(bad) - _TABLES_SHOWN_MAX} more" if len(bad) > _TABLES_SHOWN_MAX else ""
+            raise ConfigError(
+                f"resource {self.name!r} has tables that cannot roll back: {shown}{more}; "
+                "make them InnoDB, or name those that no transaction writes to in ignore_tables="
+            )
+
+    def _check_privileges(self, connection: Connection, table: MarkerTable) -> None:
+        if self._has_privileges:
+            return
+        try:
+            table.probe(connection)
+        except driver_of(connection).Error as error:
+            raise ConfigError(
+                f"resource {self.name!r}: the database user needs SELECT, INSERT, UPDATE and DELETE on its marker "
+                f"table: {error}"
+            ) from error
+        self._has_privileges = True
+
+    def _check_identity(self, connection: Connection, table: MarkerTable, cluster: str | None) -> None:
+        try:
+            identity = table.identity(connection)
+        except driver_of(connection).Error as error:
+            if table.dialect.is_lost(connection, error):
+                raise
+            raise ConfigError(f"resource {self.name!r} cannot be identified: {error}; call install() once") from error
+        if identity is None:
+            raise ConfigError(f"resource {self.name!r} is not installed: call install() once")
+        if identity.name != self.name:
+            raise ConfigError(f"resource {self.name!r}: this database is installed as {identity.name!r}")
+        if self.uuid not in (None, identity.uuid):
+            raise ConfigError(f"resource {self.name!r}: another database answers: {identity.uuid}, not {self.uuid}")
+        if not _UUID.match(identity.uuid):
+            raise ConfigError(f"resource {self.name!r}: its identity is damaged: uuid {identity.uuid[:80]!r}")
+        if cluster is not None and identity.cluster != cluster:
+            if not identity.cluster:
+                table.bind_cluster(connection, cluster)
+                self._check_identity(connection, table, cluster)
+                return
+            raise ConfigError(f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}")
+        self.uuid = identity.uuid

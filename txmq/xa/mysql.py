@@ -1,0 +1,187 @@
+"""MySQL and MariaDB as an XA resource: branches of two-phase commits, through the driver mysqlclient.
+
+Theory of operation. ``MySQLResource`` knows how to reach the database and who it is (``installed``), keeps idle
+connections for all threads of a process, and begins branches on them (``mysql_branch``). One connection serves one
+branch from XA START to its end. Whoever settles for an owner that has gone gets a connection of its own
+(``mysql_recovery``).
+
+A connection is verified before its first use. A pooled one is not asked again: where the server has ended it, the
+branch's first statement says so, and the next connection is taken.
+
+Invariants:
+    * a forked child never uses, and never closes, its parent's connections;
+    * what the server does not support or does not promise is refused or said before the first branch begins: Galera,
+      weak durability, engines without rollback, missing privileges, the binary log (a warning).
+
+MariaDB 10.11 is what the tests run against. MySQL 8 differs in its manual: XA RECOVER needs XA_RECOVER_ADMIN and gives
+binary xids with CONVERT XID, and since 8.0.29 a prepared branch leaves its connection (``xa_detach_on_prepare``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any, Final
+
+from txmq.errors import ConfigError
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.owner import current_owner
+from txmq.runtime.ports import Clock, Random
+from txmq.xa.branch import UsedXAConnection
+from txmq.xa.installed import Demands, Installation
+from txmq.xa.last_resource import cluster_of
+from txmq.xa.mysql_branch import MySQLBranch, MySQLSession
+from txmq.xa.mysql_driver import mysql_driver
+from txmq.xa.mysql_recovery import MySQLRecovery
+from txmq.xa.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
+from txmq.xid import TxId
+
+IDLE_MAX: Final = 64  # connections kept per process; more are closed after their branch
+
+
+class MySQLResource:
+    """A MySQL or MariaDB database that takes part in two-phase commits. See ``branch.XAResource``.
+
+    Args:
+        name: as it shows in ``txmq tx list``; stored in the database at ``install``.
+        connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread. Give
+            it ``read_timeout``, or a server that is frozen holds whoever asks it.
+        table: name of the marker table, and of ``<table>_identity``.
+        marker: put a marker row into each branch: it proves what became of it. Without, a branch that is not found
+            where it should be committed is reported as a hazard.
+        allow_weak_durability: accept a server that may lose an acknowledged prepare or commit.
+        ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
+            that cannot roll back.
+
+    Thread safety: yes.
+    """
+
+    def __init__(
+        self, name: str, connect: Callable[[], Any], *, table: str = "txmq_marker", marker: bool = True,
+        allow_weak_durability: bool = False, ignore_tables: Collection[str] = (), clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:  # fmt: skip
+        mysql_driver()
+        self.name, self.has_marker, self._connect = name, marker, connect
+        demands = Demands(allow_weak_durability, ignore_tables, two_phase=True)
+        self.installation = Installation(name, table, None, demands, clock or OSClock())
+        self._random: Random = random or OSRandom()
+        # By process. Appended and popped by one call each, so no lock is needed.
+        self._idle: dict[int, deque[MySQLSession]] = {}
+        self._is_server_checked = False
+
+    def __repr__(self) -> str:
+        return f"MySQLResource({self.name!r})"
+
+    @property
+    def uuid(self) -> str | None:
+        """Identity of the database, 32 hex digits; None before the first connection."""
+        return self.installation.uuid
+
+    def install(self, client: Any = None) -> None:
+        """Create the marker and identity tables where they are missing. Idempotent.
+
+        Args:
+            client: binds the database to this client's cluster now; without it the first transaction does.
+
+        Raises:
+            ConfigError: another resource or another cluster has been installed there, or the user may not.
+
+        Durability: the tables are committed when this returns.
+        """
+        connection = self._connect()
+        try:
+            require_driver(connection, self.name)
+            self.installation.install(connection, None if client is None else cluster_of(client), self._random)
+        finally:
+            _close(connection)
+
+    def using(self, connection: Any) -> UsedXAConnection:
+        """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
+
+        The connection stays the caller's, and is given back idle. It is closed only where a branch on it could not be
+        ended.
+        """
+        return UsedXAConnection(self, connection)
+
+    def enlist(self, cluster: str, txid: str, timeout_s: float, connection: Any = None) -> MySQLBranch:
+        """Begin a branch. See ``XAResource``."""
+        TxId.parse(txid)
+        if connection is not None:
+            return self._begin(self._verified(connection, cluster), txid, timeout_s, is_own=False)
+        idle = self._pool()
+        while idle:
+            try:
+                session = idle.pop()
+            except IndexError:
+                break  # another thread took it
+            try:
+                return self._begin(session, txid, timeout_s)
+            except Exception as error:
+                _close(session.connection)
+                if not session.table.dialect.is_lost(session.connection, error):
+                    raise
+        session = self._open(cluster)
+        try:
+            return self._begin(session, txid, timeout_s)
+        except BaseException:
+            _close(session.connection)
+            raise
+
+    def open_recovery(self, cluster: str) -> MySQLRecovery:
+        """A connection for one who settles. See ``XAResource``."""
+        session = self._open(cluster)
+        try:
+            return MySQLRecovery(session, self.name, self.installation.required_uuid, cluster)
+        except BaseException:
+            _close(session.connection)
+            raise
+
+    def close(self) -> None:
+        """Close the idle connections of this process."""
+        for session in self._idle.pop(current_owner()[0], ()):
+            _close(session.connection)
+
+    def give_back(self, session: MySQLSession) -> None:
+        """Keep a connection whose branch has ended."""
+        idle = self._pool()
+        if len(idle) < IDLE_MAX:
+            idle.append(session)
+        else:
+            _close(session.connection)
+
+    def _pool(self) -> deque[MySQLSession]:
+        return self._idle.setdefault(current_owner()[0], deque())
+
+    def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
+        deadline_ms = self.installation.deadline_ms(session, timeout_s)
+        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own)
+
+    def _open(self, cluster: str) -> MySQLSession:
+        connection = self._connect()
+        try:
+            return self._verified(connection, cluster)
+        except BaseException:
+            _close(connection)
+            raise
+
+    def _verified(self, connection: Any, cluster: str) -> MySQLSession:
+        require_driver(connection, self.name)
+        session = MySQLSession(self.installation.verify(connection, cluster), Server(connection))
+        if not self._is_server_checked:
+            self._check_server(session)
+            self._is_server_checked = True
+        return session
+
+    def _check_server(self, session: MySQLSession) -> None:
+        why = why_no_xa(session.connection)
+        if why is not None:
+            raise ConfigError(f"resource {self.name!r}: {why}; LastResource works there")
+        listed_xids(session.connection, is_mariadb=session.server.is_mariadb)  # may this user?
+        warn_of_binary_log(session.connection, self.name)
+
+
+def _close(connection: Any) -> None:
+    with suppress(Exception):
+        connection.close()

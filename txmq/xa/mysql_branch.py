@@ -1,0 +1,243 @@
+"""One transaction's branch in MySQL or MariaDB, on its owner's connection: from XA START to its end.
+
+Theory of operation::
+
+    begin       XA START; SAVEPOINT                          one packet
+    body        the application's statements, through the guard
+    end_body    RELEASE SAVEPOINT; INSERT marker; XA END      one packet
+    prepare     XA PREPARE
+    commit      XA COMMIT              or    roll_back   XA END where needed; XA ROLLBACK; a small committed write
+
+The savepoint is gone where the body ended the branch by hand. The marker row makes every branch one that wrote: it
+cannot vanish as a read-only one does, and it proves the outcome. Without marker, a branch that did not write (by the
+session's own counters) is ended in ``prepare``; there is nothing to decide.
+
+Invariants:
+    * a statement that failed dooms the branch: the server itself would prepare half of the work (1205, 1062);
+    * only a refusal by its number says "not prepared"; whatever else follows XA PREPARE is PrepareUnknownError;
+    * a rollback of a prepared branch is acknowledged before it is durable: it counts once a later commit is;
+    * a connection goes back only when its branch has surely ended; in doubt it is closed, and the server lets go of the
+      prepared branch, for the resolver.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
+
+from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.xa.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual
+from txmq.xa.dbapi import run
+from txmq.xa.guard import Guard, GuardedConnection
+from txmq.xa.installed import Session
+from txmq.xa.mysql_server import (
+    NO_SUCH_SAVEPOINT,
+    NOTA,
+    OUTSIDE,
+    RMFAIL,
+    ROLLED_BACK,
+    Server,
+    code_of,
+    discard_results,
+    execute,
+    send,
+    xa,
+)
+from txmq.xid import FORMAT_ID, Xid
+
+_SAVEPOINT = "txmq_body"
+# Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
+_NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
+_WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
+
+
+class MySQLSession(Session):
+    """A verified connection, and what its server can."""
+
+    __slots__ = ("server",)
+
+    def __init__(self, verified: Session, server: Server) -> None:
+        super().__init__(verified.connection, verified.table)
+        self.clock_ahead_ms, self.checked, self.server = verified.clock_ahead_ms, verified.checked, server
+
+
+class Pool(XAResource, Protocol):
+    """The resource, as its branches know it."""
+
+    @property
+    def has_marker(self) -> bool:
+        """Whether branches carry a marker row."""
+
+    def give_back(self, session: MySQLSession) -> None:
+        """Keep a connection whose branch has ended."""
+
+
+class MySQLBranch:
+    """See ``branch.XABranch``. Begun when made.
+
+    Args:
+        session: idle; the branch's until it gives it back.
+        deadline_ms: of the transaction, on the database's clock.
+        is_own: the connection is the resource's, not the caller's.
+    """
+
+    def __init__(self, resource: Pool, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool) -> None:
+        self.resource: Pool = resource
+        self.is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
+        self._guard = Guard()
+        self.connection = GuardedConnection(session.connection, self._guard)
+        bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
+        self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))
+        self._wrote, self._has_ended, self._is_given_back = True, False, False
+        self._writes_before = None if resource.has_marker else self._writes()
+        _, error = self._send(xa("START", self.xid), f"SAVEPOINT {_SAVEPOINT}")
+        if error is not None:
+            raise error
+        crash_point("client.xa.branch_started")
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error a statement of the body raised."""
+        return self._guard.error
+
+    def details(self) -> dict[str, Any]:
+        """What ``decide`` tells the broker."""
+        return {
+            "bqual": self.xid.bqual.decode("ascii"),
+            "connection": self._session.server.connection_id,
+            "wrote": self._wrote,
+            "marker": self.resource.has_marker,
+        }
+
+    def end_body(self) -> None:
+        """See ``XABranch``; the marker row is in behind it.
+
+        Raises:
+            TransactionTimeoutError: the deadline has passed on the database's clock.
+            RolledBackError: a statement failed, of the body or of ours.
+            HeuristicError: the body ended the branch.
+        """
+        self._guard.end()
+        if self._guard.error is None:
+            try:
+                discard_results(self._session.connection)
+            except Exception as error:  # noqa: BLE001  the driver's: a statement the body did not wait for
+                self._guard.error = error
+        if self._guard.error is not None:
+            raise RolledBackError(f"a statement failed: {self._guard.error}", self._txid) from self._guard.error
+        if self._writes_before is not None:
+            self._wrote = self._writes() != self._writes_before
+        self._end_work()
+        crash_point("client.xa.branch_ended")
+
+    def prepare(self) -> None:
+        """See ``XABranch``."""
+        if not self._wrote:
+            self._end_unwritten()
+            return
+        try:
+            execute(self._session.connection, xa("PREPARE", self.xid))
+        except Exception as error:
+            if code_of(error) in _NOT_PREPARED:
+                raise RolledBackError(f"{self.resource.name!r} refused to prepare: {error}", self._txid) from error
+            raise PrepareUnknownError(f"{self.resource.name!r} may be prepared: {error}", self._txid) from error
+
+    def commit(self) -> bool:
+        """See ``XABranch``."""
+        if self._has_ended:
+            return True
+        try:
+            execute(self._session.connection, xa("COMMIT", self.xid))
+        except Exception as error:  # noqa: BLE001  whatever it was, the resolver finds out
+            self._left_to_the_resolver("commit", error)
+            return False
+        self._has_ended = True
+        self.finish()
+        return True
+
+    def roll_back(self, prepared: bool) -> bool:
+        """See ``XABranch``."""
+        self._guard.end()
+        if self._has_ended:
+            return True
+        # Refused where the branch is idle, doomed or prepared already: the next statement says what matters.
+        self._send(xa("END", self.xid))
+        _, error = self._send(xa("ROLLBACK", self.xid))
+        if error is not None and code_of(error) not in ROLLED_BACK:
+            return self._not_rolled_back(prepared, error)
+        try:
+            if prepared:
+                self._session.table.touch(self._session.connection)
+        except Exception as failure:  # noqa: BLE001  rolled back, but it may come back with a crash
+            self._left_to_the_resolver("rollback", failure)
+            return False
+        self._has_ended = True
+        self.finish()
+        return True
+
+    def finish(self) -> None:
+        """See ``XABranch``."""
+        self._guard.end()
+        if not self._is_given_back:
+            self._is_given_back = True
+            if self.is_own:
+                self.resource.give_back(self._session)
+
+    def abandon(self) -> None:
+        """See ``XABranch``."""
+        self._guard.end()
+        if not self._is_given_back:
+            self._is_given_back = True
+            with suppress(Exception):
+                self._session.connection.close()
+
+    def _end_work(self) -> None:
+        statements = [f"RELEASE SAVEPOINT {_SAVEPOINT}", xa("END", self.xid)]
+        if self.resource.has_marker:
+            uuid = self.resource.uuid or ""
+            statements.insert(1, self._session.table.insert_committed_statement(self._txid, uuid, self.deadline_ms))
+        counts, error = self._send(*statements)
+        if error is not None:
+            self._refused(len(counts), error)
+        if self.resource.has_marker and counts[1] != 1:
+            raise TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+
+    def _refused(self, done: int, error: Exception) -> NoReturn:
+        if done == 0 and code_of(error) in (NO_SUCH_SAVEPOINT, RMFAIL):
+            raise HeuristicError(
+                f"the body ended the branch in {self.resource.name!r} by itself (XA END, XA COMMIT); its rows may be "
+                f"there, no message was sent: {error}",
+                self._txid,
+            ) from error
+        raise RolledBackError(f"{self.resource.name!r}: the branch could not be ended: {error}", self._txid) from error
+
+    def _end_unwritten(self) -> None:
+        _, error = self._send(xa("ROLLBACK", self.xid))
+        self._has_ended = True
+        if error is None:
+            self.finish()
+        else:
+            self.abandon()
+
+    def _not_rolled_back(self, prepared: bool, error: Exception) -> bool:
+        if not prepared or code_of(error) == NOTA:
+            # What is not prepared ends with its connection. This connection is not trusted any more.
+            self._has_ended = True
+            self.abandon()
+            return True
+        self._left_to_the_resolver("rollback", error)
+        return False
+
+    def _left_to_the_resolver(self, what: str, error: Exception) -> None:
+        get_logger(resource=self.resource.name, txid=self._txid).warning(
+            "branch left to the resolver", what=what, error=repr(error)
+        )
+        self.abandon()
+
+    def _writes(self) -> list[Any]:
+        return run(self._session.connection, _WRITES)[0]
+
+    def _send(self, *statements: str) -> tuple[list[int], Exception | None]:
+        return send(self._session.connection, statements, in_one_packet=self._session.server.takes_packets)

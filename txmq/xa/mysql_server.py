@@ -1,0 +1,149 @@
+"""How MySQL and MariaDB are spoken to: statements in one packet, their error numbers, what a server is.
+
+Theory of operation. Statements without results go out together in one packet where the connection allows it (several
+statements in one text): XA costs four round trips, as bare XA does, although savepoint and marker row come on top. The
+server stops at the first that fails.
+
+Sources: MariaDB 10.11, "XA Transactions"; MySQL 8.0 Reference Manual, 15.3.8 "XA Transactions", error reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from txmq.errors import ConfigError
+from txmq.runtime.logging import get_logger
+from txmq.xa.branch import xid_sql
+from txmq.xa.dbapi import driver_of, run
+from txmq.xa.mysql_driver import mysql_driver
+from txmq.xid import Xid
+
+NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
+RMFAIL: Final = 1399  # not in this state
+OUTSIDE: Final = 1400
+RMERR: Final = 1401  # MySQL 8 also: XA RECOVER without XA_RECOVER_ADMIN
+DUPID: Final = 1440
+ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK
+NO_SUCH_SAVEPOINT: Final = 1305
+ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
+UNKNOWN_THREAD: Final = 1094
+
+
+class Server:
+    """What a connection's server is and can.
+
+    Attributes:
+        is_mariadb: else MySQL.
+        connection_id: the server's number for the connection; KILL takes it.
+        takes_packets: several statements may be sent in one text.
+    """
+
+    __slots__ = ("connection_id", "is_mariadb", "takes_packets", "version")
+
+    def __init__(self, connection: Any) -> None:
+        ((version, number),) = run(connection, "SELECT VERSION(), CONNECTION_ID()")[0]
+        self.version, self.connection_id = str(version), int(number)
+        self.is_mariadb = "mariadb" in self.version.lower()
+        self.takes_packets = _takes_packets(connection)
+
+
+def code_of(error: BaseException) -> int | None:
+    """The server's or the client library's error number."""
+    return error.args[0] if error.args and isinstance(error.args[0], int) else None
+
+
+def require_driver(connection: Any, name: str) -> None:
+    """Refuse connections of another driver: what a failed XA statement means is known of this one."""
+    if driver_of(connection) is not mysql_driver():
+        raise ConfigError(
+            f"resource {name!r}: connect= must return a connection of MySQLdb (pip install txmq[mysql]), "
+            f"not of {driver_of(connection).__name__}; LastResource takes any driver"
+        )
+
+
+def send(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> tuple[list[int], Exception | None]:
+    """Run statements that give no rows, in order, up to the first that fails.
+
+    Returns:
+        How many rows each changed, of those that were done; and what the next one raised.
+    """
+    counts: list[int] = []
+    packets = ["; ".join(statements)] if in_one_packet else statements
+    try:
+        for packet in packets:
+            connection.query(packet)
+            counts.append(connection.affected_rows())
+            while connection.next_result() == 0:
+                counts.append(connection.affected_rows())
+    except Exception as error:  # noqa: BLE001  the driver's; the caller judges it by its number
+        return counts, error
+    return counts, None
+
+
+def execute(connection: Any, statement: str) -> None:
+    """Run one statement that gives no rows."""
+    connection.query(statement)
+
+
+def discard_results(connection: Any) -> None:
+    """Read what a statement left unread.
+
+    Raises:
+        the driver's error: a later statement of the same text failed.
+    """
+    while connection.next_result() == 0:
+        connection.discard_result()
+
+
+def xa(verb: str, xid: Xid) -> str:
+    """An XA statement."""
+    return f"XA {verb} {xid_sql(xid)}"
+
+
+def listed_xids(connection: Any, *, is_mariadb: bool) -> list[Xid]:
+    """XA RECOVER: every prepared branch of the server, of whatever transaction manager.
+
+    Raises:
+        ConfigError: the user may not (MySQL: privilege XA_RECOVER_ADMIN).
+    """
+    try:
+        # MySQL converts to hex on request; MariaDB's column is binary, which the driver hands out as bytes.
+        rows = run(connection, "XA RECOVER" if is_mariadb else "XA RECOVER CONVERT XID")[0]
+    except Exception as error:
+        if code_of(error) in (RMERR, *ACCESS_DENIED):
+            raise ConfigError(
+                f"the database user may not XA RECOVER: GRANT XA_RECOVER_ADMIN to it ({error})"
+            ) from error
+        raise
+    return [_xid(*row) for row in rows]
+
+
+def warn_of_binary_log(connection: Any, name: str) -> None:
+    """Say that crashes and the binary log do not go together, where there is one."""
+    if dict(run(connection, "SHOW VARIABLES WHERE Variable_name = 'log_bin'")[0]).get("log_bin") == "ON":
+        get_logger(resource=name).warning(
+            "binary log is on: its vendor does not promise that prepared XA branches survive a crash together with it",
+        )
+
+
+def why_no_xa(connection: Any) -> str | None:
+    """Why this server takes no XA transactions, or None."""
+    found = dict(run(connection, "SHOW VARIABLES WHERE Variable_name = 'wsrep_on'")[0])
+    return "a Galera cluster (wsrep_on) does not support XA" if found.get("wsrep_on") == "ON" else None
+
+
+def _takes_packets(connection: Any) -> bool:
+    counts, error = send(connection, ("DO 1", "DO 1"), in_one_packet=True)
+    if error is not None and code_of(error) != 1064:
+        raise error
+    return len(counts) == 2
+
+
+def _xid(format_id: Any, gtrid_size: Any, bqual_size: Any, text: bytes | str) -> Xid:
+    raw = _unhex(text) if isinstance(text, str) else bytes(text)
+    return Xid(int(format_id), raw[: int(gtrid_size)], raw[int(gtrid_size) : int(gtrid_size) + int(bqual_size)])
+
+
+def _unhex(text: str) -> bytes:
+    return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode("utf-8", "surrogateescape")
