@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from txmq.client.connection import IDLE_CHECK_S, Connection
+from txmq.client.connection import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, Connection
 from txmq.client.link import Link, Waiter
 from txmq.client.producer_core import Batch, ProducerCore, ProducerLimits, Record
 from txmq.client.session import Session
@@ -104,6 +104,7 @@ class Sender:
         self._link: Link | None = None
         self._session: Session | None = None  # whose numbers the core uses
         self._failure: TxmqError | None = None  # why there is no link
+        self._backoff_s = 0.0  # before the next link is asked for
         self._background: Waiter | None = None
         self._futures = 0  # not settled
         self._settled: deque[Completion] = deque()  # finished, their futures not settled
@@ -264,6 +265,7 @@ class Sender:
         now = self.clock.monotonic()
         with self._lock:
             if error is None:
+                self._backoff_s = 0.0
                 self.core.answered(batch, int(body))
             else:
                 self.core.refused(batch, transmission, error, now)
@@ -303,12 +305,20 @@ class Sender:
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def _connect(self, deadline: float) -> None:
-        """Get a link that speaks for the session; a failure is kept and shows when a batch expires."""
+        """Get a link that speaks for the session; a failure is kept and shows when a batch expires.
+
+        Each time after the first since the broker last took something waits out a back-off: a broker that refuses the
+        session, or every batch of it, is asked now and then, not as fast as it can answer.
+        """
+        self._wait_out_backoff(deadline)
+        with self._lock:
+            link, session = self._link, self._session
+            renews, reconnects = self.core.needs_session, self.core.needs_connection
         try:
-            if self.core.needs_session and self._session is not None:
-                self.connection.renew_session(self._session, deadline)
-            elif self.core.needs_connection and self._link is not None:
-                self._link.fail(ConnectionLostError("another connection took over the session"))
+            if renews and session is not None:
+                self.connection.renew_session(session, deadline)
+            elif reconnects and link is not None:
+                link.fail(ConnectionLostError("another connection took over the session"))
             link, session = self.connection.session_link(deadline)
         except TxmqError as error:
             self._failure = error
@@ -320,6 +330,12 @@ class Sender:
                     self.core.disconnected()
                 self._link, self._session = link, session
                 self.core.connected(session.id, session.epoch, session.in_flight_max)
+
+    def _wait_out_backoff(self, deadline: float) -> None:
+        wait = min(self._backoff_s, deadline - self.clock.monotonic())
+        self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+        if wait > 0 and not self._closed:
+            self.clock.sleep(wait)
 
     # --- the background ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 from txmq.broker.greeting import SESSION_IDLE_MS_MIN
 
 from ...images.node import Client, Node
-from .support import batch, node, part, prepare, put, restarted, stated
+from .support import UUID, batch, node, part, prepare, put, restarted, stated, values
 
 
 def test_hello_introduces_the_broker() -> None:
@@ -75,6 +75,47 @@ def test_a_resumed_session_takes_the_connection_of_the_older_one() -> None:
     older.disconnect()
     assert put(newer, producer=1, sequence=1).code == 200
     assert broker.state.sessions[1].bound == newer.peer.number
+
+
+def test_what_arrives_on_the_older_connection_after_the_take_over_is_never_stored() -> None:
+    """Neither a put, nor a part, nor a commit; the same put on the newer one is stored once."""
+    broker = node()
+    older = broker.session()
+    newer = broker.session("1.0")
+    late = part("a", 0, batch(b"late"))
+    sent = [
+        older.send("put", "a", 0, body=batch(b"1", producer=1)),
+        older.send("put", "a", 0, extensions={"tx": broker.txid(1, 1)}, body=batch(b"streamed")),
+        older.send("commit", broker.txid(1, 2), body=late),
+        older.send(
+            "prepare", broker.txid(1, 3), "last-resource", extensions={"resource": "db", "uuid": UUID}, body=late
+        ),
+    ]
+    broker.pump()
+    assert not [older.received[opaque] for opaque in sent if opaque in older.received]
+    assert values(broker) == []
+    assert broker.state.transactions == {}
+    assert put(newer, b"1", producer=1).text == "0"
+    older.send("put", "a", 0, body=batch(b"1", producer=1))
+    older.disconnect()
+    broker.pump()
+    assert values(broker) == [b"1"]
+    assert newer.ask("commit", broker.txid(1, 2), body=late).code == 200
+
+
+def test_what_the_older_connection_had_sent_before_the_take_over_is_a_duplicate_on_the_newer() -> None:
+    """Taken in and not answered yet; the take-over comes in the same group commit."""
+    broker = node()
+    older, newer = broker.session(), broker.connect()
+    first = older.send("put", "a", 0, body=batch(b"1", producer=1))
+    hello = newer.send("hello", 1, "tester", extensions={"session": "1.0"})
+    again = newer.send("put", "a", 0, body=batch(b"1", producer=1))
+    following = newer.send("put", "a", 0, body=batch(b"2", producer=1, sequence=1))
+    broker.pump()
+    assert newer.received[hello].code == 200
+    assert (newer.received[again].text, newer.received[following].text) == ("0", "1")
+    assert older.received[first].text == "0"
+    assert values(broker) == [b"1", b"2"]
 
 
 def test_a_stream_goes_on_over_the_connection_that_resumed() -> None:

@@ -17,6 +17,7 @@ from txmq.errors import (
     ConnectionLostError,
     DeliveryUnknownError,
     DiskFullError,
+    ForbiddenError,
     LocalProtocolError,
     OverloadedError,
     RequestTimeoutError,
@@ -66,6 +67,36 @@ def test_a_lost_answer_is_asked_for_again_and_stores_nothing_twice(broker: Scrip
     producer = client.producer()
     assert [producer.send("t", b"%d" % n, partition=0).offset for n in range(3)] == [0, 1, 2]
     assert values(client.fetch("t", 0, 0)) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("verb", ["hello", "put"])
+def test_who_is_refused_again_and_again_asks_now_and_then(client: Client, broker: ScriptedBroker, verb: str) -> None:
+    """A session that the broker does not give, or a connection that it does not take a batch from."""
+    error = OverloadedError("sessions_max") if verb == "hello" else ForbiddenError("not this connection's session")
+    producer = client.producer()
+    if verb == "put":
+        producer.send("t", b"0", partition=0)
+    client.topics.refresh("t")
+    broker.verbs.clear()
+    broker.faults[verb] = deque([error] * 1000)
+    with pytest.raises((OverloadedError, RequestTimeoutError, ConnectionLostError, DeliveryUnknownError)):
+        producer.send("t", b"1", partition=0, timeout=2.0)
+    assert 2 <= broker.verbs.count(verb) <= 20
+    broker.faults.clear()
+    assert producer.send("t", b"2", partition=0, timeout=5.0).is_success
+
+
+def test_a_batch_refused_because_the_session_was_taken_over_goes_out_on_another_connection(
+    client: Client, broker: ScriptedBroker
+) -> None:
+    producer = client.producer()
+    producer.send("t", b"0", partition=0)
+    broker.faults["put"] = deque([ForbiddenError("not this connection's session")])
+    assert producer.send("t", b"1", partition=0).offset == 1
+    assert values(client.fetch("t", 0, 0)) == [b"0", b"1"]
+    assert (
+        len({id(stream) for stream in broker.streams if not stream.is_over}) == 2
+    )  # the sender's new one, the reader's
 
 
 @pytest.mark.parametrize("error", [DiskFullError("full"), OverloadedError("busy")])
