@@ -129,9 +129,9 @@ class TransactionHome:
             self.streamed.add(part.batch)
             self._call("put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
 
-    def fits_one_request(self, parts: Sequence[EncodedPart]) -> bool:
-        """Whether the parts can go with the decision."""
-        size = 0
+    def fits_one_request(self, parts: Sequence[EncodedPart], beside_bytes: int = 0) -> bool:
+        """Whether the parts can go with the decision, and with ``beside_bytes`` of something else."""
+        size = beside_bytes
         for part in parts:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
@@ -174,6 +174,22 @@ class TransactionHome:
     def submit_commit(self, timeout_s: float) -> Any:
         """Send ``commit`` of what is prepared; its answer is to be waited for."""
         return self.client.control.submit("commit", self.txid, extensions=self._floor(), body=(), timeout=timeout_s)
+
+    def submit_decide(self, parts: Sequence[EncodedPart], branches: Sequence[bytes], timeout_s: float) -> Any:
+        """Send ``decide`` with every branch, as ``encode_branch`` made them; its answer is to be waited for.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
+        extensions: Extensions = {"branches": len(branches), **self._floor(), **self.streamed.extensions()}
+        body = [*branches, *_body(parts)]
+        return self.client.control.submit("decide", self.txid, extensions=extensions, body=body, timeout=timeout_s)
+
+    def submit_complete(self, uuid: str) -> Any:
+        """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
+        return self.client.control.submit(
+            "complete", self.txid, extensions={"uuid": uuid}, timeout=max(self.remaining_s, ROLLBACK_TIMEOUT_S)
+        )
 
     def rollback(self) -> None:
         """Roll back, also what has not arrived yet.
