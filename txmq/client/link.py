@@ -10,7 +10,9 @@ list wakes the next; the last of them, where nobody reads any more, wakes one to
 for the interpreter's lock, which only one can have (24 us a hand-over between 64 threads; in turn 14).
 
 *Sending*. A request is put into ``_out``; whoever finds the sending lock free writes what is there, his own and that of
-threads that come meanwhile, in one piece; the others go on to wait.
+threads that come meanwhile, in one piece; the others go on to wait. While followers are being woken one after another,
+who are likely to send again, requests are held back, ``HELD_BACK_MAX`` at most: whoever takes the last name from the
+list of those to be woken writes them (64 threads: a write for 5 transactions instead of 1.3).
 
 Nothing here blocks while it holds a lock: what the socket does not take at once stays (``_stuck``), and whoever waits
 writes it on. A callback (``Pending``) may therefore send.
@@ -40,6 +42,7 @@ from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX, Stream
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Lock, Signal
 
+HELD_BACK_MAX = 8  # requests that wait to be written with those of threads about to wake up
 ABANDONED_MAX = 256  # requests given up on one link; a broker that answers none of them is as good as gone
 _JOINED_SIZE_BYTES_MAX = 16 << 10  # copying that much costs less than telling the system of many pieces
 _WRITE_WAIT_S = 0.05  # a follower with unsent bytes looks this often whether it can help
@@ -86,7 +89,8 @@ class Reply(Waiter):
     __slots__ = ("_body", "_code", "_deadline", "_error", "_link", "opaque")
 
     def __init__(self, link: Link, deadline: float, opaque: bytes) -> None:
-        super().__init__()
+        self.done = self.nudged = False  # as ``Waiter``; the call would cost as much
+        self.signal = Signal()
         self._link, self._deadline, self.opaque = link, deadline, opaque
         self._code, self._body = 0, b""
         self._error: TxmqError | None = None
@@ -187,7 +191,9 @@ class Link:
         if self.failure is not None and self._pending.pop(opaque, None) is not None:
             raise type(self.failure)(*self.failure.args)
         self._out.append(buffers)
-        self._flush()
+        # Appended first, looked second: who empties the list of those to be woken looks at ``_out`` behind that.
+        if not self._woken or len(self._out) >= HELD_BACK_MAX:
+            self._flush()
 
     def _flush(self) -> None:
         """Write what the system takes, unless another thread is at it, which then writes ours too."""
@@ -349,7 +355,11 @@ class Link:
                 break
             if followers.pop(waiter, False):  # else it left by itself, and passed on
                 waiter.signal.set()
+                if not woken and self._out:
+                    self._flush()
                 return
+        if self._out:
+            self._flush()
         if followers and not self._reading.locked():
             try:
                 waiter, _ = followers.popitem()  # the latest: likely to be answered last, and so to lead for longest
@@ -367,6 +377,8 @@ class Link:
     def _exchange(self, timeout: float) -> None:
         """Write what is stuck and read once, waiting up to ``timeout`` seconds; the caller holds ``_reading``."""
         try:
+            if self._out:
+                self._flush()
             if self._stuck:
                 if not self._stream.wait(timeout, writable=True):
                     return

@@ -43,6 +43,7 @@ from txmq.xa.last_resource import Branch, Unsettled, UsedConnection
 TIMEOUT_S_MAX = 900.0  # the broker's default transaction_timeout_ms_max
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection
+_UNKNOWN, _COMMITTED = Outcome.UNKNOWN, Outcome.COMMITTED  # looking them up costs 0.2 us each, once a transaction
 
 _current: ContextVar[Transaction | None] = ContextVar("txmq_transaction", default=None)
 
@@ -77,7 +78,7 @@ class Transaction:
             raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
         self._resource = _only(resources)
         self.client, self._producer = client, producer
-        self.outcome = Outcome.UNKNOWN
+        self.outcome = _UNKNOWN
         self.pending: tuple[str, ...] = ()
         self._timeout = timeout
         self._clock: Clock = client.clock
@@ -227,7 +228,7 @@ class Transaction:
             self._ended(home, Outcome.ROLLED_BACK)
             raise
         self._messages.place(lines)
-        self._ended(home, Outcome.COMMITTED)
+        self._ended(home, _COMMITTED)
 
     def _undo_local(self, home: TransactionHome) -> None:
         # Nothing was asked to be decided: it is rolled back whatever becomes of the request.
@@ -319,9 +320,11 @@ class Transaction:
 
 
 def _only(resources: Sequence[Resource]) -> Resource | None:
+    if not resources:
+        return None
     for resource in resources:
         if not isinstance(resource, LastResource | UsedConnection):
             raise ConfigError(f"{resource!r} is not a resource: expected a LastResource, or what its using() answers")
     if len(resources) > 1:
         raise ConfigError("a transaction takes one last resource: its COMMIT is the decision")
-    return resources[0] if resources else None
+    return resources[0]

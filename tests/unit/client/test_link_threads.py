@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from txmq.client.link import Link, Pending, Reply, Waiter
+from txmq.client.link import HELD_BACK_MAX, Link, Pending, Reply, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader, Violation
 from txmq.runtime.net import SLEEP_S_MAX, Stream
@@ -266,6 +266,67 @@ def test_requests_that_come_during_a_write_go_out_together_and_nobody_waits_for_
         b"ping 2\r\nversion 3\r\nput t 0 10 4\r\nxxxxxxxxxxcommit 1-1-1-1 floor=3 14 5\r\npartxxxxxxxxxx",
     ]
     assert [reply.done for reply in replies] == [False, False]
+
+
+def test_requests_are_held_back_while_answered_followers_are_woken_and_written_by_who_empties_the_list() -> None:
+    stream = Recording()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    first, second = listed(link, 2)
+    del stream.writes[:]
+    for reply in (first, second):
+        link._reading.acquire()
+        reply.answered(200, b"")
+        link._reading.release()
+    link._pass_on()
+    assert is_woken(first)
+    link.request(DEADLINE_S, "version")
+    assert stream.writes == []
+    link._pass_on()
+    assert is_woken(second)
+    assert stream.writes == [b"version 3\r\n"]
+    link.request(DEADLINE_S, "version")
+    assert len(stream.writes) == 2
+
+
+def test_only_so_many_requests_are_held_back() -> None:
+    stream = Recording()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    (follower,) = listed(link, 1)
+    follower.answered(200, b"")
+    del stream.writes[:]
+    for _ in range(HELD_BACK_MAX):
+        assert stream.writes == []
+        link.request(DEADLINE_S, "ping")
+    assert stream.writes[0].count(b"ping") == HELD_BACK_MAX
+
+
+def test_what_was_held_back_for_followers_that_left_by_themselves_is_written() -> None:
+    stream = Recording()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    (follower,) = listed(link, 1)
+    follower.answered(200, b"")
+    del stream.writes[:]
+    link.request(DEADLINE_S, "version")
+    with link._reading:
+        link._follow(follower, link.clock.monotonic())
+    assert stream.writes == [b"version 2\r\n"]
+
+
+def test_who_reads_writes_first_what_was_held_back() -> None:
+    class Watching(Recording):
+        """Looks, when it is read, at what has been written."""
+
+        def receive(self, timeout: float) -> None:
+            assert self.writes == [b"ping 1\r\n"]
+            self.is_over = True
+
+    stream = Watching()
+    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link._woken.append(Waiter())
+    link.request(DEADLINE_S, "ping")
+    assert stream.writes == []
+    link.take_arrived()
+    assert stream.is_over
 
 
 def test_a_request_that_comes_when_the_writer_is_about_to_leave_is_written() -> None:
