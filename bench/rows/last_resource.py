@@ -52,15 +52,18 @@ def _rates(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
 def beside(
     work: Callable[[], object], name: str, make_bare: Callable[[], Callable[[], object]], count: int
 ) -> dict[str, float]:
-    """Rates of ``work`` and of the bare work, one after the other, and the share of the former, for 1 and 8 threads."""
+    """For 1 and 8 threads: rates of ``work`` and of the bare work, the share of the former, its latencies."""
     figures: dict[str, float] = {}
     for threads in THREADS:
         bare_rate, _ = in_threads(make_bare, threads, count)
-        rate, _ = in_threads(lambda: work, threads, count)
+        rate, taken = in_threads(lambda: work, threads, count)
+        spread = latencies(taken)
         figures |= {
             f"share, {threads} thr": 100 * rate / bare_rate,
             f"rate, {threads} thr": rate,
             f"{name}, {threads} thr": bare_rate,
+            f"p50, {threads} thr": spread["p50"],
+            f"p99, {threads} thr": spread["p99"],
         }
     return figures
 
@@ -70,7 +73,7 @@ def units_beside(name: str) -> dict[str, str]:
     return {
         f"{figure}, {threads} thr": unit
         for threads in THREADS
-        for figure, unit in (("share", "%"), ("rate", "tx/s"), (name, "tx/s"))
+        for figure, unit in (("share", "%"), ("rate", "tx/s"), (name, "tx/s"), ("p50", "ms"), ("p99", "ms"))
     }
 
 
