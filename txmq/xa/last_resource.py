@@ -7,7 +7,8 @@ connections per process and thread (sqlite3 binds connections to threads; a fork
 A connection is verified before its first use (``installed``).
 
 SQLite: the path that a connection reports (always absolute) is remembered, and whoever settles opens it with
-``mode=rw``: a file that is gone is unreachable, never a new empty database.
+``mode=rw``: a file that is gone is unreachable, never a new empty database. Its writers queue up (``turns``) from BEGIN
+to COMMIT, so that nobody sleeps while the file is free.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
@@ -28,10 +29,12 @@ from txmq.errors import ConfigError, HeuristicError, RolledBackError, Transactio
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.owner import Owner, current_owner
 from txmq.runtime.ports import Clock, Random
+from txmq.runtime.threads import Lock
 from txmq.xa.dbapi import driver_of, run
 from txmq.xa.guard import Guard, GuardedConnection
 from txmq.xa.installed import Demands, Installation, Session
 from txmq.xa.marker import MarkerTable
+from txmq.xa.turns import Place, Turns
 
 _SAVEPOINT = "txmq_body"
 SETTLE_WAIT_S = 1.0  # for a lock, by one who settles
@@ -79,6 +82,7 @@ class LastResource:
         self._random: Random = random or OSRandom()
         self._idle: dict[Owner, list[Session]] = {}
         self._sqlite: tuple[ModuleType, str] | None = None  # driver and file, once seen
+        self.turns = Turns()  # of SQLite's writers; others lock rows
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unsettled: deque[Unsettled] = deque()
         self.finished: deque[str] = deque(
@@ -193,6 +197,8 @@ class LastResource:
         session = self.installation.verify(connection, cluster)
         if session.table.dialect.name == "sqlite":
             self._sqlite = driver_of(connection), self._path_of(connection)
+            ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
+            session.table.place = Place(self.turns, busy_timeout_ms / 1000)
         return session
 
     def _path_of(self, connection: Any) -> str:
@@ -234,9 +240,26 @@ class Branch:
         # Before BEGIN: measuring takes a transaction of its own.
         self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
         self.connection = GuardedConnection(session.connection, self._guard)
-        if session.table.dialect.begin:
-            run(session.connection, session.table.dialect.begin)
-        run(session.connection, f"SAVEPOINT {_SAVEPOINT}")
+        self._turn: Lock | None = None
+        try:
+            self._begin(session.connection, session.table.dialect.begin, session.table.place)
+        except BaseException:
+            self._end_turn()
+            raise
+
+    def _begin(self, connection: Any, begin: str, place: Place | None) -> None:
+        if place is not None:
+            self._turn = place.take()
+        if begin:
+            run(connection, begin)
+        if place is not None and self._turn is None:
+            place.turns.renew()
+        run(connection, f"SAVEPOINT {_SAVEPOINT}")
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
 
     @property
     def error(self) -> BaseException | None:
@@ -310,6 +333,7 @@ class Branch:
     def finish(self) -> None:
         """The transaction has ended: the connection may be used again."""
         self._guard.end()
+        self._end_turn()
         if self._is_own:
             self.resource.give_back(self._session)
 
@@ -317,6 +341,7 @@ class Branch:
         """Close the connection: what it was doing is not known."""
         self._guard.end()
         _close(self._session.connection)
+        self._end_turn()
 
 
 def cluster_of(client: Any) -> str:

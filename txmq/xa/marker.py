@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from txmq.errors import ConfigError
-from txmq.xa.dbapi import Connection, driver_of, run
+from txmq.xa.dbapi import Connection, driver_of, run, text
 from txmq.xa.dialects import Dialect, dialect_for, placeholder_of
+from txmq.xa.turns import Place
 
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
@@ -46,26 +47,37 @@ class Identity:
 
 
 @contextmanager
-def own_transaction(connection: Connection, dialect: Dialect) -> Iterator[None]:
+def own_transaction(connection: Connection, dialect: Dialect, place: Place | None = None) -> Iterator[None]:
     """A transaction of txmq's own: committed at the end, rolled back on any exception."""
-    if dialect.begin:
-        run(connection, dialect.begin)
-    try:
-        yield
-        connection.commit()
-    except BaseException:
-        with suppress(Exception):
-            connection.rollback()
-        raise
+    with place.turn() if place is not None else nullcontext():
+        if dialect.begin:
+            run(connection, dialect.begin)
+        try:
+            yield
+            connection.commit()
+        except BaseException:
+            with suppress(Exception):
+                connection.rollback()
+            raise
 
 
 class MarkerTable:
-    """The statements on one database's tables. Has no connection of its own and keeps no state."""
+    """The statements on one database's tables. Has no connection of its own and keeps no state.
+
+    Attributes:
+        place: in the queue of the writers to an SQLite file; None for any other database.
+    """
 
     def __init__(self, table: str, dialect: Dialect, placeholder: str) -> None:
         if not _NAME.match(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
         self.dialect, self._table, self._mark = dialect, table, placeholder
+        self.place: Place | None = None
+        self._insert_committed = self._written(
+            f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+            f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, 0 FROM {table}_identity "
+            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?"
+        )
 
     @classmethod
     def on(cls, connection: Connection, table: str, dialect_name: str | None) -> MarkerTable:
@@ -119,7 +131,7 @@ class MarkerTable:
         if not statement:
             return []
         schema = self._table.partition(".")[0] if "." in self._table else ""
-        return [(str(name), str(engine)) for name, engine in self._read(connection, statement, (schema,))]
+        return [(text(name), text(engine)) for name, engine in self._read(connection, statement, (schema,))]
 
     def put_identity(self, connection: Connection, identity: Identity) -> None:
         """Store who this database is. Own transaction.
@@ -150,7 +162,7 @@ class MarkerTable:
             the driver's error: the table is missing.
         """
         rows = self._read(connection, f"SELECT name, uuid, cluster FROM {self._table}_identity WHERE id = 1")  # noqa: S608
-        return Identity(*map(str, rows[0])) if rows else None
+        return Identity(*map(text, rows[0])) if rows else None
 
     def now_ms(self, connection: Connection) -> int:
         """The database's clock."""
@@ -169,14 +181,7 @@ class MarkerTable:
         Raises:
             the driver's IntegrityError: somebody settled the transaction before.
         """
-        now = self.dialect.now_ms
-        _, count = self._run(
-            connection,
-            f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
-            f"SELECT ?, '{COMMITTED}', ?, {now}, 0 FROM {self._table}_identity "
-            f"WHERE id = 1 AND uuid = ? AND {now} < ?",
-            (txid, deadline_ms, uuid, deadline_ms),
-        )
+        _, count = run(connection, self._insert_committed, (txid, deadline_ms, uuid, deadline_ms))
         return count == 1
 
     def insert_committed_statement(self, txid: str, uuid: str, deadline_ms: int) -> str:
@@ -213,7 +218,7 @@ class MarkerTable:
         Raises:
             the driver's IntegrityError: there is a row; read it.
         """
-        with own_transaction(connection, self.dialect):
+        with own_transaction(connection, self.dialect, self.place):
             _, count = self._run(
                 connection,
                 f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
@@ -229,14 +234,14 @@ class MarkerTable:
         Returns:
             ``committed``, ``rolled-back``, or None where the row has gone.
         """
-        with own_transaction(connection, self.dialect):
+        with own_transaction(connection, self.dialect, self.place):
             _, count = self._run(
                 connection,
                 f"UPDATE {self._table} SET seen = seen + 1 WHERE txid = ?",  # noqa: S608
                 (txid,),
             )
             rows, _ = self._run(connection, f"SELECT outcome FROM {self._table} WHERE txid = ?", (txid,))  # noqa: S608
-        return str(rows[0][0]) if rows and count == 1 else None
+        return text(rows[0][0]) if rows and count == 1 else None
 
     def committed_before(self, connection: Connection, age_ms: int, limit: int) -> list[str]:
         """Transaction ids of committed rows older than ``age_ms``, oldest first."""
@@ -246,12 +251,12 @@ class MarkerTable:
             f"AND written_ms < {self.dialect.now_ms} - ? ORDER BY written_ms LIMIT {int(limit)}",
             (age_ms,),
         )
-        return [str(txid) for (txid,) in rows]
+        return [text(txid) for (txid,) in rows]
 
     def delete_committed(self, connection: Connection, txids: Sequence[str]) -> None:
         """Remove committed rows. Own transaction. The broker's ``commit`` of each must be durable."""
         marks = ", ".join("?" * len(txids))
-        with own_transaction(connection, self.dialect):
+        with own_transaction(connection, self.dialect, self.place):
             self._run(
                 connection,
                 f"DELETE FROM {self._table} WHERE outcome = '{COMMITTED}' AND txid IN ({marks})",  # noqa: S608
@@ -261,7 +266,7 @@ class MarkerTable:
     def delete_expired_rolled_back(self, connection: Connection) -> int:
         """Remove rolled-back rows 24 h after their deadline (and 24 h old). Own transaction; how many."""
         limit = f"{self.dialect.now_ms} - {ROLLED_BACK_KEPT_MS}"
-        with own_transaction(connection, self.dialect):
+        with own_transaction(connection, self.dialect, self.place):
             _, count = self._run(
                 connection,
                 f"DELETE FROM {self._table} WHERE outcome = '{ROLLED_BACK}' "  # noqa: S608
@@ -282,6 +287,8 @@ class MarkerTable:
     def _run(
         self, connection: Connection, operation: str, parameters: Sequence[Any] = ()
     ) -> tuple[list[tuple[Any, ...]], int]:
-        if self._mark != "?":
-            operation = operation.replace("?", self._mark)
-        return run(connection, operation, parameters)
+        return run(connection, self._written(operation), parameters)
+
+    def _written(self, operation: str) -> str:
+        """As the driver wants its parameters marked."""
+        return operation if self._mark == "?" else operation.replace("?", self._mark)
