@@ -22,7 +22,7 @@ NAMES = [load.name for load in LOADS]
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "txmq.cli.main", "bench", *words]
+    return [sys.executable, "-m", "txmq.cli.main", "bench", "--seconds", "0.02", *words]
 
 
 def bench(*words: str, status: int = 0) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_the_table_has_every_row_and_every_bare_limit(tmp_path: Path) -> None:
 def test_a_running_broker_keeps_only_what_was_its_own(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("bench")
-        report = bench("--server", broker.address, "--rows", "put,send,consume,deliv", "--seconds", "0.02")
+        report = bench("--server", broker.address, "--rows", "put,send,consume,deliv")
         assert [row["failure"] for row in report["rows"]] == [None] * 5
         assert not report["own_broker"]
         assert [topic.name for topic in client.topics.list()] == ["bench"]
@@ -107,5 +107,6 @@ def test_what_is_wrong_with_the_command_line_is_said_in_one_line(broker: BrokerP
     assert "has its settings" in refusal("--server", broker.address, "--sync", "never")
     assert "did you mean 'sync'" in refusal("--set", "synk=never")
     assert "there is no such directory" in refusal("--directory", str(tmp_path / "none"))
+    assert "bench measures one broker" in refusal("--server", "txmq://127.0.0.1:1,127.0.0.1:2")
     broker.kill()
     assert "is a broker running" in refusal("--server", broker.address, status=1)

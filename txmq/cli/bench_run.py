@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
+from txmq.client.client import parse_bootstrap
+from txmq.config import is_loopback
 from txmq.errors import TxmqError
-from txmq.testing.bench.limits import bare_limits, facts
+from txmq.testing.bench.limits import SECONDS_MAX, bare_limits, facts
 from txmq.testing.bench.model import Figures, Load, Run, Target
 from txmq.testing.bench.raw import RawConnection, percentile
 from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
@@ -82,8 +84,8 @@ class Report:
     @property
     def is_remote(self) -> bool:
         """Whether the bare limits are those of another machine than the broker's, as far as its address says."""
-        host = self.server.removeprefix("txmq://").rpartition(":")[0].strip("[]")
-        return not (host == "localhost" or host == "::1" or host.startswith("127."))
+        [(host, _port)] = parse_bootstrap(self.server)
+        return not is_loopback(host)
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> Report:
@@ -94,7 +96,8 @@ def run(plan: Plan, say: Callable[[str], None]) -> Report:
     """
     with _broker(plan) as address:
         say("this machine")
-        machine, bare = facts(plan.directory), bare_limits(plan.directory)
+        machine = facts(plan.directory)
+        bare = bare_limits(plan.directory, min(SECONDS_MAX, plan.seconds))
         report = Report(address, plan.server is None, _of_broker(address), machine, bare)
         bare["ping of this broker p50 ms"] = _ping_ms(address)
         try:

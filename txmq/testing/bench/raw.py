@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Self
 
-from txmq.config import split_address
+from txmq.client.client import parse_bootstrap
 from txmq.errors import TxmqError
 from txmq.log.records import encode_values
 
@@ -63,8 +63,8 @@ class RawConnection:
 
     @classmethod
     def to(cls, address: str) -> Self:
-        """Connect to ``txmq://HOST:PORT``."""
-        return cls(*split_address(address.removeprefix("txmq://")))
+        """Connect to ``txmq://HOST[:PORT]``; the first one where there are several."""
+        return cls(*parse_bootstrap(address)[0])
 
     def __enter__(self) -> Self:
         return self
