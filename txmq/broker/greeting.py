@@ -49,7 +49,8 @@ def _new_session(context: Context, name: str) -> Session:
 
 def _make_room(context: Context) -> None:
     """End the session that has been away longest and owes nothing; whatever comes in its name is answered 410."""
-    busy = {t.session for t in context.state.transactions.values()}
+    busy = {session for session, _ in context.state.transactions}
+    busy.update(session for session, _ in context.state.decisions.undone)  # its branches have to hear of it by its txid
     for session in context.state.sessions.values():
         idle = session.bound is None and session.number not in busy
         if idle and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:

@@ -308,7 +308,7 @@ class _Opening:
     def _clean_up(self, store: Store) -> None:
         """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""
         for name in self._disk.list_directory("log"):
-            if not name.isdigit():
+            if not (name.isascii() and name.isdecimal()):
                 raise StorageError(f"log/{name}: not a topic's directory; move it away")
             if self._state.topics.with_id(int(name)) is None:
                 self._remove_topic_directory(f"log/{name}")

@@ -74,6 +74,10 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()  # what is not is none of ours, and left alone
+
+
 def list_bases(disk: Disk) -> list[int]:
     """The base LSNs of all journal files, ascending."""
     bases = (base_of_name(name) for name in disk.list_directory(DIRECTORY))
@@ -96,7 +100,7 @@ class JournalFiles:
             path = f"{DIRECTORY}/{name}"
             if name.endswith(_TEMPORARY) and name.startswith((_SPARE_PREFIX, "ballast")):
                 self._disk.unlink(path)
-            elif name.startswith(_SPARE_PREFIX):
+            elif name.startswith(_SPARE_PREFIX) and _is_number(name.removeprefix(_SPARE_PREFIX)):
                 self._spare_count = max(self._spare_count, int(name.removeprefix(_SPARE_PREFIX)))
                 self._adopt(path)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from txmq.broker.greeting import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
 
 from ...images.node import Answer, Client, Node
@@ -303,3 +304,16 @@ def test_nothing_is_shown_before_the_last_completion_is_forced() -> None:
     assert (values(made), opaque in client.received) == ([], False)
     made.pump()
     assert (values(made), client.received[opaque].code) == ([b"x"], 200)
+
+
+def test_a_session_whose_branches_have_not_all_heard_of_its_decision_never_makes_room_for_another() -> None:
+    broker = node(sessions_max=1)
+    owner, txid = broker.session(), broker.txid(1, 1)
+    assert decide(owner, txid, ("a", 0, batch(b"x"))).code == 200
+    owner.disconnect()
+    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
+    broker.pump()
+    assert broker.connect().hello().error == "overloaded"
+    assert complete(broker.connect(), txid).code == 200
+    assert values(broker) == [b"x"]
+    assert broker.connect().hello().code == 200

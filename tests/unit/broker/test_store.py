@@ -92,3 +92,24 @@ def test_what_is_no_topic_in_the_log_directory_is_not_touched() -> None:
     broker.disk.make_directories("log/keep")
     with pytest.raises(StorageError, match="log/keep"):
         Node(broker.kill(), broker.settings)
+
+
+@pytest.mark.parametrize("name", ["log/\u00b2", "log/1a"])
+def test_a_name_that_only_looks_like_a_number_is_no_topic_either(name: str) -> None:
+    broker = node()
+    broker.disk.make_directories(name)
+    with pytest.raises(StorageError, match="not a topic's directory"):
+        Node(broker.kill(), broker.settings)
+
+
+@pytest.mark.parametrize(
+    "name", ["journal/spare-abc", "journal/spare-\u00b2", "journal/1.redo", "checkpoint/x", "prepared/x", "notes.txt"]
+)
+def test_a_stray_file_is_no_reason_not_to_start(name: str) -> None:
+    broker = node()
+    put(broker.connect(), b"1")
+    broker.checkpoint()
+    disk = broker.kill()
+    disk.make_directories("prepared")
+    disk.open(name, create=True).close()
+    assert values(Node(disk, broker.settings)) == [b"1"]
