@@ -7,7 +7,7 @@ any driver works that the application has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -74,6 +74,13 @@ def run(connection: Connection, operation: str, parameters: Sequence[Any] = ()) 
         # Without parameters none are passed: format drivers would read a "%" otherwise.
         cursor.execute(operation, tuple(parameters)) if parameters else cursor.execute(operation)
         rows = list(cursor.fetchall()) if cursor.description is not None else []
+        if rows and isinstance(rows[0], Mapping):  # an application may have chosen such cursors for its connections
+            rows = [tuple(row.values()) for row in rows]
         return rows, cursor.rowcount
     finally:
         cursor.close()
+
+
+def text(value: object) -> str:
+    """A value of a text column: some connections hand out bytes."""
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
