@@ -1,4 +1,4 @@
-"""Topics and transactions as an operator sees them: ``client.topics``, ``client.transactions``.
+"""Topics as an operator sees them: ``client.topics``.
 
 ``Topics`` also keeps what the client's own senders and readers need of a topic (its id, how many partitions it has),
 for ``METADATA_AGE_S_MAX`` seconds at most, and asks again when the broker says that a topic is unknown.
@@ -7,24 +7,21 @@ for ``METADATA_AGE_S_MAX`` seconds at most, and asks again when the broker says 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
 from txmq.client.connection import Connection
-from txmq.errors import LocalProtocolError, RemoteProtocolError
-from txmq.model import Outcome, RetentionPolicy, Storage, TopicConfig, is_valid_name
-from txmq.protocol.parts import PartResult, parse_outcome
+from txmq.errors import LocalProtocolError, RemoteProtocolError, TopicExistsError, UnknownTopicError
+from txmq.model import RetentionPolicy, Storage, TopicConfig, is_valid_name
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Clock
-from txmq.xid import TxId
 
 METADATA_AGE_S_MAX = 30.0
-RECOVER_LIMIT = 1000  # transactions per request
 
 Fields = dict[str, Any]
 FieldsList = list[Fields]
-Parts = list[PartResult]
 Setting = int | str | bool | Storage | RetentionPolicy | None
 
 
@@ -80,13 +77,21 @@ class Topics:
             UnknownTopicError: there is none of that name.
         """
         body = self._connection().repeat("topic", "describe", _checked(name), timeout=self._timeout)
-        held: FieldsList = _object(body)["watermarks"]
+        held: FieldsList = json_object(body)["watermarks"]
         return held
 
     def list(self) -> list[TopicConfig]:
         """All topics."""
         body = self._connection().repeat("topic", "list", "*", timeout=self._timeout)
-        return [_topic(fields).config for fields in _object(body)["topics"]]
+        return [_topic(fields).config for fields in json_object(body)["topics"]]
+
+    def ensure(self, name: str, partitions: int = 1) -> None:
+        """Create a topic where it is missing."""
+        try:
+            self.known(name)
+        except UnknownTopicError:
+            with suppress(TopicExistsError):  # somebody else was faster
+                self.create(name, partitions)
 
     def known(self, name: str) -> Topic:
         """Id and settings, at most ``METADATA_AGE_S_MAX`` old. Raises as ``describe``."""
@@ -99,7 +104,7 @@ class Topics:
         """Ask the broker. Raises as ``describe``."""
         self._known.pop(name, None)
         body = self._connection().repeat("meta", _checked(name), timeout=self._timeout)
-        topic = _topic(_object(body)["topics"][0])
+        topic = _topic(json_object(body)["topics"][0])
         self._known[name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
         return topic
 
@@ -112,58 +117,7 @@ class Topics:
         self._known.pop(name, None)
         connection = self._connection()
         body = connection.call("topic", action, _checked(name), extensions=words, timeout=self._timeout)
-        return _topic(_object(body)).config
-
-
-class Transactions:
-    """``client.transactions``: what is in doubt on the broker."""
-
-    def __init__(self, connection: Callable[[], Connection], timeout: float) -> None:
-        self._connection, self._timeout = connection, timeout
-
-    def list(self, state: str = "in-doubt") -> FieldsList:
-        """The prepared transactions whose outcome is open, oldest first; fields as ``recover`` in docs/protocol.md."""
-        if state != "in-doubt":
-            raise LocalProtocolError(f"state={state!r}: only 'in-doubt' can be listed")
-        return [*self._in_doubt()]
-
-    def show(self, txid: TxId | str) -> Fields:
-        """What is known of one transaction: ``txid``, ``outcome``, and its ``parts``, or where it hangs.
-
-        Raises:
-            FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
-        """
-        words, lines = self._ask(txid)
-        fields: Fields = {"txid": str(txid), "outcome": words}
-        if words == "prepared":
-            fields.update(next((item for item in self._in_doubt() if item["txid"] == str(txid)), {}))
-        elif lines:
-            fields["parts"] = [part._asdict() for part in lines]
-        return fields
-
-    def outcome(self, txid: TxId | str) -> Outcome:
-        """What became of it; UNKNOWN where it is open, prepared, or was never seen."""
-        word, _ = self._ask(txid)
-        if word in ("committed", "rolled-back"):
-            self._connection().saw_outcome(TxId.parse(str(txid)))
-        return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
-
-    def _ask(self, txid: TxId | str) -> tuple[str, Parts]:
-        try:
-            parsed = TxId.parse(str(txid))
-        except ValueError as error:
-            raise LocalProtocolError(str(error)) from None
-        return parse_outcome(self._connection().repeat("outcome", str(parsed), timeout=self._timeout))
-
-    def _in_doubt(self) -> Iterator[Fields]:
-        after: dict[str, str | int | None] = {"limit": RECOVER_LIMIT}
-        while True:
-            body = self._connection().repeat("recover", extensions=after, timeout=self._timeout)
-            page = _object(body)["transactions"]
-            yield from page
-            if len(page) < RECOVER_LIMIT:
-                return
-            after["after"] = page[-1]["txid"]
+        return _topic(json_object(body)).config
 
 
 def _checked(name: str) -> str:
@@ -183,7 +137,8 @@ def _word(value: object) -> str:
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
-def _object(body: bytes) -> Fields:
+def json_object(body: bytes) -> Fields:
+    """An answer that is a JSON object."""
     try:
         value = json.loads(body)
     except ValueError:

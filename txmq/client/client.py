@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from txmq.client.admin import Topics, Transactions
+from txmq.client.admin import Topics
 from txmq.client.connection import Connection
 from txmq.client.fetch import Fetcher
 from txmq.client.producer import Producer, ProducerSettings
@@ -23,6 +23,7 @@ from txmq.client.sender import Sender
 from txmq.client.session import Session
 from txmq.config import split_address
 from txmq.errors import ClosedError, ConfigError, ConnectionLostError
+from txmq.client.transactions import Transactions
 from txmq.log.compression import CODECS
 from txmq.model import Message, Outcome, PartitionRange
 from txmq.runtime.os_clock import OSClock
@@ -85,7 +86,7 @@ class Client:
 
     Attributes:
         topics: create, list, describe, alter, delete.
-        transactions: what is in doubt.
+        transactions: what is in doubt, and what an operator may do about it.
         control: the connection for everything but reads.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.

@@ -93,14 +93,15 @@ class Connection:
                     raise
 
     def repeat(
-        self, verb: str, *arguments: Word, timeout: float, extensions: Mapping[str, Word | None] | None = None
-    ) -> bytes:
+        self, verb: str, *arguments: Word, timeout: float,
+        extensions: Mapping[str, Word | None] | None = None, body: Sequence[Buffer] | None = None,
+    ) -> bytes:  # fmt: skip
         """As ``call``, again after a lost connection, for requests that change nothing or the same thing again."""
         deadline = self._clock.monotonic() + timeout
         while True:
             remaining = deadline - self._clock.monotonic()
             try:
-                return self.call(verb, *arguments, timeout=remaining, extensions=extensions)
+                return self.call(verb, *arguments, timeout=remaining, extensions=extensions, body=body)
             except ConnectionLostError:
                 if self._closed or self._clock.monotonic() >= deadline:
                     raise
