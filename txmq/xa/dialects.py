@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from txmq.errors import ConfigError
-from txmq.xa.dbapi import Connection, run
+from txmq.xa.dbapi import Connection, run, text
 
 _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb")
@@ -102,9 +102,7 @@ def _mysql_why_not_idle(connection: Any) -> str | None:
 
 
 def _mysql_weakness(connection: Connection) -> str | None:
-    # Names that a server does not know give no row; SELECT @@name would be an error.
-    names = ", ".join(f"'{name}'" for name in _MYSQL_DURABILITY)
-    found = dict(run(connection, f"SHOW VARIABLES WHERE Variable_name IN ({names})")[0])
+    found = mysql_variables(connection, *_MYSQL_DURABILITY)
     if found.get("innodb_flush_log_at_trx_commit") != "1":
         return f"innodb_flush_log_at_trx_commit = {found.get('innodb_flush_log_at_trx_commit')}, not 1"
     if found.get("innodb_flush_method", "").lower() in ("nosync", "littlesync"):
@@ -113,6 +111,13 @@ def _mysql_weakness(connection: Connection) -> str | None:
         # With a binary log it is the log that decides, and InnoDB's own commit is not forced.
         return f"sync_binlog = {found.get('sync_binlog')}, not 1, with a binary log"
     return None
+
+
+def mysql_variables(connection: Connection, *names: str) -> dict[str, str]:
+    """Variables of a MySQL or MariaDB server; those it does not know are left out (SELECT @@name would fail)."""
+    wanted = ", ".join(f"'{name}'" for name in names)
+    rows = run(connection, f"SHOW VARIABLES WHERE Variable_name IN ({wanted})")[0]
+    return {text(name): text(value) for name, value in rows}
 
 
 def _mysql_is_lost(_connection: Any, error: Exception) -> bool:

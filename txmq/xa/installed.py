@@ -186,8 +186,16 @@ class Installation:
             raise ConfigError(f"resource {self.name!r}: its identity is damaged: uuid {identity.uuid[:80]!r}")
         if cluster is not None and identity.cluster != cluster:
             if not identity.cluster:
-                table.bind_cluster(connection, cluster)
-                self._check_identity(connection, table, cluster)
+                self._bind(connection, table, cluster)
                 return
             raise ConfigError(f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}")
         self.uuid = identity.uuid
+
+    def _bind(self, connection: Connection, table: MarkerTable, cluster: str) -> None:
+        try:
+            table.bind_cluster(connection, cluster)
+        except driver_of(connection).Error as error:
+            if table.dialect.is_lost(connection, error):
+                raise
+            raise ConfigError(f"resource {self.name!r} cannot be bound to its cluster: {error}") from error
+        self._check_identity(connection, table, cluster)

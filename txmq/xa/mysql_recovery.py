@@ -20,6 +20,7 @@ from contextlib import suppress
 from txmq.runtime.logging import get_logger
 from txmq.xa.branch import Ended, ListedXid, listed_xid
 from txmq.xa.dbapi import run
+from txmq.xa.dialects import mysql_variables
 from txmq.xa.mysql_branch import MySQLSession
 from txmq.xa.mysql_server import ACCESS_DENIED, NOTA, ROLLED_BACK, UNKNOWN_THREAD, code_of, execute, listed_xids, xa
 from txmq.xid import Xid
@@ -135,7 +136,6 @@ class MySQLRecovery:
 
     def _avoid_gap_locks(self) -> None:
         # A DELETE of rows between which others insert would lock the gaps. Statement-based logging needs those.
-        names = "SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')"
-        found = dict(run(self._connection, names)[0])
+        found = mysql_variables(self._connection, "log_bin", "binlog_format")
         if found.get("log_bin") != "ON" or found.get("binlog_format") != "STATEMENT":
             run(self._connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")

@@ -15,7 +15,8 @@ from typing import Any, Final
 from txmq.errors import ConfigError
 from txmq.runtime.logging import get_logger
 from txmq.xa.branch import xid_sql
-from txmq.xa.dbapi import driver_of, run
+from txmq.xa.dbapi import driver_of, run, text
+from txmq.xa.dialects import mysql_variables
 from txmq.xa.mysql_driver import mysql_driver
 from txmq.xid import Xid
 
@@ -43,7 +44,7 @@ class Server:
 
     def __init__(self, connection: Any) -> None:
         ((version, number),) = run(connection, "SELECT VERSION(), CONNECTION_ID()")[0]
-        self.version, self.connection_id = str(version), int(number)
+        self.version, self.connection_id = text(version), int(number)
         self.is_mariadb = "mariadb" in self.version.lower()
         self.takes_packets = _takes_packets(connection)
 
@@ -121,7 +122,7 @@ def listed_xids(connection: Any, *, is_mariadb: bool) -> list[Xid]:
 
 def warn_of_binary_log(connection: Any, name: str) -> None:
     """Say that crashes and the binary log do not go together, where there is one."""
-    if dict(run(connection, "SHOW VARIABLES WHERE Variable_name = 'log_bin'")[0]).get("log_bin") == "ON":
+    if mysql_variables(connection, "log_bin").get("log_bin") == "ON":
         get_logger(resource=name).warning(
             "binary log is on: its vendor does not promise that prepared XA branches survive a crash together with it",
         )
@@ -129,8 +130,8 @@ def warn_of_binary_log(connection: Any, name: str) -> None:
 
 def why_no_xa(connection: Any) -> str | None:
     """Why this server takes no XA transactions, or None."""
-    found = dict(run(connection, "SHOW VARIABLES WHERE Variable_name = 'wsrep_on'")[0])
-    return "a Galera cluster (wsrep_on) does not support XA" if found.get("wsrep_on") == "ON" else None
+    is_galera = mysql_variables(connection, "wsrep_on").get("wsrep_on") == "ON"
+    return "a Galera cluster (wsrep_on) does not support XA" if is_galera else None
 
 
 def _takes_packets(connection: Any) -> bool:

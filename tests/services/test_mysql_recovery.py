@@ -1,0 +1,220 @@
+"""Settling branches on a real MariaDB for owners that have gone: what "not known" means, and what is durable when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import MySQLdb
+import pytest
+
+from txmq.errors import ConfigError
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import MySQLResource
+from txmq.xa.branch import Ended
+from txmq.xa.mysql_server import xa
+from txmq.xid import FORMAT_ID, Xid
+
+from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid, wait_until
+
+
+@pytest.fixture
+def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
+    world = MySQLWorld(mariadb)
+    yield world
+    world.settle_everything()
+
+
+def _prepare_by_hand(world: MySQLWorld, xid: Xid, number: int | None = None) -> None:
+    """Somebody else's branch, left by its owner."""
+    connection = world.connect()
+    cursor = connection.cursor()
+    cursor.execute(xa("START", xid))
+    if number is not None:
+        cursor.execute(f"INSERT INTO orders VALUES ({number}, '')")
+    cursor.execute(xa("END", xid))
+    cursor.execute(xa("PREPARE", xid))
+    number = connection.thread_id()
+    connection.close()
+    wait_until(lambda: not world.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {number}"))
+
+
+def test_a_branch_whose_owner_lives_is_not_known_and_listed(world: MySQLWorld) -> None:
+    branch, recovery = world.prepared(1), world.recovery()
+    assert recovery.commit(branch.xid) is Ended.NOT_KNOWN
+    assert recovery.rollback(branch.xid) is Ended.NOT_KNOWN
+    assert recovery.is_listed(branch.xid)
+    world.end_session(branch)
+    assert recovery.commit(branch.xid) is Ended.DONE
+    assert recovery.commit(branch.xid) is Ended.NOT_KNOWN
+    assert not recovery.is_listed(branch.xid)
+    assert world.rows() == [1]
+
+
+def test_the_owners_session_is_killed_by_the_number_in_the_xid(world: MySQLWorld) -> None:
+    branch, recovery = world.prepared(1), world.recovery()
+    (listed,) = recovery.prepared()
+    assert (listed.xid, str(listed.txid), listed.uuid) == (branch.xid, branch.xid.gtrid.decode(), recovery.uuid)
+    assert recovery.now_ms() < listed.deadline_ms < recovery.now_ms() + 31_000
+    assert recovery.kill(listed.connection)
+    wait_until(lambda: recovery.commit(branch.xid) is Ended.DONE)
+    assert not branch.commit()
+    assert world.rows() == [1]
+
+
+def test_only_a_session_in_a_transaction_is_killed_and_never_the_killers_own(world: MySQLWorld) -> None:
+    recovery, idle = world.recovery(), world.connect(autocommit=True)
+    assert not recovery.kill(idle.thread_id())
+    assert not recovery.kill(1 << 40)
+    own = recovery._session.server.connection_id
+    assert not recovery.kill(own)
+    idle.ping()
+    assert recovery.now_ms() > 0
+
+
+def test_a_user_without_the_privilege_process_can_kill_its_own_sessions(world: MySQLWorld) -> None:
+    world.execute("CREATE USER IF NOT EXISTS plain IDENTIFIED BY 'x'")
+    world.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {world.database}.* TO plain")
+    resource = MySQLResource(NAME, connect=lambda: world.connect(user="plain", passwd="x"))
+    branch = resource.enlist(CLUSTER, new_txid(), 30.0)
+    world.insert(branch, 1)
+    branch.end_body()
+    branch.prepare()
+    recovery = resource.open_recovery(CLUSTER)
+    assert not recovery.kill(1 << 40)
+    assert recovery.kill(branch.details()["connection"])
+    wait_until(lambda: recovery.rollback(branch.xid) is Ended.DONE)
+    assert world.rows() == []
+
+
+def test_branches_of_others_are_not_listed(world: MySQLWorld) -> None:
+    ours = world.prepared(1)
+    world.end_session(ours)
+    foreign = [
+        # Another transaction manager; MariaDB tells xids apart by gtrid and bqual alone.
+        Xid(FORMAT_ID + 1, new_txid().encode(), ours.xid.bqual),
+        Xid(FORMAT_ID, ours.xid.gtrid.replace(b"c1", b"c2", 1), ours.xid.bqual),  # another cluster
+        Xid(FORMAT_ID, ours.xid.gtrid, b"e" * 32 + ours.xid.bqual[32:]),  # another database of this server
+        Xid(FORMAT_ID, b"\xff\x00\xfe", b"\x80'"),  # binary
+        Xid(7, b"abc", b""),
+    ]
+    for number, xid in enumerate(foreign, 100):
+        _prepare_by_hand(world, xid, number)
+    recovery = world.recovery()
+    assert [listed.xid for listed in recovery.prepared()] == [ours.xid]
+    assert all(recovery.is_listed(xid) for xid in foreign)
+
+
+def test_an_empty_branch_of_somebody_is_rolled_back_with_a_code_that_says_so(world: MySQLWorld) -> None:
+    """MariaDB answers XA_RBROLLBACK (1402) to whoever ends a branch that wrote nothing, and it has ended."""
+    recovery = world.recovery()
+    uuid = recovery.uuid.encode()
+    first, second = (Xid(FORMAT_ID, new_txid().encode(), uuid + b".1.%d" % number) for number in (1, 2))
+    _prepare_by_hand(world, first)
+    _prepare_by_hand(world, second)
+    assert len(recovery.prepared()) == 2
+    assert recovery.rollback(first) is Ended.ROLLED_BACK
+    assert recovery.commit(second) is Ended.ROLLED_BACK
+    assert recovery.prepared() == []
+
+
+def _restarted_after_rollbacks(world: MySQLWorld, count: int, *, forced: bool) -> int:
+    """How many acknowledged rollbacks a kill takes back."""
+    branches = [world.prepared(number) for number in range(count)]
+    for branch in branches:
+        world.end_session(branch)
+    recovery = world.recovery()
+    assert [recovery.rollback(branch.xid) for branch in branches] == [Ended.DONE] * count
+    if forced:
+        recovery.force()
+    world.server.restart()
+    recovery = world.recovery()
+    back = recovery.prepared()
+    for listed in back:
+        assert recovery.rollback(listed.xid) is Ended.DONE
+    recovery.force()
+    recovery.close()
+    return len(back)
+
+
+def test_a_rollback_is_durable_only_when_forced(world: MySQLWorld) -> None:
+    assert _restarted_after_rollbacks(world, 5, forced=False) > 0  # what force is there for
+    assert _restarted_after_rollbacks(world, 5, forced=True) == 0
+
+
+def test_an_owners_rollback_of_a_prepared_branch_is_durable(world: MySQLWorld) -> None:
+    branches = [world.prepared(number) for number in range(3)]
+    assert all(branch.roll_back(prepared=True) for branch in branches)
+    world.server.restart()
+    assert world.recovery().prepared() == []
+    assert world.rows() == []
+
+
+def test_an_acknowledged_commit_is_durable(world: MySQLWorld) -> None:
+    branches = [world.prepared(number) for number in range(3)]
+    world.end_session(branches[0])
+    assert world.recovery().commit(branches[0].xid) is Ended.DONE
+    assert branches[1].commit()
+    assert branches[2].commit()
+    world.server.restart()
+    assert world.rows() == [0, 1, 2]
+
+
+def test_the_marker_row_is_the_outcome_and_not_readable_while_in_doubt(world: MySQLWorld) -> None:
+    branch, recovery = world.prepared(1), world.recovery()
+    txid = branch.xid.gtrid.decode()
+    with pytest.raises(MySQLdb.OperationalError, match="1205"):
+        recovery.marker_outcome(txid)
+    assert branch.commit()
+    assert recovery.marker_outcome(txid) == "committed"
+    recovery.delete_committed([txid, new_txid()])
+    recovery.delete_committed([])
+    assert recovery.marker_outcome(txid) is None
+    assert recovery.marker_outcome(new_txid()) is None
+
+
+def test_removing_markers_does_not_stand_in_the_way_of_new_ones(world: MySQLWorld) -> None:
+    txids = [new_txid() for _ in range(4)]
+    for number in (0, 3):
+        branch = world.enlist(txid=txids[number])
+        branch.end_body()
+        branch.prepare()
+        assert branch.commit()
+    recovery = world.recovery()
+    recovery._connection.autocommit(False)
+    for txid in txids:
+        recovery._session.table._run(recovery._connection, "DELETE FROM txmq_marker WHERE txid = ?", (txid,))
+    for number in (1, 2):  # between those that are being removed
+        branch = world.enlist(txid=txids[number] + "f")
+        branch.end_body()
+        assert branch.roll_back(prepared=False)
+
+
+def test_a_missing_table_is_an_error_never_an_absent_marker(world: MySQLWorld) -> None:
+    recovery = world.recovery()
+    world.execute("DROP TABLE txmq_marker")
+    with pytest.raises(MySQLdb.ProgrammingError):
+        recovery.marker_outcome(new_txid())
+    with pytest.raises(ConfigError, match="marker"):
+        world.recovery()
+
+
+def test_another_database_is_no_place_to_settle(world: MySQLWorld) -> None:
+    world.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
+    with pytest.raises(ConfigError, match="another database answers"):
+        world.resource.open_recovery(CLUSTER)
+
+
+def test_a_server_that_is_away_is_the_drivers_error(world: MySQLWorld) -> None:
+    recovery = world.recovery()
+    world.server.kill()
+    try:
+        with pytest.raises(MySQLdb.OperationalError):
+            recovery.prepared()
+        with pytest.raises(MySQLdb.OperationalError):
+            recovery.commit(Xid(FORMAT_ID, b"x", b""))
+        with pytest.raises(MySQLdb.OperationalError):
+            world.recovery()
+    finally:
+        world.server.start()
+    recovery.close()
+    assert world.recovery().prepared() == []

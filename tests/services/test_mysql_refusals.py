@@ -1,0 +1,364 @@
+"""What ``MySQLResource`` refuses before a branch begins, and how it treats connections, threads and forks."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import MySQLdb
+import pytest
+
+from txmq.errors import ConfigError, TransactionStateError
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import MySQLResource
+from txmq.xa.branch import UsedXAConnection
+from txmq.xa.mysql import IDLE_MAX
+
+from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
+
+
+@pytest.fixture
+def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
+    world = MySQLWorld(mariadb)
+    yield world
+    world.settle_everything()
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def variable(world: MySQLWorld) -> Iterator[Callable[[str, object], None]]:
+    """Set a global variable, until the end of the test."""
+    before: dict[str, object] = {}
+
+    def put(name: str, value: object) -> None:
+        before.setdefault(name, world.execute(f"SELECT @@GLOBAL.{name}")[0][0])
+        world.execute(f"SET GLOBAL {name} = {value}")
+
+    yield put
+    for name, value in before.items():
+        world.execute(f"SET GLOBAL {name} = {value}")
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_weak_durability_is_refused_unless_asked_for_by_name(
+    world: MySQLWorld, variable: Callable[[str, object], None], level: int
+) -> None:
+    variable("innodb_flush_log_at_trx_commit", level)
+    with pytest.raises(ConfigError, match=f"innodb_flush_log_at_trx_commit = {level}.*allow_weak_durability"):
+        world.enlist()
+    lax = world.new_resource(allow_weak_durability=True)
+    assert lax.enlist(CLUSTER, new_txid(), 30.0).roll_back(prepared=False)
+
+
+def test_a_binary_log_is_warned_of_and_must_be_forced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with MariaDB(tmp_path / "m", binary_log=True) as server:
+        world = MySQLWorld(server)
+        assert world.prepared(1).commit()
+        assert world.prepared(2).commit()
+        assert capfd.readouterr().err.count("binary log is on") == 1
+        server.execute("SET GLOBAL sync_binlog = 0")
+        with pytest.raises(ConfigError, match="sync_binlog = 0"):
+            world.new_resource().enlist(CLUSTER, new_txid(), 30.0)
+
+
+@pytest.mark.parametrize("engine", ["MyISAM", "Aria", "MEMORY"])
+def test_tables_that_cannot_roll_back_are_refused_unless_named(world: MySQLWorld, engine: str) -> None:
+    world.execute(f"CREATE TABLE cache (i INT) ENGINE={engine}")
+    with pytest.raises(ConfigError, match=rf"{world.database}.cache \({engine}\).*ignore_tables"):
+        world.enlist()
+    for name in ("cache", f"{world.database}.cache"):
+        branch = world.new_resource(ignore_tables=[name]).enlist(CLUSTER, new_txid(), 30.0)
+        assert branch.roll_back(prepared=False)
+    with pytest.raises(ConfigError, match="ignore_tables"):
+        world.new_resource(ignore_tables="cache")
+
+
+def test_views_and_temporary_tables_are_not_refused(world: MySQLWorld) -> None:
+    world.execute("CREATE VIEW v AS SELECT * FROM orders")
+    world.execute("CREATE SEQUENCE s")
+    branch = world.enlist()
+    assert branch.roll_back(prepared=False)
+
+
+def test_a_table_that_comes_later_is_found_within_a_minute(world: MySQLWorld) -> None:
+    assert world.prepared(1).commit()
+    world.execute("CREATE TABLE cache (i INT) ENGINE=MyISAM")
+    (session,) = world.resource._pool()
+    session.checked -= 61.0
+    with pytest.raises(ConfigError, match="cache"):
+        world.enlist()
+
+
+def test_a_missing_privilege_is_named_before_the_first_branch(world: MySQLWorld) -> None:
+    world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
+    resource = MySQLResource(NAME, connect=lambda: world.connect(user="poor", passwd="x"))
+    granted = ["SELECT", "INSERT", "UPDATE", "DELETE"]
+    world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
+    with pytest.raises(ConfigError, match=r"(?s)cannot be bound.*UPDATE command denied"):
+        resource.enlist(CLUSTER, new_txid(), 30.0)
+    assert world.enlist().roll_back(prepared=False)  # binds the cluster
+    for privilege in granted[1:]:
+        with pytest.raises(ConfigError, match=f"(?s)SELECT, INSERT, UPDATE and DELETE.*{privilege} command denied"):
+            resource.enlist(CLUSTER, new_txid(), 30.0)
+        world.execute(f"GRANT {privilege} ON {world.database}.* TO poor")
+    assert resource.enlist(CLUSTER, new_txid(), 30.0).roll_back(prepared=False)
+
+
+def test_an_install_without_the_privilege_says_so(world: MySQLWorld) -> None:
+    world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
+    world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
+    world.execute("DROP TABLE txmq_marker")
+    with pytest.raises(ConfigError, match=r"(?s)cannot be created.*CREATE command denied"):
+        MySQLResource(NAME, connect=lambda: world.connect(user="poor", passwd="x")).install()
+
+
+# --- the database ----------------------------------------------------------------------------------------------------
+
+
+def test_install_is_idempotent_and_waits_for_no_transaction_in_doubt(world: MySQLWorld) -> None:
+    uuid = world.resource.uuid
+    branch = world.prepared(1)
+    world.end_session(branch)
+    other = world.new_resource()
+    other.install()
+    assert other.uuid == uuid
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("name", "someone-else", "installed as 'someone-else'"),
+        ("cluster", "00000000000000c2", "belongs to cluster 00000000000000c2"),
+        ("uuid", "f" * 32, "another database answers"),
+        ("uuid", "", "another database answers"),
+    ],
+)
+def test_a_database_of_somebody_else_is_refused(world: MySQLWorld, column: str, value: str, words: str) -> None:
+    world.execute(f"UPDATE txmq_marker_identity SET {column} = '{value}'")
+    with pytest.raises(ConfigError, match=words):
+        world.enlist()
+
+
+def test_an_identity_that_is_none_is_refused(world: MySQLWorld) -> None:
+    world.execute("UPDATE txmq_marker_identity SET uuid = 'x'")
+    with pytest.raises(ConfigError, match="damaged"):
+        world.new_resource().enlist(CLUSTER, new_txid(), 30.0)
+
+
+def test_the_first_branch_binds_the_cluster(world: MySQLWorld) -> None:
+    assert world.execute("SELECT cluster FROM txmq_marker_identity") == [("",)]
+    assert world.enlist().roll_back(prepared=False)
+    assert world.execute("SELECT cluster FROM txmq_marker_identity") == [(CLUSTER,)]
+
+
+def test_a_database_that_is_not_installed_is_refused(world: MySQLWorld) -> None:
+    world.execute("DROP TABLE txmq_marker_identity")
+    with pytest.raises(ConfigError, match=r"call install\(\)"):
+        world.enlist()
+
+
+def test_marker_tables_may_stand_in_a_schema_of_their_own(world: MySQLWorld) -> None:
+    world.execute(f"CREATE DATABASE {world.database}_m")
+    resource = world.new_resource(table=f"{world.database}_m.marks")
+    resource.install()
+    branch = resource.enlist(CLUSTER, new_txid(), 30.0)
+    branch.end_body()
+    branch.prepare()
+    assert branch.commit()
+    assert world.execute(f"SELECT outcome FROM {world.database}_m.marks") == [("committed",)]
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_in_autocommit_is_refused(world: MySQLWorld) -> None:
+    with pytest.raises(TransactionStateError, match="autocommit"):
+        world.enlist(connection=world.connect(autocommit=True))
+    with pytest.raises(TransactionStateError, match="autocommit"):
+        MySQLResource(NAME, connect=lambda: world.connect(autocommit=True)).enlist(CLUSTER, new_txid(), 30.0)
+
+
+@pytest.mark.parametrize(
+    "begin", ["INSERT INTO orders VALUES (1, '')", "BEGIN", "SELECT * FROM orders", "XA START 'x'"]
+)
+def test_a_connection_in_a_transaction_is_refused_and_left_alone(world: MySQLWorld, begin: str) -> None:
+    connection = world.connect()
+    connection.cursor().execute(begin)
+    with pytest.raises(TransactionStateError, match="already in"):
+        world.enlist(connection=connection)
+    if begin.startswith("INSERT"):
+        connection.commit()
+        assert world.rows() == [1]
+
+
+def test_a_connection_of_the_caller_comes_back_clean(world: MySQLWorld) -> None:
+    connection = world.connect()
+    settings = "SELECT @@autocommit, @@tx_isolation, @@innodb_lock_wait_timeout, @@sql_mode, DATABASE()"
+    cursor = connection.cursor()
+    cursor.execute(settings)
+    before = cursor.fetchone()
+    assert world.prepared(1, connection).commit()
+    assert world.prepared(2, connection).roll_back(prepared=True)
+    doomed = world.enlist(connection=connection)
+    assert not doomed.is_own
+    with pytest.raises(MySQLdb.ProgrammingError):
+        doomed.connection.cursor().execute("SELECT FROM")
+    assert doomed.roll_back(prepared=False)
+    cursor.execute(settings)
+    assert cursor.fetchone() == before
+    cursor.execute("SELECT @@in_transaction")
+    assert cursor.fetchone() == (0,)
+    cursor.execute("INSERT INTO orders VALUES (3, '')")
+    connection.rollback()
+    assert world.rows() == [1]
+    assert list(world.resource._pool()) == []
+
+
+def test_using_pairs_the_resource_with_the_callers_connection(world: MySQLWorld) -> None:
+    connection = world.connect()
+    assert world.resource.using(connection) == UsedXAConnection(world.resource, connection)
+
+
+def test_a_connection_without_several_statements_in_one_text_works_too(world: MySQLWorld) -> None:
+    connection = world.connect(multi_statements=False)
+    assert world.prepared(1, connection).commit()
+    assert world.prepared(2, connection).roll_back(prepared=True)
+    assert world.rows() == [1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"charset": "latin1"}, {"use_unicode": False}, {"cursorclass": "SSCursor"}, {"cursorclass": "DictCursor"}],
+)
+def test_every_kind_of_connection_works(world: MySQLWorld, arguments: dict[str, Any]) -> None:
+    import MySQLdb.cursors
+
+    if "cursorclass" in arguments:
+        arguments = {"cursorclass": getattr(MySQLdb.cursors, arguments["cursorclass"])}
+    resource = MySQLResource(NAME, connect=lambda: world.connect(**arguments))
+    resource.install()
+    branch = resource.enlist(CLUSTER, new_txid(), 30.0)
+    world.insert(branch, 1)
+    branch.end_body()
+    branch.prepare()
+    world.end_session(branch)
+    recovery = resource.open_recovery(CLUSTER)
+    (listed,) = recovery.prepared()
+    assert recovery.commit(listed.xid).value == "done"
+    assert recovery.marker_outcome(str(listed.txid)) == "committed"
+    assert world.rows() == [1]
+
+
+def test_a_connection_of_another_driver_is_refused(world: MySQLWorld) -> None:
+    connection = sqlite3.connect(":memory:")
+    with pytest.raises(ConfigError, match=r"MySQLdb \(pip install txmq\[mysql\]\)"):
+        MySQLResource(NAME, connect=lambda: connection).install()
+    with pytest.raises(ConfigError, match="LastResource takes any driver"):
+        world.enlist(connection=sqlite3.connect(":memory:"))
+
+
+def test_a_missing_driver_is_named_when_a_resource_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "MySQLdb", None)
+    with pytest.raises(ConfigError, match=r"pip install txmq\[mysql\]"):
+        MySQLResource(NAME, connect=lambda: None)
+
+
+def test_a_txid_that_is_none_is_refused(world: MySQLWorld) -> None:
+    with pytest.raises(ValueError, match="not a transaction id"):
+        world.enlist(txid="x'; DROP TABLE orders")
+
+
+def test_one_resource_takes_part_once(world: MySQLWorld) -> None:
+    txid = new_txid()
+    first = world.enlist(txid=txid)
+    second = world.enlist(txid=txid)
+    assert first.xid != second.xid
+    first.end_body()
+    assert first.roll_back(prepared=False)
+    assert second.roll_back(prepared=False)
+
+
+# --- without marker --------------------------------------------------------------------------------------------------
+
+
+def test_without_marker_a_branch_that_did_not_write_has_ended_when_it_is_prepared(world: MySQLWorld) -> None:
+    world.resource = world.new_resource(marker=False)
+    branch = world.enlist()
+    branch.connection.cursor().execute("SELECT * FROM orders FOR UPDATE")
+    branch.end_body()
+    branch.prepare()
+    assert branch.details()["wrote"] is False
+    assert branch.details()["marker"] is False
+    assert world.listed() == []
+    assert branch.commit()
+    assert branch.roll_back(prepared=True)
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO orders VALUES (2, '')", "UPDATE orders SET value = 'y'", "DELETE FROM orders"]
+)
+def test_without_marker_a_branch_that_wrote_is_told(world: MySQLWorld, statement: str) -> None:
+    world.execute("INSERT INTO orders VALUES (1, 'x')")
+    world.resource = world.new_resource(marker=False)
+    branch = world.enlist()
+    branch.connection.cursor().execute(statement)
+    branch.end_body()
+    assert branch.details()["wrote"] is True
+    branch.prepare()
+    assert len(world.listed()) == 1
+    assert branch.commit()
+    assert world.markers() == {}
+
+
+# --- threads and processes -------------------------------------------------------------------------------------------
+
+
+def test_threads_share_the_resource_and_its_connections(world: MySQLWorld) -> None:
+    world.opened.clear()
+
+    def order(number: int) -> bool:
+        return world.prepared(number).commit()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(order, range(200)))
+    assert world.rows() == list(range(200))
+    assert len(world.opened) <= 8
+    assert len(world.markers()) == 200
+    world.resource.close()
+    assert list(world.resource._pool()) == []
+
+
+def test_idle_connections_are_bounded(world: MySQLWorld) -> None:
+    branches = [world.enlist() for _ in range(IDLE_MAX + 2)]
+    assert all(branch.roll_back(prepared=False) for branch in branches)
+    assert len(world.resource._pool()) == IDLE_MAX
+
+
+def test_a_forked_child_has_connections_of_its_own(world: MySQLWorld) -> None:
+    assert world.prepared(1).commit()
+    open_branch = world.enlist()
+    world.insert(open_branch, 2)
+    txid = new_txid()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            branch = world.enlist(txid=txid)
+            world.insert(branch, 3)
+            branch.end_body()
+            branch.prepare()
+            status = 0 if branch.commit() else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    open_branch.end_body()
+    open_branch.prepare()
+    assert open_branch.commit()
+    assert world.prepared(4).commit()
+    assert world.rows() == [1, 2, 3, 4]
