@@ -14,11 +14,12 @@ from tests.images.node import Node, small_settings
 from txmq.broker.group import Group
 from txmq.broker.store import PendingCheckpoint
 from txmq.config import BrokerSettings
-from txmq.errors import JournalFailedError, StorageError
+from txmq.errors import JournalFailedError, JournalFullError, StorageError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.sim_disk import SimDisk
 
+from .threads import current_task
 from .world import World
 
 
@@ -56,6 +57,16 @@ class Link(NodeClient):
             self._free[way] = at
             self.world.after(at - self.world.now, lambda piece=piece: None if self.is_lost else deliver(piece))  # type: ignore[misc]
 
+    def stall(self) -> None:
+        """One direction delivers nothing for a while; then all of it, or the connection is lost."""
+        rng, way = self.world.rng, self.world.rng.randrange(2)
+        end = self.world.now + rng.uniform(0.05, 1.0)
+        self._free[way] = max(self._free[way], end)
+        self.world.meet("one direction stalled")
+        self.world.trace("link stalls", self.peer.number, way)
+        if rng.random() < 0.5:
+            self.world.after(end - self.world.now, self.cut)
+
     def cut(self) -> None:
         """The connection is lost; each end hears of it in its own time."""
         if self.is_lost:
@@ -75,7 +86,10 @@ def draw_settings(world: World) -> BrokerSettings:
     """Tiny thresholds, so that everything happens in each run."""
     rng = world.rng
     settings = small_settings(
-        in_flight_max=rng.randint(2, 8), sync="interval" if rng.random() < 0.2 else "always", sync_interval_ms=50
+        in_flight_max=rng.randint(2, 8),
+        outcomes_kept=rng.choice((2, 8, 1000)),
+        sync="interval" if rng.random() < 0.2 else "always",
+        sync_interval_ms=50,
     )
     object.__setattr__(settings, "journal_file_size_bytes", rng.choice((96, 128, 256)) << 10)
     object.__setattr__(settings, "checkpoint_interval_bytes", rng.choice((2, 4, 16)) << 10)
@@ -97,6 +111,11 @@ class Broker:
         self._busy = False
         self._checkpoint: PendingCheckpoint | None = None
         self._checkpoint_after: Group | None = None
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether what was acknowledged may be lost, as ``sync`` says."""
+        return self.settings.sync != "always" and self.power_losses > 0
 
     # --- life and death ---
 
@@ -123,7 +142,10 @@ class Broker:
         self._tick(self.node)
 
     def _reached(self, name: str) -> None:
-        if self._countdown:
+        task = current_task()
+        if task is not None:
+            task.host.reached(name)
+        elif self._countdown:
             self._countdown -= 1
             if not self._countdown and not self.healing:
                 self.world.trace("crash point", name)
@@ -139,9 +161,12 @@ class Broker:
         except (OSError, StorageError) as error:
             if not isinstance(error, OSError) and self.healing:
                 raise
-            if isinstance(error, StorageError) and not isinstance(error, JournalFailedError) and self.node is None:
+            if isinstance(error, JournalFullError):
+                self.world.trace("refused to start: the disk is full")
+            elif isinstance(error, StorageError) and not isinstance(error, JournalFailedError) and self.node is None:
                 raise  # recovery calls its own crash's traces damage
-            self.world.meet("died of EIO")
+            else:
+                self.world.meet("died of EIO")
             self.world.trace("disk error", type(error).__name__)
             self.die()
 
@@ -277,5 +302,7 @@ class Broker:
         if not self._busy and node.unsynced:
             self._busy = True
             self._force(node)
+        elif not self._busy and self.world.chance(0.3):
+            node.mark()
         self._pump(node)
         self._later(0.05, self._tick)

@@ -20,7 +20,8 @@ from txmq.xa.coordinator import Coordinator, Effect, Event, State
 
 from .broker import Broker, Link
 from .database import Database, Session
-from .world import World
+from .rows import Rows
+from .world import Violation, World
 
 UUID = "a" * 32
 TIMEOUT_S = 0.5
@@ -50,6 +51,7 @@ class Transaction:
     row: str = ""
     key: int = 0
     version: int = 0
+    placed: dict[bytes, tuple[Place, int]] = field(default_factory=dict)  # value: where it was told to be
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class History:
     seen: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # topic id, partition, offset
     topics: dict[str, int] = field(default_factory=dict)  # topic: partitions
     deleted: set[str] = field(default_factory=set)
+    owners: dict[bytes, Transaction] = field(default_factory=dict)  # value: whose it is
 
 
 @dataclass(slots=True)
@@ -71,13 +74,18 @@ class Shared:
     broker: Broker
     database: Database
     history: History
+    rows: Rows | None = None  # the real clients' database
     stopping: bool = False
 
     def check_row(self, value: bytes) -> None:
         """P4: what a reader sees has its row by now."""
-        for transaction in self.history.transactions.values():
-            if transaction.row and any(value in values for _, values in transaction.parts):
-                assert transaction.row in self.database.rows, f"P4: {value[:12]!r} is visible before its row"
+        transaction = self.history.owners.get(value)
+        if transaction is not None and transaction.row and not self.has_row(transaction.row):
+            raise Violation(f"P4: {value[:12]!r} is visible before its row")
+
+    def has_row(self, row: str) -> bool:
+        """Whether a row is committed, in either database."""
+        return row in self.database.rows or (self.rows is not None and self.rows.has(row))
 
 
 class Process:
@@ -315,6 +323,7 @@ class Client(Process):
         txid = f"{self.cluster}-{self.home}-{self.session:x}-{self.counter:x}"
         parts = [(self.place(), self.values()) for _ in range(self.world.rng.randint(1, 4))]
         transaction = self.shared.history.transactions[txid] = Transaction(txid, parts)
+        self.shared.history.owners |= {value: transaction for _, values in parts for value in values}
         return transaction
 
     def _stream(self, transaction: Transaction) -> Generator[float | bytes, Reply, int | None]:

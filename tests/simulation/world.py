@@ -19,6 +19,12 @@ SITUATIONS = frozenset(
         "last resource committed",
         "commit waited for order", "unknown resolved", "topic deleted", "topic altered", "read by a reader",
         "disk full",
+        "one direction stalled", "waited for a database lock", "statement failed",
+        "real client died", "client died at a crash point", "real send acknowledged", "real send unknown",
+        "real local committed", "real last resource committed", "real block rolled back", "real outcome unknown",
+        "real unknown resolved", "committed, broker to be told", "deadline passed before commit",
+        "real resolver committed", "real resolver rolled back", "two resolvers met", "outcome below the floor",
+        "a thread waited for a lock",
     }
 )  # fmt: skip
 
@@ -34,7 +40,7 @@ class World:
         self.rng = random.Random(seed)
         self.clock = SimClock()
         self.met: set[str] = set()
-        self.tail: deque[str] = deque(maxlen=60)
+        self.tail: deque[str] = deque(maxlen=120)
         self._hash = hashlib.sha256()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0

@@ -1,0 +1,320 @@
+"""Applications and resolvers that run txmq's real client: connection, producer, transaction blocks, last resource,
+the client's own resolver and ``txmq resolver``'s, each in a simulated process that dies and is started again.
+
+What the real client says (returns, errors, results, outcomes) goes into the same history that the scripted clients
+fill, and is held to the same promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from txmq.client.client import Client
+from txmq.client.producer import Producer
+from txmq.client.transaction import Transaction as Block
+from txmq.errors import (
+    BrokerError,
+    DeliveryUnknownError,
+    FencedError,
+    HeuristicError,
+    OutcomeUnknownError,
+    RolledBackError,
+    TransactionTimeoutError,
+    TxmqError,
+)
+from txmq.model import Outcome
+from txmq.runtime.sim_clock import SimRandom
+from txmq.xa import settle
+from txmq.xa.last_resource import LastResource
+from txmq.xa.resolver import Resolver
+
+from .client import Put, Shared, Transaction
+from .threads import Host, Threads, pause, required_task
+from .world import Violation
+
+RESOURCE = "orders-db"
+KEYS_FROM = 100  # the scripted clients' rows have smaller ones
+ADDRESS = [("broker", 8123)]
+
+
+class AbandonedError(Exception):
+    """Raised by the body of a block."""
+
+
+class Program:
+    """Something that is started again when it has died.
+
+    Attributes:
+        is_over: it will not run again.
+    """
+
+    def __init__(self, shared: Shared, threads: Threads, name: str) -> None:
+        self.shared, self.world, self.name = shared, shared.world, name
+        self._threads, self._lives = threads, 0
+        self.is_over = False
+        self.host: Host
+        self._start()
+
+    def _start(self) -> None:
+        self._lives += 1
+        self.host = Host(self._threads, f"{self.name}{self._lives}")
+        if self.world.chance(0.4) and not self.shared.stopping:
+            self.host.countdown = self.world.rng.randint(1, 80)
+        self.host.on_death.append(self._died)
+        self.host.start("main", self._main)
+
+    def _main(self) -> None:
+        self.main()
+        self.is_over = True
+
+    def _died(self) -> None:
+        self.world.meet("real client died")
+        self.world.after(self.world.rng.uniform(0.01, 0.5), self._again)
+
+    def _again(self) -> None:
+        if self.shared.stopping and self.ends_with_the_world:
+            self.is_over = True
+        else:
+            self._start()
+
+    ends_with_the_world = True
+
+    def die(self) -> None:
+        """From outside."""
+        if not self.is_over:
+            self.host.kill()
+
+    def main(self) -> None:
+        """One life."""
+        raise NotImplementedError
+
+    def resource(self) -> LastResource:
+        """The database as this process sees it."""
+        assert self.shared.rows is not None
+        return LastResource(RESOURCE, self.shared.rows.connect, clock=self.host, random=SimRandom(self.world.rng))
+
+    def client(self) -> Client:
+        """A client of its own."""
+        return Client(ADDRESS, timeout=self.world.rng.choice((0.3, 1.0)), name=self.host.name, clock=self.host)
+
+
+class ResolverProgram(Program):
+    """``txmq resolver``."""
+
+    ends_with_the_world = False
+
+    def main(self) -> None:
+        """Rounds until it dies."""
+        client = self.client()
+        while True:  # as cli/resolver: a broker that is away at the start
+            try:
+                client.session  # noqa: B018
+                break
+            except TxmqError:
+                pause(0.1)
+        Resolver(client, [self.resource()], self.host).run(_Never())
+
+
+class _Never:
+    """A stop that never comes."""
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep."""
+        pause(timeout)
+        return False
+
+
+class Application(Program):
+    """Sends, and runs transaction blocks, one after the other."""
+
+    def main(self) -> None:
+        """One life."""
+        self._count = 0
+        self._mine: list[Transaction] = []
+        client, self._resource = self.client(), self.resource()
+        self._client = client
+        self._until_done(self._resource.install)
+        producer = client.producer(timeout=self.world.rng.choice((0.2, 1.0, 5.0)))
+        while not self.shared.stopping:
+            draw = self.world.rng.random()
+            if draw < 0.3:
+                self._send(producer)
+            elif draw < 0.5:
+                self._block(producer, None)
+            elif draw < 0.95:
+                self._block(producer, self._resource)
+            else:
+                self._look_back()
+            pause(self.world.rng.uniform(0.0, 0.01))
+        with suppress(TxmqError):
+            producer.close()
+        client.close()
+        self._resource.close()
+
+    def _until_done(self, call: Callable[[], Any]) -> None:
+        while True:
+            try:
+                call()
+            except Exception:  # noqa: BLE001  the database's, drawn
+                pause(0.02)
+            else:
+                return
+
+    def _value(self) -> bytes:
+        self._count += 1
+        padding = b"." * self.world.rng.choice((10, 100, 700))
+        return b"%b-%06d-%b" % (self.host.name.encode(), self._count, padding)
+
+    def _place(self) -> tuple[str, int | None]:
+        rng, topics = self.world.rng, self.shared.history.topics
+        topic = rng.choice(sorted(topics))
+        return topic, rng.randrange(topics[topic]) if rng.random() < 0.7 else None
+
+    # --- plain sends ---
+
+    def _send(self, producer: Producer) -> None:
+        topic, partition = self._place()
+        if partition is None:
+            partition = 0
+        put = Put((topic, partition), (self._value(),))
+        self.shared.history.puts.append(put)
+        try:
+            result = producer.send(topic, put.values[0], partition=partition)
+        except DeliveryUnknownError:
+            self.world.meet("real send unknown")
+        except TxmqError as error:
+            put.told = "not stored"
+            self.world.trace(self.host.name, "not stored", type(error).__name__)
+        else:
+            assert result.offset is not None
+            put.told = result.offset
+            self.world.meet("real send acknowledged")
+
+    # --- blocks ---
+
+    def _block(self, producer: Producer, resource: LastResource | None) -> None:
+        timeout = self.world.rng.choice((0.05, 0.3, 2.0, 30.0))
+        block = producer.transaction(*([resource] if resource else []), timeout=timeout)
+        told: list[Transaction] = []
+        error: Exception | None = None
+        try:
+            with block:
+                self._body(block, producer, resource, told)
+        except Exception as failure:  # noqa: BLE001  whatever it is, the block says what became of the transaction
+            error = failure
+        self.world.trace(self.host.name, "block", block.outcome.value, type(error).__name__)
+        if told:
+            self._judge(told[0], block, error)
+
+    def _body(self, block: Block, producer: Producer, resource: LastResource | None, told: list[Transaction]) -> None:
+        rng, history = self.world.rng, self.shared.history
+        transaction = Transaction(block.txid, [])
+        told.append(transaction)
+        self._mine.append(transaction)
+        history.transactions[transaction.txid] = transaction
+        if resource is not None:
+            self._row(block, resource, transaction)
+        for _ in range(rng.randint(1, 4)):
+            topic, partition = self._place()
+            value = self._value()
+            history.owners[value] = transaction
+            result = producer.send(topic, value, b"%d" % transaction.key, partition=partition)
+            transaction.parts.append(((topic, result.partition), (value,)))
+        if rng.random() < 0.1:
+            raise AbandonedError
+
+    def _row(self, block: Block, resource: LastResource, transaction: Transaction) -> None:
+        connection = block.connection(resource)
+        transaction.key = KEYS_FROM + self.world.rng.randrange(3)
+        transaction.row = "row-" + transaction.txid
+        ((version,),) = connection.execute(
+            "SELECT coalesce(max(version), 0) + 1 FROM orders WHERE key = ?", (transaction.key,)
+        ).fetchall()
+        transaction.version = version
+        connection.execute(
+            "INSERT INTO orders (row, key, version) VALUES (?, ?, ?)", (transaction.row, transaction.key, version)
+        )
+
+    def _judge(self, transaction: Transaction, block: Block, error: Exception | None) -> None:
+        """What the caller was told."""
+        if isinstance(error, TransactionTimeoutError):
+            self.world.meet("deadline passed before commit")
+        if isinstance(error, HeuristicError):
+            raise Violation(f"P3: {transaction.txid}: {error!r}")
+        if error is None:
+            self._committed(transaction, block)
+        elif isinstance(error, OutcomeUnknownError):
+            if block.outcome is not Outcome.UNKNOWN:
+                raise Violation(f"P6: {error!r} with outcome {block.outcome}")
+            self._find_out(transaction)
+        elif block.outcome is Outcome.ROLLED_BACK:
+            transaction.told = "rolled-back"
+            self.world.meet("real block rolled back")
+        else:
+            raise Violation(f"P6: {error!r} with outcome {block.outcome}")
+        if isinstance(error, RolledBackError) and block.outcome is not Outcome.ROLLED_BACK:
+            raise Violation(f"P6: {error!r} with outcome {block.outcome}")
+
+    def _committed(self, transaction: Transaction, block: Block) -> None:
+        if block.outcome is not Outcome.COMMITTED:
+            raise Violation(f"P6: a normal return with outcome {block.outcome}")
+        transaction.told = "committed"
+        self.world.meet("real last resource committed" if transaction.row else "real local committed")
+        if block.pending:
+            self.world.meet("committed, broker to be told")
+        for result, (place, values) in zip(block.results, transaction.parts, strict=True):
+            if result.offset is not None:
+                transaction.placed[values[0]] = place, result.offset
+
+    def _find_out(self, transaction: Transaction) -> None:
+        self.world.meet("real outcome unknown")
+        for _ in range(20):
+            with suppress(TxmqError):
+                outcome = self._client.outcome(transaction.txid)
+                if outcome is not Outcome.UNKNOWN:
+                    transaction.told = outcome.value
+                    self.world.meet("real unknown resolved")
+                    return
+            pause(0.1)
+
+    def _look_back(self) -> None:
+        """An outcome is the same for ever, or refused as too old."""
+        if not self._mine:
+            return
+        transaction = self.world.rng.choice(self._mine)
+        try:
+            outcome = self._client.outcome(transaction.txid)
+        except FencedError:
+            self.world.meet("outcome below the floor")
+        except (BrokerError, TxmqError):
+            return
+        else:
+            opposite = {"committed": Outcome.ROLLED_BACK, "rolled-back": Outcome.COMMITTED}.get(transaction.told)
+            if outcome is opposite and not self.shared.broker.may_forget:
+                raise Violation(f"P6: told {transaction.told}, now {outcome}: {transaction.txid}")
+
+
+def watched_prove(shared: Shared) -> Callable[..., Any]:
+    """``settle.prove`` as resolvers call it, noting what each of them proved: two never prove different ends."""
+    proved: dict[str, tuple[settle.Step, str]] = {}
+
+    def prove(database: settle.Prover, txid: str, deadline_ms: int) -> tuple[settle.Step, Exception | None]:
+        host = required_task().host
+        step, error = _prove(database, txid, deadline_ms)
+        host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
+        if step is not settle.Step.UNDECIDED:
+            before, who = proved.setdefault(txid, (step, host.name))
+            if before is not step:
+                raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
+            if who != host.name:
+                host.world.meet("two resolvers met")
+            met = "real resolver committed" if step is settle.Step.TELL_COMMIT else "real resolver rolled back"
+            host.world.meet(met)
+        return step, error
+
+    return prove
+
+
+_prove = settle.prove

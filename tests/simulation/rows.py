@@ -1,0 +1,156 @@
+"""A real SQLite database of simulated processes: files below a directory of its own, locks, and a COMMIT that may fail.
+
+Theory of operation. ``Connection`` is sqlite3's, as a driver of its own (``simulated_sqlite``): waiting for a lock
+parks the task, statements take simulated time, the clock in SQL is the host's. A connection dies with its host: what
+it had not committed is rolled back, what was committed stays, as after the death of a real process. A COMMIT fails in
+each of the three ways there are: not committed and still open; rolled back; committed and not told.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote
+
+from .threads import Host, pause, required_task
+from .world import World
+
+DRIVER = "simulated_sqlite"
+LOCK_WAIT_S = 0.2
+_POLL_S = 0.005
+_NEVER_FAIL = ("PRAGMA", "SELECT", "RELEASE")  # RELEASE: any failure is taken for a body that committed by itself
+
+
+class Cursor(sqlite3.Cursor):
+    """Waits for locks in simulated time."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Cursor:
+        """See PEP 249."""
+        connection = self.connection
+        assert isinstance(connection, Connection)
+        connection.before(sql)
+        waited_s = 0.0
+        while True:
+            try:
+                super().execute(sql, parameters)
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or waited_s >= connection.wait_s:
+                    raise
+                connection.host.world.meet("waited for a database lock")
+                pause(_POLL_S)
+                waited_s += _POLL_S
+            else:
+                return self
+
+
+class Connection(sqlite3.Connection):
+    """One process's connection."""
+
+    __module__ = DRIVER
+    host: Host
+    wait_s: float
+    database: Rows
+
+    def before(self, sql: str) -> None:
+        """Every statement takes its time, and may fail."""
+        self.host.require_alive()
+        world = self.host.world
+        draw = world.rng.random()
+        if draw < 0.25:
+            pause(world.rng.uniform(0.0, 0.006))
+        if draw > 0.995 and not self.database.is_healed and not sql.startswith(_NEVER_FAIL):
+            world.meet("statement failed")
+            raise sqlite3.OperationalError("simulated: disk I/O error")
+
+    def cursor(self, *_: Any, **__: Any) -> Any:
+        """See PEP 249."""
+        self.host.require_alive()
+        return super().cursor(Cursor)
+
+    def commit(self) -> None:
+        """See PEP 249."""
+        self.host.require_alive()
+        if not self.in_transaction:
+            return
+        draw, world = self.host.world.rng.random(), self.host.world
+        if draw < 0.3:
+            pause(world.rng.uniform(0.0, 0.01))
+        if self.database.is_healed or draw < 0.88:
+            super().commit()
+            return
+        world.meet("database answer lost")
+        world.trace(self.host.name, "COMMIT fails", round(draw, 3))
+        if draw < 0.92:
+            super().rollback()
+        elif draw < 0.96:
+            super().commit()
+        raise sqlite3.OperationalError("simulated: COMMIT failed")
+
+    def rollback(self) -> None:
+        """See PEP 249."""
+        self.host.require_alive()
+        super().rollback()
+
+    def close(self) -> None:
+        """See PEP 249."""
+        self.end()
+
+    def end(self) -> None:
+        """The session ends, whoever says so."""
+        super().close()  # rolls back what is open
+
+
+class Rows:
+    """One database file.
+
+    Attributes:
+        is_healed: nothing fails any more.
+    """
+
+    def __init__(self, world: World, path: str) -> None:
+        self.world, self.path, self.is_healed = world, path, False
+        self._outside = sqlite3.connect(path, isolation_level=None)
+        self._outside.execute("CREATE TABLE orders (row TEXT PRIMARY KEY, key INTEGER, version INTEGER)")
+        self._driver = self._make_driver()
+
+    def _make_driver(self) -> ModuleType:
+        driver = ModuleType(DRIVER)
+        for name in ("paramstyle", "Error", "IntegrityError", "OperationalError"):
+            setattr(driver, name, getattr(sqlite3, name))
+        driver.connect = self._connect  # type: ignore[attr-defined]
+        sys.modules[DRIVER] = driver
+        return driver
+
+    def connect(self) -> Connection:
+        """What the application gives as ``connect=``."""
+        return self._connect(self.path)
+
+    def _connect(self, path: str, uri: bool = False, timeout: float = LOCK_WAIT_S) -> Connection:
+        host = required_task().host
+        host.require_alive()
+        if uri:
+            path = unquote(path.removeprefix("file:").partition("?")[0])
+        assert path == self.path, path
+        connection = sqlite3.connect(path, factory=Connection, timeout=0, check_same_thread=False)
+        connection.host, connection.wait_s, connection.database = host, timeout, self
+        connection.create_function("julianday", 1, lambda _: 2440587.5 + host.now_ms() / 86_400_000)
+        host.on_death.append(connection.end)
+        return connection
+
+    def close(self) -> None:
+        """At the end of the world."""
+        self._outside.close()
+        sys.modules.pop(DRIVER, None)
+
+    def has(self, row: str) -> bool:
+        """Whether a row is committed."""
+        return self._outside.execute("SELECT 1 FROM orders WHERE row = ?", (row,)).fetchone() is not None
+
+    def markers(self) -> dict[str, str]:
+        """The marker table; empty before anybody installed it."""
+        try:
+            return dict(self._outside.execute("SELECT txid, outcome FROM txmq_marker").fetchall())
+        except sqlite3.OperationalError:
+            return {}

@@ -1,0 +1,313 @@
+"""Simulated processes with threads: real threads of which exactly one runs, and the world says which.
+
+Theory of operation. A ``Task`` is a thread of a ``Host`` (a process). It runs only while the world's loop waits for it
+(a baton: one lock per task, one for the loop), and gives the baton back where the real thing would sleep: in ``park``.
+Every door that may sleep (clock, stream, database, lock, signal) parks; so the order of all steps follows from the
+world's events, and these from the seed. ``installed`` puts the doors' simulated versions in place of those that
+``txmq.client`` and ``txmq.xa`` imported.
+
+A host dies like a process: from then on every door raises ``Killed`` in its tasks, which unwinds them without effect
+on anything outside; what it held outside (streams, database connections) is let go by ``on_death``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from txmq.runtime import owner, threads
+from txmq.runtime.crashpoints import SimulatedCrash
+
+from .world import World
+
+_RESUME_S_MAX = 10.0  # real time: a step that takes longer hangs
+_PARK_S_MIN = 1e-6  # less is lost in the clock's rounding, and whoever waits for a deadline would wait for ever
+
+
+class Killed(SimulatedCrash):
+    """The process of this thread is dead."""
+
+
+class Task:
+    """One thread of a host."""
+
+    def __init__(self, host: Host, name: str, run: Callable[[], None]) -> None:
+        self.host, self.name, self._run = host, name, run
+        self.number = host.threads.take_number()
+        self.is_over = self.is_started = False
+        self.turn = 0
+        self._baton = threading.Lock()
+        self._baton.acquire()
+
+    def resume(self, turn: int) -> None:
+        """From the world's loop: let the task run until it parks or ends, if it still stands at that turn."""
+        if turn != self.turn or self.is_over:
+            return
+        all_threads = self.host.threads
+        self.turn += 1
+        all_threads.current = self
+        if self.is_started:
+            self._baton.release()
+        else:
+            self.is_started = True
+            threading.Thread(target=self._main, name=self.name, daemon=True).start()
+        if not all_threads.loop_baton.acquire(timeout=_RESUME_S_MAX):
+            raise AssertionError(f"{self.host.name}/{self.name} hangs")
+        all_threads.current = None
+        if all_threads.failure is not None:
+            failure, all_threads.failure = all_threads.failure, None
+            raise failure
+
+    def wake(self) -> None:
+        """Have it resumed soon, where it is parked."""
+        turn = self.turn
+        self.host.world.after(0.0, lambda: self.resume(turn))
+
+    def park(self, seconds: float | None) -> None:
+        """From the task itself: give the baton back until woken, or so many seconds have passed."""
+        host = self.host
+        host.require_alive()
+        turn = self.turn
+        if seconds is not None:
+            host.world.after(max(_PARK_S_MIN, seconds), lambda: self.resume(turn))
+        host.threads.loop_baton.release()
+        self._baton.acquire()
+        host.require_alive()
+
+    def _main(self) -> None:
+        try:
+            if self.host.is_alive:
+                self._run()
+        except SimulatedCrash:
+            pass
+        except BaseException as failure:  # noqa: BLE001  raised again by the world's loop
+            if self.host.is_alive:
+                self.host.threads.failure = failure
+        finally:
+            self.is_over = True
+            self.host.threads.loop_baton.release()
+
+
+class Host:
+    """One process: its tasks, its clock, and what dies with it.
+
+    Attributes:
+        ahead_ms: of its wall clock.
+        countdown: crash points until it dies by itself; 0 for never.
+        on_death: what the system does with what it held.
+    """
+
+    def __init__(self, all_threads: Threads, name: str) -> None:
+        self.threads, self.name = all_threads, name
+        self.world = all_threads.world
+        self.is_alive = True
+        self.tasks: list[Task] = []
+        self.on_death: list[Callable[[], None]] = []
+        self.ahead_ms = self.world.rng.choice((0, 0, -600_000, 600_000))
+        self.countdown = 0
+        all_threads.hosts.append(self)
+
+    def start(self, name: str, run: Callable[[], None]) -> Task:
+        """A new thread."""
+        task = Task(self, name, run)
+        self.tasks.append(task)
+        task.wake()
+        return task
+
+    def require_alive(self) -> None:
+        """Every door asks first."""
+        if not self.is_alive:
+            raise Killed(self.name)
+
+    def kill(self) -> None:
+        """The process ends here."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.world.trace(self.name, "dies")
+        for release in self.on_death:
+            release()
+        for task in self.tasks:
+            if task is not self.threads.current:
+                task.wake()
+
+    def reached(self, name: str) -> None:
+        """A crash point, in one of its tasks."""
+        self.require_alive()
+        self.world.trace(self.name, name)
+        if self.countdown:
+            self.countdown -= 1
+            if not self.countdown:
+                self.world.meet("client died at a crash point")
+                self.kill()
+                raise Killed(name)
+        if self.world.chance(0.1):
+            pause(self.world.rng.uniform(0.0, 0.02))
+
+    # --- port Clock ---
+
+    def now_ms(self) -> int:
+        """Wall clock."""
+        return self.world.clock.now_ms() + self.ahead_ms
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.world.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        pause(seconds)
+
+
+class Threads:
+    """All hosts of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.hosts: list[Host] = []
+        self.current: Task | None = None
+        self.failure: BaseException | None = None
+        self.loop_baton = threading.Lock()
+        self.loop_baton.acquire()
+        self._numbers = 0
+
+    def take_number(self) -> int:
+        """One number per task."""
+        self._numbers += 1
+        return self._numbers
+
+    def close(self) -> None:
+        """End all threads."""
+        for host in self.hosts:
+            host.is_alive = False
+        for host in self.hosts:
+            for task in host.tasks:
+                if task.is_started and not task.is_over:
+                    task.resume(task.turn)
+
+
+_threads: Threads | None = None
+
+
+def current_task() -> Task | None:
+    """The task that runs, or None in the world's loop."""
+    return None if _threads is None else _threads.current
+
+
+def required_task() -> Task:
+    """The task that runs."""
+    task = current_task()
+    assert task is not None, "a door that sleeps was used outside of a simulated thread"
+    return task
+
+
+def pause(seconds: float) -> None:
+    """Sleep, in a task."""
+    required_task().park(seconds)
+
+
+class SimLock:
+    """In place of ``threading.Lock``."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiters: list[Task] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """See ``threading.Lock``."""
+        if self._is_held and not blocking:
+            return False
+        end = None if timeout < 0 else timeout
+        if self._is_held:
+            task = required_task()
+            task.host.world.meet("a thread waited for a lock")
+            started = task.host.world.now
+            while self._is_held:
+                left = None if end is None else end - (task.host.world.now - started)
+                if left is not None and left <= 0:
+                    return False
+                self._waiters.append(task)
+                task.park(left)
+        self._is_held = True
+        return True
+
+    def locked(self) -> bool:
+        """See ``threading.Lock``."""
+        return self._is_held
+
+    def release(self) -> None:
+        """See ``threading.Lock``."""
+        if not self._is_held:
+            raise RuntimeError("release unlocked lock")
+        self._is_held = False
+        waiters, self._waiters = self._waiters, []
+        for task in waiters:
+            task.wake()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimSignal:
+    """In place of ``txmq.runtime.threads.Signal``."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: Task | None = None
+
+    def set(self) -> None:
+        """Wake the waiter."""
+        self._is_set = True
+        if self._waiter is not None:
+            self._waiter.wake()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds."""
+        if not self._is_set and timeout > 0:
+            self._waiter = required_task()
+            try:
+                self._waiter.park(timeout)
+            finally:
+                self._waiter = None
+        found, self._is_set = self._is_set, False
+        return found
+
+
+def _start_daemon(name: str, run: Callable[[], None]) -> None:
+    required_task().host.start(name, run)
+
+
+def _current_owner() -> tuple[int, int]:
+    task = required_task()
+    return task.host.tasks[0].number, task.number
+
+
+@contextmanager
+def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
+    """Simulated doors in every module of the client; ``replaced`` has more of them: the real one and its stand-in."""
+    global _threads
+    doors = {
+        threads.Lock: SimLock, threads.Signal: SimSignal, threads.start_daemon: _start_daemon,
+        owner.current_owner: _current_owner,
+    } | replaced  # fmt: skip
+    undo: list[tuple[Any, str, Any]] = []
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.startswith(("txmq.client", "txmq.xa", "txmq.runtime.net")):
+            for name, value in list(vars(module).items()):
+                if callable(value) and getattr(value, "__hash__", None) and value in doors:
+                    undo.append((module, name, value))
+                    setattr(module, name, doors[value])
+    _threads = all_threads
+    try:
+        yield
+    finally:
+        all_threads.close()
+        _threads = None
+        for module, name, value in undo:
+            setattr(module, name, value)
