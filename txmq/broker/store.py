@@ -41,6 +41,7 @@ from txmq.log.files import FileCache
 from txmq.log.partition import Partition
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, entries, identity, recovery
+from txmq.redo.files import list_bases
 from txmq.redo.journal import Journal
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
@@ -278,6 +279,7 @@ class _Opening:
         if newest is None and note:
             raise StorageError(f"no checkpoint can be read ({note}); the journal alone may not reach back far enough")
         if newest is None:
+            self._refuse_orphans()
             lsn, chain, epoch = Lsn(0), 0, 0
         else:
             self._checkpoint_lsn, lsn, chain, epoch = newest.lsn, newest.lsn, newest.chain, newest.epoch
@@ -286,6 +288,14 @@ class _Opening:
             self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
             file_size_bytes=self._settings.journal_file_size_bytes, on_record=self._redo,
         )  # fmt: skip
+
+    def _refuse_orphans(self) -> None:
+        """A broker that begins at nothing would remove the messages of topics it does not know."""
+        if not list_bases(self._disk) and (names := self._disk.list_directory("log")):
+            raise StorageError(
+                f"log/{names[0]} holds messages, but neither checkpoint/ nor journal/ says whose: restore both, or "
+                "move log/ away to begin anew"
+            )
 
     def _restore(self, snapshot: dict[str, Any]) -> None:
         self._state.restore(snapshot)

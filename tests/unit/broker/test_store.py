@@ -113,3 +113,18 @@ def test_a_stray_file_is_no_reason_not_to_start(name: str) -> None:
     disk.make_directories("prepared")
     disk.open(name, create=True).close()
     assert values(Node(disk, broker.settings)) == [b"1"]
+
+
+def test_messages_whose_journal_and_checkpoints_are_lost_are_never_removed() -> None:
+    broker = node()
+    put(broker.connect(), b"1")
+    broker.checkpoint()
+    disk = broker.kill()
+    for directory in ("journal", "checkpoint"):
+        for name in disk.list_directory(directory):
+            disk.unlink(f"{directory}/{name}")
+    held = disk.list_directory("log/1/0")
+    assert held
+    with pytest.raises(StorageError, match="restore both"):
+        Node(disk, broker.settings)
+    assert disk.list_directory("log/1/0") == held
