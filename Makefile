@@ -21,6 +21,11 @@ export PY
 .venv/.dev: pyproject.toml .ci/setup
 	@.ci/setup dev
 
+# The clients of NATS and RabbitMQ; where they cannot be had, their rows say so.
+.venv/.bench: .venv/.dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]' || echo "goes on without its peers' clients"
+	@touch $@
+
 demo: .venv/.core
 	@$(BIN)/txmq demo
 
@@ -34,7 +39,7 @@ check: .venv/.dev
 test: check
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors
 
-bench: .venv/.dev
+bench: .venv/.dev .venv/.bench
 	$(BIN)/python -m bench
 
 crash: .venv/.dev
