@@ -25,6 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from txmq.broker.busy_poll import BusyPoll
 from txmq.broker.connection import Connection
 from txmq.broker.context import Read
 from txmq.broker.core import Core
@@ -59,6 +60,7 @@ class Server:
         self.connections: set[Connection] = set()
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
+        self._busy_poll: BusyPoll
         self._writer = ThreadPoolExecutor(1, "txmq-writer")
         self._helper = ThreadPoolExecutor(1, "txmq-checkpoint")
         self._readers = ThreadPoolExecutor(2, "txmq-reader")
@@ -83,6 +85,7 @@ class Server:
     async def start(self, host: str, port: int, backlog: int = 1024) -> tuple[str, int]:
         """Listen. Returns the real address."""
         self._loop = asyncio.get_running_loop()
+        self._busy_poll = BusyPoll(self.settings.busy_poll_us / 1e6, self.clock.monotonic, self._loop.call_soon)
         self.stopped = self._loop.create_future()
         self._loop.set_exception_handler(self._unexpected)
         self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
@@ -164,6 +167,7 @@ class Server:
 
     def received(self) -> None:
         """Requests were taken in: commit and answer at the end of this iteration of the loop."""
+        self._busy_poll.asked()
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._pump)
@@ -199,6 +203,7 @@ class Server:
             for connection in self.connections:
                 connection.release()
         self._flush()
+        self._busy_poll.answered()
 
     def _commit(self, group: Group) -> None:
         if self._checkpoint is None and self._nothing_queued() and self._due_for_checkpoint():
