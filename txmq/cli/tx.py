@@ -1,50 +1,194 @@
-"""``txmq tx``: transactions that are prepared and not settled, and what became of one."""
+"""``txmq tx``: transactions that hang, what became of one, and what an operator may do about it.
+
+``list`` and ``show`` only look. ``commit``, ``rollback`` and ``complete`` decide in somebody's stead: they want
+``--heuristic``, a reason, and a yes to a sentence that names the risk.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from txmq.cli import output
+from txmq.cli import output, tx_explain
+from txmq.cli.connecting import connected
+from txmq.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
+
+Txid = Annotated[str, typer.Argument(help="Transaction id, as in errors, logs and the list.", show_default=False)]
+Reason = Annotated[str, typer.Option("--reason", help="Why, and who: kept until forget.", show_default=False)]
+Heuristic = Annotated[
+    bool, typer.Option("--heuristic", help="You decide alone, without proof of what the database or application did.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_LIST_COLUMNS = ("txid", "state", "kind", "age", "why")
 
 
 @app.command("list")
-def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """List the transactions in doubt: prepared, and their outcome not known to the broker.
-
-    They are settled by the client that owns them, or by a resolver (txmq resolver); none is ever guessed.
-    """
-    import txmq
-
-    with txmq.connect(bootstrap) as client:
-        transactions = list(client.transactions.list(state="in-doubt"))
-    if as_json:
-        output.print_json(transactions)
-        return
-    columns = ("txid", "kind", "resource", "age_ms", "owner_connected", "client")
-    rows = [[item.get(column) for column in columns] for item in transactions]
-    output.print_table(f"{len(rows)} in doubt", columns, rows)
-
-
-@app.command()
-def show(
-    txid: Annotated[str, typer.Argument(help="Transaction id, as in errors, logs and the list.", show_default=False)],
+def list_(
+    in_doubt: Annotated[bool, typer.Option("--in-doubt", help="Prepared and decided ones: the default.")] = False,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="30s", help="Only what hangs longer: ms, s, m, h or d.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="prepared|decided|heuristic|all", help="Only those in that state.")
+    ] = None,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Show what is known of one transaction: its outcome, or where it hangs."""
-    import txmq
+    """List the transactions in doubt: prepared, or decided and not known to have committed everywhere.
 
-    with txmq.connect(bootstrap) as client:
-        fields = client.transactions.show(txid)
+    They are settled by the client that owns them, by its group, or by a resolver (txmq resolver); none is ever guessed.
+
+    [bold]Examples[/bold]
+
+      txmq tx list --in-doubt --older-than 30s
+      txmq tx list --state heuristic
+    """
+    wanted = _state(state, in_doubt=in_doubt)
+    older_ms = 0 if older_than is None else tx_explain.duration_ms(older_than)
+    with connected(bootstrap) as client:
+        found = client.transactions.list(state=wanted)
+    rows = [{**row, "why": tx_explain.why(row)} for row in found if row["age_ms"] >= older_ms]
     if as_json:
-        output.print_json(fields)
+        output.print_json(rows)
         return
+    for row in rows:
+        row["age"] = tx_explain.age(row["age_ms"])
+    word = "in doubt" if wanted == "in-doubt" else "found" if wanted == "all" else wanted
+    output.print_table(f"{len(rows)} {word}", _LIST_COLUMNS, [[row[name] for name in _LIST_COLUMNS] for row in rows])
+
+
+def _state(state: str | None, *, in_doubt: bool) -> str:
+    from txmq.client.transactions import STATES
+
+    if state is not None and in_doubt:
+        raise ConfigError("--in-doubt and --state exclude each other")
+    if state not in (None, *STATES):
+        raise ConfigError(f"--state {str(state)[:40]}: expected one of {', '.join(STATES)}")
+    return state or "in-doubt"
+
+
+@app.command()
+def show(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """Show what is known of one transaction: its outcome, or why it is in doubt, what to paste, what to do next."""
+    with connected(bootstrap) as client:
+        fields = client.transactions.show(txid)
+    advice: dict[str, Any] = {}
+    if "state" in fields:
+        advice = {
+            "why": tx_explain.why(fields), "sql": tx_explain.sql(fields), "next": tx_explain.next_steps(fields),
+        }  # fmt: skip
+    if as_json:
+        output.print_json(fields | advice)
+    else:
+        _print(fields, advice)
+
+
+def _print(fields: dict[str, Any], advice: dict[str, Any]) -> None:
     lists = {name: value for name, value in fields.items() if isinstance(value, list)}
-    output.print_fields(f"transaction {txid}", {name: value for name, value in fields.items() if name not in lists})
+    shown = {name: value for name, value in fields.items() if name not in lists}
+    if "why" in advice:
+        shown |= {"age": tx_explain.age(fields["age_ms"]), "why": advice["why"]}
+    output.print_fields(f"transaction {fields['txid']}", shown)
     for name, rows in lists.items():
         columns = list(rows[0]) if rows else []
-        output.print_table(name, columns, [[row.get(column) for column in columns] for row in rows])
+        if rows:
+            output.print_table(name, columns, [[row.get(column) for column in columns] for row in rows])
+    # Plain lines, which a terminal can select and a shell can grep; never cut to the width of a table.
+    for title, lines in (("to paste", advice.get("sql")), ("what to do, safest first", advice.get("next"))):
+        if lines:
+            typer.echo(f"\n{title}:\n" + "\n".join(f"  {output.escaped(line)}" for line in lines))
+
+
+@app.command()
+def commit(
+    txid: Txid, reason: Reason, heuristic: Heuristic = False, yes: Yes = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Commit a prepared transaction in its database's or application's stead: its messages go out.
+
+    If the rows are not there, readers act on something that never happened. See docs/how-to/in-doubt-at-3am.md.
+    """
+    _require(heuristic, "commit")
+    _confirm(yes, f"Commit {txid}? If its rows are NOT committed, its messages tell of something that never happened.")
+    with connected(bootstrap) as client:
+        lines = client.transactions.commit(txid, reason)
+    parts = [line._asdict() for line in lines]
+    _said({"txid": txid, "outcome": "committed", "parts": parts}, f"transaction {txid} is committed", as_json=as_json)
+
+
+@app.command()
+def rollback(
+    txid: Txid, reason: Reason, heuristic: Heuristic = False, yes: Yes = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Roll a prepared transaction back in its database's or application's stead: its messages never go out.
+
+    If the rows are there, or still come, nobody is told of them. See docs/how-to/in-doubt-at-3am.md.
+    """
+    _require(heuristic, "rollback")
+    _confirm(yes, f"Roll back {txid}? If its rows ARE committed, or commit later, nobody will be told of them.")
+    with connected(bootstrap) as client:
+        client.transactions.rollback(txid, reason)
+    _said({"txid": txid, "outcome": "rolled-back"}, f"transaction {txid} is rolled back", as_json=as_json)
+
+
+@app.command()
+def complete(
+    txid: Txid, reason: Reason,
+    resource: Annotated[str, typer.Option("--resource", help="Name or uuid of the resource.", show_default=False)],
+    heuristic: Annotated[
+        str,
+        typer.Option("--heuristic", metavar="commit|rollback|mixed|hazard", help="What became of its branch.",
+                     show_default=False),
+    ],
+    yes: Yes = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Stop waiting for one branch of a committed transaction: its database is gone, or decided alone."""
+    _confirm(yes, f"Give up the branch of {txid} in {resource}? If it is prepared there, it keeps its locks for ever.")
+    with connected(bootstrap) as client:
+        client.transactions.complete(txid, resource, heuristic, reason)
+    said = {"txid": txid, "resource": resource, "heuristic": heuristic}
+    _said(said, f"transaction {txid} no longer waits for {resource}", as_json=as_json)
+
+
+@app.command()
+def fence(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """Tell what became of a transaction, for good: one the broker never saw is journaled as rolled back.
+
+    After "rolled-back" a branch of that id which a database lists in XA RECOVER may be rolled back by hand.
+    """
+    with connected(bootstrap) as client:
+        word = client.transactions.fence(txid).value
+    _said({"txid": txid, "outcome": word}, f"transaction {txid}: {word}", as_json=as_json)
+
+
+@app.command()
+def forget(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """Drop what is kept of a lone decision, once its damage is repaired."""
+    with connected(bootstrap) as client:
+        client.transactions.forget(txid)
+    _said({"txid": txid, "forgotten": True}, f"the heuristic outcome of {txid} is forgotten", as_json=as_json)
+
+
+def _require(heuristic: bool, verb: str) -> None:
+    if not heuristic:
+        raise ConfigError(
+            f"tx {verb} decides alone, which may tear rows and messages apart: say --heuristic if you mean it "
+            "(a resolver settles with proof: txmq resolver)"
+        )
+
+
+def _confirm(yes: bool, question: str) -> None:
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
+
+
+def _said(fields: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(fields)
+    else:
+        output.note(text)

@@ -1,0 +1,241 @@
+"""``client.transactions`` and ``txmq tx`` against a real broker: what hangs is listed, explained and settled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq.client.transaction_home import TransactionHome
+from txmq.client.transaction_parts import EncodedPart, MessageBuffer
+from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
+from txmq.protocol.branches import encode_branch
+from txmq.protocol.parts import encode_part
+from txmq.testing.broker_process import BrokerProcess
+
+UUID, OTHER_UUID = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+DETAILS = {"bqual": f"{UUID}.1.2", "connection": 42, "wrote": True, "marker": True}
+TIMEOUT_S = 30
+
+
+class Desk:
+    """A client, and transactions of it that hang."""
+
+    def __init__(self, client: txmq.Client) -> None:
+        self.client, self.transactions = client, client.transactions
+
+    def prepared(self, value: bytes = b"v") -> str:
+        """One that waits for the marker row of ``shop``."""
+        home = TransactionHome(self.client, self.client.clock, 30.0)
+        home.submit_prepare(self._parts(home, value), "shop", UUID).result()
+        return home.txid
+
+    def decided(self, value: bytes = b"v") -> str:
+        """One that waits for its branches in ``a`` and ``b``."""
+        home = TransactionHome(self.client, self.client.clock, 30.0)
+        branches = encode_branch("a", UUID, DETAILS) + encode_branch("b", OTHER_UUID, DETAILS)
+        parts = [b for p in self._parts(home, value) for b in encode_part(p.topic, p.partition, p.batch, p.keys)]
+        body = [branches, *parts]
+        self.client.control.call("decide", home.txid, extensions={"branches": 2}, body=body, timeout=TIMEOUT_S)
+        return home.txid
+
+    def _parts(self, home: TransactionHome, value: bytes) -> list[EncodedPart]:
+        buffer = MessageBuffer()
+        buffer.add("orders", 0, (None, value, [], 1_700_000_000_000))
+        return home.take_parts(buffer)
+
+    def visible(self) -> list[bytes | None]:
+        """What readers see."""
+        return [message.value for message in self.client.browse("orders")]
+
+    def txids(self, state: str) -> list[str]:
+        """Ids of what is listed."""
+        return [row["txid"] for row in self.transactions.list(state=state)]
+
+
+@pytest.fixture
+def desk(broker: BrokerProcess) -> Iterator[Desk]:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        yield Desk(client)
+
+
+def run(broker: BrokerProcess, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "txmq.cli.main", "tx", *words, "--bootstrap", broker.address]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False)
+
+
+def as_json(broker: BrokerProcess, *words: str) -> Any:
+    result = run(broker, *words, "--json")
+    assert result.returncode == 0, result.stderr.decode()
+    return json.loads(result.stdout)
+
+
+# --- client.transactions ---------------------------------------------------------------------------------------------
+
+
+def test_states_part_what_is_listed(desk: Desk) -> None:
+    prepared, decided, lone = desk.prepared(), desk.decided(), desk.prepared()
+    desk.transactions.rollback(lone, "the database is gone")
+    assert desk.txids("in-doubt") == [prepared, decided]
+    assert (desk.txids("prepared"), desk.txids("decided"), desk.txids("heuristic")) == ([prepared], [decided], [lone])
+    assert desk.txids("all") == [prepared, decided, lone]
+    with pytest.raises(LocalProtocolError, match="in-doubt, prepared"):
+        desk.transactions.list(state="done")
+
+
+def test_a_lone_commit_sends_the_messages_out_and_is_remembered_until_it_is_forgotten(
+    desk: Desk, broker: BrokerProcess
+) -> None:
+    txid = desk.prepared(b"out")
+    [line] = desk.transactions.commit(txid, "ticket 17: the row is there, ä%")
+    assert (line.topic, line.base_offset, desk.visible()) == ("orders", 0, [b"out"])
+    broker.kill()
+    broker.start()
+    shown = desk.transactions.show(txid)
+    assert (shown["outcome"], shown["state"], desk.txids("in-doubt")) == ("committed", "heuristic", [])
+    assert [(fact["what"], fact["reason"]) for fact in shown["heuristics"]] == [
+        ("heuristic-commit", "ticket 17: the row is there, ä%")
+    ]
+    assert shown["parts"] == [{"topic": "orders", "partition": 0, "base_offset": 0, "count": 1}]
+    desk.transactions.forget(txid)
+    assert desk.txids("all") == []
+    with pytest.raises(UnknownTransactionError):
+        desk.transactions.forget(txid)
+
+
+def test_a_lone_rollback_keeps_the_messages_and_cannot_be_turned(desk: Desk) -> None:
+    txid = desk.prepared(b"never")
+    desk.transactions.rollback(txid, "no such row")
+    assert (desk.visible(), desk.transactions.outcome(txid)) == ([], txmq.Outcome.ROLLED_BACK)
+    with pytest.raises(TransactionConflictError):
+        desk.transactions.commit(txid, "changed my mind")
+    desk.transactions.rollback(txid, "again")  # the answer of the first one may have been lost
+    assert len(desk.transactions.show(txid)["heuristics"]) == 1
+
+
+def test_what_is_decided_is_not_rolled_back(desk: Desk) -> None:
+    txid = desk.decided()
+    with pytest.raises(TransactionConflictError):
+        desk.transactions.rollback(txid, "no")
+    assert desk.transactions.outcome(txid) is txmq.Outcome.COMMITTED
+
+
+def test_an_id_that_was_never_prepared_is_refused_and_not_rolled_back(desk: Desk) -> None:
+    home = TransactionHome(desk.client, desk.client.clock, 30.0)
+    for settle in (desk.transactions.commit, desk.transactions.rollback):
+        with pytest.raises(UnknownTransactionError, match="nothing was done"):
+            settle(home.txid, "a slip of the pen")
+    assert desk.transactions.outcome(home.txid) is txmq.Outcome.UNKNOWN
+
+
+def test_a_fence_makes_never_seen_final(desk: Desk) -> None:
+    home = TransactionHome(desk.client, desk.client.clock, 30.0)
+    assert desk.transactions.fence(home.txid) is txmq.Outcome.ROLLED_BACK
+    assert desk.transactions.outcome(home.txid) is txmq.Outcome.ROLLED_BACK
+    assert desk.transactions.fence(desk.prepared()) is txmq.Outcome.UNKNOWN
+    assert desk.transactions.fence(desk.decided()) is txmq.Outcome.COMMITTED
+
+
+def test_a_branch_whose_database_is_gone_is_given_up_and_the_messages_are_shown(desk: Desk) -> None:
+    txid = desk.decided(b"held")
+    assert (desk.transactions.show(txid)["is_held"], desk.visible()) == (True, [])
+    desk.transactions.complete(txid, "a", "hazard", "the disk burnt")
+    desk.transactions.complete(txid, OTHER_UUID, "commit", "committed by hand")
+    assert (desk.visible(), desk.txids("in-doubt")) == ([b"held"], [])
+    facts = desk.transactions.show(txid)["heuristics"]
+    assert [(fact["what"], fact["resource"], fact["reason"]) for fact in facts] == [
+        ("heuristic-hazard", "a", "the disk burnt"), ("heuristic-commit", "b", "committed by hand")
+    ]  # fmt: skip
+    with pytest.raises(UnknownTransactionError, match="waited for"):
+        desk.transactions.complete(txid, "a", "hazard", "twice")
+
+
+def test_a_reason_is_some_text_of_reasonable_length(desk: Desk) -> None:
+    txid = desk.prepared()
+    for reason in ("", "  ", "x" * 4000, "\ud800"):
+        with pytest.raises(LocalProtocolError, match="reason"):
+            desk.transactions.commit(txid, reason)
+    assert desk.txids("prepared") == [txid]
+
+
+def test_an_id_of_a_session_that_is_gone_is_said_to_be_gone(desk: Desk) -> None:
+    cluster, home, _, counter = desk.prepared().split("-")
+    with pytest.raises(FencedError):
+        desk.transactions.show(f"{cluster}-{home}-ffff-{counter}")
+
+
+# --- txmq tx ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_tells_why_and_leaves_out_what_is_young(desk: Desk, broker: BrokerProcess) -> None:
+    txid = desk.prepared()
+    [row] = as_json(broker, "list", "--in-doubt")
+    assert (row["txid"], row["kind"], row["why"]) == (
+        txid, "last-resource", "its owner is connected and may still decide; the marker row in shop decides"
+    )  # fmt: skip
+    assert as_json(broker, "list", "--older-than", "1h") == []
+    assert [row["txid"] for row in as_json(broker, "list", "--older-than", "0ms", "--state", "prepared")] == [txid]
+    assert as_json(broker, "list", "--state", "heuristic") == []
+    table = run(broker, "list").stdout
+    assert b"1 in doubt" in table
+    assert b"last-resource" in table
+
+
+def test_a_decided_one_is_shown_with_branches_and_the_sql_to_paste(desk: Desk, broker: BrokerProcess) -> None:
+    txid = desk.decided()
+    shown = as_json(broker, "show", txid)
+    assert [branch["resource"] for branch in shown["branches"]] == ["a", "b"]
+    statement = f"XA COMMIT X'{txid.encode().hex()}',X'{DETAILS['bqual'].encode().hex()}',1954049393;"  # type: ignore[attr-defined]
+    assert shown["sql"].count(statement) == 2
+    text = run(broker, "show", txid).stdout.decode()
+    assert f"  {statement}\n" in text  # on one line, whatever the width of the terminal
+    assert "txmq resolver" in text
+
+
+def test_deciding_alone_wants_the_word_and_a_yes(desk: Desk, broker: BrokerProcess) -> None:
+    txid = desk.prepared(b"asked")
+    unsaid = run(broker, "commit", txid, "--reason", "r")
+    assert (unsaid.returncode, unsaid.stderr.count(b"\n")) == (2, 1)
+    assert b"--heuristic" in unsaid.stderr
+    declined = run(broker, "rollback", txid, "--heuristic", "--reason", "r", stdin=b"n\n")
+    assert declined.returncode == 1
+    assert b"nobody will be told" in declined.stderr
+    assert desk.txids("prepared") == [txid]
+    agreed = run(broker, "commit", txid, "--heuristic", "--reason", "r", stdin=b"y\n")
+    assert (agreed.returncode, desk.visible()) == (0, [b"asked"])
+    assert b"something that never happened" in agreed.stderr
+
+
+def test_settling_and_forgetting_speak_json(desk: Desk, broker: BrokerProcess) -> None:
+    one, other, decided = desk.prepared(), desk.prepared(), desk.decided()
+    committed = as_json(broker, "commit", one, "--heuristic", "--reason", "r", "--yes")
+    assert (committed["outcome"], committed["parts"][0]["topic"]) == ("committed", "orders")
+    rolled_back = as_json(broker, "rollback", other, "--heuristic", "--reason", "r", "--yes")
+    assert rolled_back == {"txid": other, "outcome": "rolled-back"}
+    given_up = as_json(broker, "complete", decided, "--resource", "a", "--heuristic", "hazard", "--reason", "r", "-y")
+    assert given_up == {"txid": decided, "resource": "a", "heuristic": "hazard"}
+    assert as_json(broker, "fence", other) == {"txid": other, "outcome": "rolled-back"}
+    assert as_json(broker, "forget", other) == {"txid": other, "forgotten": True}
+    assert [row["txid"] for row in as_json(broker, "list", "--state", "heuristic")] == [one, decided]
+
+
+MISTAKES = [
+    (("list", "--state", "done"), 2, b"expected one of in-doubt, prepared"),
+    (("list", "--in-doubt", "--state", "all"), 2, b"exclude"),
+    (("list", "--older-than", "soon"), 2, b"such as 30s"),
+    (("commit", "nonsense", "--heuristic", "--reason", "r", "-y"), 1, b"nonsense"),
+]
+
+
+def test_what_cannot_be_done_is_said_in_one_line(broker: BrokerProcess) -> None:
+    for words, status, said in MISTAKES:
+        result = run(broker, *words)
+        assert result.returncode == status
+        assert said in result.stderr
+        assert result.stderr.count(b"\n") == 1

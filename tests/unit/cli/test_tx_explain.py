@@ -1,0 +1,100 @@
+"""What an operator is told about a transaction that hangs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from txmq.cli import tx_explain
+from txmq.errors import ConfigError
+
+TXID = "00000000000000c1-00000000000000a1-7-1"
+PREPARED: dict[str, Any] = {
+    "txid": TXID, "state": "prepared", "kind": "last-resource", "resource": "shop", "uuid": "ab" * 16,
+    "deadline_ms": 30_000, "prepared_ms": 1000, "age_ms": 5000, "owner_connected": False, "owner_gone_ms": 4000,
+}  # fmt: skip
+BRANCH: dict[str, Any] = {
+    "resource": "a", "uuid": "ab" * 16, "bqual": "b.1.2", "connection": 42, "wrote": True, "marker": True,
+    "complete": False, "heuristic": None,
+}  # fmt: skip
+DECIDED = PREPARED | {"state": "decided", "kind": "xa", "is_held": True, "branches": [BRANCH]}
+HEURISTIC = PREPARED | {
+    "state": "heuristic",
+    "heuristics": [{"what": "heuristic-commit", "resource": "shop", "reason": "x", "outcome": "committed"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("0s", 0), ("250ms", 250), ("30s", 30_000), ("5m", 300_000), ("2h", 7_200_000), ("1d", 86_400_000)]
+)
+def test_a_duration_has_a_unit(text: str, ms: int) -> None:
+    assert tx_explain.duration_ms(text) == ms
+
+
+@pytest.mark.parametrize("text", ["30", "s", "-1s", "1.5s", "30 s", "1w"])
+def test_what_is_no_duration_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 30s"):
+        tx_explain.duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0, "0ms"), (999, "999ms"), (61_500, "1m 1s"), (3_600_000, "1h 0m"), (90_061_000, "1d 1h")]
+)
+def test_an_age_is_told_in_its_two_largest_units(ms: int, text: str) -> None:
+    assert tx_explain.age(ms) == text
+
+
+def test_a_prepared_one_is_told_with_its_owner_and_who_decides() -> None:
+    assert tx_explain.why(PREPARED) == "its owner has been gone for 4s; the marker row in shop decides"
+    connected = PREPARED | {"owner_connected": True}
+    assert "may still decide" in tx_explain.why(connected)
+    assert "past its deadline" in tx_explain.why(connected | {"age_ms": 31_000})
+    assert "may still decide" in tx_explain.why(connected | {"age_ms": 31_000, "deadline_ms": 0})
+
+
+def test_halves_and_foreign_ones_are_told_with_who_decides() -> None:
+    half = PREPARED | {"kind": "half", "group": "g", "checks": 3}
+    assert "the checker of producer group g decides (asked 3 times" in tx_explain.why(half)
+    assert "not asked yet" in tx_explain.why(half | {"checks": 0})
+    assert "another transaction manager" in tx_explain.why(PREPARED | {"kind": "foreign"})
+    assert "producer group g" in tx_explain.next_steps(half)[0]
+    assert tx_explain.sql(half) == []
+
+
+def test_a_decided_one_is_told_with_its_missing_branches_and_the_sql_that_commits_them() -> None:
+    done = BRANCH | {"resource": "b", "complete": True}
+    row = DECIDED | {"branches": [BRANCH, done]}
+    assert tx_explain.why(row) == "committed; not known to have committed in a; readers do not see its messages yet"
+    assert "visible already" in tx_explain.why(row | {"is_held": False})
+    statement = f"XA COMMIT X'{TXID.encode().hex()}',X'{b'b.1.2'.hex()}',1954049393;"
+    lines = tx_explain.sql(row)
+    assert [line for line in lines if line.startswith("XA COMMIT")] == [statement]
+    assert any("KILL 42" in line for line in lines)
+    unmarked = tx_explain.sql(DECIDED | {"branches": [BRANCH | {"connection": None, "marker": False}]})
+    assert not any("KILL" in line or "SELECT" in line for line in unmarked)
+
+
+def test_the_sql_of_a_last_resource_reads_first_and_then_bars_the_way() -> None:
+    select, insert = (line for line in tx_explain.sql(PREPARED) if not line.startswith("--"))
+    assert select == f"SELECT outcome FROM txmq_marker WHERE txid = '{TXID}';"
+    assert insert.startswith("INSERT INTO txmq_marker (txid, outcome, deadline_ms, written_ms, seen) VALUES")
+    assert "'rolled-back', 30000" in insert
+
+
+@pytest.mark.parametrize("row", [PREPARED, DECIDED])
+def test_the_first_advice_is_the_resolver_and_the_last_is_heuristic(row: dict[str, Any]) -> None:
+    steps = tx_explain.next_steps(row)
+    assert "txmq resolver" in steps[0]
+    assert "heuristic" in steps[-1]
+    assert TXID in steps[-1]
+
+
+def test_a_heuristic_one_is_told_with_its_reason_until_it_is_forgotten() -> None:
+    assert tx_explain.why(HEURISTIC) == "heuristic-commit in shop: x (the transaction is committed)"
+    assert tx_explain.next_steps(HEURISTIC)[-1] == f"txmq tx forget {TXID}"
+    assert tx_explain.sql(HEURISTIC) == []
+
+
+def test_of_one_that_is_over_nothing_is_advised() -> None:
+    assert (tx_explain.next_steps({"txid": TXID}), tx_explain.sql({"txid": TXID})) == ([], [])

@@ -1,0 +1,129 @@
+"""What an operator is told about a transaction that hangs: why, what to look at, what to paste, what to do next.
+
+Pure functions over the fields of ``client.transactions.show`` (``recover`` in docs/protocol.md). The order of the
+advice is the order of safety: let the resolver do it; look at what the database says; only then decide alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from txmq.errors import ConfigError
+from txmq.xa.branch import xid_sql
+from txmq.xid import FORMAT_ID, Xid
+
+MARKER_TABLE = "txmq_marker"  # the default of LastResource and MySQLResource
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)\Z")
+_DEADLINE_PASSED_MS = 1000  # what a resolver waits behind a deadline
+
+Row = Mapping[str, Any]
+
+
+def duration_ms(text: str) -> int:
+    """``30s`` and the like in milliseconds.
+
+    Raises:
+        ConfigError: not a number with one of the units.
+    """
+    match = _DURATION.match(text)
+    if match is None:
+        raise ConfigError(f"--older-than {text[:40]!r}: expected a number with ms, s, m, h or d, such as 30s")
+    return int(match[1]) * _UNITS_MS[match[2]]
+
+
+def age(ms: int) -> str:
+    """A duration for people: its two largest units."""
+    units = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)]
+    words: list[str] = []
+    for name, size in units:
+        count, ms = divmod(ms, size)
+        if count or words:
+            words.append(f"{count}{name}")
+    return " ".join(words[:2]) or f"{ms}ms"
+
+
+def why(row: Row) -> str:
+    """Why it is listed, in one sentence."""
+    if row["state"] == "heuristic":
+        return "; ".join(_fact(fact) for fact in row["heuristics"])
+    if row["state"] == "decided":
+        return _why_decided(row)
+    return f"{_owner(row)}; {_decider(row)}"
+
+
+def _why_decided(row: Row) -> str:
+    waiting = [branch["resource"] for branch in row["branches"] if not branch["complete"]]
+    held = "readers do not see its messages yet" if row["is_held"] else "its messages are visible already"
+    return f"committed; not known to have committed in {', '.join(waiting)}; {held}"
+
+
+def _owner(row: Row) -> str:
+    if not row["owner_connected"]:
+        return f"its owner has been gone for {age(row['owner_gone_ms'])}"
+    is_late = 0 < row["deadline_ms"] < row["prepared_ms"] + row["age_ms"] - _DEADLINE_PASSED_MS
+    return "its owner is connected, past its deadline" if is_late else "its owner is connected and may still decide"
+
+
+def _decider(row: Row) -> str:
+    kind = row["kind"]
+    if kind == "half":
+        asked = f"asked {row['checks']} times" if row["checks"] else "not asked yet"
+        return f"the checker of producer group {row['group']} decides ({asked} since the broker's start)"
+    if kind == "foreign":
+        return "another transaction manager decides"
+    return f"the marker row in {row['resource']} decides"
+
+
+def _fact(fact: Row) -> str:
+    where = f" in {fact['resource']}" if fact.get("resource") else ""
+    return f"{fact['what']}{where}: {fact['reason'] or 'no reason was given'} (the transaction is {fact['outcome']})"
+
+
+def sql(row: Row) -> list[str]:
+    """Statements to paste: reading first. Each is for the database that the comment names."""
+    if row.get("state") == "decided":
+        return [line for branch in row["branches"] if not branch["complete"] for line in _branch_sql(row, branch)]
+    if row.get("state") == "prepared" and row["kind"] == "last-resource":
+        return [
+            f"-- in {row['resource']}: is there a row, and what does it say?",
+            f"SELECT outcome FROM {MARKER_TABLE} WHERE txid = '{row['txid']}';",  # noqa: S608  pasted by a person
+            "-- no row: make sure that none can come any more, before you roll back (if this meets a row, read again)",
+            f"INSERT INTO {MARKER_TABLE} (txid, outcome, deadline_ms, written_ms, seen)"  # noqa: S608
+            f" VALUES ('{row['txid']}', 'rolled-back', {row['deadline_ms']}, {row['prepared_ms']}, 0);",
+        ]
+    return []
+
+
+def _branch_sql(row: Row, branch: Row) -> list[str]:
+    xid = Xid(FORMAT_ID, row["txid"].encode("ascii"), branch["bqual"].encode("ascii"))
+    lines = [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]
+    if branch["connection"] is not None:
+        lines.append(f"-- listed, and XA COMMIT says 'unknown XID': KILL {branch['connection']}; and once more")
+    lines.append(f"XA COMMIT {xid_sql(xid)};")
+    if branch["marker"]:
+        lines.append("-- not listed: did it commit?")
+        lines.append(f"SELECT outcome FROM {MARKER_TABLE} WHERE txid = '{row['txid']}';")  # noqa: S608  as above
+    return lines
+
+
+def next_steps(row: Row) -> list[str]:
+    """What to do, the safest first."""
+    txid = row["txid"]
+    if row.get("state") == "heuristic":
+        return ["repair what disagrees, by hand", f"txmq tx forget {txid}"]
+    if row.get("state") == "decided":
+        first = "make the databases reachable, and run: txmq resolver --config resolver.toml (it finishes in seconds)"
+        last = f"database gone for ever: txmq tx complete {txid} --resource NAME --heuristic hazard --reason WHY"
+        return [first, "or paste the SQL; the resolver sees it and completes the branch", last]
+    if row.get("state") != "prepared":
+        return []
+    settle = f"(heuristic) txmq tx commit|rollback {txid} --heuristic --reason WHY"
+    first = {
+        "half": f"run a member of producer group {row.get('group')}: its checker is asked within a minute",
+        "foreign": "let its transaction manager recover: it asks recover() and commits or rolls back",
+    }.get(row["kind"], "make the database reachable, and run: txmq resolver --config resolver.toml")
+    then = "no other way: find out what the application or the database did, then the same to the messages:"
+    return [first, f"{then} {settle}"]
