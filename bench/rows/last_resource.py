@@ -81,8 +81,11 @@ def units_beside(name: str) -> dict[str, str]:
 def _visible(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
     """From the database's COMMIT (as its connection returns from it) to the message at a waiting reader."""
     committed: list[float] = []
+    mine = threading.get_ident()  # a resolver commits too, in its own thread
     with opened(surroundings.directory) as database, client_of(surroundings) as client, client.producer() as producer:
-        resource = LastResource("orders", connect=lambda: database.timed(committed))
+        resource = LastResource(
+            "orders", connect=lambda: database.timed(committed if threading.get_ident() == mine else [])
+        )
         resource.install(client)
         insert = database.sql(ORDER)
 
