@@ -124,11 +124,17 @@ def test_nothing_new_is_an_empty_list_after_the_wait(broker: ScriptedBroker, cli
     assert client.fetch_raw("t", 0, 0, timeout=0) == b""
 
 
+def test_who_cannot_connect_is_told_how_to_start_a_broker(broker: ScriptedBroker) -> None:
+    broker.connections_refused = 10
+    with pytest.raises(ConnectionLostError, match="refused; is a broker running there"):
+        txmq.connect("txmq://host:1", timeout=0.1)
+
+
 def test_damage_on_the_way_is_found(broker: ScriptedBroker, client: Client) -> None:
     client.producer().send("t", b"value", partition=0)
     for position in range(len(broker.logs[0])):
         broker.logs[0][position] ^= 1
-        with pytest.raises(InvalidBatchError):
+        with pytest.raises(InvalidBatchError, match="txmq log verify"):
             client.fetch("t", 0, 0)
         broker.logs[0][position] ^= 1
 
