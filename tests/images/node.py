@@ -219,6 +219,11 @@ class Node:
 
     def retire(self) -> None:
         """Retention, as the server's timer does it."""
+        self.expire()
+        self.pump()
+
+    def expire(self) -> None:
+        """Put retention's new log starts into the group in the making."""
         group = self.context.group
         for partition in self.state.all_partitions():
             start, paths = partition.expired_segments(self.clock.now_ms())
@@ -227,7 +232,6 @@ class Node:
                 partition.set_log_start(start)
                 group.unlinked.append((partition, paths))
                 group.forced = True
-        self.pump()
 
     def mark(self) -> None:
         """What an idle broker does."""

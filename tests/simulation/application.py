@@ -30,7 +30,7 @@ from txmq.xa import settle
 from txmq.xa.last_resource import LastResource
 from txmq.xa.resolver import Resolver
 
-from .client import Put, Shared, Transaction
+from .history import Put, Shared, Transaction
 from .threads import Host, Threads, pause, required_task
 from .world import Violation
 
@@ -310,6 +310,8 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
                 raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
             if who != host.name:
                 host.world.meet("two resolvers met")
+            if host.world.clock.now_ms() >= deadline_ms > 0:
+                host.world.meet("deadline passed while prepared")
             met = "real resolver committed" if step is settle.Step.TELL_COMMIT else "real resolver rolled back"
             host.world.meet(met)
         return step, error

@@ -88,7 +88,7 @@ def draw_settings(world: World) -> BrokerSettings:
     settings = small_settings(
         in_flight_max=rng.randint(2, 8),
         outcomes_kept=rng.choice((2, 8, 1000)),
-        sync="interval" if rng.random() < 0.2 else "always",
+        sync=rng.choice(("interval", "never", *["always"] * 6)),
         sync_interval_ms=50,
     )
     object.__setattr__(settings, "journal_file_size_bytes", rng.choice((96, 128, 256)) << 10)
@@ -138,7 +138,12 @@ class Broker:
         recovered = self.node.recovered
         if recovered.records:
             self.world.meet("redo of records")
-        self.world.trace("started", recovered.records, recovered.notes)
+        found = recovered.store.journal.found
+        if found.cut_lsn is not None:
+            self.world.meet("torn tail cut")
+        if self.settings.sync != "always":
+            self.world.meet(f"sync={self.settings.sync} recovered")
+        self.world.trace("started", recovered.records, recovered.notes, found.rule)
         self._tick(self.node)
 
     def _reached(self, name: str) -> None:
@@ -291,18 +296,29 @@ class Broker:
 
     # --- time ---
 
+    def _is_sync_due(self, node: Node) -> bool:
+        """``never`` syncs for those who wait for it, and now and then for other reasons."""
+        waits = node.unsynced[-1].forced or self.settings.sync == "interval"
+        return waits or self.healing or self.world.chance(0.02)
+
     def _tick(self, node: Node) -> None:
-        node.core.tick(self.world.clock.now_ms())
+        world = self.world
+        node.core.tick(world.clock.now_ms())
         full = self.disk.free_bytes() < node.store.unapplied_bytes
         node.context.disk_full = full
         if full:
-            self.world.meet("disk full")
+            world.meet("disk full")
         for applied in node.store.apply_pending():
             node.core.applied(applied)
-        if not self._busy and node.unsynced:
+        if world.chance(0.2):
+            before = len(node.context.group.unlinked)
+            node.expire()
+            if len(node.context.group.unlinked) > before:
+                world.meet("segments expired")
+        if not self._busy and node.unsynced and self._is_sync_due(node):
             self._busy = True
             self._force(node)
-        elif not self._busy and self.world.chance(0.3):
+        elif not self._busy and not node.unsynced and world.chance(0.3):
             node.mark()
         self._pump(node)
         self._later(0.05, self._tick)

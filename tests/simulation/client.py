@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
 
 from txmq.client.producer_core import Batch, ProducerCore, ProducerLimits
 from txmq.errors import DeliveryUnknownError, broker_error
@@ -18,74 +17,17 @@ from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.xa.coordinator import Coordinator, Effect, Event, State
 
-from .broker import Broker, Link
+from .broker import Link
 from .database import Database, Session
-from .rows import Rows
-from .world import Violation, World
+from .history import Place, Put, Shared, Transaction
+from .world import Violation
 
 UUID = "a" * 32
+RETAINED = "retained"  # a topic whose old segments expire; for puts only
 TIMEOUT_S = 0.5
 Reply = tuple[int, bytes] | None
 Steps = Generator[float | bytes, Reply, None]
 Asking = Generator[float | bytes, Reply, Reply]
-Place = tuple[str, int]
-
-
-@dataclass(slots=True)
-class Put:
-    """What a client knows of one batch."""
-
-    place: Place
-    values: tuple[bytes, ...]
-    told: int | str = "unknown"  # the base offset, "not stored" or "unknown"
-
-
-@dataclass(slots=True)
-class Transaction:
-    """What a client knows of one transaction."""
-
-    txid: str
-    parts: list[tuple[Place, tuple[bytes, ...]]]
-    told: str = "unknown"
-    lines: bytes = b""
-    row: str = ""
-    key: int = 0
-    version: int = 0
-    placed: dict[bytes, tuple[Place, int]] = field(default_factory=dict)  # value: where it was told to be
-
-
-@dataclass(slots=True)
-class History:
-    """Everything that was tried, and what was told."""
-
-    puts: list[Put] = field(default_factory=list)
-    transactions: dict[str, Transaction] = field(default_factory=dict)
-    seen: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # topic id, partition, offset
-    topics: dict[str, int] = field(default_factory=dict)  # topic: partitions
-    deleted: set[str] = field(default_factory=set)
-    owners: dict[bytes, Transaction] = field(default_factory=dict)  # value: whose it is
-
-
-@dataclass(slots=True)
-class Shared:
-    """What all clients of a world share."""
-
-    world: World
-    broker: Broker
-    database: Database
-    history: History
-    rows: Rows | None = None  # the real clients' database
-    stopping: bool = False
-
-    def check_row(self, value: bytes) -> None:
-        """P4: what a reader sees has its row by now."""
-        transaction = self.history.owners.get(value)
-        if transaction is not None and transaction.row and not self.has_row(transaction.row):
-            raise Violation(f"P4: {value[:12]!r} is visible before its row")
-
-    def has_row(self, row: str) -> bool:
-        """Whether a row is committed, in either database."""
-        return row in self.database.rows or (self.rows is not None and self.rows.has(row))
 
 
 class Process:
@@ -265,7 +207,7 @@ class Client(Process):
         now = self.world.now
         batches: list[tuple[Batch, Put]] = []
         for _ in range(self.world.rng.randint(1, 5)):
-            put = Put(self.place(), self.values())
+            put = Put((RETAINED, 0) if self.world.chance(0.25) else self.place(), self.values())
             self.shared.history.puts.append(put)
             content = bytearray(_batch(put.values, self.world.clock.now_ms()))
             batches.append((self.core.add(*put.place, content, len(put.values), now, now + 20.0), put))
@@ -379,9 +321,19 @@ class Client(Process):
         verb = "rollback" if self.world.chance(0.5) else "outcome"
         extensions: dict[str, str | int | None] = {} if verb == "rollback" else {"fence": None}
         reply = yield from self.ask(verb, transaction.txid, extensions=extensions)
-        if reply is not None and reply[0] == 200:
-            transaction.told = "rolled-back"
-            self.world.meet("rolled back" if verb == "rollback" else "fenced")
+        if reply is None or reply[0] != 200:
+            return
+        if verb == "outcome" and not reply[1].startswith(b"rolled-back\n"):
+            raise Violation(f"P6: fenced and {reply[1]!r}")
+        transaction.told = "rolled-back"
+        self.world.meet("rolled back" if verb == "rollback" else "fence journaled")
+        if self.world.chance(0.5):
+            extensions, body = self._request(transaction, 0)
+            reply = yield from self.ask("commit", transaction.txid, body=body, extensions=extensions)
+            if reply is not None and reply[0] == 200:
+                raise Violation(f"P6: committed behind its fence: {transaction.txid}")
+            if reply is not None and reply[0] in (409, 410):
+                self.world.meet("late commit refused")
 
     def _find_out(self, transaction: Transaction) -> Steps:
         while transaction.told == "unknown":

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from tests.images.check import comparable
 from tests.images.node import Node
 from txmq.broker.transaction import TransactionState
+from txmq.client import transaction as block
 from txmq.log import records
 from txmq.log.verify import verify_log
 from txmq.protocol.parts import parse_result_lines
@@ -28,8 +29,10 @@ from txmq.xa import settle
 
 from .application import Application, Program, ResolverProgram, watched_prove
 from .broker import Broker
-from .client import Client, History, Place, Process, Put, Shared, Steps, Transaction
+from .client import RETAINED, Client, Process, Steps
+from .damage import Rest
 from .database import Database
+from .history import History, Place, Put, Shared, Transaction
 from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
@@ -38,6 +41,7 @@ from .world import Violation, World
 
 SECONDS = 1.3
 HEAL_S = 5.0
+_STREAM_AT_BYTES = block._STREAM_AT_BYTES
 _MEMORY = "/dev/shm"
 Visible = dict[bytes, tuple[Place, int]]
 
@@ -61,6 +65,7 @@ class Operator(Process):
         wanted = {f"t{n}": rng.randint(1, 4) for n in range(rng.randint(1, 4))} | {"temporary": 1}
         for name, partitions in wanted.items():
             yield from self._topic("create", name, partitions)
+        yield from self._topic("create", RETAINED, 1)
         history.topics = dict(wanted)
         while True:
             yield rng.uniform(0.01, 0.1)
@@ -81,6 +86,8 @@ class Operator(Process):
         while True:
             if self.link is not None or self.open_link():
                 extensions = {"partitions": partitions, "segment_size_bytes": 4096} if partitions else {}
+                if name == RETAINED:
+                    extensions["retention_size_bytes"] = 4096
                 reply = yield from self.ask("topic", action, name, extensions=extensions)
                 if reply is not None and reply[0] in (200, 404, 409):
                     return
@@ -133,12 +140,14 @@ def _simulate(world: World) -> None:
         shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"))
         doors = {net.connect: Network(broker).connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), settle.prove: watched_prove(shared)}  # fmt: skip
+        block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
         logging.configure("info", _Log(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors):
                 _live(shared, threads)
                 _check(shared)
         finally:
+            block._STREAM_AT_BYTES = _STREAM_AT_BYTES
             assert shared.rows is not None
             shared.rows.close()
 
@@ -223,21 +232,26 @@ def _check(shared: Shared) -> None:
     _check_all(shared, node, visible)
     before = node.state
     before.started(0)
+    again = node
     for lost in (node.disk.kill(), node.disk.crash()):
         again = Node(lost, shared.broker.settings, clock=shared.world.clock)
         if comparable(again.state) != comparable(before):
             raise Violation("P1: a restart finds another state")
         if _visible(again, shared.history) != visible:
             raise Violation("P1: a restart finds other messages")
+    Rest(shared.world, again).check()
 
 
 def _check_all(shared: Shared, node: Node, visible: Visible) -> None:
     history = shared.history
     weak = shared.broker.may_forget
+    log_start = node.partition(RETAINED).log_start
     for put in history.puts:
+        if put.place[0] == RETAINED and isinstance(put.told, int) and put.told < log_start:
+            continue
         _check_put(put, visible, history, weak)
-    for transaction in history.transactions.values():
-        _check_transaction(transaction, visible, shared, weak and not transaction.row)
+    for one in history.transactions.values():
+        _check_transaction(one, visible, shared, weak and not one.row)
     for (topic, partition, offset), value in history.seen.items():
         if visible.get(value) != ((f"t{topic}", partition), offset):
             raise Violation(f"P1: {value[:12]!r} was read and is gone")

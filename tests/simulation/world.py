@@ -14,7 +14,8 @@ SITUATIONS = frozenset(
     {
         "broker killed", "power lost", "died at a crash point", "died of EIO", "recovery crashed", "redo of records",
         "checkpoint written", "link lost", "client died", "put acknowledged", "put sent again", "session resumed",
-        "local committed", "commit asked again", "streamed committed", "rolled back", "fenced",
+        "local committed", "commit asked again", "streamed committed", "rolled back", "fence journaled",
+        "late commit refused", "torn tail cut",
         "database answer lost", "resolver committed", "resolver rolled back", "marker locked",
         "last resource committed",
         "commit waited for order", "unknown resolved", "topic deleted", "topic altered", "read by a reader",
@@ -24,7 +25,9 @@ SITUATIONS = frozenset(
         "real local committed", "real last resource committed", "real block rolled back", "real outcome unknown",
         "real unknown resolved", "committed, broker to be told", "deadline passed before commit",
         "real resolver committed", "real resolver rolled back", "two resolvers met", "outcome below the floor",
-        "a thread waited for a lock",
+        "a thread waited for a lock", "deadline passed while prepared", "segments expired", "sync=interval recovered",
+        "sync=never recovered", "checkpoint fell back", "bit flip refused", "bit flip refused to a reader",
+        "bit flip written over by redo", "bit flip in the journal without effect",
     }
 )  # fmt: skip
 

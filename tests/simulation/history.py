@@ -1,0 +1,69 @@
+"""What was tried and what was told, by clients of either kind; and what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .broker import Broker
+from .database import Database
+from .rows import Rows
+from .world import Violation, World
+
+Place = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Put:
+    """What a client knows of one batch."""
+
+    place: Place
+    values: tuple[bytes, ...]
+    told: int | str = "unknown"  # the base offset, "not stored" or "unknown"
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What a client knows of one transaction."""
+
+    txid: str
+    parts: list[tuple[Place, tuple[bytes, ...]]]
+    told: str = "unknown"
+    lines: bytes = b""
+    row: str = ""
+    key: int = 0
+    version: int = 0
+    placed: dict[bytes, tuple[Place, int]] = field(default_factory=dict)  # value: where it was told to be
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that was tried, and what was told."""
+
+    puts: list[Put] = field(default_factory=list)
+    transactions: dict[str, Transaction] = field(default_factory=dict)
+    seen: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # topic id, partition, offset
+    topics: dict[str, int] = field(default_factory=dict)  # topic: partitions
+    deleted: set[str] = field(default_factory=set)
+    owners: dict[bytes, Transaction] = field(default_factory=dict)  # value: whose it is
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all clients of a world share."""
+
+    world: World
+    broker: Broker
+    database: Database
+    history: History
+    rows: Rows | None = None  # the real clients' database
+    stopping: bool = False
+
+    def check_row(self, value: bytes) -> None:
+        """P4: what a reader sees has its row by now."""
+        transaction = self.history.owners.get(value)
+        if transaction is not None and transaction.row and not self.has_row(transaction.row):
+            raise Violation(f"P4: {value[:12]!r} is visible before its row")
+
+    def has_row(self, row: str) -> bool:
+        """Whether a row is committed, in either database."""
+        return row in self.database.rows or (self.rows is not None and self.rows.has(row))
