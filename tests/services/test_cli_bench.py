@@ -76,15 +76,15 @@ def test_a_running_broker_keeps_only_what_was_its_own(broker: BrokerProcess) -> 
         assert client.offsets("bench", 0).end == 0
 
 
-def test_ctrl_c_shows_what_was_measured_and_deletes_the_topic(broker: BrokerProcess) -> None:
-    words = ("--server", broker.address, "--rows", "put-single,tx-threads", "--messages", "5000000", "--json")
+@pytest.mark.parametrize("row", ["put-single", "send-many", "delivery", "tx-threads"])
+def test_ctrl_c_shows_what_was_measured_and_deletes_the_topic(broker: BrokerProcess, row: str) -> None:
+    words = ("--server", broker.address, "--rows", f"{row},tx-local", "--messages", "5000000", "--json")
     with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
             with txmq.connect(broker.address) as client:
                 deadline = time.monotonic() + TIMEOUT_S
-                while not client.topics.list() and time.monotonic() < deadline:
-                    client.ping()
-                assert client.topics.list()
+                while not _messages(client) and time.monotonic() < deadline:
+                    assert running.poll() is None
                 running.send_signal(signal.SIGINT)
                 said, errors = running.communicate(timeout=TIMEOUT_S)
                 assert (running.returncode, errors) == (130, b"")
@@ -93,6 +93,10 @@ def test_ctrl_c_shows_what_was_measured_and_deletes_the_topic(broker: BrokerProc
                 assert client.topics.list() == []
         finally:
             running.kill()
+
+
+def _messages(client: txmq.Client) -> int:
+    return sum(client.offsets(topic.name, n).end for topic in client.topics.list() for n in range(topic.partitions))
 
 
 def test_a_row_that_fails_says_why_and_the_others_stay(tmp_path: Path) -> None:
