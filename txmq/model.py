@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NewType
+from typing import Any, NewType
 
 Offset = NewType("Offset", int)  # logical, 0-based number of a message in its partition
 Position = NewType("Position", int)  # byte in a file
@@ -72,7 +72,10 @@ class RetentionPolicy(enum.Enum):
 class Message:
     """One message. A plain slotted class: a frozen dataclass halves the consume rate (400 k/s against 880 k/s)."""
 
-    __slots__ = ("headers", "key", "offset", "partition", "tag", "timestamp_ms", "topic", "txid", "value")
+    _VALUES = ("headers", "key", "offset", "partition", "tag", "timestamp_ms", "topic", "txid", "value")
+    __slots__ = (*_VALUES, "consumer")  # the consumer that delivered it, where one did
+
+    consumer: Any
 
     def __init__(
         self, topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None,
@@ -88,8 +91,16 @@ class Message:
             f"key={self.key!r}, value={len(self.value or b'')} bytes)"
         )
 
+    def ack(self, *, sync: bool = False) -> None:
+        """The message is dealt with; with ``sync`` that is saved when this returns. Of a consumer's messages only."""
+        self.consumer.ack(self, sync=sync)
+
+    def reject(self, reason: str = "rejected") -> None:
+        """The message could not be dealt with: it is delivered again, or becomes a dead letter."""
+        self.consumer.reject(self, reason)
+
     def _astuple(self) -> tuple[object, ...]:
-        return tuple(getattr(self, name) for name in Message.__slots__)
+        return tuple(getattr(self, name) for name in Message._VALUES)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Message) and self._astuple() == other._astuple()

@@ -8,25 +8,27 @@ Connections are made when they are first used, ``control`` at once, so that a wr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from txmq.client.admin import Topics
 from txmq.client.connection import Connection
+from txmq.client.consumer import Consumer, ConsumerSettings
 from txmq.client.fetch import Fetcher
+from txmq.client.member import MemberSettings
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
 from txmq.client.resolver import stop_resolver
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
 from txmq.client.session import Session
+from txmq.client.transactions import Transactions
 from txmq.config import split_address
 from txmq.errors import ClosedError, ConfigError, ConnectionLostError
-from txmq.client.transactions import Transactions
 from txmq.log.compression import CODECS
 from txmq.model import Message, Outcome, PartitionRange
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_forks
 from txmq.xid import TxId
@@ -182,6 +184,43 @@ class Client:
         with self._lock:
             if not self._closed and sender.is_idle and sender in self._senders:
                 self._idle_senders.append(sender)
+
+    # --- consuming ---------------------------------------------------------------------------------------------------
+
+    def consumer(
+        self, group: str, topics: Sequence[str], *, start: str | int = "earliest", max_retries: int = 5,
+        retry_delay: float = 1.0, accept: Callable[[Message], bool] | None = None, strategy: str = "sticky",
+        name: str | None = None, buffer_size_bytes: int = 32 << 20, heartbeat_interval: float = 1.0,
+        session_timeout: float = 6.0, offset_save_interval: float = 1.0,
+    ) -> Consumer:  # fmt: skip
+        """Join a consumer group and share its work: each partition has one consumer of the group at a time.
+
+        Args:
+            group: its name; offsets are saved under it.
+            topics: what to consume; those that do not exist yet are joined when they are created.
+            start: where the group has saved no offset: "earliest", "latest", or a time in ms since 1970.
+            max_retries: how often a message that failed is delivered again before it becomes a dead letter.
+            retry_delay: seconds before the first retry; doubled each time, up to a minute.
+            accept: which messages are delivered; the others count as acknowledged.
+            strategy: "sticky", "range", "round-robin" or "consistent-hash"; the same for all members.
+            name: this member's name in the group; by default made up. Two members must not share one.
+            buffer_size_bytes: how much is fetched ahead, all partitions together.
+            heartbeat_interval, session_timeout: seconds; who is not heard of for the latter loses its partitions.
+            offset_save_interval: seconds between two times of saving what was acknowledged.
+
+        Raises:
+            ConfigError: an argument out of range.
+        """
+        settings = ConsumerSettings(
+            group, tuple(topics), start, max_retries, retry_delay, buffer_size_bytes, offset_save_interval, accept
+        )
+        settings.check(strategy)
+        self._refuse_closed()
+        member = name or f"{self.name}-{OSRandom().bits(48):012x}"
+        membership = MemberSettings(
+            group, member, settings.topics, strategy, heartbeat_interval, session_timeout, offset_save_interval
+        )
+        return Consumer(self, (self._new_connection(), self._new_connection()), settings, membership)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

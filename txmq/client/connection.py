@@ -122,6 +122,12 @@ class Connection:
         link.used_at = now
         return link
 
+    @property
+    def live(self) -> Link | None:
+        """The link, if there is one that has not failed."""
+        link = self._link
+        return link if link is not None and link.failure is None else None
+
     def session_link(self, deadline: float) -> tuple[Link, Session]:
         """The live link with the session bound to it; makes both if need be. Errors: of ``link`` and of ``hello``."""
         link = self.link(deadline)

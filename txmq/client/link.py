@@ -171,6 +171,13 @@ class Link:
             self.push(deadline)
         return reply
 
+    def start(
+        self, pending: Pending, verb: str, *arguments: Word, extensions: Mapping[str, Word | None] | None = None
+    ) -> None:
+        """Send a request whose answer is told to ``pending``. Raises the link's failure: nothing was sent."""
+        opaque = b"%x" % next(self._numbers)
+        self._start(pending, opaque, commands.request(verb, *arguments, extensions=extensions, opaque=opaque))
+
     def commit(self, deadline: float, txid: str, numbers: Mapping[str, int], body: Sequence[Buffer]) -> Reply:
         """Send ``commit``: ``request`` for the hot path of transactions."""
         opaque = b"%x" % next(self._numbers)

@@ -7,15 +7,22 @@ a ``threading.Event`` costs 1.5 us, and one is made for every request.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Forked", "Future", "Lock", "Signal", "start_daemon", "watch_forks"]
+__all__ = [
+    "Condition", "Forked", "Future", "Lock", "Signal", "start_daemon", "start_threads", "until_terminated",
+    "watch_forks",
+]  # fmt: skip
 
+Condition = threading.Condition
 Lock = threading.Lock
+_JOIN_S = 0.2
 _TIMEOUT_S_MAX = threading.TIMEOUT_MAX
 
 
@@ -38,6 +45,44 @@ class Signal:
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds; whether the signal came."""
         return self._lock.acquire(timeout=min(max(timeout, 0.0), _TIMEOUT_S_MAX))
+
+
+def start_threads(name: str, count: int, run: Callable[[], None]) -> None:
+    """Run ``count`` threads and wait for their end; with one, the caller is it."""
+    if count == 1:
+        run()
+        return
+    threads = [threading.Thread(target=run, name=f"{name}-{number}", daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(_JOIN_S)  # by and by: a join without end hears no signal
+
+
+@contextmanager
+def until_terminated(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` on SIGTERM and SIGINT while the block runs; nothing where this is not the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = Signal()
+
+    def heard(_number: int, _frame: object) -> None:
+        asked.set()  # no lock may be taken in here: the main thread may hold it
+
+    def watch() -> None:
+        if asked.wait(_TIMEOUT_S_MAX):
+            stop()
+
+    kept = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    start_daemon("txmq-signals", watch)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        asked.set()
 
 
 def start_daemon(name: str, run: Callable[[], None]) -> None:
