@@ -86,7 +86,7 @@ _PLAIN_PUT = re.compile(
 _PLAIN_COMMIT = re.compile(
     rb"commit ([!-<>-~]{1,200}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
-# And the prepare of a last-resource transaction, whose every microsecond a row waits for: 3 us against 13.
+# And the prepare of a last-resource transaction, whose every microsecond a row waits for: 3 us against 9.
 _PLAIN_PREPARE = re.compile(
     rb"prepare ([!-<>-~]{1,200}+) ([!-<>-~]{1,200}+) resource=([!-~]{1,200}+) uuid=([0-9a-f]{32}) "
     rb"deadline=(0|[1-9][0-9]{0,19}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
