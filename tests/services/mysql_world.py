@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from txmq.xid import TxId
 CLUSTER = "00000000000000c1"
 NAME = "orders-db"
 _numbers = itertools.count(1)
+_pause = threading.Event()  # never set
 
 
 def new_txid() -> str:
@@ -32,6 +34,7 @@ def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come to hold in time"
+        _pause.wait(0.01)
 
 
 class MySQLWorld:

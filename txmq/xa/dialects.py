@@ -50,6 +50,8 @@ class Dialect:
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
         has_privileges: users of this kind of database may lack privileges.
         is_lost: whether an error means that the session has ended.
+        ended_by_body: whether RELEASE SAVEPOINT failed because the transaction with the savepoint has ended, rather
+            than because something else stood in its way.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Dialect:
     engines_two_phase: str = ""
     has_privileges: bool = True
     is_lost: Callable[[Any, Exception], bool] = lambda connection, _error: bool(getattr(connection, "closed", False))
+    ended_by_body: Callable[[Exception], bool] = lambda _error: True
 
 
 def _sqlite_why_not_idle(connection: Any) -> str | None:
@@ -159,7 +162,8 @@ SQLITE = Dialect(
 MYSQL = Dialect(
     name="mysql",
     begin="BEGIN",
-    now_ms="CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+    # In UTC: UNIX_TIMESTAMP(NOW()) is off by an hour where clocks have been put back.
+    now_ms="(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(3)) DIV 1000)",
     is_local_clock=False,
     text="VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin",
     number="BIGINT",
@@ -170,6 +174,8 @@ MYSQL = Dialect(
     engines=_MYSQL_ENGINES + ")",
     engines_two_phase=_MYSQL_ENGINES + " OR e.xa <> 'YES')",
     is_lost=_mysql_is_lost,
+    # Others come from a statement that the body sent and did not wait for: several in one text.
+    ended_by_body=lambda error: bool(error.args) and error.args[0] == 1305,
 )
 POSTGRESQL = Dialect(
     name="postgresql",

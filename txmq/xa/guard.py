@@ -102,7 +102,11 @@ class GuardedCursor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._cursor.close()
+        # Not checked: a block may end after the transaction's. MySQLdb reads here what was left unread, errors too.
+        if self._guard.is_over:
+            self._cursor.close()
+        else:
+            self._guard.call(self._cursor.close)
 
 
 class GuardedConnection:

@@ -281,6 +281,8 @@ class Branch:
         except Exception as error:
             if self._session.table.dialect.is_lost(self._session.connection, error):
                 raise RolledBackError(f"the connection to {self.resource.name!r} was lost: {error}") from error
+            if not self._session.table.dialect.ended_by_body(error):
+                raise RolledBackError(f"a statement failed: {error}") from error
             raise HeuristicError(
                 f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a "
                 f"statement that commits); its rows may be there, no message was sent: {error}"

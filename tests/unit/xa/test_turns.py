@@ -85,11 +85,11 @@ def test_who_settles_waits_for_its_turn_as_well(world: World) -> None:
     turns = world.resource.turns = Watched()
     cluster = f"{world.home.session.cluster:016x}"
 
-    def settle() -> int:
+    def settle() -> bool:
         settling = world.resource.open_settling(cluster)
         try:
             said.append("settles")
-            return settling.table.delete_expired_rolled_back(settling.connection)
+            return settling.table.insert_rolled_back(settling.connection, "t", settling.uuid, 1)
         finally:
             said.append("settled")
             settling.close()

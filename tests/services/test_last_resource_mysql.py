@@ -1,0 +1,363 @@
+"""Last-resource transactions over a real MariaDB at a real broker, with the resolver in its thread."""
+
+# ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import MySQLdb
+import MySQLdb.cursors
+import pytest
+
+import txmq
+from txmq.client.resolver import resolver_of
+from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
+from txmq.runtime import crashpoints
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import LastResource
+from txmq.xa.dialects import MYSQL
+from txmq.xa.marker import MarkerTable
+
+from .mysql_world import wait_until
+
+SETTLED_WITHIN_S = 10.0  # far above the promise of 2 s: a loaded machine must not turn it red
+_numbers = itertools.count(1)
+
+
+class Shop:
+    """An order database and a client."""
+
+    def __init__(self, broker: BrokerProcess, server: MariaDB, database: str = "") -> None:
+        self.broker, self.server = broker, server
+        self.database = self.topic = database or f"shop{next(_numbers)}"
+        server.execute(f"CREATE DATABASE IF NOT EXISTS {self.database}")
+        self.client = txmq.connect(broker.address)
+        self.producer = self.client.producer()
+        self.opened: list[Any] = []
+        self.arguments: dict[str, Any] = {}
+        self.resource = LastResource("shop", connect=self.connect)
+
+    def connect(self) -> Any:
+        """A connection of this process."""
+        self.opened.append(self.server.connect(**({"db": self.database} | self.arguments)))
+        return self.opened[-1]
+
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
+        """Somebody else's statement, committed at once."""
+        connection = self.server.connect(db=self.database, autocommit=True)
+        try:
+            cursor = connection.cursor()
+            cursor.execute(sql)
+            return list(cursor.fetchall()) if cursor.description is not None else []
+        finally:
+            connection.close()
+
+    def order(self, value: bytes, resource: Any = None, timeout: float = 30.0) -> txmq.Outcome:
+        """A row and its message."""
+        with self.producer.transaction(resource or self.resource, timeout=timeout) as tx:
+            self.insert(tx, value)
+        return tx.outcome
+
+    def insert(self, tx: Any, value: bytes) -> None:
+        """The row and the message."""
+        tx.connection(self.resource).cursor().execute("INSERT INTO orders (value) VALUES (%s)", (value,))
+        self.producer.send(self.topic, value, key=b"k")
+
+    def rows(self) -> list[bytes]:
+        """The rows in order."""
+        return [value for (value,) in self.execute("SELECT value FROM orders ORDER BY id")]
+
+    def messages(self) -> list[bytes | None]:
+        """The messages in order."""
+        return [message.value for message in self.client.browse(self.topic)]
+
+    def is_settled(self) -> bool:
+        """Whether nothing is in doubt."""
+        return list(self.client.transactions.list(state="in-doubt")) == []
+
+    def die(self) -> None:
+        """The process ends."""
+        for connection in self.opened:
+            with suppress(MySQLdb.Error):
+                connection.close()
+        self.client.close()
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for the whole file: each shop has a topic and a database of its own."""
+    with BrokerProcess(tmp_path_factory.mktemp("bus") / "broker") as process:
+        yield process
+
+
+@pytest.fixture
+def shop(bus: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
+    shop = Shop(bus, mariadb)
+    shop.client.topics.create(shop.topic)
+    shop.execute("CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, value VARBINARY(100)) ENGINE=InnoDB")
+    shop.resource.install(shop.client)
+    yield shop
+    shop.die()
+
+
+def at(point: str, action: Any) -> Any:
+    """Do something when a crash point is reached for the first time."""
+    left = [action]
+
+    def hook(name: str) -> None:
+        if name == point and left:
+            left.pop()()
+
+    return hook
+
+
+@pytest.fixture
+def hook() -> Iterator[Any]:
+    yield crashpoints.set_hook
+    crashpoints.set_hook(None)
+
+
+# --- rows and messages -----------------------------------------------------------------------------------------------
+
+
+def test_rows_and_messages_of_threads_are_the_same(shop: Shop) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        outcomes = list(threads.map(shop.order, [b"%d" % number for number in range(100)]))
+    assert set(outcomes) == {txmq.Outcome.COMMITTED}
+    assert len(shop.rows()) == 100
+    assert sorted(shop.rows()) == sorted(message or b"" for message in shop.messages())
+
+
+def test_messages_of_rows_that_lock_each_other_stand_in_the_order_of_the_rows(shop: Shop) -> None:
+    shop.execute("CREATE TABLE counter (n INT) ENGINE=InnoDB")
+    shop.execute("INSERT INTO counter VALUES (0)")
+
+    def count(_: int) -> None:
+        with shop.producer.transaction(shop.resource) as tx:
+            cursor = tx.connection(shop.resource).cursor()
+            cursor.execute("UPDATE counter SET n = n + 1")
+            cursor.execute("SELECT n FROM counter")
+            shop.producer.send(shop.topic, b"%d" % cursor.fetchone()[0], key=b"k")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(count, range(80)))
+    assert shop.messages() == [b"%d" % number for number in range(1, 81)]
+
+
+def test_a_body_that_raises_leaves_neither_row_nor_message(shop: Shop) -> None:
+    with pytest.raises(ZeroDivisionError), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        _ = 1 / 0
+    assert (shop.rows(), shop.messages()) == ([], [])
+    assert shop.order(b"next") is txmq.Outcome.COMMITTED
+
+
+@pytest.mark.parametrize("cursors", ["DictCursor", "SSCursor"])
+def test_connections_with_other_cursors_and_without_unicode_work(shop: Shop, cursors: str) -> None:
+    shop.arguments = {"cursorclass": getattr(MySQLdb.cursors, cursors), "use_unicode": False}
+    shop.resource = LastResource("shop", connect=shop.connect)
+    shop.resource.install(shop.client)
+    assert shop.order(b"1") is txmq.Outcome.COMMITTED
+    assert shop.messages() == shop.rows() == [b"1"]
+
+
+def test_a_connection_of_the_caller_stays_open_and_idle(shop: Shop) -> None:
+    connection = shop.connect()
+    for number in range(2):
+        with shop.producer.transaction(shop.resource.using(connection)) as tx:
+            shop.insert(tx, b"%d" % number)
+    cursor = connection.cursor()
+    cursor.execute("SELECT @@in_transaction, @@autocommit")
+    assert cursor.fetchone() == (0, 0)
+    assert shop.messages() == shop.rows() == [b"0", b"1"]
+
+
+# --- what dooms a transaction ----------------------------------------------------------------------------------------
+
+
+def test_a_failed_statement_dooms_the_transaction(shop: Shop) -> None:
+    with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        with suppress(MySQLdb.IntegrityError):
+            tx.connection(shop.resource).cursor().execute("INSERT INTO orders VALUES (1, ''), (1, '')")
+    assert (shop.rows(), shop.messages()) == ([], [])
+
+
+def test_a_lock_that_is_held_dooms_the_transaction(shop: Shop) -> None:
+    shop.order(b"1")
+    holder = shop.connect()
+    holder.cursor().execute("UPDATE orders SET value = 'held' WHERE id = 1")
+    with pytest.raises(RolledBackError, match="1205"), shop.producer.transaction(shop.resource) as tx:
+        cursor = tx.connection(shop.resource).cursor()
+        cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+        shop.insert(tx, b"2")
+        with suppress(MySQLdb.OperationalError):
+            cursor.execute("UPDATE orders SET value = 'x' WHERE id = 1")
+    holder.rollback()
+    assert shop.messages() == shop.rows() == [b"1"]
+
+
+@pytest.mark.parametrize("leave", [lambda c: c.execute("SELECT 1"), lambda c: c.close(), lambda c: None])
+def test_a_later_statement_of_one_text_that_fails_unread_dooms_the_transaction(shop: Shop, leave: Any) -> None:
+    with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        cursor = tx.connection(shop.resource).cursor()
+        cursor.execute("INSERT INTO orders VALUES (90, ''); INSERT INTO orders VALUES (90, '')")
+        with suppress(MySQLdb.IntegrityError):
+            leave(cursor)
+    assert (shop.rows(), shop.messages()) == ([], [])
+
+
+def test_an_error_that_comes_out_when_a_cursors_block_ends_dooms_the_transaction(shop: Shop) -> None:
+    with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        with suppress(MySQLdb.IntegrityError), tx.connection(shop.resource).cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES (90, ''); INSERT INTO orders VALUES (90, '')")
+    assert (shop.rows(), shop.messages()) == ([], [])
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "BEGIN", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"])
+def test_a_body_that_ends_the_transaction_by_itself_is_a_heuristic(shop: Shop, statement: str) -> None:
+    with pytest.raises(HeuristicError, match="by itself"), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        tx.connection(shop.resource).cursor().execute(statement)
+    assert shop.rows() == ([] if statement == "ROLLBACK" else [b"x"])
+    assert shop.messages() == []
+    assert shop.order(b"next") is txmq.Outcome.COMMITTED
+
+
+def test_a_killed_session_is_rolled_back(shop: Shop) -> None:
+    with pytest.raises(RolledBackError), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        shop.execute(f"KILL {shop.opened[-1].thread_id()}")
+    assert (shop.rows(), shop.messages()) == ([], [])
+    assert shop.order(b"next") is txmq.Outcome.COMMITTED
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_tables_that_cannot_roll_back_are_refused_unless_named(shop: Shop) -> None:
+    shop.execute("CREATE TABLE cache (i INT) ENGINE=MyISAM")
+    with pytest.raises(ConfigError, match=r"cache \(MyISAM\).*ignore_tables"):
+        shop.order(b"x")
+    shop.resource = LastResource("shop", connect=shop.connect, ignore_tables=("cache",))
+    assert shop.order(b"x") is txmq.Outcome.COMMITTED
+
+
+def test_weak_durability_is_refused(shop: Shop) -> None:
+    shop.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+    try:
+        with pytest.raises(ConfigError, match="innodb_flush_log_at_trx_commit = 2"):
+            shop.order(b"x")
+    finally:
+        shop.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+
+
+def test_connections_in_autocommit_or_in_a_transaction_are_refused(shop: Shop) -> None:
+    connection = shop.connect()
+    connection.autocommit(True)
+    with pytest.raises(TransactionStateError, match="autocommit"):
+        shop.order(b"x", shop.resource.using(connection))
+    connection.autocommit(False)
+    connection.cursor().execute("SELECT * FROM orders")
+    with pytest.raises(TransactionStateError, match="already in"):
+        shop.order(b"x", shop.resource.using(connection))
+
+
+# --- deaths ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
+def test_what_a_dead_client_left_is_settled_by_the_thread_of_another(
+    shop: Shop, bus: BrokerProcess, hook: Any, point: str
+) -> None:
+    def die() -> None:
+        raise SimulatedCrash(point)
+
+    hook(at(point, die))
+    with pytest.raises(SimulatedCrash):
+        shop.order(b"left")
+    shop.die()
+    other = Shop(bus, shop.server, shop.database)
+    assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
+    expected = [b"left", b"next"] if point == "client.tx.db_committed" else [b"next"]
+    assert other.rows() == expected
+    wait_until(other.is_settled, SETTLED_WITHIN_S)
+    assert other.messages() == expected
+    other.die()
+
+
+@pytest.mark.parametrize("point", ["client.tx.body_done", "client.tx.prepared", "client.tx.db_committed"])
+def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: Shop, hook: Any, point: str) -> None:
+    assert shop.order(b"1") is txmq.Outcome.COMMITTED
+    hook(at(point, shop.server.kill))
+    with suppress(RolledBackError, OutcomeUnknownError):
+        shop.order(b"2", timeout=1.0)
+    shop.server.start()
+    resolver_of(shop.client).wake()
+    wait_until(shop.is_settled, SETTLED_WITHIN_S)
+    assert shop.messages() == shop.rows()
+    assert shop.rows() == ([b"1", b"2"] if point == "client.tx.db_committed" else [b"1"])
+    assert shop.order(b"3") is txmq.Outcome.COMMITTED
+
+
+def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: Shop, hook: Any) -> None:
+    """The session lives on in the database, marker row uncommitted: the resolver waits a second, and asks again."""
+    with pytest.raises(SimulatedCrash):
+        hook(at("client.tx.prepared", _crash))
+        shop.order(b"held")
+    hook(None)
+    shop.client.close()
+    other = Shop(shop.broker, shop.server, shop.database)
+    other.resource.install(other.client)
+    resolver_of(other.client).add(other.resource)
+    wait_until(lambda: _lock_waits(shop) > 0, SETTLED_WITHIN_S)
+    assert not other.is_settled()
+    shop.opened[-1].close()
+    wait_until(other.is_settled, SETTLED_WITHIN_S)
+    assert (other.rows(), other.messages()) == ([], [])
+    other.die()
+
+
+def _crash() -> None:
+    raise SimulatedCrash("client.tx.prepared")
+
+
+def _lock_waits(shop: Shop) -> int:
+    return int(shop.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])
+
+
+# --- the marker table ------------------------------------------------------------------------------------------------
+
+
+def test_expired_rolled_back_markers_leave_without_waiting_for_open_transactions(shop: Shop) -> None:
+    values = ", ".join(f"('old{number}', 'rolled-back', 0, 0, 0)" for number in range(3))
+    shop.execute(f"INSERT INTO txmq_marker VALUES {values}, ('c', 'committed', 0, 0, 0)")
+    shop.execute(f"INSERT INTO txmq_marker VALUES ('young', 'rolled-back', 0, {MYSQL.now_ms}, 0)")
+    holder = shop.connect()
+    holder.cursor().execute("INSERT INTO txmq_marker VALUES ('open', 'committed', 0, 0, 0)")
+    table = MarkerTable("txmq_marker", MYSQL, "%s")
+    connection = shop.connect()
+    connection.cursor().execute("SET SESSION innodb_lock_wait_timeout = 1")
+    connection.commit()
+    assert table.delete_expired_rolled_back(connection) == 3
+    assert table.delete_expired_rolled_back(connection) == 0
+    holder.rollback()
+    assert shop.execute("SELECT txid FROM txmq_marker ORDER BY txid") == [("c",), ("young",)]
+
+
+def test_the_databases_clock_is_told_in_utc_whatever_the_sessions_zone(shop: Shop) -> None:
+    table = MarkerTable("txmq_marker", MYSQL, "%s")
+    connection = shop.connect()
+    now_ms = table.now_ms(connection)
+    connection.cursor().execute("SET time_zone = '+11:00'")
+    assert abs(table.now_ms(connection) - now_ms) < 5_000
+    assert abs(now_ms - 1000 * shop.execute("SELECT UNIX_TIMESTAMP()")[0][0]) < 5_000
