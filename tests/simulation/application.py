@@ -297,7 +297,11 @@ class Application(Program):
 
 
 def watched_prove(shared: Shared) -> Callable[..., Any]:
-    """``settle.prove`` as resolvers call it, noting what each of them proved: two never prove different ends."""
+    """``settle.prove`` as resolvers call it, noting what each of them proved.
+
+    A rollback that was proved stands. A commit may be followed by a "rollback": the committed marker leaves once the
+    broker has committed, and who comes later gets a rolled-back one in. The broker then contradicts him.
+    """
     proved: dict[str, tuple[settle.Step, str]] = {}
 
     def prove(database: settle.Prover, txid: str, deadline_ms: int) -> tuple[settle.Step, Exception | None]:
@@ -306,8 +310,10 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
         if step is not settle.Step.UNDECIDED:
             before, who = proved.setdefault(txid, (step, host.name))
-            if before is not step:
+            if before is settle.Step.TELL_ROLLBACK and step is not before:
                 raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
+            if before is not step:  # the marker had gone, as it may once the broker has committed: its word counts
+                host.world.trace(txid, "proved", before.name, "and", step.name)
             if who != host.name:
                 host.world.meet("two resolvers met")
             if host.world.clock.now_ms() >= deadline_ms > 0:
