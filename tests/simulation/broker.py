@@ -106,7 +106,7 @@ class Broker:
         self.node: Node | None = None
         self.links: list[Link] = []
         self.healing = False
-        self.power_losses = 0
+        self.losses = 0
         self._steps = self._countdown = 0
         self._busy = False
         self._checkpoint: PendingCheckpoint | None = None
@@ -114,8 +114,8 @@ class Broker:
 
     @property
     def may_forget(self) -> bool:
-        """Whether what was acknowledged may be lost, as ``sync`` says."""
-        return self.settings.sync != "always" and self.power_losses > 0
+        """Whether what was acknowledged may be lost: ``sync`` says so, and power or a sync failed."""
+        return self.settings.sync != "always" and self.losses > 0
 
     # --- life and death ---
 
@@ -171,6 +171,7 @@ class Broker:
             elif isinstance(error, StorageError) and not isinstance(error, JournalFailedError) and self.node is None:
                 raise  # recovery calls its own crash's traces damage
             else:
+                self.losses += 1
                 self.world.meet("died of EIO")
             self.world.trace("disk error", type(error).__name__)
             self.die()
@@ -181,7 +182,7 @@ class Broker:
         power = world.chance(0.6)
         world.meet("power lost" if power else "broker killed")
         world.trace("broker dies", "power" if power else "kill")
-        self.power_losses += power
+        self.losses += power
         if not power:
             self.disk.clear_faults()
         self.node = None
