@@ -153,7 +153,8 @@ SQLITE = Dialect(
     is_local_clock=True,
     text="TEXT",
     number="INTEGER",
-    table_options="",
+    # A row and its key in one page: of a small transaction 4 KiB in 22 less to write and sync.
+    table_options=" WITHOUT ROWID",
     short_waits="",
     why_not_idle=_sqlite_why_not_idle,
     weakness=_sqlite_weakness,
