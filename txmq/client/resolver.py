@@ -7,6 +7,7 @@ fork.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -15,9 +16,12 @@ from txmq.runtime.logging import configure
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon
 from txmq.xa import LastResource
+from txmq.xa.branch import XAResource
+from txmq.xa.broker_port import Answer
 from txmq.xa.resolver import Resolver
 
 _THREAD_NAME = "txmq-resolver"
+CLOSE_PATIENCE_S = 1.0  # a connection that is closed with answers unread may take requests with it
 
 
 class BackgroundResolver:
@@ -33,7 +37,7 @@ class BackgroundResolver:
         self._process: int | None = None
         self._is_stopping = False
 
-    def add(self, resource: LastResource) -> None:
+    def add(self, resource: LastResource | XAResource) -> None:
         """Settle for this resource, too; starts the thread."""
         self._resolver.add(resource)
         process = current_owner()[0]
@@ -50,8 +54,17 @@ class BackgroundResolver:
         """Something was left unsettled: look at once."""
         self._signal.set()
 
+    def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
+        """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""
+        self._resolver.xa_desk(resource).completed(txid, answer)
+
+    def watch(self, resource: XAResource, txid: str, on_settled: Callable[[], None]) -> None:
+        """An owner has left a branch: call when nothing of the transaction is in doubt in this resource."""
+        self._resolver.xa_desk(resource).watch(txid, on_settled)
+
     def stop(self) -> None:
         """End the thread soon; what is unsettled is found by the next resolver."""
+        self._resolver.await_completes(CLOSE_PATIENCE_S)
         self._is_stopping = True
         self._signal.set()
 

@@ -3,7 +3,8 @@
 Theory of operation. ``send`` in the block joins it through a context variable: messages are kept here
 (``transaction_parts``) and go out with the decision, or ahead of it once they no longer fit one request. At the end of
 the block a local transaction is decided by the broker (``transaction_local``), one with a last resource by its database
-(``transaction_last_resource``). An exception in the body rolls back and goes on unchanged.
+(``transaction_last_resource``), one with XA resources by the broker when all of them are prepared
+(``transaction_xa_block``). An exception in the body rolls back and goes on unchanged.
 
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
@@ -23,6 +24,7 @@ from txmq.client.resolver import resolver_of
 from txmq.client.transaction_home import TransactionHome, rolled_back
 from txmq.client.transaction_last_resource import LastResourceRun
 from txmq.client.transaction_parts import MessageBuffer
+from txmq.client.transaction_xa_block import XaBlock, is_xa, refuse_twins
 from txmq.errors import (
     ConfigError,
     HeuristicCommitError,
@@ -37,12 +39,13 @@ from txmq.model import Outcome, SendResult
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource, marker
+from txmq.xa.branch import UsedXAConnection, XAResource
 from txmq.xa.coordinator import Event, State
 from txmq.xa.last_resource import Branch, Unsettled, UsedConnection
 
 TIMEOUT_S_MAX = 900.0  # the broker's default transaction_timeout_ms_max
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
-Resource = LastResource | UsedConnection
+Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
 _UNKNOWN, _COMMITTED = Outcome.UNKNOWN, Outcome.COMMITTED  # looking them up costs 0.2 us each, once a transaction
 
 _current: ContextVar[Transaction | None] = ContextVar("txmq_transaction", default=None)
@@ -54,18 +57,17 @@ def current_transaction() -> Transaction | None:
 
 
 class Transaction:
-    """A unit of messages, and the rows of at most one database, that become visible all or none.
+    """A unit of messages and database rows that become visible all or none.
 
     Args:
         client: whose broker is the home.
         producer: chooses partitions for ``send``.
-        resources: at most one ``LastResource``, or what its ``using`` answers.
+        resources: one ``LastResource``, or any number of XA resources, or what their ``using`` answers.
         timeout: seconds from the beginning of the block within which it must be decided.
 
     Attributes:
         client: as given.
         outcome: COMMITTED or ROLLED_BACK once that is durable, UNKNOWN before, and where it cannot be known.
-        pending: who is still to be told of a durable decision ("broker"); empty when all is done.
 
     Thread safety: ``send`` and ``add`` from any thread; the block belongs to one.
     """
@@ -76,16 +78,17 @@ class Transaction:
     ) -> None:  # fmt: skip
         if not 0 < timeout <= TIMEOUT_S_MAX:
             raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
-        self._resource = _only(resources)
+        self._resource, self._xa_resources = _sorted_out(resources)
         self.client, self._producer = client, producer
         self.outcome = _UNKNOWN
-        self.pending: tuple[str, ...] = ()
+        self._pending: tuple[str, ...] = ()
         self._timeout = timeout
         self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression)
         self._home: TransactionHome | None = None
         self._run: LastResourceRun | None = None
         self._branch: Branch | None = None
+        self._xa: XaBlock | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._token: Token[Transaction | None] | None = None
         self._lock = Lock()
@@ -129,9 +132,11 @@ class Transaction:
                 self._stream(home)
         return result
 
-    def connection(self, resource: LastResource) -> Any:
+    def connection(self, resource: LastResource | XAResource) -> Any:
         """The database connection of this transaction: the driver's own, without commit, rollback and close."""
         self._require_open()
+        if self._xa is not None:
+            return self._xa.connection(resource)
         if self._branch is None or self._branch.resource is not resource:
             raise TransactionStateError(f"{resource!r} takes no part in this transaction")
         return self._branch.connection
@@ -142,6 +147,11 @@ class Transaction:
         if self._home is None:
             raise TransactionStateError("the transaction has not begun: use it as a context manager")
         return self._home.txid
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Who is still to be told of the decision: "broker", or names of XA resources; empty when all is done."""
+        return self._pending if self._xa is None else self._xa.pending
 
     @property
     def results(self) -> list[SendResult]:
@@ -159,6 +169,8 @@ class Transaction:
         if self._resource is not None:
             self._branch = self._enlist(home, self._resource)
             self._run = LastResourceRun(home, self._branch, self._messages)
+        elif self._xa_resources:
+            self._xa = self._begin_xa(home)
         self._home, self._state = home, "open"
         self._token = _current.set(self)
         return self
@@ -173,6 +185,8 @@ class Transaction:
             _current.reset(self._token)
         if self._run is not None:
             self._end_last_resource(home, self._run, error)
+        elif self._xa is not None:
+            self._end_xa(self._xa, error)
         elif error is None:
             self._commit_local(home)
         else:
@@ -185,7 +199,7 @@ class Transaction:
             raise TransactionStateError(f"the transaction {word}: use it inside its with block")
         return self._home
 
-    def _enlist(self, home: TransactionHome, resource: Resource) -> Branch:
+    def _enlist(self, home: TransactionHome, resource: LastResource | UsedConnection) -> Branch:
         try:
             cluster = home.cluster
         except TxmqError as error:
@@ -239,6 +253,30 @@ class Transaction:
         self.outcome = outcome
         home.finished()
 
+    # --- XA ----------------------------------------------------------------------------------------------------------
+
+    def _begin_xa(self, home: TransactionHome) -> XaBlock:
+        try:
+            home.txid  # noqa: B018  takes the session
+        except TxmqError as error:
+            raise rolled_back(error, None) from error
+        try:
+            return XaBlock(home, self._xa_resources, self._messages, resolver_of(self.client))
+        except BaseException:
+            home.finished()
+            raise
+
+    def _end_xa(self, xa: XaBlock, error: BaseException | None) -> None:
+        self.outcome, problem = xa.end(error, self._failure)
+        if xa.run.lines is not None:
+            self._messages.place(xa.run.lines)
+        if error is not None:
+            return  # the body's own error goes on, unchanged
+        if xa.run.interrupt is not None:
+            raise xa.run.interrupt
+        if problem is not None:
+            raise problem
+
     # --- last resource -----------------------------------------------------------------------------------------------
 
     def _end_last_resource(self, home: TransactionHome, run: LastResourceRun, error: BaseException | None) -> None:
@@ -291,10 +329,10 @@ class Transaction:
             home.finished()
             resource.finished.append(home.txid)
             return
-        self.pending = ("broker",)
+        self._pending = ("broker",)
 
         def settled() -> None:
-            self.pending = ()
+            self._pending = ()
             home.finished()
 
         resource.unsettled.append(Unsettled(home.txid, marker.COMMITTED, home.deadline_ms, settled))
@@ -319,12 +357,22 @@ class Transaction:
         return self._branch
 
 
-def _only(resources: Sequence[Resource]) -> Resource | None:
-    if not resources:
-        return None
+def _sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnection | None, Sequence[Resource]]:
+    """The last resource, and the XA resources; not both."""
+    last: list[LastResource | UsedConnection] = []
     for resource in resources:
-        if not isinstance(resource, LastResource | UsedConnection):
+        if isinstance(resource, LastResource | UsedConnection):
+            last.append(resource)
+        elif not is_xa(resource):
             raise ConfigError(f"{resource!r} is not a resource: expected a LastResource, or what its using() answers")
-    if len(resources) > 1:
+    if len(last) > 1:
         raise ConfigError("a transaction takes one last resource: its COMMIT is the decision")
-    return resources[0]
+    if last and len(resources) > 1:
+        raise ConfigError(
+            "a last resource and XA resources do not mix: one decides by its own COMMIT, the others by the broker's "
+            "decision; use MySQLResource for all of them"
+        )
+    if last:
+        return last[0], ()
+    refuse_twins(resources)
+    return None, resources

@@ -1,6 +1,7 @@
 """A home broker in memory, as far as transactions see one: for tests of what a client does when answers go missing.
 
-It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome`` and ``recover``; the
+It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``, and for
+``decide`` and ``complete`` of transactions that are decided one after the other (no watermark is held); the
 same contract tests run against it and against a real broker (tests/services/test_home_contract.py). Faults are planned
 per verb: an answer lost before or behind the execution, or a refusal. The clock is turned by lost answers, so that
 deadlines pass without waiting.
@@ -26,11 +27,13 @@ from txmq.errors import (
 )
 from txmq.log.records import decode
 from txmq.model import Message
+from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
 from txmq.runtime.sim_clock import SimClock
 
 LOST_AFTER_S = 1.0
+_DECIDED = ("decided", "committed")
 Extensions = Mapping[str, Any]
 
 
@@ -56,6 +59,8 @@ class _Held:
     streamed: Streamed = field(default_factory=Streamed)
     meta: dict[str, Any] = field(default_factory=dict)
     lines: bytes = b""
+    branches: list[dict[str, Any]] = field(default_factory=list)
+    heuristics: list[tuple[str, str]] = field(default_factory=list)
 
 
 class FakeReply:
@@ -64,7 +69,9 @@ class FakeReply:
     def __init__(self, body: bytes, error: TxmqError | None) -> None:
         self._body, self._error = body, error
 
-    def result(self) -> bytes:
+    done = True
+
+    def result(self, timeout: float | None = None) -> bytes:
         """The answer's body."""
         if self._error is not None:
             raise self._error
@@ -96,6 +103,7 @@ class FakeHome:
         self.owner_connected = True
         self._topics = frozenset(topics)
         self._held: dict[str, _Held] = {}
+        self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -165,7 +173,7 @@ class FakeHome:
 
     def _commit(self, txid: str, given: Extensions, body: bytes) -> bytes:
         held = self._held.get(txid) or _Held()
-        if held.state == "committed":
+        if held.state in _DECIDED:
             return held.lines
         if held.state == "prepared" and body:
             raise TransactionConflictError("prepared otherwise")
@@ -180,27 +188,62 @@ class FakeHome:
 
     def _rollback(self, txid: str, _given: Extensions, _body: bytes) -> bytes:
         held = self._held.setdefault(txid, _Held())
-        if held.state == "committed":
+        if held.state in _DECIDED:
             raise TransactionConflictError("committed")
         held.state = "rolled-back"
         return b""
 
-    def _outcome(self, txid: str, _given: Extensions, _body: bytes) -> bytes:
+    def _decide(self, txid: str, given: Extensions, body: bytes) -> bytes:
+        held = self._held.get(txid) or _Held()
+        if held.state in _DECIDED:
+            return held.lines
+        self._require(held, "open")
+        branches, start = split_branches(body, given["branches"])
+        self._add_all(held, given, body[start:])
+        self._held[txid] = held
+        held.state = "decided"
+        held.branches = [{**branch, "complete": False, "heuristic": None} for branch in branches]
+        held.meta = {"kind": "xa", "resource": "", "uuid": "", "deadline_ms": 0, "prepared_ms": self.clock.now_ms()}
+        # Readers see it when every branch is complete; the offsets are assigned now.
+        held.lines = b"".join(self._assign(*part) for part in held.parts)
+        return held.lines
+
+    def _complete(self, txid: str, given: Extensions, _body: bytes) -> bytes:
         held = self._held.get(txid)
-        if held is None or held.state == "open":
-            return b"unknown\n"
-        return held.state.encode() + b"\n" + (held.lines if held.state == "committed" else b"")
+        if held is None or held.state not in _DECIDED:
+            raise (UnknownTransactionError if held is None else TransactionConflictError)(txid)
+        branch = next((b for b in held.branches if b["uuid"] == given["uuid"]), None)
+        if branch is None:
+            raise BadRequestError("no such branch")
+        if not branch["complete"] and "heuristic" in given:
+            branch["heuristic"] = given["heuristic"]
+            held.heuristics.append((given["heuristic"], given["reason"]))
+        branch["complete"] = True
+        if held.state == "decided" and all(b["complete"] for b in held.branches):
+            held.state = "committed"
+            for part in held.parts:
+                self._place(*part)
+        return b""
+
+    def _outcome(self, txid: str, given: Extensions, _body: bytes) -> bytes:
+        held = self._held.get(txid)
+        if held is not None and held.state in _DECIDED:
+            return b"committed\n" + held.lines
+        word = "unknown" if held is None or held.state == "open" else held.state
+        owner = "owner connected" if self.owner_connected else "owner gone 5000"
+        return f"{word}\n{owner}\n".encode() if "owner" in given else f"{word}\n".encode()
 
     def _recover(self, given: Extensions, _body: bytes) -> bytes:
+        wanted = ("prepared", "decided") if given.get("state") is None else (given["state"],)
         listed = [
             held.meta | {
-                "txid": txid, "state": "prepared", "client": "test", "parts": [],
+                "txid": txid, "state": held.state, "client": "test", "parts": [], "branches": held.branches,
                 "age_ms": self.clock.now_ms() - held.meta["prepared_ms"],
                 "owner_connected": self.owner_connected,
                 "owner_gone_ms": 0 if self.owner_connected else 5000,
             }
             for txid, held in self._held.items()
-            if held.state == "prepared" and given["uuid"] == held.meta["uuid"]
+            if held.state in wanted and self._concerns(held, given["uuid"])
         ]  # fmt: skip
         names = [item["txid"] for item in listed]
         start = names.index(given["after"]) + 1 if given.get("after") in names else 0
@@ -211,6 +254,10 @@ class FakeHome:
     def states(self) -> dict[str, str]:
         """Every transaction's state."""
         return {txid: held.state for txid, held in self._held.items()}
+
+    def heuristics(self, txid: str) -> list[tuple[str, str]]:
+        """What was reported of lone decisions: kind and reason."""
+        return self._held[txid].heuristics
 
     def values(self, topic: str) -> list[bytes | None]:
         """What readers see of a topic, partition by partition."""
@@ -227,6 +274,10 @@ class FakeHome:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
+    def _concerns(self, held: _Held, uuid: str) -> bool:
+        incomplete = {branch["uuid"] for branch in held.branches if not branch["complete"]}
+        return uuid == held.meta["uuid"] or uuid in incomplete
+
     def _require(self, held: _Held, state: str) -> None:
         if held.state != state:
             raise TransactionConflictError(f"it is {held.state}")
@@ -242,6 +293,12 @@ class FakeHome:
         if topic not in self._topics:
             raise UnknownTopicError(topic)
         held.parts.append((topic, partition, batch))
+
+    def _assign(self, topic: str, partition: int, batch: bytearray) -> bytes:
+        base = self._assigned[topic, partition] = max(self._assigned[topic, partition], len(self.log[topic, partition]))
+        count = len(decode(batch, topic, partition))
+        self._assigned[topic, partition] += count
+        return encode_result_line(topic, partition, base, count)
 
     def _place(self, topic: str, partition: int, batch: bytearray) -> bytes:
         place = self.log[topic, partition]

@@ -1,6 +1,7 @@
-"""Settles last-resource transactions in doubt, and removes marker rows that nobody needs.
+"""Settles transactions in doubt, and removes marker rows that nobody needs.
 
-Theory of operation. A round (``run_once``) asks the broker, per resource, for its prepared transactions. One is due
+Theory of operation. Each resource has a desk; here is that of a last resource, ``xa_resolver`` has that of an XA
+resource. A round (``run_once``) asks the broker, per resource, for its prepared transactions. One is due
 when its owner has been gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy,
 the marker table is what makes it safe. Due ones are proved by the database (``settle.prove``), oldest first, and then
 all are told to the broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for
@@ -19,10 +20,9 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from txmq.errors import (
     BrokerError,
@@ -37,78 +37,32 @@ from txmq.model import TransactionKind
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock
-from txmq.runtime.ports import Buffer, Clock
+from txmq.runtime.ports import Clock
 from txmq.xa import marker
+from txmq.xa.branch import XAResource
+from txmq.xa.broker_port import (
+    DELETE_EVERY_S,
+    DELETE_FEW_EVERY_S,
+    DELETE_SIZE,
+    FAILED_POLL_S_MAX,
+    FAILURES_PER_ROUND_MAX,
+    POLL_S,
+    REQUEST_TIMEOUT_S,
+    SWEEP_AGE_MS,
+    SWEEP_EVERY_S,
+    Answer,
+    Client,
+    Stop,
+    is_at_home,
+    is_owner_gone,
+    list_transactions,
+)
 from txmq.xa.last_resource import LastResource, Settling, Unsettled, cluster_of
 from txmq.xa.settle import Step, prove
-from txmq.xid import TxId
+from txmq.xa.xa_resolver import XaDesk
 
-POLL_S = 0.5
-FAILED_POLL_S_MAX = 1.0  # settled within 2 s of both sides being there again
-OWNER_GONE_MS = 1000
-REQUEST_TIMEOUT_S = 5.0
 TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again
 PAGE_SIZE = 200
-FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
-DELETE_SIZE = 500  # rows in one DELETE
-DELETE_EVERY_S = 1.0  # where there is a DELETE full of them
-DELETE_FEW_EVERY_S = 10.0  # each takes SQLite's one write lock, and a sync: with one row a second it would double both
-SWEEP_EVERY_S = 60.0
-SWEEP_AGE_MS = 600_000
-
-
-class Answer(Protocol):
-    """A request on its way."""
-
-    def result(self) -> bytes:
-        """Wait for its answer."""
-
-
-class Control(Protocol):
-    """A connection to the broker."""
-
-    def call(
-        self, verb: str, *arguments: str | int, timeout: float,
-        extensions: Mapping[str, str | int | bytes | None] | None = None, body: Sequence[Buffer] | None = None,
-    ) -> bytes:  # fmt: skip
-        """Send a request and wait for its answer."""
-
-    def submit(
-        self, verb: str, *arguments: str | int, timeout: float,
-        extensions: Mapping[str, str | int | bytes | None] | None = None, body: Sequence[Buffer] | None = None,
-    ) -> Answer:  # fmt: skip
-        """Send a request."""
-
-
-class Session(Protocol):
-    """The client's session: who its broker is."""
-
-    @property
-    def cluster(self) -> int:
-        """Id of the cluster."""
-
-    @property
-    def home(self) -> int:
-        """Id of the broker's journal."""
-
-
-class Client(Protocol):
-    """What a resolver needs of a client."""
-
-    @property
-    def control(self) -> Control:
-        """A connection to the broker."""
-
-    @property
-    def session(self) -> Session:
-        """Who the broker is."""
-
-
-class Stop(Protocol):
-    """Ends ``Resolver.run`` (a ``threading.Event`` is one)."""
-
-    def wait(self, timeout: float) -> bool:
-        """Sleep so long at most; True when it is time to end."""
 
 
 class _Told(NamedTuple):
@@ -124,7 +78,7 @@ def is_due(listed: Mapping[str, Any]) -> bool:
     now_ms = int(listed["prepared_ms"]) + int(listed["age_ms"])
     deadline_ms = int(listed["deadline_ms"])
     is_late = 0 < deadline_ms <= now_ms
-    return is_late or (not listed["owner_connected"] and int(listed["owner_gone_ms"]) >= OWNER_GONE_MS)
+    return is_late or is_owner_gone(listed)
 
 
 class Resolver:
@@ -137,14 +91,39 @@ class Resolver:
     Thread safety: used by one thread at a time.
     """
 
-    def __init__(self, client: Client, resources: Iterable[LastResource], clock: Clock | None = None) -> None:
+    def __init__(
+        self, client: Client, resources: Iterable[LastResource | XAResource], clock: Clock | None = None
+    ) -> None:
         self.client, self._clock = client, clock or OSClock()
-        self._desks = [_Desk(client, resource, self._clock) for resource in resources]
+        self._desks: list[_Desk | XaDesk] = []
+        for resource in resources:
+            self.add(resource)
 
-    def add(self, resource: LastResource) -> None:
+    def add(self, resource: LastResource | XAResource) -> None:
         """Settle for one more resource; nothing where it is known."""
         if all(desk.resource is not resource for desk in self._desks):
-            self._desks.append(_Desk(self.client, resource, self._clock))
+            if isinstance(resource, LastResource):
+                self._desks.append(_Desk(self.client, resource, self._clock))
+            else:
+                self._desks.append(XaDesk(self.client, resource, self._clock))
+
+    def xa_desk(self, resource: XAResource) -> XaDesk:
+        """The desk of an XA resource that was added.
+
+        Raises:
+            LookupError: it was not.
+        """
+        for desk in self._desks:
+            if isinstance(desk, XaDesk) and desk.resource is resource:
+                return desk
+        raise LookupError(f"{resource!r} is not known to the resolver")
+
+    def await_completes(self, patience_s: float) -> None:
+        """Wait for what owners of this process told the broker without waiting."""
+        until = self._clock.monotonic() + patience_s
+        for desk in list(self._desks):
+            if isinstance(desk, XaDesk):
+                desk.await_answers(until)
 
     def run_once(self) -> int:
         """One round.
@@ -222,36 +201,16 @@ class _Desk:
         uuid = self.resource.uuid or self._open().uuid
         return [
             Unsettled(listed["txid"], None, int(listed["deadline_ms"]))
-            for listed in self._listed(uuid)
+            for listed in list_transactions(self._client, uuid, "prepared", PAGE_SIZE)
             if self._is_ours(listed, uuid) and is_due(listed)
         ]
-
-    def _listed(self, uuid: str) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = []
-        while True:
-            extensions: dict[str, str | int | bytes | None] = {"uuid": uuid, "limit": PAGE_SIZE}
-            if listed:
-                extensions["after"] = listed[-1]["txid"]
-            body = self._client.control.call("recover", extensions=extensions, timeout=REQUEST_TIMEOUT_S)
-            page = json.loads(body)["transactions"]
-            listed.extend(page)
-            if len(page) < PAGE_SIZE:
-                return listed
 
     def _is_ours(self, listed: Mapping[str, Any], uuid: str) -> bool:
         return (
             listed["kind"] == TransactionKind.LAST_RESOURCE.value
             and listed["uuid"] == uuid
-            and self._is_at_home(listed["txid"])
+            and is_at_home(self._client.session, listed["txid"])
         )
-
-    def _is_at_home(self, text: str) -> bool:
-        session = self._client.session
-        try:
-            txid = TxId.parse(text)
-        except ValueError:
-            return False
-        return (txid.cluster, txid.home) == (session.cluster, session.home)
 
     # --- settling ----------------------------------------------------------------------------------------------------
 
@@ -344,9 +303,14 @@ class _Desk:
         """Remove what others left behind."""
         database.table.delete_expired_rolled_back(database.connection)
         old = database.table.committed_before(database.connection, SWEEP_AGE_MS, DELETE_SIZE)
-        settled = [txid for txid in old if self._is_at_home(txid) and self._is_committed(txid)]
+        session = self._client.session
+        settled = {txid for txid in old if is_at_home(session, txid) and self._is_committed(txid)}
+        # An XA resource may keep its markers in the same table: they stay until its branch is complete.
         if settled:
-            database.table.delete_committed(database.connection, settled)
+            undone = list_transactions(self._client, self.resource.uuid or "", "decided", PAGE_SIZE)
+            settled -= {row["txid"] for row in undone}
+        if settled:
+            database.table.delete_committed(database.connection, sorted(settled))
 
     def _is_committed(self, txid: str) -> bool:
         try:

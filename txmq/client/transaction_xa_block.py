@@ -1,0 +1,172 @@
+"""The XA side of a transaction block: its branches from their beginning to what the caller is told of their end.
+
+The branches are begun in the order in which the block names its resources; one resource takes part once. What the run
+(``transaction_xa``) could not finish is left to the client's resolver, which is told what to look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from txmq.client.transaction_home import TransactionHome
+from txmq.client.transaction_parts import MessageBuffer
+from txmq.client.transaction_xa import XaRun
+from txmq.errors import ConfigError, OutcomeUnknownError, RolledBackError, TransactionError, TransactionStateError
+from txmq.model import Outcome
+from txmq.xa.branch import UsedXAConnection, XABranch, XAResource
+from txmq.xa.two_phase import BranchState, Event, State
+
+_ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK)
+
+
+class Settler(Protocol):
+    """The client's resolver, as a block sees it."""
+
+    def add(self, resource: Any) -> None:
+        """Settle for this resource, too."""
+
+    def wake(self) -> None:
+        """Something was left: look at once."""
+
+    def completed(self, resource: XAResource, txid: str, answer: Any) -> None:
+        """``complete`` was sent; what becomes of the answer decides when the marker goes."""
+
+    def watch(self, resource: XAResource, txid: str, on_settled: Callable[[], None]) -> None:
+        """Tell when nothing of a transaction is in doubt in this resource any more."""
+
+
+class Ending(NamedTuple):
+    """What the caller is told."""
+
+    outcome: Outcome
+    error: TransactionError | None
+
+
+class XaBlock:
+    """See the module's docstring.
+
+    Attributes:
+        run: what carries the end out.
+        pending: names of the resources whose branch the resolver finishes; shrinks as it does.
+    """
+
+    def __init__(
+        self, home: TransactionHome, resources: Sequence[Any], messages: MessageBuffer, settler: Settler
+    ) -> None:
+        self._home, self._settler = home, settler
+        self.pending: tuple[str, ...] = ()
+        self._branches = self._begun(resources)
+        self.run = XaRun(home, self._branches, messages)
+
+    def connection(self, resource: Any) -> Any:
+        """The database connection of a resource's branch."""
+        for branch in self._branches:
+            if branch.resource is resource:
+                return branch.connection
+        raise TransactionStateError(f"{resource!r} takes no part in this transaction")
+
+    def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
+        """Bring it to its end.
+
+        Args:
+            body_error: what the body raised.
+            failure: a part sent ahead was refused.
+        """
+        is_sound = body_error is None and self._is_body_sound(failure)
+        state = self.run.run(Event.BODY_DONE if is_sound else Event.BODY_FAILED)
+        self._tell_settler(state)
+        return self._concluded(state)
+
+    # --- the beginning -----------------------------------------------------------------------------------------------
+
+    def _begun(self, resources: Sequence[Any]) -> list[XABranch]:
+        begun: list[XABranch] = []
+        cluster, txid = self._home.cluster, self._home.txid
+        try:
+            for given in resources:
+                resource, connection = given if isinstance(given, UsedXAConnection) else (given, None)
+                begun.append(resource.enlist(cluster, txid, self._home.remaining_s, connection))
+                self._settler.add(resource)
+        except BaseException:
+            for branch in begun:
+                branch.roll_back(False)
+            raise
+        return begun
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _is_body_sound(self, failure: RolledBackError | None) -> bool:
+        run = self.run
+        try:
+            for branch in self._branches:
+                branch.end_body()
+            self._home.check_deadline()
+            if failure is not None:
+                raise failure
+        except TransactionError as error:
+            run.error = error
+        except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone
+            run.interrupt = interrupt
+        else:
+            return True
+        return False
+
+    def _tell_settler(self, state: State) -> None:
+        txid = self._home.txid
+        left = []
+        for side in self.run.sides:
+            resource = side.branch.resource
+            if side.complete is not None:
+                self._settler.completed(resource, txid, side.complete)
+            elif side.state not in _ENDED or state is State.COMMITTED_PENDING:
+                left.append(resource)
+        if state in (State.COMMITTED, State.COMMITTED_PENDING, State.ROLLED_BACK):
+            # Whatever floor the session states, the broker keeps a decision until every branch is complete.
+            self._home.finished()
+            on_end = _nothing
+        else:
+            on_end = self._home.finished
+        if not left:
+            return
+        self.pending = tuple(resource.name for resource in left)
+        for resource in left:
+            self._settler.watch(resource, txid, self._settled(resource.name, on_end))
+        self._settler.wake()
+
+    def _settled(self, name: str, on_end: Callable[[], None]) -> Callable[[], None]:
+        def settled() -> None:
+            self.pending = tuple(other for other in self.pending if other != name)
+            if not self.pending:
+                on_end()
+
+        return settled
+
+    def _concluded(self, state: State) -> Ending:
+        run, txid = self.run, self._home.txid
+        if state in (State.COMMITTED, State.COMMITTED_PENDING):
+            return Ending(Outcome.COMMITTED, None)
+        if state is State.UNKNOWN:
+            why = run.error or run.interrupt
+            return Ending(Outcome.UNKNOWN, OutcomeUnknownError(f"decide was not answered: {why}", txid))
+        return Ending(Outcome.ROLLED_BACK, run.error or RolledBackError("the transaction was rolled back", txid))
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
+
+
+def is_xa(resource: Any) -> bool:
+    """Whether this takes part in two-phase commits."""
+    return isinstance(resource, UsedXAConnection) or hasattr(resource, "open_recovery")
+
+
+def refuse_twins(resources: Sequence[Any]) -> None:
+    """Refuse a resource that is named twice.
+
+    Raises:
+        ConfigError: it is.
+    """
+    known = [id(given.resource if isinstance(given, UsedXAConnection) else given) for given in resources]
+    if len(set(known)) != len(known):
+        raise ConfigError("a resource takes part in a transaction once: name it once, and use its one connection")

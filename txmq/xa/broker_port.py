@@ -1,0 +1,107 @@
+"""The broker and the client as one who settles needs them: ports, and the waits that both kinds of resolving share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from txmq.runtime.ports import Buffer
+from txmq.xid import TxId
+
+POLL_S = 0.5
+FAILED_POLL_S_MAX = 1.0  # settled within 2 s of both sides being there again
+OWNER_GONE_MS = 1000
+REQUEST_TIMEOUT_S = 5.0
+FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
+DELETE_SIZE = 500  # rows in one DELETE
+DELETE_EVERY_S = 1.0  # where there is a DELETE full of them
+DELETE_FEW_EVERY_S = 10.0  # each is a sync, and takes SQLite's one write lock: one row a second would double both
+SWEEP_EVERY_S = 60.0
+SWEEP_AGE_MS = 600_000
+
+
+class Answer(Protocol):
+    """A request on its way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether ``result`` need not wait."""
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """Wait for its answer, so many seconds or as long as the request was given."""
+
+
+class Control(Protocol):
+    """A connection to the broker."""
+
+    def call(
+        self, verb: str, *arguments: str | int, timeout: float,
+        extensions: Mapping[str, str | int | bytes | None] | None = None, body: Sequence[Buffer] | None = None,
+    ) -> bytes:  # fmt: skip
+        """Send a request and wait for its answer."""
+
+    def submit(
+        self, verb: str, *arguments: str | int, timeout: float,
+        extensions: Mapping[str, str | int | bytes | None] | None = None, body: Sequence[Buffer] | None = None,
+    ) -> Answer:  # fmt: skip
+        """Send a request."""
+
+
+class Session(Protocol):
+    """The client's session: who its broker is."""
+
+    @property
+    def cluster(self) -> int:
+        """Id of the cluster."""
+
+    @property
+    def home(self) -> int:
+        """Id of the broker's journal."""
+
+
+class Client(Protocol):
+    """What a resolver needs of a client."""
+
+    @property
+    def control(self) -> Control:
+        """A connection to the broker."""
+
+    @property
+    def session(self) -> Session:
+        """Who the broker is."""
+
+
+class Stop(Protocol):
+    """Ends ``Resolver.run`` (a ``threading.Event`` is one)."""
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep so long at most; True when it is time to end."""
+
+
+def is_at_home(session: Session, text: str) -> bool:
+    """Whether a transaction id is one that this broker answers for."""
+    try:
+        txid = TxId.parse(text)
+    except ValueError:
+        return False
+    return (txid.cluster, txid.home) == (session.cluster, session.home)
+
+
+def is_owner_gone(told: Mapping[str, Any]) -> bool:
+    """Whether the owner, as ``recover`` tells of it, has been gone long enough."""
+    return not told["owner_connected"] and int(told["owner_gone_ms"]) >= OWNER_GONE_MS
+
+
+def list_transactions(client: Client, uuid: str, state: str, page_size: int) -> list[dict[str, Any]]:
+    """What ``recover`` tells of one resource's transactions in a state, oldest first, each once."""
+    found: dict[str, dict[str, Any]] = {}
+    extensions: dict[str, str | int | bytes | None] = {"uuid": uuid, "state": state, "limit": page_size}
+    while True:
+        body = client.control.call("recover", extensions=extensions, timeout=REQUEST_TIMEOUT_S)
+        page = json.loads(body)["transactions"]
+        # Where the one we ask behind was settled meanwhile, the list begins anew.
+        found.update((row["txid"], row) for row in page)
+        if len(page) < page_size:
+            return list(found.values())
+        extensions["after"] = page[-1]["txid"]
