@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from txmq.client import (
         Client,
         FixedSelector,
+        Half,
+        HalfMessage,
         KafkaPartitionSelector,
         KeyHashSelector,
         PartitionSelector,
@@ -92,6 +94,8 @@ __all__ = [
     "FencedError",
     "FixedSelector",
     "ForbiddenError",
+    "Half",
+    "HalfMessage",
     "HeuristicCommitError",
     "HeuristicError",
     "HeuristicHazardError",
@@ -148,6 +152,8 @@ _CLIENT = frozenset(
     {
         "Client",
         "FixedSelector",
+        "Half",
+        "HalfMessage",
         "KafkaPartitionSelector",
         "KeyHashSelector",
         "PartitionSelector",

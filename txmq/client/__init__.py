@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from txmq.client.checks import HalfMessage
 from txmq.client.client import Client, connect
+from txmq.client.half import Half
 from txmq.client.producer import Producer
 from txmq.client.selector import (
     FixedSelector,
@@ -15,6 +17,8 @@ from txmq.client.selector import (
 __all__ = [
     "Client",
     "FixedSelector",
+    "Half",
+    "HalfMessage",
     "KafkaPartitionSelector",
     "KeyHashSelector",
     "PartitionSelector",

@@ -8,15 +8,15 @@ Connections are made when they are first used, ``control`` at once, so that a wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from txmq.client.admin import Topics
+from txmq.client.checks import CheckBacks, Checker
 from txmq.client.connection import Connection
-from txmq.client.consumer import Consumer, ConsumerSettings
+from txmq.client.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.fetch import Fetcher
-from txmq.client.member import MemberSettings
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
 from txmq.client.resolver import stop_resolver
@@ -27,7 +27,7 @@ from txmq.client.transactions import Transactions
 from txmq.config import split_address
 from txmq.errors import ClosedError, ConfigError, ConnectionLostError
 from txmq.log.compression import CODECS
-from txmq.model import Message, Outcome, PartitionRange
+from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_forks
@@ -117,6 +117,7 @@ class Client:
         self._lock = Lock()
         self._senders: list[Sender] = []
         self._idle_senders: list[Sender] = []
+        self._checks: dict[str, CheckBacks] = {}  # by producer group
         self._closed = False
         watch_forks(self)
 
@@ -136,7 +137,7 @@ class Client:
     def producer(
         self, *, partition_selector: PartitionSelector | None = None, linger_ms: float = 0,
         batch_size_bytes: int = 256 << 10, buffer_size_bytes: int = 64 << 20, max_in_flight: int = 8,
-        compression: str | None = None, timeout: float = 5.0,
+        compression: str | None = None, timeout: float = 5.0, group: str | None = None, checker: Checker | None = None,
     ) -> Producer:  # fmt: skip
         """Make a producer; many may exist.
 
@@ -148,6 +149,10 @@ class Client:
             max_in_flight: unanswered batches a partition; the broker's own limit counts as well.
             compression: "gzip", "lz4", "zstd" or None.
             timeout: seconds for a send with its retries, where it is not told otherwise.
+            group: producer group, for half messages; its members answer for each other.
+            checker: what became of the work a half message stands for. Called in a thread of this client, also for
+                halves of other members, until the client is closed; the newest one of a group counts. It answers
+                ROLLBACK only where the work is not done and never will be, and UNKNOWN where it cannot tell.
 
         Raises:
             ConfigError: an argument out of range.
@@ -155,7 +160,20 @@ class Client:
         settings = ProducerSettings(linger_ms, batch_size_bytes, buffer_size_bytes, max_in_flight, compression, timeout)
         _check(settings)
         self._refuse_closed()
-        return Producer(self, partition_selector, settings)
+        return Producer(self, partition_selector, settings, self._check_backs(group, checker))
+
+    def _check_backs(self, group: str | None, checker: Checker | None) -> CheckBacks | None:
+        if group is None and checker is None:
+            return None
+        if group is None or not is_valid_name(group) or not callable(checker):
+            raise ConfigError(f"group={group!r}, checker={checker!r}: half messages need a group's name and a callable")
+        with self._lock:
+            known = self._checks.get(group)
+            if known is None:
+                known = self._checks[group] = CheckBacks(self, group, checker, self._new_connection)
+        known.checker = checker
+        known.start()
+        return known
 
     def take_sender(self, producer: Producer) -> Sender:
         """For ``Producer``: a sender of its own. The first one sends on ``control``."""
@@ -189,9 +207,7 @@ class Client:
 
     def consumer(
         self, group: str, topics: Sequence[str], *, start: str | int = "earliest", max_retries: int = 5,
-        retry_delay: float = 1.0, accept: Callable[[Message], bool] | None = None, strategy: str = "sticky",
-        name: str | None = None, buffer_size_bytes: int = 32 << 20, heartbeat_interval: float = 1.0,
-        session_timeout: float = 6.0, offset_save_interval: float = 1.0,
+        options: ConsumerOptions = DEFAULTS,
     ) -> Consumer:  # fmt: skip
         """Join a consumer group and share its work: each partition has one consumer of the group at a time.
 
@@ -200,26 +216,15 @@ class Client:
             topics: what to consume; those that do not exist yet are joined when they are created.
             start: where the group has saved no offset: "earliest", "latest", or a time in ms since 1970.
             max_retries: how often a message that failed is delivered again before it becomes a dead letter.
-            retry_delay: seconds before the first retry; doubled each time, up to a minute.
-            accept: which messages are delivered; the others count as acknowledged.
-            strategy: "sticky", "range", "round-robin" or "consistent-hash"; the same for all members.
-            name: this member's name in the group; by default made up. Two members must not share one.
-            buffer_size_bytes: how much is fetched ahead, all partitions together.
-            heartbeat_interval, session_timeout: seconds; who is not heard of for the latter loses its partitions.
-            offset_save_interval: seconds between two times of saving what was acknowledged.
+            options: a filter, the member's name, the strategy, times and sizes.
 
         Raises:
             ConfigError: an argument out of range.
         """
-        settings = ConsumerSettings(
-            group, tuple(topics), start, max_retries, retry_delay, buffer_size_bytes, offset_save_interval, accept
-        )
-        settings.check(strategy)
+        settings = ConsumerSettings(group, tuple(topics), start, max_retries, options)
+        settings.check()
         self._refuse_closed()
-        member = name or f"{self.name}-{OSRandom().bits(48):012x}"
-        membership = MemberSettings(
-            group, member, settings.topics, strategy, heartbeat_interval, session_timeout, offset_save_interval
-        )
+        membership = settings.member(f"{self.name}-{OSRandom().bits(48):012x}")
         return Consumer(self, (self._new_connection(), self._new_connection()), settings, membership)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -303,6 +308,9 @@ class Client:
         with self._lock:
             self._closed = True
             senders, self._senders, self._idle_senders = self._senders, [], []
+            checks, self._checks = self._checks, {}
+        for check_backs in checks.values():
+            check_backs.stop()
         for sender in senders:
             sender.close()
         self.control.close()

@@ -15,11 +15,12 @@ from typing import Any, Protocol, Self
 from txmq.client import bulk
 from txmq.client.admin import Topics
 from txmq.client.bulk import Pair, SendResults, Slice
+from txmq.client.half import Desk, Half
 from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.sender import Sender
-from txmq.client.transaction import Transaction, current_transaction
-from txmq.errors import ClosedError, LocalProtocolError, TooLargeError, TransactionStateError, TxmqError
+from txmq.client.transaction import TIMEOUT_S_MAX, Transaction, current_transaction
+from txmq.errors import ClosedError, ConfigError, LocalProtocolError, TooLargeError, TransactionStateError, TxmqError
 from txmq.log.records import TAG_HEADER, TXID_HEADER
 from txmq.model import Message, SendResult
 from txmq.runtime.ports import Clock
@@ -60,9 +61,12 @@ class Producer:
     Thread safety: any thread. Messages of one thread to one partition are stored in the order of its calls.
     """
 
-    def __init__(self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings) -> None:
+    def __init__(
+        self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings, checks: Desk | None = None
+    ) -> None:
         self.client = client
         self.settings = settings
+        self._checks = checks
         self._home: Home = client
         self._selector = selector or KeyHashSelector()
         self._key_hash = self._selector if type(self._selector) is KeyHashSelector else None
@@ -215,6 +219,36 @@ class Producer:
         if self._closed:
             raise ClosedError("the producer is closed")
         return Transaction(self.client, self, resources, timeout, compression=self.settings.compression)
+
+    def half(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float = 30.0,
+    ) -> Half:  # fmt: skip
+        """Send a half message: on the broker's disk when this returns, and invisible until you commit it.
+
+        Use it as a block around your own work, whose end commits, or call ``commit`` and ``rollback``. What nobody
+        decides, because you died or the block failed, the checker of your producer group decides.
+
+        Args:
+            timeout: seconds from now; for so long nobody asks the checker while this client is connected. The
+                other arguments are those of ``send``.
+
+        Raises:
+            ConfigError: the producer has no group and checker.
+            TransactionStateError: the call stands in a transaction's block.
+            RolledBackError: the broker refused it, or cannot be reached; nothing happened.
+        """
+        if self._checks is None:
+            raise ConfigError("half messages need a producer group: client.producer(group=..., checker=...)")
+        if current_transaction() is not None:
+            raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
+        if not 0 < timeout <= TIMEOUT_S_MAX:
+            raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+        prepared = self._checked_headers(key, value, headers, tag)
+        record = (key, value, prepared, self._home.clock.now_ms())
+        where = self._partition_for(topic, record, tag, partition)
+        self._checks.start()  # a forked child has no thread yet
+        return Half(self.client, self._checks, timeout, self.settings.compression).prepare(topic, where, record)
 
     def _joined(self) -> Transaction | None:
         transaction = current_transaction()

@@ -142,10 +142,18 @@ class TransactionHome:
         Raises:
             TxmqError: nothing was sent.
         """
-        extensions: Extensions = {"resource": resource, "uuid": uuid, "deadline": self.deadline_ms, **self._floor()}
+        given: Extensions = {"resource": resource, "uuid": uuid, "deadline": self.deadline_ms}
+        return self.submit_prepare_as("last-resource", given, parts)
+
+    def submit_prepare_as(self, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> Any:
+        """Send ``prepare`` of any kind, with the words of that kind; its answer is to be waited for.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
         return self.client.control.submit(
-            "prepare", self.txid, "last-resource",
-            extensions=extensions | self.streamed.extensions(), body=_body(parts), timeout=max(self.remaining_s, 0.0),
+            "prepare", self.txid, kind, extensions=given | self._floor() | self.streamed.extensions(),
+            body=_body(parts), timeout=max(self.remaining_s, 0.0),
         )  # fmt: skip
 
     def commit_local(self, parts: Sequence[EncodedPart]) -> list[PartResult]:

@@ -1,0 +1,375 @@
+"""Half messages and check-backs: what the application says goes, whoever dies, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from txmq.client.checks import CheckBacks, HalfMessage
+from txmq.client.half import Half
+from txmq.errors import (
+    DiskFullError,
+    FencedError,
+    HeuristicCommitError,
+    HeuristicRollbackError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionStateError,
+    TransactionTimeoutError,
+    UnavailableError,
+)
+from txmq.log.records import TAG_HEADER
+from txmq.model import Outcome, Resolution, SendStatus
+from txmq.protocol.halves import DueHalf, encode_half
+from txmq.runtime import crashpoints
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.fake_home import FakeHome, Fault, lost
+
+COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
+
+
+class HalfHome(FakeHome):
+    """A home that keeps half messages; all of them are due whenever somebody asks."""
+
+    timeout = 5.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attempts: dict[str, int] = {}
+
+    def _prepare(self, txid: str, kind: str, given: Any, body: bytes) -> bytes:
+        assert kind == "half"
+        assert given["group"] == "g"
+        return super()._prepare(txid, kind, {**given, "resource": "g", "uuid": ""}, body)
+
+    def _checks(self, group: str, given: Any, _body: bytes) -> bytes:
+        assert group == "g"
+        due: list[bytes] = []
+        for txid, held in self._held.items():
+            if held.state == "prepared" and len(due) < given["limit"]:
+                self.attempts[txid] = self.attempts.get(txid, 0) + 1
+                parts = tuple((topic, partition, bytearray(batch)) for topic, partition, batch in held.parts)
+                due.append(encode_half(DueHalf(txid, self.attempts[txid], 1234, parts)))
+        return b"".join(due)
+
+
+class Group:
+    """A member of the group: what it was asked, and what it answers."""
+
+    def __init__(self, home: HalfHome) -> None:
+        self.home = home
+        self.asked: list[HalfMessage] = []
+        self.answer: Callable[[HalfMessage], Any] = lambda _: UNKNOWN
+        self.desk = CheckBacks(home, "g", self._check, lambda: home)  # type: ignore[arg-type,return-value]
+
+    def _check(self, half: HalfMessage) -> Resolution:
+        self.asked.append(half)
+        resolution: Resolution = self.answer(half)
+        return resolution
+
+    def half(self, value: bytes = b"v", timeout: float = 30.0) -> Half:
+        record = (b"42", value, [(TAG_HEADER, b"T"), ("h", b"x")], 1_700_000_000_000)
+        return Half(self.home, self.desk, timeout, None).prepare("orders", 0, record)
+
+
+@pytest.fixture(autouse=True)
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.client.checks.start_daemon", lambda _name, _run: None)
+
+
+@pytest.fixture
+def home() -> HalfHome:
+    return HalfHome()
+
+
+@pytest.fixture
+def group(home: HalfHome) -> Group:
+    return Group(home)
+
+
+@pytest.fixture
+def crash_at() -> Iterator[Callable[[str], None]]:
+    def arm(point: str) -> None:
+        def die(name: str) -> None:
+            if name == point:
+                raise SimulatedCrash(name)
+
+        crashpoints.set_hook(die)
+
+    yield arm
+    crashpoints.set_hook(None)
+
+
+# --- the block -------------------------------------------------------------------------------------------------------
+
+
+def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: HalfHome, group: Group) -> None:
+    with group.half(b"created") as half:
+        assert home.states() == {half.txid: "prepared"}
+        assert (home.values("orders"), half.outcome, half.result.status) == ([], Outcome.UNKNOWN, SendStatus.PENDING)
+    assert (home.values("orders"), half.outcome, half.pending) == ([b"created"], Outcome.COMMITTED, ())
+    assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)
+
+
+def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: HalfHome, group: Group) -> None:
+    with group.half(b"1") as first:
+        first.rollback()
+        first.rollback()
+    second = group.half(b"2")
+    second.commit()
+    second.commit()
+    assert (first.outcome, second.outcome) == (Outcome.ROLLED_BACK, Outcome.COMMITTED)
+    assert home.values("orders") == [b"2"]
+    with pytest.raises(TransactionStateError, match="decided before"):
+        second.rollback()
+    with pytest.raises(TransactionStateError), second:
+        pass
+
+
+@pytest.mark.parametrize(("answer", "state"), [(COMMIT, "committed"), (ROLLBACK, "rolled-back"), (UNKNOWN, "prepared")])
+def test_what_a_block_did_that_raised_the_checker_says(
+    home: HalfHome, group: Group, answer: Resolution, state: str
+) -> None:
+    group.answer = lambda _: answer
+    with pytest.raises(KeyError) as caught, group.half() as half:
+        raise KeyError("the connection was lost while the row committed")
+    assert home.states() == {half.txid: state}
+    [asked] = group.asked
+    assert (asked.txid, asked.key, asked.value, asked.topic, asked.attempt) == (half.txid, b"42", b"v", "orders", 0)
+    assert (asked.message.tag, asked.message.headers, asked.message.offset) == ("T", {"h": b"x"}, -1)
+    assert bool(getattr(caught.value, "__notes__", [])) is (answer is UNKNOWN)
+
+
+def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: HalfHome, group: Group) -> None:
+    with pytest.raises(KeyboardInterrupt), group.half() as half:
+        raise KeyboardInterrupt
+    assert (home.states(), group.asked) == ({half.txid: "prepared"}, [])
+
+
+# --- preparing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_executed", [True, False])
+def test_a_lost_answer_to_prepare_is_asked_for_again(home: HalfHome, group: Group, is_executed: bool) -> None:
+    home.faults["prepare"].append(lost(is_executed=is_executed))
+    with group.half():
+        pass
+    assert home.values("orders") == [b"v"]
+
+
+def test_a_refused_half_means_that_nothing_happened(home: HalfHome, group: Group) -> None:
+    home.faults["prepare"].append(Fault(DiskFullError("full")))
+    with pytest.raises(RolledBackError) as caught:
+        group.half()
+    assert isinstance(caught.value.__cause__, DiskFullError)
+    assert (home.states(), "rollback" in home.requests) == ({}, False)
+
+
+def test_a_prepare_that_is_not_answered_in_time_is_rolled_back_because_its_work_never_began(
+    home: HalfHome, group: Group
+) -> None:
+    home.faults["prepare"].extend([Fault(RequestTimeoutError("late"), is_executed=True)])
+    with pytest.raises(TransactionTimeoutError):
+        group.half()
+    assert list(home.states().values()) == ["rolled-back"]
+
+
+def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later(home: HalfHome, group: Group) -> None:
+    home.faults["prepare"].append(Fault(RequestTimeoutError("late"), is_executed=True))
+    home.faults["rollback"].extend([lost(is_executed=False)] * 5)
+    with pytest.raises(TransactionTimeoutError):
+        group.half()
+    assert list(home.states().values()) == ["prepared"]
+    home.faults["rollback"].clear()
+    group.desk.tell_untold()
+    assert list(home.states().values()) == ["rolled-back"]
+
+
+# --- deciding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_executed", [True, False])
+def test_a_lost_answer_to_commit_is_asked_for_again(home: HalfHome, group: Group, is_executed: bool) -> None:
+    home.faults["commit"].extend([lost(is_executed=is_executed), Fault(UnavailableError("starting"))])
+    with group.half() as half:
+        pass
+    assert (half.outcome, home.values("orders")) == (Outcome.COMMITTED, [b"v"])
+
+
+def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: HalfHome, group: Group) -> None:
+    home.faults["commit"].extend([lost(is_executed=False)] * 10)
+    with group.half() as half:
+        pass
+    assert (half.pending, half.outcome, home.states()) == (("broker",), Outcome.UNKNOWN, {half.txid: "prepared"})
+    home.faults["commit"].clear()
+    group.desk.tell_untold()
+    assert (half.pending, half.outcome, home.values("orders")) == ((), Outcome.COMMITTED, [b"v"])
+
+
+def test_a_commit_behind_a_durable_rollback_raises(home: HalfHome, group: Group) -> None:
+    half = group.half()
+    home.call("rollback", half.txid, timeout=1.0)
+    with pytest.raises(HeuristicRollbackError) as caught:
+        half.commit()
+    assert (caught.value.txid, half.outcome, home.values("orders")) == (half.txid, Outcome.ROLLED_BACK, [])
+
+
+def test_a_rollback_behind_a_durable_commit_raises(home: HalfHome, group: Group) -> None:
+    half = group.half()
+    home.call("commit", half.txid, timeout=1.0)
+    with pytest.raises(HeuristicCommitError):
+        half.rollback()
+    assert half.outcome is Outcome.COMMITTED
+
+
+def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: HalfHome, group: Group) -> None:
+    half = group.half()
+    home.faults["commit"].append(Fault(FencedError("long ago")))
+    with pytest.raises(OutcomeUnknownError):
+        half.commit()
+    assert half.outcome is Outcome.UNKNOWN
+
+
+def test_ctrl_c_while_the_broker_is_told_does_not_undo_the_decision(
+    home: HalfHome, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = group.half()
+
+    def interrupt(*_: Any, **__: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home, "call", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            half.commit()
+    group.desk.tell_untold()
+    assert (half.outcome, home.values("orders")) == (Outcome.COMMITTED, [b"v"])
+
+
+@pytest.mark.parametrize("point", ["client.half.prepared", "client.half.decided", "client.check.answered"])
+def test_whoever_dies_another_member_decides(
+    home: HalfHome, group: Group, crash_at: Callable[[str], None], point: str
+) -> None:
+    crash_at(point)
+    if point == "client.check.answered":
+        group.answer = lambda _: COMMIT
+        group.half()
+        with pytest.raises(SimulatedCrash):
+            group.desk.poll()
+    else:
+        with pytest.raises(SimulatedCrash), group.half():
+            pass
+    assert list(home.states().values()) == ["prepared"]
+    crashpoints.set_hook(None)
+    other = Group(home)
+    other.answer = lambda _: COMMIT
+    other.desk.poll()
+    assert home.values("orders") == [b"v"]
+
+
+# --- check-backs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_member_answers_for_an_owner_that_is_gone(home: HalfHome, group: Group) -> None:
+    mine, yours = group.half(b"mine"), group.half(b"yours")
+    other = Group(home)
+    other.answer = lambda half: COMMIT if half.value == b"mine" else ROLLBACK
+    assert other.desk.poll() == 2
+    assert (home.states(), home.values("orders")) == ({mine.txid: "committed", yours.txid: "rolled-back"}, [b"mine"])
+    [first, _] = other.asked
+    assert (first.txid, first.attempt, first.age_ms, first.key, first.message.tag) == (mine.txid, 1, 1234, b"42", "T")
+    assert (first.message.offset, first.message.txid) == (-1, mine.txid)
+
+
+def test_a_thousand_times_unknown_never_drops_it(home: HalfHome, group: Group) -> None:
+    half = group.half()
+    for _ in range(1000):
+        assert group.desk.poll() == 1
+    assert home.states() == {half.txid: "prepared"}
+    assert [asked.attempt for asked in group.asked] == list(range(1, 1001))
+    group.answer = lambda _: COMMIT
+    group.desk.poll()
+    assert (home.values("orders"), group.desk.poll()) == ([b"v"], 0)
+
+
+@pytest.mark.parametrize("answer", [None, True, "commit"])
+def test_no_resolution_is_unknown_and_logged(
+    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str], answer: Any
+) -> None:
+    half = group.half()
+    group.answer = lambda _: answer
+    group.desk.poll()
+    assert home.states() == {half.txid: "prepared"}
+    assert json.loads(capsys.readouterr().err)["event"] == "the checker answered no Resolution"
+
+
+def test_a_checker_that_raises_has_said_unknown_and_is_logged(
+    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = group.half()
+
+    def fail(_: HalfMessage) -> Any:
+        raise ZeroDivisionError("mine")
+
+    group.answer = fail
+    assert group.desk.poll() == 1
+    said = json.loads(capsys.readouterr().err)
+    assert (said["event"], said["txid"], said["level"]) == ("the checker failed", half.txid, "error")
+    assert "ZeroDivisionError" in said["error"]
+    assert home.states() == {half.txid: "prepared"}
+
+
+def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: HalfHome, group: Group) -> None:
+    group.half()
+    group.answer = lambda _: COMMIT
+    home.faults["commit"].extend([lost(is_executed=False)] * 3)
+    group.desk.poll()
+    assert home.values("orders") == []
+    home.faults["commit"].clear()
+    group.desk.poll()
+    assert (home.values("orders"), len(group.asked)) == ([b"v"], 2)
+
+
+def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
+    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = group.half()
+
+    def late(_: HalfMessage) -> Resolution:
+        half.commit()
+        return ROLLBACK
+
+    group.answer = late
+    group.desk.poll()
+    assert home.values("orders") == [b"v"]
+    assert json.loads(capsys.readouterr().err)["event"] == "a half message was decided otherwise before"
+
+
+def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
+    home: HalfHome, group: Group, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound = group.half(b"sound")
+    deleted = encode_half(DueHalf("c-a-7-9", 1, 5, ()))  # its topic is gone
+    answer = home._checks("g", {"limit": 10}, b"")
+    monkeypatch.setattr(home, "_checks", lambda *_: deleted + answer)
+    group.answer = lambda _: COMMIT
+    assert group.desk.poll() == 2
+    assert (home.states()[sound.txid], len(group.asked)) == ("committed", 1)
+    assert json.loads(capsys.readouterr().err)["event"] == "a half message cannot be read"
+
+
+def test_a_decision_told_late_that_meets_another_one_is_logged_and_given_up(
+    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.faults["commit"].extend([lost(is_executed=False)] * 10)
+    with group.half() as half:
+        pass
+    home.faults["commit"].clear()
+    home.call("rollback", half.txid, timeout=1.0)
+    group.desk.tell_untold()
+    assert (half.outcome, half.pending) == (Outcome.ROLLED_BACK, ())
+    assert json.loads(capsys.readouterr().err)["event"] == "a half message ended otherwise than decided"

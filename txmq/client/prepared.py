@@ -1,0 +1,70 @@
+"""Transactions that somebody outside of txmq decides: to prepare one, and to tell the broker what was decided.
+
+Used by half messages and by the XA resource. Both requests are repeated under the same id until they are answered:
+the broker executes them once and gives the same answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txmq.client.transaction_home import RETRY_S, Extensions, TransactionHome
+from txmq.client.transaction_parts import MessageBuffer
+from txmq.errors import ConnectionLostError, OverloadedError, UnavailableError
+from txmq.model import Resolution
+from txmq.protocol.parts import PartResult, parse_result_lines
+
+_PASSING = (ConnectionLostError, UnavailableError, OverloadedError)
+
+
+def prepare(home: TransactionHome, kind: str, given: Extensions, messages: MessageBuffer) -> None:
+    """Prepare all messages that were not sent ahead.
+
+    Raises:
+        TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
+        TxmqError: refused, not prepared.
+
+    Durability: the messages are in the broker's journal when this returns, and stay until somebody decides.
+    """
+    parts = home.take_parts(messages, keyed=False)
+    if home.streamed.parts or not home.fits_one_request(parts):
+        home.stream(parts)
+        parts = []
+    while True:
+        home.check_deadline()
+        try:
+            home.submit_prepare_as(kind, given, parts).result()
+        except _PASSING:
+            home.pause()
+        else:
+            return
+
+
+def settle(client: Any, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
+    """Tell the broker COMMIT or ROLLBACK of what is prepared.
+
+    Args:
+        timeout_s: until then the request is repeated after a lost answer.
+
+    Returns:
+        Where the messages went; none after a rollback.
+
+    Raises:
+        TransactionConflictError: it ended the other way.
+        FencedError, UnknownTransactionError, NotOwnerError: this broker does not know (any more).
+        ConnectionLostError, RequestTimeoutError, ...: not told, or told and not answered.
+
+    Durability: settled, in the broker's journal, when this returns.
+    """
+    deadline = client.clock.monotonic() + timeout_s
+    named: dict[str, Any] = {"body": ()} if resolution is Resolution.COMMIT else {}
+    while True:
+        remaining = max(deadline - client.clock.monotonic(), RETRY_S)
+        try:
+            answer: bytes = client.control.call(resolution.value, txid, timeout=remaining, **named)
+        except _PASSING:
+            if client.clock.monotonic() >= deadline:
+                raise
+            client.clock.sleep(RETRY_S)
+        else:
+            return parse_result_lines(answer)
