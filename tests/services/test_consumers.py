@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.client.consumer import Consumer
+from txmq.client.consumer import Consumer, ConsumerOptions
 from txmq.model import Message
 from txmq.testing.broker_process import BrokerProcess
 
@@ -24,8 +24,10 @@ PARTITIONS = 6
 WAIT_S = 60.0
 _MEMBER = """
 import sys, txmq
+from txmq.client.consumer import ConsumerOptions
 client = txmq.connect(sys.argv[1])
-consumer = client.consumer(sys.argv[2], [sys.argv[3]], session_timeout=1.5, heartbeat_interval=0.2)
+options = ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.2)
+consumer = client.consumer(sys.argv[2], [sys.argv[3]], options=options)
 def handle(message):
     print(message.partition, message.offset, message.value.decode(), flush=True)
 consumer.run(handle, threads=2)
@@ -110,7 +112,7 @@ def test_members_that_join_one_after_another_share_and_lose_nothing(client: txmq
     found: list[bytes] = []
     consumers = []
     for _ in range(6):
-        consumers.append(client.consumer(GROUP, [TOPIC], heartbeat_interval=0.1))
+        consumers.append(client.consumer(GROUP, [TOPIC], options=ConsumerOptions(heartbeat_interval=0.1)))
         for consumer in consumers:
             for message in consumer.poll(20, timeout=0.05):
                 message.ack()
@@ -141,7 +143,7 @@ def test_a_listener_keeps_the_order_retries_in_place_and_buries_in_the_end(clien
         if message.value == b"bad":
             raise ValueError("cannot")
 
-    consumer = client.consumer(GROUP, [TOPIC], max_retries=2, retry_delay=0.01)
+    consumer = client.consumer(GROUP, [TOPIC], max_retries=2, options=ConsumerOptions(retry_delay=0.01))
     thread = threading.Thread(target=lambda: consumer.run(handle, threads=3))
     thread.start()
     until(lambda: b"two" in seen, "the partition moves on")
@@ -191,7 +193,9 @@ def test_start_latest_and_a_time_and_seek(client: txmq.Client) -> None:
 
 def test_pause_and_filter(client: txmq.Client) -> None:
     fill(client, 100)
-    with client.consumer(GROUP, [TOPIC], accept=lambda message: message.value in (b"v3", b"v4")) as consumer:
+    with client.consumer(
+        GROUP, [TOPIC], options=ConsumerOptions(accept=lambda m: m.value in (b"v3", b"v4"))
+    ) as consumer:
         assert sorted(values(take(consumer, 2))) == [b"v3", b"v4"]
         consumer.pause()
         client.producer().send(TOPIC, b"v3")
@@ -212,7 +216,7 @@ def test_groups_do_not_disturb_each_other_and_bad_names_are_refused(client: txmq
 
 def test_an_ack_that_is_waited_for_is_saved(client: txmq.Client) -> None:
     client.producer().send(TOPIC, b"x", partition=2)
-    with client.consumer(GROUP, [TOPIC], offset_save_interval=3600.0) as consumer:
+    with client.consumer(GROUP, [TOPIC], options=ConsumerOptions(offset_save_interval=3600.0)) as consumer:
         (message,) = consumer.poll(timeout=5.0)
         message.ack(sync=True)
         assert offsets(client)[2] == 1

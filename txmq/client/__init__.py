@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from txmq.client.checks import HalfMessage
 from txmq.client.client import Client, connect
+from txmq.client.consumer import Consumer, ConsumerOptions
 from txmq.client.half import Half
 from txmq.client.producer import Producer
 from txmq.client.selector import (
@@ -16,6 +17,8 @@ from txmq.client.selector import (
 
 __all__ = [
     "Client",
+    "Consumer",
+    "ConsumerOptions",
     "FixedSelector",
     "Half",
     "HalfMessage",

@@ -18,33 +18,26 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from txmq.client.connection import Connection
-from txmq.client.link import Link, Waiter
+from txmq.client.fetching import FETCH_SIZE_BYTES_MIN, Fetching
 from txmq.client.member import Assigned, GroupMember, MemberSettings, Position
 from txmq.client.tracker import Slot, Tracker
 from txmq.errors import (
     ClosedError,
     ConfigError,
-    ConnectionLostError,
-    OffsetOutOfRangeError,
     TransactionStateError,
     TxmqError,
-    broker_error,
 )
-from txmq.log import records
 from txmq.model import Message, is_valid_name
 from txmq.registry.assignment import STRATEGIES
 from txmq.runtime.logging import get_logger
-from txmq.runtime.threads import Condition, start_daemon, start_threads, until_terminated
+from txmq.runtime.threads import Condition, start_threads, until_terminated
 
-FETCH_WAIT_MS = 1000
-FETCH_SIZE_BYTES_MIN = 64 << 10
-FETCH_AGAIN_S = 0.2  # after an error
 IDLE_S_MAX = 1.0
 HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
 RETRY_S_MAX = 60.0
@@ -55,6 +48,34 @@ Filter = Callable[[Message], bool]
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """What few consumers change; times in seconds.
+
+    Args:
+        name: this member's name in the group; by default made up. Two members must not share one.
+        accept: which messages are delivered; the others count as acknowledged.
+        strategy: "sticky", "range", "round-robin" or "consistent-hash"; the same for all members.
+        retry_delay: before the first retry; doubled each time, up to a minute.
+        buffer_size_bytes: how much is fetched ahead, all partitions together.
+        session_timeout: who is not heard of for so long loses its partitions.
+        heartbeat_interval: how often it is heard of.
+        offset_save_interval: between two times of saving what was acknowledged.
+    """
+
+    name: str | None = None
+    accept: Filter | None = None
+    strategy: str = "sticky"
+    retry_delay: float = 1.0
+    buffer_size_bytes: int = 32 << 20
+    session_timeout: float = 6.0
+    heartbeat_interval: float = 1.0
+    offset_save_interval: float = 1.0
+
+
+DEFAULTS = ConsumerOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """See ``Client.consumer``."""
 
@@ -62,12 +83,17 @@ class ConsumerSettings:
     topics: tuple[str, ...]
     start: str | int
     max_retries: int
-    retry_delay_s: float
-    buffer_size_bytes: int
-    offset_save_interval_s: float
-    accept: Filter | None
+    options: ConsumerOptions
 
-    def check(self, strategy: str) -> None:
+    def member(self, made_up: str) -> MemberSettings:
+        """How it takes part in its group."""
+        options = self.options
+        return MemberSettings(
+            self.group, options.name or made_up, self.topics, options.strategy, options.heartbeat_interval,
+            options.session_timeout, options.offset_save_interval,
+        )  # fmt: skip
+
+    def check(self) -> None:
         """Raise ConfigError for what is out of range."""
         if not is_valid_name(self.group) or not self.topics or not all(map(is_valid_name, self.topics)):
             raise ConfigError(
@@ -75,25 +101,15 @@ class ConsumerSettings:
             )
         if self.start not in ("earliest", "latest") and not (isinstance(self.start, int) and self.start >= 0):
             raise ConfigError(f"start = {self.start!r}: expected 'earliest', 'latest' or a time in ms since 1970")
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"strategy = {strategy!r}: expected one of {', '.join(STRATEGIES)}")
-        if self.max_retries < 0 or self.retry_delay_s < 0 or self.buffer_size_bytes < FETCH_SIZE_BYTES_MIN:
+        options = self.options
+        if options.strategy not in STRATEGIES:
+            raise ConfigError(f"strategy = {options.strategy!r}: expected one of {', '.join(STRATEGIES)}")
+        if options.name is not None and not is_valid_name(options.name):
+            raise ConfigError(f"name = {options.name!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+        if self.max_retries < 0 or options.retry_delay < 0 or options.buffer_size_bytes < FETCH_SIZE_BYTES_MIN:
             raise ConfigError(f"max_retries and retry_delay from 0, buffer_size_bytes from {FETCH_SIZE_BYTES_MIN}")
-
-
-class _Fetch:
-    """One ``get`` on its way; ``link.Pending``."""
-
-    __slots__ = ("consumer", "number", "tracker")
-
-    def __init__(self, consumer: Consumer, tracker: Tracker, number: int) -> None:
-        self.consumer, self.tracker, self.number = consumer, tracker, number
-
-    def answered(self, code: int, body: bytes) -> None:
-        self.consumer.fetch_answered(self.tracker, self.number, code, body)
-
-    def lost(self, error: TxmqError) -> None:
-        self.consumer.fetch_failed(self.tracker, self.number, error)
+        if min(options.session_timeout, options.heartbeat_interval, options.offset_save_interval) <= 0:
+            raise ConfigError("session_timeout, heartbeat_interval and offset_save_interval are above 0 seconds")
 
 
 class Consumer:
@@ -108,7 +124,6 @@ class Consumer:
     ) -> None:  # fmt: skip
         self._client, self.settings, self.name = client, settings, membership.name
         self._clock = client.clock
-        self._fetching, beating = connections
         self._changed = Condition()  # guards everything below; told of messages, retries, the end
         self._trackers: dict[Slot, Tracker] = {}
         self._revoked_until: dict[Slot, float] = {}
@@ -118,10 +133,11 @@ class Consumer:
         self._paused: set[Slot] = set()
         self._producer: Any = None
         self._log = get_logger(group=settings.group, member=membership.name)
+        fetching, beating = connections
+        self._fetching = Fetching(client, fetching, self._changed, self._trackers, settings.options.buffer_size_bytes)
         self._member = GroupMember(beating, self._clock, membership, self)
-        self._waiter = Waiter()
         self._member.start()
-        start_daemon(f"txmq-fetch-{settings.group}", self._fetch_on)
+        self._fetching.start(self._log)
 
     # --- taking messages ---------------------------------------------------------------------------------------------
 
@@ -145,7 +161,7 @@ class Consumer:
                     break
                 self._changed.wait(min(deadline - now, self._next_retry_in(now)))
         if taken:
-            self._fetch_more()
+            self._fetching.more()
         return taken
 
     def __iter__(self) -> Iterator[Message]:
@@ -170,7 +186,7 @@ class Consumer:
         return taken
 
     def _accepted(self, tracker: Tracker, messages: list[Message]) -> list[Message]:
-        accept = self.settings.accept
+        accept = self.settings.options.accept
         kept = []
         for message in messages:
             message.consumer = self
@@ -218,7 +234,7 @@ class Consumer:
         return count
 
     def _delay_s(self, failures: int) -> float:
-        return float(min(self.settings.retry_delay_s * 2 ** min(failures, 20), RETRY_S_MAX))
+        return float(min(self.settings.options.retry_delay * 2 ** min(failures, 20), RETRY_S_MAX))
 
     def _tracker_of(self, message: Message) -> Tracker | None:
         tracker = self._trackers.get((message.topic, message.partition))
@@ -300,7 +316,7 @@ class Consumer:
                     self._changed.wait(min(self._next_retry_in(now), IDLE_S_MAX))
                 else:
                     return None, None
-            self._fetch_more()
+            self._fetching.more()
             return found
 
     def _take_in_order(self, now: float) -> tuple[Message, Tracker] | None:
@@ -345,7 +361,7 @@ class Consumer:
                 if slot in self._trackers:
                     self._trackers[slot].is_paused = False
             self._changed.notify_all()
-        self._fetch_more()
+        self._fetching.more()
 
     def seek(self, topic: str, partition: int, offset: int | None = None, *, timestamp_ms: int | None = None) -> None:
         """Go on at an offset, or at the first message of a time.
@@ -362,7 +378,7 @@ class Consumer:
             if tracker is None:
                 raise TransactionStateError(f"partition {partition} of {topic!r} is not assigned to this consumer")
             tracker.seek(offset or 0)
-        self._fetch_more()
+        self._fetching.more()
 
     def close(self) -> None:
         """Save the offsets and leave the group: others take over at once. What is not acknowledged comes again."""
@@ -399,7 +415,7 @@ class Consumer:
             self._trackers[assigned.slot] = tracker
             self._revoked_until.pop(assigned.slot, None)
         self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
-        self._fetch_more()
+        self._fetching.more()
 
     def _starting_offset(self, slot: Slot) -> int:
         start = self.settings.start
@@ -425,7 +441,7 @@ class Consumer:
             tracker.is_revoked = False
             self._revoked_until.pop(slot, None)
             self._changed.notify_all()
-        self._fetch_more()
+        self._fetching.more()
 
     def lost(self, slot: Slot) -> None:
         """See ``Partitions``."""
@@ -465,93 +481,3 @@ class Consumer:
                 for slot, until in self._revoked_until.items()
                 if now >= until or (slot in self._trackers and not self._trackers[slot].under_way)
             ]
-
-    # --- fetching ----------------------------------------------------------------------------------------------------
-
-    def _fetch_on(self) -> None:
-        """The fetching thread: keeps a link, reads its answers."""
-        while not self._is_closed:
-            try:
-                link = self._fetching.link(self._clock.monotonic() + self._client.timeout)
-            except ClosedError:
-                return
-            except ConnectionLostError:
-                self._clock.sleep(FETCH_AGAIN_S)
-                continue
-            self._fetch_more(link)
-            link.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
-
-    def _fetch_more(self, link: Link | None = None) -> None:
-        """Ask for more where there is room; any thread. Without a link the fetching thread does it soon."""
-        try:
-            link = link or self._fetching.live
-            if link is None:
-                return
-            for tracker, number in self._to_fetch():
-                size = max(FETCH_SIZE_BYTES_MIN, self._share_bytes() // 2)
-                try:
-                    link.start(
-                        _Fetch(self, tracker, number), "get", *tracker.slot, tracker.next_fetch, size,
-                        extensions={"wait": FETCH_WAIT_MS},
-                    )  # fmt: skip
-                except TxmqError as error:
-                    self.fetch_failed(tracker, number, error)
-        except ClosedError:
-            return
-
-    def _share_bytes(self) -> int:
-        return self.settings.buffer_size_bytes // max(1, len(self._trackers))
-
-    def _to_fetch(self) -> Sequence[tuple[Tracker, int]]:
-        found = []
-        with self._changed:
-            now, share = self._clock.monotonic(), self._share_bytes()
-            for tracker in self._trackers.values():
-                if tracker.wants_more(now, share):
-                    self._numbers += 1
-                    tracker.fetch = self._numbers
-                    found.append((tracker, tracker.fetch))
-        return found
-
-    def fetch_answered(self, tracker: Tracker, number: int, code: int, body: bytes) -> None:
-        """For ``_Fetch``; in whatever thread reads."""
-        if code != 200:
-            self.fetch_failed(tracker, number, broker_error(code, body))
-            return
-        topic, partition = tracker.slot
-        try:
-            topic_id = self._client.topics.known(topic).topic_id if body else 0
-            messages = records.decode(body, topic, partition, topic_id=topic_id) if body else []
-        except TxmqError as error:
-            self.fetch_failed(tracker, number, error)
-            return
-        with self._changed:
-            if tracker.fetched(number, messages) and messages:
-                self._changed.notify_all()
-        self._fetch_more()
-
-    def fetch_failed(self, tracker: Tracker, number: int, error: TxmqError) -> None:
-        """For ``_Fetch``."""
-        with self._changed:
-            if not tracker.failed(number, self._clock.monotonic() + FETCH_AGAIN_S):
-                return
-            topic, partition = tracker.slot
-            if isinstance(error, OffsetOutOfRangeError):
-                start_daemon("txmq-out-of-range", lambda: self._go_to_start(tracker))
-        if not self._is_closed:
-            self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=str(error))
-
-    def _go_to_start(self, tracker: Tracker) -> None:
-        """Retention has passed the position (or the log was replaced): go on with the oldest message there is."""
-        try:
-            held = self._client.offsets(*tracker.slot)
-        except TxmqError:
-            return  # asked again when the next fetch fails
-        with self._changed:
-            if not held.start <= tracker.next_fetch <= held.end:
-                skipped = held.start - tracker.next_fetch
-                self._log.error(
-                    "messages were gone before they were consumed", topic=tracker.slot[0], partition=tracker.slot[1],
-                    skipped=skipped, now_at=held.start,
-                )  # fmt: skip
-                tracker.seek(held.start)
