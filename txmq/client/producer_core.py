@@ -123,12 +123,14 @@ class PartitionQueue:
         base_sequence: the sequence of the queue's first message.
         open: the last batch of the queue while messages may still join it.
         stalled: something was refused; nothing is sent until the rest of the flight is answered.
+        in_flight_max: 1 after a guess at the sequence, until the broker has taken it; 0 for the core's limit. A broker
+            that lost what it had acknowledged (sync = never) would refuse the first and take the second.
         not_before: back-off; monotonic time.
     """
 
     __slots__ = (
-        "backoff_s", "base_sequence", "batches", "in_flight", "not_before", "open", "partition", "stalled", "topic",
-        "topic_bytes",
+        "backoff_s", "base_sequence", "batches", "in_flight", "in_flight_max", "not_before", "open", "partition",
+        "stalled", "topic", "topic_bytes",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int) -> None:
@@ -137,6 +139,7 @@ class PartitionQueue:
         self.open: Batch | None = None
         self.base_sequence = self.in_flight = 0
         self.stalled = False
+        self.in_flight_max = 0
         self.not_before = self.backoff_s = 0.0
 
 
@@ -232,8 +235,9 @@ class ProducerCore:
         if queue.stalled or now < queue.not_before:
             return
         sequence = queue.base_sequence
+        in_flight_max = queue.in_flight_max or self._in_flight_max
         for batch in queue.batches:
-            if queue.in_flight >= self._in_flight_max:
+            if queue.in_flight >= in_flight_max:
                 return
             if batch.state is BatchState.WAITING:
                 if batch is queue.open:
@@ -270,7 +274,11 @@ class ProducerCore:
                 lingers = queue.batches[0] is queue.open
                 due = queue.batches[0].created_at + self.limits.linger_s if lingers else 0.0
                 wakeup = min(wakeup, max(due, queue.not_before))
-            elif queue.open is not None and queue.in_flight < self._in_flight_max and not queue.stalled:
+            elif (
+                queue.open is not None
+                and queue.in_flight < (queue.in_flight_max or self._in_flight_max)
+                and not queue.stalled
+            ):
                 wakeup = min(wakeup, queue.open.created_at + self.limits.linger_s)
         return wakeup
 
@@ -284,7 +292,7 @@ class ProducerCore:
         if batch.state is BatchState.IN_FLIGHT:
             queue.in_flight -= 1
         batch.state, batch.is_uncertain = BatchState.DONE, False
-        queue.backoff_s = 0.0
+        queue.backoff_s, queue.in_flight_max = 0.0, 0
         self._finish(batch, base_offset, None)
         while queue.batches and queue.batches[0].state is BatchState.DONE:
             head = queue.batches[0]
@@ -319,7 +327,7 @@ class ProducerCore:
         if batch is queue.batches[0] and not batch.was_uncertain and queue.base_sequence:
             # A topic made anew under the name knows no producer yet; if it is not that, 0 is refused as well.
             self._not_stored_from(batch)
-            queue.base_sequence, queue.stalled = 0, True
+            queue.base_sequence, queue.stalled, queue.in_flight_max = 0, True, 1
         else:
             batch.is_uncertain = batch.was_uncertain
             self.needs_session = True
@@ -376,7 +384,7 @@ class ProducerCore:
             return
         self._producer = (session, epoch)
         for queue in list(self._queues.values()):
-            queue.base_sequence = 0
+            queue.base_sequence = queue.in_flight_max = 0
             for batch in list(queue.batches):
                 if batch.is_uncertain or batch.state is BatchState.DONE:
                     self._remove(batch)

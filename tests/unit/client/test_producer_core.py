@@ -373,6 +373,25 @@ def test_a_topic_made_anew_under_its_name_is_numbered_from_zero() -> None:
     assert sequence_of(batch)[2] == 0
 
 
+def test_a_guessed_number_goes_alone_until_the_broker_has_taken_it() -> None:
+    """A broker that lost an acknowledged batch (sync = never) expects the number that the second one would get."""
+    core = connected_core()
+    for offset in range(2):
+        add(core)
+        core.answered(core.poll(0.0)[0], offset)
+    first, second = add(core, b"1"), add(core, b"2")
+    assert core.poll(0.0) == [first, second]
+    for batch in (first, second):
+        core.refused(batch, 1, SequenceError("1 is next"), 0.0)
+    assert core.poll(0.0) == [first]
+    assert core.next_wakeup() > 0.0
+    core.refused(first, 2, SequenceError("used for another batch"), 0.0)
+    assert core.needs_session
+    core.connected(2, 0, 8)
+    assert core.poll(0.0) == [first, second]
+    assert [sequence_of(batch)[2] for batch in (first, second)] == [0, 1]
+
+
 def test_with_its_topic_the_numbers_of_a_partition_are_gone() -> None:
     core = connected_core()
     add(core)
