@@ -198,7 +198,7 @@ class LastResource:
         if session.table.dialect.name == "sqlite":
             self._sqlite = driver_of(connection), self._path_of(connection)
             ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
-            session.table.place = Place(self.turns, busy_timeout_ms / 1000)
+            session.table.place = Place(self.turns, busy_timeout_ms)
         return session
 
     def _path_of(self, connection: Any) -> str:
@@ -249,11 +249,9 @@ class Branch:
 
     def _begin(self, connection: Any, begin: str, place: Place | None) -> None:
         if place is not None:
-            self._turn = place.take()
-        if begin:
+            self._turn = place.begin(connection, begin)
+        elif begin:
             run(connection, begin)
-        if place is not None and self._turn is None:
-            place.turns.renew()
         run(connection, f"SAVEPOINT {_SAVEPOINT}")
 
     def _end_turn(self) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,16 +50,21 @@ class Identity:
 @contextmanager
 def own_transaction(connection: Connection, dialect: Dialect, place: Place | None = None) -> Iterator[None]:
     """A transaction of txmq's own: committed at the end, rolled back on any exception."""
-    with place.turn() if place is not None else nullcontext():
-        if dialect.begin:
-            run(connection, dialect.begin)
-        try:
-            yield
-            connection.commit()
-        except BaseException:
-            with suppress(Exception):
-                connection.rollback()
-            raise
+    turn = None
+    if place is not None:
+        turn = place.begin(connection, dialect.begin)
+    elif dialect.begin:
+        run(connection, dialect.begin)
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(Exception):
+            connection.rollback()
+        raise
+    finally:
+        if turn is not None:
+            turn.release()
 
 
 class MarkerTable:

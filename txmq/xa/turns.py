@@ -13,11 +13,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from txmq.runtime.threads import Lock, watch_forks
+from txmq.xa.dbapi import Connection, run
 
 
 class Turns:
@@ -46,18 +45,33 @@ class Place(NamedTuple):
     """One connection's place in the queue: it waits for as long as it waits for the file's lock."""
 
     turns: Turns
-    busy_timeout_s: float
+    busy_timeout_ms: int
 
-    def take(self) -> Lock | None:
-        """See ``Turns.take``."""
-        return self.turns.take(self.busy_timeout_s)
+    def begin(self, connection: Connection, statement: str) -> Lock | None:
+        """Wait for a turn and begin a transaction.
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """A turn for a block, or as long a wait for it."""
-        taken = self.take()
+        Returns:
+            The turn, to be released when the transaction has ended; None where it began without one.
+
+        Raises:
+            Exception: the driver's own, where the file is locked by others; no turn is held then.
+        """
+        turn = self.turns.take(self.busy_timeout_ms / 1000)
+        if turn is None:
+            self._begin_now(connection, statement)
+            return None
         try:
-            yield
+            run(connection, statement)
+        except BaseException:
+            turn.release()
+            raise
+        return turn
+
+    def _begin_now(self, connection: Connection, statement: str) -> None:
+        """The busy timeout is over: ask the file once."""
+        run(connection, "PRAGMA busy_timeout = 0")
+        try:
+            run(connection, statement)
         finally:
-            if taken is not None:
-                taken.release()
+            run(connection, f"PRAGMA busy_timeout = {self.busy_timeout_ms}")
+        self.turns.renew()

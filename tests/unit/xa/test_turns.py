@@ -157,6 +157,19 @@ def test_a_turn_that_is_lost_costs_one_busy_timeout(world: World) -> None:
     assert world.resource.turns.take(0.0) is not None
     world.order(b"waits for the busy timeout, then asks the file")
     assert is_free(world.resource.turns)
+    assert world.opened[-1].execute("PRAGMA busy_timeout").fetchone() == (50,)
+
+
+def test_who_waited_for_a_turn_in_vain_does_not_wait_for_the_file_as_well(world: World) -> None:
+    world.order(b"opens its connection")
+    said: list[str] = []
+    world.opened[-1].set_trace_callback(said.append)
+    assert world.resource.turns.take(0.0) is not None
+    with world.outside() as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"), world.block():
+            pass
+    assert said[:3] == ["PRAGMA busy_timeout = 0", "BEGIN IMMEDIATE", "PRAGMA busy_timeout = 50"]
 
 
 def test_a_turn_that_is_held_refuses_nobody_who_settles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
