@@ -106,6 +106,11 @@ def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:
             super().commit()
             committed.append(time.perf_counter())
 
+        def query(self, query: str | bytes) -> None:
+            super().query(query)
+            if query[:9] in ("XA COMMIT", b"XA COMMIT"):
+                committed.append(time.perf_counter())
+
     return Timed(**server.connect_arguments())
 
 

@@ -1,4 +1,4 @@
-"""XA with MariaDB: what the database does alone with a row, by a plain commit and in two phases."""
+"""XA with MariaDB: a row and its message in two phases, beside what the database does alone with the row."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from bench.model import Measure, Row, Surroundings
+from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.databases import ORDER, VALUE, Database, mariadb, row, row_and_outbox
-from bench.rows.last_resource import THREADS, WARM_UP
+from bench.rows.last_resource import THREADS, TOPIC, WARM_UP, beside, client_of, units_beside, visible
+from txmq.testing.bench.model import LATENCY_UNITS
 from txmq.testing.bench.timing import in_threads
+from txmq.xa import MySQLResource
 
 _numbers = itertools.count(1)
 _WORK = {"plain commit": row, "with outbox row": row_and_outbox}
@@ -50,7 +52,34 @@ def _bare(surroundings: Surroundings) -> Iterator[Measure]:
         yield lambda: measure(surroundings.count(4000))
 
 
+@contextmanager
+def _xa(surroundings: Surroundings) -> Iterator[Measure]:
+    with mariadb(surroundings.directory) as database, client_of(surroundings) as client, client.producer() as producer:
+        resource = MySQLResource("orders", connect=database.connect)
+        resource.install(client)
+        insert = database.sql(ORDER)
+
+        def work() -> None:
+            with producer.transaction(resource) as tx:
+                tx.connection(resource).cursor().execute(insert, (VALUE,))
+                producer.send(TOPIC, VALUE, key=b"key")
+
+        def measure(count: int) -> dict[str, float]:
+            return beside(work, "bare XA", partial(row_in_two_phases, database), count)
+
+        measure(WARM_UP)
+        yield lambda: measure(surroundings.count(2000))
+
+
 ROWS = (
+    Row(
+        "xa-mariadb", "XA (MariaDB): a row and its message, against XA PREPARE + XA COMMIT of the row", _xa,
+        units_beside("bare XA"), (Bound("share, 1 thr", 55, "%"), Bound("share, 8 thr", 60, "%")),
+    ),
+    Row(
+        "visible-xa-mariadb", "from XA COMMIT of MariaDB to the message at a reader",
+        partial(visible, opened=mariadb, made=MySQLResource), LATENCY_UNITS,
+    ),
     Row(
         "mariadb-bare", "bare MariaDB: one row, plain commit; with an outbox row; XA PREPARE + XA COMMIT", _bare,
         {f"{name}, {threads} thr": "tx/s" for threads in THREADS for name in (*_WORK, "XA")},
