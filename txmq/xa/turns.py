@@ -2,7 +2,7 @@
 
 Theory of operation. SQLite has one writer a file; who finds it taken polls with sleeps of 1 to 100 ms, so the file lies
 idle while everybody sleeps. A thread that waits for its turn here is woken by the one that ends its transaction: 8
-threads make 1.9 times the transactions. It is a queue and nothing else: the file's own lock decides, also between
+threads make about twice the transactions. It is a queue and nothing else: the file's own lock decides, also between
 processes, and whoever waits in vain for as long as its connection's busy timeout asks SQLite all the same.
 
 Invariants:
