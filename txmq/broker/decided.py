@@ -96,11 +96,14 @@ class Decisions:
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """JSON-able state."""
+        """JSON-able state, shared with nobody: it is written while the branches go on."""
         return {
-            "undone": [[*d.name, {**d.meta, "branches": d.branches}, d.parts] for d in self.undone.values()],
+            "undone": [
+                [*d.name, {**d.meta, "branches": [dict(branch) for branch in d.branches]}, d.parts]
+                for d in self.undone.values()
+            ],
             "holds": self.holds.snapshot(),
-            "heuristics": [[*name, facts] for name, facts in self.heuristics.items()],
+            "heuristics": [[*name, list(facts)] for name, facts in self.heuristics.items()],
         }
 
     def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:

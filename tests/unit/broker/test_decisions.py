@@ -317,3 +317,19 @@ def test_a_session_whose_branches_have_not_all_heard_of_its_decision_never_makes
     assert complete(broker.connect(), txid).code == 200
     assert values(broker) == [b"x"]
     assert broker.connect().hello().code == 200
+
+
+def test_branches_that_complete_while_a_checkpoint_is_written_do_not_belong_to_it() -> None:
+    made = node()
+    client, txid = made.session(), made.txid(1, 1)
+    decide(client, txid, ("a", 0, batch(b"x")), uuids=(UUID, OTHER_UUID))
+    pending = made.store.begin_checkpoint(made.state)
+    made.store.pin_checkpoint(pending)
+    complete(client, txid, heuristic="hazard")
+    complete(client, txid, OTHER_UUID, heuristic="hazard")
+    made.store.run_checkpoint(pending, made.state.epoch)
+    made.store.end_checkpoint(pending)
+    again = restarted(made)
+    assert values(again) == [b"x"]
+    (row,) = listed(again.connect(), state="all")
+    assert len(row["heuristics"]) == 2
