@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from txmq.client.connection import Connection
@@ -121,7 +122,7 @@ class CheckBacks:
         with self._lock:
             if self._process != process:
                 self._process, self._connection = process, self._new_connection()
-                start_daemon(_THREAD_NAME, self._run)
+                start_daemon(_THREAD_NAME, partial(self._run, self._connection))
 
     def stop(self) -> None:
         """End the thread soon; what is undecided is asked of another member."""
@@ -135,7 +136,13 @@ class CheckBacks:
         self._lock, self._signal = Lock(), Signal()
         self._untold.clear()
 
-    def _run(self) -> None:
+    def _run(self, connection: Connection) -> None:
+        try:
+            self._serve()
+        finally:
+            connection.close()  # also what was being connected while the client was closed
+
+    def _serve(self) -> None:
         while not self._is_stopping:
             try:
                 self.tell_untold()
