@@ -107,6 +107,27 @@ def test_thousands_of_slow_connections_are_closed_while_others_are_served(watch:
     watch.under_rule(work, growth_bytes_max=10 << 20)  # 5,000 connections that stay cost 12
 
 
+@pytest.mark.parametrize("verb", [b"meta *", b"stats json", b"topic list *", b"stats offsets", b"help *"])
+def test_short_lines_with_long_answers_hold_up_nobody(watch: Watch, verb: bytes) -> None:
+    """37: thousands in one read; nobody reads the answers, or somebody does: then all come, in order."""
+    with Wire(watch.broker) as wire:
+        for number in range(100):
+            assert wire.ask(b"topic create long-%d partitions=4 1\r\n" % number)[0] == 200
+
+    def work() -> None:
+        with Wire(watch.broker) as wire:
+            wire.send(b"".join(b"%b %x\r\n" % (verb, number) for number in range(1, 3001)))
+            with Wire(watch.broker) as other:
+                other.send(b"".join(b"%b %x\r\n" % (verb, number) for number in range(1, 101)) + b"ping e\r\n")
+                heard = other.hear(101)
+                assert heard.codes == [200] * 101
+                assert [opaque for _, opaque, _ in heard.answers[:100]] == [b"%x" % number for number in range(1, 101)]
+
+    work()  # the buffers of so many answers are part of the baseline
+    watch.rebase()
+    watch.under_rule(work)
+
+
 def _slow_count() -> int:
     import resource
 

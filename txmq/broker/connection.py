@@ -12,7 +12,7 @@ from txmq.broker.core import Core
 from txmq.broker.peer import Peer
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
-from txmq.protocol.requests import ByteBudget, Limits, RequestReader
+from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 
@@ -46,7 +46,7 @@ class Host(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """See the module's docstring."""
 
-    __slots__ = ("_deadline", "_greeted", "_held", "_host", "_reader", "_stalled_at", "_transport", "peer")
+    __slots__ = ("_deadline", "_greeted", "_held", "_host", "_queued", "_reader", "_stalled_at", "_transport", "peer")
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -56,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline = 0.0  # of the unfinished request, or of the first one
         self._stalled_at = 0.0  # when answers stopped being taken
         self._held = False
+        self._queued: list[Request | Violation] = []  # read, and not taken in yet; meanwhile nothing more is read
         self.peer: Peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,17 +83,11 @@ class Connection(asyncio.BufferedProtocol):
         host = self._host
         requests = self._reader.feed(_buffer[:nbytes])
         if requests:
-            host.context.now_ms = host.clock.now_ms()
-            try:
-                host.core.receive(self.peer, requests)
-            except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
-                host.fail(error)
+            if self._queued:
+                self._queued += requests
+            elif not self._take_in(requests):
                 return
             self._greeted = True
-            host.received()
-            if len(self.peer.unanswered) > host.settings.pipeline_requests_max:
-                self._held = True
-                self._transport.pause_reading()
         if self._reader.is_idle:
             if self._greeted:
                 self._deadline = 0.0
@@ -100,6 +95,34 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
         elif self._greeted:
             self._deadline += nbytes / RECEIVE_RATE_BYTES_MIN
+
+    def _take_in(self, requests: list[Request | Violation]) -> bool:
+        """Up to one whose answer may be long; the others' turn comes first then. False where the broker failed."""
+        host = self._host
+        host.context.now_ms = host.clock.now_ms()
+        try:
+            taken = host.core.receive_some(self.peer, requests, 0)
+        except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
+            host.fail(error)
+            return False
+        host.received()
+        if taken < len(requests):
+            self._queued = requests[taken:]
+            self.hold()
+            asyncio.get_running_loop().call_soon(self._go_on)
+        elif len(self.peer.unanswered) > host.settings.pipeline_requests_max:
+            self._held = True
+            self._transport.pause_reading()
+        return True
+
+    def _go_on(self) -> None:
+        """Take in more of what was read, unless answers are not taken: then ``resume_writing`` comes back here."""
+        requests = self._queued
+        if not requests or self._stalled_at != 0.0:
+            return
+        self._queued = []
+        if not self.peer.closing and self._take_in(requests) and not self._queued:
+            self.release()
 
     def eof_received(self) -> bool:
         """The peer sends no more; what it asked is still answered."""
@@ -111,6 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         """It is gone."""
         host = self._host
         host.connections.discard(self)
+        self._queued = []
         self._reader.close()
         host.core.disconnected(self.peer)
         host.received()
@@ -138,7 +162,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """Read again, unless answers are not taken or too many are owed."""
-        if not self._held and self._stalled_at == 0.0 and not self._transport.is_closing():
+        if not (self._held or self._queued) and self._stalled_at == 0.0 and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
@@ -149,6 +173,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Answers are taken again."""
         self._stalled_at = 0.0
+        self._go_on()
         self.release()
 
     def check_deadlines(self, now: float) -> None:
@@ -157,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._stalled_at and (now - self._stalled_at) * 1000 > settings.write_timeout_ms:
             log.warning("connection dropped: answers are not taken", connection=self.peer.number)
             self._transport.abort()
-        elif self._deadline and now > self._deadline and not self._held and not self._stalled_at:
+        elif self._deadline and now > self._deadline and not (self._held or self._queued or self._stalled_at):
             log.debug("connection closed: request not complete in time", connection=self.peer.number)
             self._transport.abort()
 

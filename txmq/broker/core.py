@@ -54,6 +54,7 @@ VERBS: dict[bytes, _Verb] = {
     b"help": greeting.help_,
     b"quit": greeting.quit_,
 }
+LONG_ANSWERS = frozenset({b"get", b"meta", b"recover", b"checks", b"group", b"topic", b"stats", b"help"})
 
 
 class Core:
@@ -89,7 +90,17 @@ class Core:
 
     def receive(self, peer: Peer, requests: Sequence[Request | Violation]) -> None:
         """Take in what one read brought, in order; a violation is answered and the connection closes."""
-        context, index, count = self.context, 0, len(requests)
+        index = 0
+        while index < len(requests):
+            index = self.receive_some(peer, requests, index)
+
+    def receive_some(self, peer: Peer, requests: Sequence[Request | Violation], index: int) -> int:
+        """The same from ``requests[index]`` on, up to one whose answer may be long; returns the index behind it.
+
+        So that the shell can let others have their turn, and see whether answers are taken, before it goes on: 5,000
+        short lines of ``meta *`` in one read held the loop for 10 s, and 150 MB.
+        """
+        context, count = self.context, len(requests)
         while index < count and not peer.closing:
             # Whose connection has a session sends batches with a producer id, which are not plain: no use trying. Nor
             # is it for a lone request (p50 of one put at a time 0.112 ms against 0.128).
@@ -102,6 +113,9 @@ class Core:
                 # One group is one record: it stays far below what the journal can hold.
                 context.full.append(context.group)
                 context.group = Group()
+            if requests[index - 1][0] in LONG_ANSWERS:
+                return index
+        return count
 
     def _receive_one(self, peer: Peer, request: Request | Violation) -> None:
         if isinstance(request, Violation):

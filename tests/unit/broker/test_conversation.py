@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from txmq.protocol.requests import Request, Violation
+
 from .support import batch, node, part, prepare, put, restarted, values
 
 # --- topic -----------------------------------------------------------------------------------------------------------
@@ -198,3 +200,22 @@ def test_answers_to_a_lost_connection_are_dropped_and_its_work_stays() -> None:
     broker.pump()
     assert client.peer.out == []
     assert values(broker) == [b"1"]
+
+
+def test_requests_behind_one_whose_answer_may_be_long_are_left_for_the_next_turn() -> None:
+    broker = node()
+    client = broker.connect()
+    verbs: list[tuple[bytes, list[bytes]]] = [(b"ping", []), (b"meta", [b"*"]), (b"ping", [])]
+    requests: list[Request | Violation] = [
+        (verb, words, None, None, b"%d" % n) for n, (verb, words) in enumerate(verbs)
+    ]
+    assert broker.core.receive_some(client.peer, requests, 0) == 2
+    broker.pump()
+    assert sorted(client.received) == [b"0", b"1"]
+    assert broker.core.receive_some(client.peer, requests, 2) == 3
+    broker.pump()
+    assert sorted(client.received) == [b"0", b"1", b"2"]
+    client.received.clear()
+    broker.core.receive(client.peer, requests)
+    broker.pump()
+    assert sorted(client.received) == [b"0", b"1", b"2"]
