@@ -51,6 +51,7 @@ class Connection(sqlite3.Connection):
     __module__ = DRIVER
     host: Host
     wait_s: float
+    failing: float  # probability for each statement
     database: Rows
 
     def before(self, sql: str) -> None:
@@ -60,7 +61,7 @@ class Connection(sqlite3.Connection):
         draw = world.rng.random()
         if draw < 0.25:
             pause(world.rng.uniform(0.0, 0.006))
-        if draw > 0.995 and not self.database.is_healed and not sql.startswith(_NEVER_FAIL):
+        if draw > 1.0 - self.failing and not self.database.is_healed and not sql.startswith(_NEVER_FAIL):
             world.meet("statement failed")
             raise sqlite3.OperationalError("simulated: disk I/O error")
 
@@ -135,6 +136,7 @@ class Rows:
         assert path == self.path, path
         connection = sqlite3.connect(path, factory=Connection, timeout=0, check_same_thread=False)
         connection.host, connection.wait_s, connection.database = host, timeout, self
+        connection.failing = 0.05 if uri else 0.005  # who settles opens by URI, and has to live with more
         connection.create_function("julianday", 1, lambda _: 2440587.5 + host.now_ms() / 86_400_000)
         host.on_death.append(connection.end)
         return connection
