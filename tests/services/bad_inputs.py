@@ -71,7 +71,7 @@ CASES = (
     Case(30, "a wrong CRC", put(batch(crc=1)), (400,)),
     Case(32, "a base offset of one's own", put(batch(base_offset=7)), (400,)),
     Case(34, "a batch of no records", put(batch(count=0, last_offset_delta=-1)), (400,)),
-    Case(35, "a token used twice", b"get t 0 0 100 wait=500 x\r\nget t 0 0 100 wait=500 x\r\n", (400, 200, CLOSED)),
+    Case(35, "a token used twice", b"hello 1 me session=new x\r\n" * 2, (400, 200, CLOSED)),
     Case(36, "an answer from a client", b"result 200 1 A\r\nx", (400, CLOSED)),
     Case(39, "two requests in one segment", b"ping 1\r\nping 2\r\n", (200, 200)),
     Case(40, "half a close behind a request", b"ping 1\r\n", (200, CLOSED), finishes=True),
