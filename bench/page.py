@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import shorten
 
 from bench import svg
 from bench.model import Result
@@ -38,6 +39,7 @@ class Chart:
 
 
 _DOTS = "Dots at p50, p90, p99, p99.9; figures are p50 / p99."
+REASON_LENGTH_MAX = 75  # in a drawing; all of it stands in the table
 _BESIDE = ("outbox", "bare XA")
 CHARTS = (
     Chart("One caller who waits", f"Time until the answer. {_DOTS} The stroke is the bound on p50.", (
@@ -112,9 +114,11 @@ text { font: 14px system-ui, sans-serif; fill: var(--ink); } .name { text-anchor
   margin-right: .35rem; border-radius: 2px; vertical-align: -1px; }
 div { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; } th { text-align: left; }
-td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
+  overflow-wrap: anywhere; }
+td:first-child { min-width: 16rem; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.pass { color: var(--good); } .MISS, .failed { color: var(--bound); font-weight: 600; }
+.pass, .within, .MISS, .failed { white-space: nowrap; overflow-wrap: normal; } .pass { color: var(--good); } .MISS, .failed { color: var(--bound); font-weight: 600; }
 """
 
 
@@ -166,7 +170,8 @@ def _mark(line: Line, results: Mapping[str, Result], bare: Mapping[str, float]) 
     style = "bare" if line.label.startswith("bare") else "peer" if line.row.startswith("peer") else "own"
     value = result.median(line.figure)
     if value is None:
-        return Mark(line.label, style, None, result.missing or result.failure or "not measured")
+        reason = result.missing or result.failure or "not measured"
+        return Mark(line.label, style, None, shorten(reason, REASON_LENGTH_MAX, placeholder=" ..."))
     spread = {name: median for name in PERCENTILES if (median := result.median(name)) is not None}
     text = with_unit(value, result.row.units[line.figure])
     if line.figure in LATENCY_UNITS and "p99" in spread:

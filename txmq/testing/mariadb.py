@@ -9,7 +9,8 @@ Invariants:
     * no wait without a deadline; a server that ends early is reported at once, with the end of its log;
     * commits are as durable as InnoDB makes them, unless ``options`` say otherwise;
     * no binary log unless asked for: MariaDB does not promise that prepared XA transactions survive a crash with one;
-    * the child is killed when the object's block ends, and when this process ends in an orderly way.
+    * the child is killed when the object's block ends, and when this process ends in an orderly way;
+    * temporary files go to the directory too: servers that share /tmp delete each other's when they start.
 
 Source: MariaDB 10.11, "mariadbd options", "mariadb-install-db".
 """
@@ -133,7 +134,12 @@ class MariaDB:
             self._install()
         self._choose_addresses()
         command = [_find("mariadbd"), "--no-defaults", *_as_root(), f"--datadir={self._data_dir}"]
-        command += [f"--socket={self._socket}", f"--port={self._port}", f"--pid-file={self.directory / 'pid'}"]
+        command += [
+            self._tmpdir(),
+            f"--socket={self._socket}",
+            f"--port={self._port}",
+            f"--pid-file={self.directory / 'pid'}",
+        ]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - a program found by its name, arguments of our own
                 [*command, *self._options],
@@ -198,12 +204,19 @@ class MariaDB:
             [
                 _find("mariadb-install-db"), "--no-defaults", *_as_root(), f"--datadir={unfinished}",
                 "--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-log-file-size=32M",
+                self._tmpdir(),
             ],
             capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
         )  # fmt: skip
         if result.returncode != 0:
             raise MariaDBFailedError(f"mariadb-install-db failed\n{(result.stdout + result.stderr)[-LOG_TAIL_BYTES:]}")
         unfinished.rename(self._data_dir)
+
+    def _tmpdir(self) -> str:
+        """A server that starts deletes what looks like temporary tables of another one in a shared directory."""
+        directory = self.directory / "tmp"
+        directory.mkdir(exist_ok=True)
+        return f"--tmpdir={directory}"
 
     def _choose_addresses(self) -> None:
         if not self._port:
