@@ -136,7 +136,10 @@ class Core:
 
     def _violated(self, peer: Peer, violation: Violation) -> None:
         self.context.counters.violations += 1
+        is_owed = violation.opaque in peer.unanswered  # by a request before this one, which is still answered
         self.context.answer(peer, violation.opaque, answers.violation(violation))
+        if is_owed:
+            peer.unanswered.add(violation.opaque)
         peer.closing = True
 
     # --- groups ------------------------------------------------------------------------------------------------------
