@@ -26,7 +26,7 @@ from txmq.xa.branch import (
     listed_xid,
 )
 from txmq.xa.resolver import Resolver
-from txmq.xid import FORMAT_ID, Xid
+from txmq.xid import FORMAT_ID, TxId, Xid
 
 
 class DriverError(Exception):
@@ -382,3 +382,22 @@ class Notes:
         """See ``Settler``."""
         self.watched.append((resource.name, txid))
         self.resolver.xa_desk(resource).watch(txid, on_settled)
+
+
+def foreign_branch(world: XaWorld, database: Database, *, how: str) -> Xid:
+    """A prepared branch that is not ours."""
+    home = world.home.session
+    txid = TxId(home.cluster, home.home, 7, 99)
+    bqual = Bqual(database.uuid, 0, 1)
+    if how == "format id":
+        xid = Xid(1, str(txid).encode(), encode_bqual(bqual))
+    elif how == "cluster":
+        xid = Xid(FORMAT_ID, str(txid._replace(cluster=1)).encode(), encode_bqual(bqual))
+    elif how == "resource":
+        xid = Xid(FORMAT_ID, str(txid).encode(), encode_bqual(bqual._replace(uuid="f" * 32)))
+    elif how == "home":
+        xid = Xid(FORMAT_ID, str(txid._replace(home=1)).encode(), encode_bqual(bqual))
+    else:
+        xid = Xid(FORMAT_ID, b"\xff\x00", b"")
+    database.prepared[xid] = Prepared([b"?"], "", None)
+    return xid
