@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         TopicConfig,
         TransactionKind,
     )
-    from txmq.xid import TxId
+    from txmq.xid import TxId, Xid
 
 __all__ = [
     "BadRequestError",
@@ -155,6 +155,7 @@ __all__ = [
     "UnknownTopicError",
     "UnknownTransactionError",
     "XAError",
+    "Xid",
     "connect",
 ]
 
@@ -201,7 +202,7 @@ def __getattr__(name: str) -> object:
         else "txmq.model"
         if name in _MODEL
         else "txmq.xid"
-        if name == "TxId"
+        if name in ("TxId", "Xid")
         else "txmq.errors"
     )
     value: object = getattr(import_module(home), name)

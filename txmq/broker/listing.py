@@ -66,19 +66,21 @@ def _rows(context: Context, states: tuple[str, ...], uuid: str | None, xid: str 
         for transaction in _prepared(context, uuid, xid):
             name = (transaction.session, transaction.counter)
             rows.append((txid_of(context, name), lambda t=transaction: _prepared_row(context, t)))
-    if xid is not None:
-        return rows
     undone = context.state.decisions.undone
-    if "decided" in states:
+    if "decided" in states and xid is None:
         for decided in undone.values():
             if uuid is None or any(b["uuid"] == uuid and not b["complete"] for b in decided.branches):
                 rows.append((txid_of(context, decided.name), lambda d=decided: _decided_row(context, d)))
     if "heuristic" in states:
         for name, facts in context.state.decisions.heuristics.items():
             is_listed = "decided" in states and name in undone
-            if not is_listed and (uuid is None or any(fact["uuid"] == uuid for fact in facts)):
+            if not is_listed and _concerns(facts, "uuid", uuid) and _concerns(facts, "xid", xid):
                 rows.append((txid_of(context, name), lambda n=name: _heuristic_row(context, n)))
     return rows
+
+
+def _concerns(facts: list[dict[str, Any]], field: str, wanted: str | None) -> bool:
+    return wanted is None or any(fact.get(field) == wanted for fact in facts)
 
 
 def _prepared(context: Context, uuid: str | None, xid: str | None) -> Iterator[Transaction]:
@@ -154,4 +156,6 @@ def _heuristic_row(context: Context, name: Name) -> Row:
         kind=first["kind"], resource=first["resource"], uuid=first["uuid"], outcome=first["outcome"],
         deadline_ms=0, prepared_ms=first["time_ms"], client="", parts=[], heuristics=facts,
     )  # fmt: skip
+    if "xid" in first:
+        row["xid"] = first["xid"]
     return row

@@ -302,6 +302,8 @@ def _record(context: Context, transaction: Transaction, what: str, reason: bytes
         "kind": meta["kind"], "resource": meta["resource"], "uuid": meta["uuid"],
         "outcome": "committed" if what == "commit" else "rolled-back",
     }  # fmt: skip
+    if "xid" in meta:
+        fact["xid"] = meta["xid"]  # its transaction manager asks by that
     fields = {"session": transaction.session, "counter": transaction.counter, "fact": fact}
     context.group.add_entry(entries.encode_heuristic(json.dumps(fields).encode()))
     context.state.decisions.record((transaction.session, transaction.counter), fact)

@@ -23,7 +23,9 @@ from txmq.client.resolver import stop_resolver
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
 from txmq.client.session import Session
+from txmq.client.transaction import TIMEOUT_S_MAX
 from txmq.client.transactions import Transactions
+from txmq.client.xa_resource import BrokerXAResource
 from txmq.config import split_address
 from txmq.errors import ClosedError, ConfigError, ConnectionLostError
 from txmq.log.compression import CODECS
@@ -174,6 +176,22 @@ class Client:
         known.checker = checker
         known.start()
         return known
+
+    def xa_resource(self, *, timeout: float = 30.0) -> BrokerXAResource:
+        """The broker as a resource of a foreign transaction manager (X/Open XA): start, end, prepare, commit, ...
+
+        What producers of this client send between ``start`` and ``end`` belongs to the branch.
+
+        Args:
+            timeout: seconds for each call that asks the broker.
+
+        Raises:
+            ConfigError: ``timeout`` is out of range.
+        """
+        if not 0 < timeout <= TIMEOUT_S_MAX:
+            raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+        self._refuse_closed()
+        return BrokerXAResource(self, timeout)
 
     def take_sender(self, producer: Producer) -> Sender:
         """For ``Producer``: a sender of its own. The first one sends on ``control``."""

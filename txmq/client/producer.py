@@ -15,11 +15,13 @@ from typing import Any, Protocol, Self
 from txmq.client import bulk
 from txmq.client.admin import Topics
 from txmq.client.bulk import Pair, SendResults, Slice
+from txmq.client.foreign import ForeignBranch
 from txmq.client.half import Desk, Half
 from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.sender import Sender
 from txmq.client.transaction import TIMEOUT_S_MAX, Transaction, current_transaction
+from txmq.client.xa_resource import associated_branch
 from txmq.errors import ClosedError, ConfigError, LocalProtocolError, TooLargeError, TransactionStateError, TxmqError
 from txmq.log.records import TAG_HEADER, TXID_HEADER
 from txmq.model import Message, SendResult
@@ -218,6 +220,8 @@ class Producer:
         """
         if self._closed:
             raise ClosedError("the producer is closed")
+        if associated_branch(self.client) is not None:
+            raise TransactionStateError("this thread stands in a branch of a foreign transaction manager: end it first")
         return Transaction(self.client, self, resources, timeout, compression=self.settings.compression)
 
     def half(
@@ -240,7 +244,7 @@ class Producer:
         """
         if self._checks is None:
             raise ConfigError("half messages need a producer group: client.producer(group=..., checker=...)")
-        if current_transaction() is not None:
+        if current_transaction() is not None or associated_branch(self.client) is not None:
             raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
         if not 0 < timeout <= TIMEOUT_S_MAX:
             raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
@@ -250,9 +254,11 @@ class Producer:
         self._checks.start()  # a forked child has no thread yet
         return Half(self.client, self._checks, timeout, self.settings.compression).prepare(topic, where, record)
 
-    def _joined(self) -> Transaction | None:
+    def _joined(self) -> Transaction | ForeignBranch | None:
         transaction = current_transaction()
-        if transaction is not None and transaction.client is not self.client:
+        if transaction is None:
+            return associated_branch(self.client)
+        if transaction.client is not self.client:
             raise TransactionStateError("this block's transaction is of another client: its messages cannot join")
         return transaction
 
