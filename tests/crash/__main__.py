@@ -6,15 +6,14 @@ import argparse
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import txmq
 from tests.crash.campaign import SETTLE_S_MAX, Campaign, Report
-from tests.crash.plan import SQLITE_POINTS
 from tests.crash.processes import CampaignError
+from tests.crash.xa_campaign import CELLS, XaCampaign
 from txmq.testing.checker import describe
-
-POINTS_CYCLES = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
 
 
 def main() -> int:
@@ -23,19 +22,24 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=300)
     parser.add_argument("--seed", type=int, default=None, help="repeats the deaths of an earlier campaign")
     parser.add_argument("--sync", choices=("always", "interval", "never"), default="always")
+    parser.add_argument("--xa", action="store_true", help="with two MariaDB servers: XA and last resource")
     parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
-    again = f"python -m tests.crash --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
+    xa = " --xa" if arguments.xa else ""
+    again = f"python -m tests.crash{xa} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:
-        report = Campaign(directory, seed, arguments.sync, _say).run(arguments.cycles, arguments.check_every)
+        campaign = (XaCampaign if arguments.xa else Campaign)(directory, seed, arguments.sync, _say)
+        report = campaign.run(arguments.cycles, arguments.check_every)
     except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
         print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
         return 1
-    complaints = complaints_of(report, arguments.cycles)
+    complaints = complaints_of(report, campaign.points if arguments.cycles >= campaign.cycles_for_all else ())
     _summary(report)
+    if isinstance(campaign, XaCampaign):
+        print(f"cells played: {len(campaign.cells)} of {CELLS}; {campaign.database_deaths} deaths of databases")
     if complaints:
         print(f"\nBROKEN\n{complaints}\nkept: {directory}\nrepeat: {again}")
         return 1
@@ -48,13 +52,13 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def complaints_of(report: Report, cycles: int) -> str:
-    """What is wrong, one complaint a line; empty where nothing is."""
+def complaints_of(report: Report, points: Collection[str] = ()) -> str:
+    """What is wrong, one complaint a line; empty where nothing is. All ``points`` must have been hit."""
     complaints = [describe(report.verdict.findings), *report.verdict.missing, *report.offline]
     if report.is_late:
         complaints.append(f"A9 resolution-time: {max(report.settle_s):.2f} s, at most {SETTLE_S_MAX} s")
-    missed = set(SQLITE_POINTS) - report.points_hit.keys()
-    if cycles >= POINTS_CYCLES and missed:
+    missed = set(points) - report.points_hit.keys()
+    if missed:
         complaints.append(f"crash points never hit: {', '.join(sorted(missed))}")
     return "\n".join(filter(None, complaints))
 

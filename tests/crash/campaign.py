@@ -17,14 +17,14 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
 from tests.crash import final_reads, offline
-from tests.crash.plan import LEFT_FOR_RESOLVER, WORKERS, Death, deaths
+from tests.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
 from tests.crash.processes import CampaignError, Child, pause, wait_for
 from tests.crash.world import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
 from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
@@ -61,6 +61,9 @@ class Report:
 class Campaign:
     """One campaign in an empty ``directory``; ``say`` gets a line a cycle."""
 
+    points: Collection[str] = SQLITE_POINTS
+    cycles_for_all = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
+    left_for_resolver: Mapping[str, str] = LEFT_FOR_RESOLVER
     worker_module, reader_module = "tests.crash.worker", "tests.crash.reader"
 
     def __init__(self, directory: Path, seed: int, sync: str = "always", say: Callable[[str], None] = print) -> None:
@@ -154,7 +157,7 @@ class Campaign:
         self.let_die(death)
         self.world.bring_up()
         restarted_s = self.bring_up_broker()
-        in_doubt = final_reads.in_doubt(self.broker.address)
+        in_doubt = final_reads.in_doubt(self.broker.address) | self.world.prepared()
         self._start_children()
         settled_s = self._await_settled(in_doubt)
         self.history.write("nemesis", "ok", name, [])
@@ -175,7 +178,7 @@ class Campaign:
             pause(death.delay_s)
             self.kill(death)
         elif death.resolver:
-            self._die_in_resolver(death, death.point)
+            self.die_in_resolver(death, death.point)
         elif death.broker:
             self._die_in_broker(f"{death.point}:{death.nth}")
             self.report.points_hit[death.point] += 1
@@ -207,10 +210,10 @@ class Campaign:
         if worker.status != KILLED:
             raise CampaignError(f"{worker.name} ended with {worker.status}, not by {crash}")
 
-    def _die_in_resolver(self, death: Death, point: str) -> None:
+    def die_in_resolver(self, death: Death, point: str) -> None:
         """Leave a transaction in doubt, and nobody but the resolver that dies to settle it."""
         self._resolver.kill()
-        self._die_in_worker(self.workers[death.workers[0]], f"{LEFT_FOR_RESOLVER[point]}:1")
+        self._die_in_worker(self.workers[death.workers[0]], f"{self.left_for_resolver[point]}:1")
         for worker in self.workers:
             worker.signal(signal.SIGKILL)
         for worker in self.workers:
@@ -235,7 +238,10 @@ class Campaign:
         """Returns how long it took until nothing of ``in_doubt`` was left, everybody being up."""
         begun = time.monotonic()
         with txmq.connect(self.broker.address) as client:
-            wait_for(lambda: not in_doubt & final_reads.listed(client), SETTLE_GIVEN_UP_S, "transactions stay in doubt")
+            wait_for(
+                lambda: not in_doubt & (final_reads.listed(client) | self.world.prepared()), SETTLE_GIVEN_UP_S,
+                "transactions stay in doubt",
+            )  # fmt: skip
         elapsed = time.monotonic() - begun
         if in_doubt:
             self.report.settle_s.append(elapsed)
@@ -283,9 +289,11 @@ class Campaign:
     def _left_in_doubt(self) -> set[str]:
         """What is in doubt although everybody had the promised time."""
         deadline = time.monotonic() + SETTLE_S_MAX
-        while (left := final_reads.in_doubt(self.broker.address)) and time.monotonic() < deadline:
+        while True:
+            left = final_reads.in_doubt(self.broker.address) | self.world.prepared()
+            if not left or time.monotonic() >= deadline:
+                return left
             pause(0.05)
-        return left
 
     def _ask_for_outcomes(self) -> None:
         """Hold what the broker says of killed and unknown transactions to what is there."""

@@ -89,6 +89,10 @@ class World:
         """The resources' tables."""
         self.resource().install(client)
 
+    def prepared(self) -> set[str]:
+        """Transactions with a prepared branch in some database."""
+        return set()
+
     def bring_up(self) -> None:
         """Start the databases that died."""
 

@@ -13,11 +13,14 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
 
-    from txmq.xa import LastResource
+    from txmq.xa import LastResource, MySQLResource
+
+    Resource = LastResource | MySQLResource
 
 REASONS_MAX = 20  # lines; txmq tx list has all of them
 _TOP_KEYS = ("bootstrap", "resource")
-_RESOURCE_KEYS = ("name", "driver", "connect", "table")
+_RESOURCE_KEYS = ("name", "kind", "driver", "connect", "table")
+_KINDS = ("last-resource", "mysql-xa")
 
 
 def resolver(
@@ -46,6 +49,11 @@ def resolver(
       connect = { database = "/srv/orders.db" }
       # connect = { host = "db", user = "shop", passwd = { env = "PASS" } }
 
+      [\\[resource]]
+      name = "stock-db"               # as in MySQLResource("stock-db", ...)
+      kind = "mysql-xa"
+      connect = { host = "db2", db = "stock", user = "shop", passwd = { env = "PASS" } }
+
     [bold]Examples[/bold]
 
       txmq resolver --config resolver.toml
@@ -63,15 +71,13 @@ def resolver(
     _run(broker, resources)
 
 
-def read_config(path: Path) -> tuple[str | None, list[LastResource]]:
+def read_config(path: Path) -> tuple[str | None, list[Resource]]:
     """The broker's address and the resources that a file names.
 
     Raises:
         ConfigError: names the file, the key and what is allowed.
     """
     import tomllib
-
-    from txmq.xa import LastResource
 
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -85,11 +91,23 @@ def read_config(path: Path) -> tuple[str | None, list[LastResource]]:
     for table in tables:
         where = f"{path}: resource {table.get('name', '(without name)')}"
         _check_keys(table, _RESOURCE_KEYS, where)
-        if not all(isinstance(table.get(key), str) for key in ("name", "driver")):
-            raise ConfigError(f"{where}: name and driver must be text")
-        options = {"table": table["table"]} if "table" in table else {}
-        resources.append(LastResource(table["name"], connect=connector(table, where), **options))
+        resources.append(_resource(table, where))
     return document.get("bootstrap"), resources
+
+
+def _resource(table: dict[str, Any], where: str) -> Resource:
+    from txmq.xa import LastResource, MySQLResource
+
+    kind = table.get("kind", _KINDS[0])
+    if kind not in _KINDS:
+        raise ConfigError(f"{where}: kind = {kind!r}: expected one of {', '.join(_KINDS)}")
+    if kind == "mysql-xa":
+        table = {"driver": "MySQLdb", **table}
+    if not all(isinstance(table.get(key), str) for key in ("name", "driver")):
+        raise ConfigError(f"{where}: name and driver must be text")
+    connect = connector(table, where)
+    options = {"table": table["table"]} if "table" in table else {}
+    return (MySQLResource if kind == "mysql-xa" else LastResource)(table["name"], connect=connect, **options)
 
 
 def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
@@ -136,7 +154,7 @@ def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> No
             raise ConfigError(f"{where}: unknown key {key!r}; did you mean {near!r}?")
 
 
-def _run_once(client: Any, resources: list[LastResource], *, as_json: bool) -> None:
+def _run_once(client: Any, resources: list[Resource], *, as_json: bool) -> None:
     from txmq.xa.resolver import Resolver
 
     settled = Resolver(client, resources).run_once()
@@ -162,14 +180,15 @@ def why(listed: Mapping[str, Any], names: Set[str]) -> str:
     return "its database could not prove the outcome; the warnings above say why"
 
 
-def _run(broker: str, resources: list[LastResource]) -> None:
+def _run(broker: str, resources: list[Resource]) -> None:
     """Rounds until a signal; a broker that is away, also at the start, is waited for."""
     import signal
     import threading
 
     import txmq
     from txmq.runtime import logging
-    from txmq.xa.resolver import FAILED_POLL_S_MAX, Resolver
+    from txmq.xa.broker_port import FAILED_POLL_S_MAX
+    from txmq.xa.resolver import Resolver
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
