@@ -118,7 +118,8 @@ td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); ver
   overflow-wrap: anywhere; }
 td:first-child { min-width: 16rem; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.pass, .within, .MISS, .failed { white-space: nowrap; overflow-wrap: normal; } .pass { color: var(--good); } .MISS, .failed { color: var(--bound); font-weight: 600; }
+.pass, .within, .MISS, .failed { white-space: nowrap; overflow-wrap: normal; }
+.pass { color: var(--good); } .MISS, .failed { color: var(--bound); font-weight: 600; }
 """
 
 
