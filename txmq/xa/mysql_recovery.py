@@ -25,6 +25,9 @@ from txmq.xa.mysql_branch import MySQLSession
 from txmq.xa.mysql_server import ACCESS_DENIED, NOTA, ROLLED_BACK, UNKNOWN_THREAD, code_of, execute, listed_xids, xa
 from txmq.xid import Xid
 
+_TRANSACTIONS = "innodb_trx WHERE trx_mysql_thread_id"
+_TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from memory for 0.1 s after somebody has asked
+
 
 class MySQLRecovery:
     """See ``branch.Recovery``.
@@ -118,21 +121,21 @@ class MySQLRecovery:
         return listed_xids(self._connection, is_mariadb=self._session.server.is_mariadb)
 
     def _is_in_transaction(self, connection: int) -> bool:
-        number = int(connection)
+        if not self._finds("processlist WHERE id", connection):
+            return False
         try:
-            rows = run(
-                self._connection,
-                f"SELECT 1 FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = {number}",  # noqa: S608
-            )[0]
+            if self._finds(_TRANSACTIONS, connection):
+                return True
+            run(self._connection, f"SELECT SLEEP({_TRANSACTIONS_KEPT_S})")
+            return self._finds(_TRANSACTIONS, connection)
         except Exception as error:
             if code_of(error) not in ACCESS_DENIED:
                 raise
             # Without the privilege PROCESS a user sees its own sessions only, and not what they hold.
-            rows = run(
-                self._connection,
-                f"SELECT 1 FROM information_schema.processlist WHERE id = {number}",  # noqa: S608
-            )[0]
-        return bool(rows)
+            return True
+
+    def _finds(self, where: str, number: int) -> bool:
+        return bool(run(self._connection, f"SELECT 1 FROM information_schema.{where} = {int(number)}")[0])  # noqa: S608
 
     def _avoid_gap_locks(self) -> None:
         # A DELETE of rows between which others insert would lock the gaps. Statement-based logging needs those.

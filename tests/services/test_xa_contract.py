@@ -1,0 +1,318 @@
+"""What every XA resource promises, held against the real database and the simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
+from txmq.testing.mariadb import MariaDB
+from txmq.testing.simulated_xa import Fault, SimulatedError, SimulatedXADatabase
+from txmq.testing.simulated_xa_resource import SimulatedXAResource
+from txmq.xa.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
+from txmq.xa.mysql import MySQLResource
+
+from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid, wait_until
+
+
+class World(Protocol):
+    """A resource, and a view of its database from outside."""
+
+    resource: Any
+
+    def enlist(self, timeout: float = 30.0, connection: Any = None, txid: str | None = None) -> Any:
+        """Begin a branch."""
+
+    def insert(self, branch: Any, number: int) -> None:
+        """A row in the body."""
+
+    def rows(self) -> list[int]:
+        """The committed rows."""
+
+    def recovery(self) -> Any:
+        """One who settles, in another process."""
+
+    def end_session(self, branch: Any) -> None:
+        """The owner dies."""
+
+    def restart(self) -> None:
+        """Kill -9 of the server, and its restart."""
+
+    def connect(self) -> Any:
+        """A connection of the application's."""
+
+
+class RealWorld(MySQLWorld):
+    """MariaDB."""
+
+    def restart(self) -> None:
+        """See ``World``."""
+        self.server.restart()
+
+
+class SimulatedWorld:
+    """The simulation."""
+
+    def __init__(self) -> None:
+        self.database = SimulatedXADatabase()
+        self.resource = self._new_resource()
+        self.resource.install()
+
+    def _new_resource(self) -> SimulatedXAResource:
+        return SimulatedXAResource(NAME, self.database, "5" * 32, lambda: 1_790_000_000_000)
+
+    def connect(self) -> Any:
+        """See ``World``."""
+        return self.database.connect()
+
+    def enlist(self, timeout: float = 30.0, connection: Any = None, txid: str | None = None) -> Any:
+        """See ``World``."""
+        return self.resource.enlist(CLUSTER, txid or new_txid(), timeout, connection)
+
+    def insert(self, branch: Any, number: int) -> None:
+        """See ``World``."""
+        branch.connection.insert("orders", number)
+
+    def rows(self) -> list[int]:
+        """See ``World``."""
+        return sorted(key for table, key in self.database.committed if table == "orders")  # type: ignore[misc]
+
+    def recovery(self) -> Any:
+        """See ``World``."""
+        return self._new_resource().open_recovery(CLUSTER)
+
+    def end_session(self, branch: Any) -> None:
+        """See ``World``."""
+        branch.abandon()
+
+    def restart(self) -> None:
+        """See ``World``."""
+        self.database.crash()
+        self.database.start()
+
+
+@pytest.fixture(params=["real", "simulated"])
+def world(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[World]:
+    if request.param == "simulated":
+        yield SimulatedWorld()
+        return
+    real = RealWorld(mariadb)
+    yield real
+    real.settle_everything()
+
+
+def prepared(world: World, number: int, connection: Any = None) -> Any:
+    """A branch with one row, prepared."""
+    branch = world.enlist(connection=connection)
+    world.insert(branch, number)
+    branch.end_body()
+    branch.prepare()
+    return branch
+
+
+def test_types_fit_the_ports() -> None:
+    def fits(real: MySQLResource, simulated: SimulatedXAResource) -> list[XAResource]:
+        branch: XABranch = simulated.enlist(CLUSTER, new_txid(), 1.0)
+        other: XABranch = real.enlist(CLUSTER, new_txid(), 1.0)
+        recoveries: list[Recovery] = [real.open_recovery(CLUSTER), simulated.open_recovery(CLUSTER)]
+        resources: list[XAResource] = [real, simulated, branch.resource, other.resource]
+        return resources[: 2 + len(recoveries)]
+
+    assert callable(fits)  # what it says is checked by mypy
+
+
+def test_a_branch_commits_with_its_marker(world: World) -> None:
+    branch = prepared(world, 1)
+    assert world.rows() == []
+    assert branch.commit()
+    assert world.rows() == [1]
+    assert world.recovery().marker_outcome(branch.xid.gtrid.decode()) == "committed"
+    assert branch.details() == {
+        "bqual": branch.xid.bqual.decode(), "connection": branch.details()["connection"], "wrote": True, "marker": True
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_branch_rolls_back_for_good(world: World, is_prepared: bool) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    if is_prepared:
+        branch.end_body()
+        branch.prepare()
+    assert branch.roll_back(prepared=is_prepared)
+    world.restart()
+    recovery = world.recovery()
+    assert recovery.prepared() == []
+    assert recovery.marker_outcome(branch.xid.gtrid.decode()) is None
+    assert world.rows() == []
+
+
+def test_an_error_in_the_body_dooms_the_branch(world: World) -> None:
+    assert prepared(world, 1).commit()
+    branch = world.enlist()
+    with pytest.raises(Exception, match="1062"):
+        world.insert(branch, 1)
+    world.insert(branch, 2)
+    assert branch.error is not None
+    with pytest.raises(RolledBackError):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert world.rows() == [1]
+
+
+def test_a_deadline_that_has_passed_dooms_the_branch(world: World) -> None:
+    branch = world.enlist(timeout=-1.0)
+    world.insert(branch, 1)
+    with pytest.raises(TransactionTimeoutError):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert world.rows() == []
+
+
+def test_the_connection_is_the_bodys_until_end_body(world: World) -> None:
+    branch = world.enlist()
+    branch.end_body()
+    with pytest.raises(TransactionStateError, match="over"):
+        world.insert(branch, 1)
+    assert branch.roll_back(prepared=False)
+
+
+def test_a_branch_that_is_not_prepared_ends_with_its_owner(world: World) -> None:
+    branch = world.enlist()
+    world.insert(branch, 1)
+    branch.end_body()
+    world.end_session(branch)
+    assert world.recovery().prepared() == []
+    assert world.rows() == []
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_prepared_branch_is_finished_by_another_when_its_owner_has_gone(world: World, verb: str) -> None:
+    branch, recovery = prepared(world, 1), world.recovery()
+    end = getattr(recovery, verb)
+    assert end(branch.xid) is Ended.NOT_KNOWN
+    assert recovery.is_listed(branch.xid)
+    (listed,) = recovery.prepared()
+    assert (str(listed.txid), listed.connection) == (branch.xid.gtrid.decode(), branch.details()["connection"])
+    assert recovery.kill(listed.connection)
+    wait_until(lambda: end(branch.xid) is Ended.DONE)
+    assert end(branch.xid) is Ended.NOT_KNOWN
+    assert not recovery.is_listed(branch.xid)
+    assert not recovery.kill(listed.connection)
+    assert world.rows() == ([1] if verb == "commit" else [])
+    assert not branch.commit()
+
+
+def test_prepared_branches_survive_crashes(world: World) -> None:
+    branches = [prepared(world, number) for number in range(3)]
+    world.restart()
+    assert not branches[0].commit()
+    assert not branches[1].roll_back(prepared=True)
+    recovery = world.recovery()
+    assert {listed.xid for listed in recovery.prepared()} == {branch.xid for branch in branches}
+    assert recovery.commit(branches[0].xid) is Ended.DONE
+    assert recovery.rollback(branches[1].xid) is Ended.DONE
+    recovery.force()
+    world.restart()
+    recovery = world.recovery()
+    assert [listed.xid for listed in recovery.prepared()] == [branches[2].xid]
+    assert world.rows() == [0]
+
+
+def test_a_rollback_by_another_may_be_taken_back_by_a_crash_until_it_is_forced(world: World) -> None:
+    branches = [prepared(world, number) for number in range(4)]
+    for branch in branches:
+        world.end_session(branch)
+    recovery = world.recovery()
+    assert {recovery.rollback(branch.xid) for branch in branches} == {Ended.DONE}
+    world.restart()
+    recovery = world.recovery()
+    back = recovery.prepared()
+    assert back
+    assert {recovery.rollback(listed.xid) for listed in back} == {Ended.DONE}
+    recovery.force()
+    world.restart()
+    assert world.recovery().prepared() == []
+
+
+def test_a_marker_in_doubt_is_not_readable(world: World) -> None:
+    branch, recovery = prepared(world, 1), world.recovery()
+    with pytest.raises(Exception, match="1205"):
+        recovery.marker_outcome(branch.xid.gtrid.decode())
+    assert branch.commit()
+    recovery.delete_committed([branch.xid.gtrid.decode()])
+    assert recovery.marker_outcome(branch.xid.gtrid.decode()) is None
+
+
+def test_a_connection_of_the_caller_is_given_back_idle(world: World) -> None:
+    connection = world.connect()
+    assert prepared(world, 1, connection).commit()
+    assert prepared(world, 2, connection).roll_back(prepared=True)
+    branch = prepared(world, 3, connection)
+    assert not branch.is_own
+    with pytest.raises(TransactionStateError):
+        world.enlist(connection=connection)
+    assert branch.commit()
+    assert world.rows() == [1, 3]
+
+
+def test_a_txid_that_is_none_is_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="not a transaction id"):
+        world.enlist(txid="x")
+
+
+# --- the simulation alone: faults that a real server does not do on request -----------------------------------------
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("call", ["xa_start", "insert", "xa_end", "xa_prepare", "xa_commit"])
+def test_a_branch_under_every_fault_is_committed_or_not_and_never_half(fault: Fault, call: str) -> None:
+    world = SimulatedWorld()
+    left = [fault]
+    world.database.fault = lambda _session, name: left.pop() if name == call and left else None
+    is_committed = False
+    branch: Any = None
+    try:
+        branch = prepared(world, 1)
+        is_committed = branch.commit()
+    except (SimulatedError, RolledBackError, PrepareUnknownError):
+        if branch is not None:
+            branch.abandon()
+    assert not left
+    assert not is_committed
+    world.database.start()
+    recovery = world.recovery()
+    for listed in recovery.prepared():
+        assert recovery.commit(listed.xid) is Ended.DONE
+    markers = sum(table == "txmq_marker" for table, _ in world.database.committed)
+    assert len(world.rows()) == markers
+    # Carried out, or at the decision already: somebody finishes it.
+    was_prepared = call == "xa_commit" or (call == "xa_prepare" and fault in (Fault.REPLY_LOST, Fault.CRASH_AFTER))
+    assert len(world.rows()) == was_prepared
+
+
+def test_a_database_that_is_not_installed_or_another_is_refused() -> None:
+    database = SimulatedXADatabase()
+    resource = SimulatedXAResource(NAME, database, "5" * 32, lambda: 0)
+    with pytest.raises(ConfigError, match="install"):
+        resource.enlist(CLUSTER, new_txid(), 1.0)
+    resource.install()
+    resource.install()
+    with pytest.raises(ConfigError, match="another"):
+        SimulatedXAResource("other", database, "6" * 32, lambda: 0).open_recovery(CLUSTER)
+
+
+def test_a_deadlocks_victim_can_only_be_rolled_back() -> None:
+    world = SimulatedWorld()
+    session = world.database.connect()
+    branch = world.enlist(connection=session)
+    world.insert(branch, 1)
+    with pytest.raises(SimulatedError, match="1213"):
+        session.become_deadlock_victim()
+    with pytest.raises(RolledBackError, match="1399"):
+        branch.end_body()
+    assert branch.roll_back(prepared=False)
+    assert not session.is_in_transaction
+    assert world.rows() == []

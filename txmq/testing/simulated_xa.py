@@ -1,0 +1,454 @@
+"""A database server with XA transactions, simulated: MariaDB 10.11's answers and quirks, without a server.
+
+Theory of operation. ``SimulatedXADatabase`` holds committed rows, the branches it knows and its sessions. A session
+takes the calls that matter to a transaction manager (XA START, END, PREPARE, COMMIT, ROLLBACK, RECOVER, INSERT, BEGIN,
+...) and answers as MariaDB does, error numbers included. ``crash`` is a kill -9, ``start`` the restart. What a session
+writes is locked until its transaction ends; a lock that is held is an error at once (1205), nobody waits.
+
+The quirks, each of them seen on the real server, with which tests/services/test_simulated_xa.py compares every answer:
+
+    * a prepared branch survives its session and a crash; while its session lives it is listed, and not known to others;
+    * on a connection that is not in autocommit nobody can end a branch that another one began (1400);
+    * a statement that failed (1062, 1205) does not doom its branch; a deadlock's victim can only be rolled back;
+    * a prepared branch without writes is listed, gone after a crash, and when its session has ended whoever commits it
+      or rolls it back is told 1402;
+    * a rollback of a prepared branch is durable only when something else is forced after it: a crash before may bring
+      the branch back, prepared. A commit and a prepare are durable when they are acknowledged;
+    * gtrid and bqual tell branches apart, the format id does not.
+
+Invariants:
+    * deterministic: no clock, no random numbers. What a crash brings back is the caller's choice;
+    * one thread at a time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from txmq.xid import Xid
+
+Key = tuple[str, object]  # table and primary key
+
+DUPLICATE: Final = 1062
+LOCK_WAIT_TIMEOUT: Final = 1205
+DEADLOCK: Final = 1213
+NOTA: Final = 1397
+INVAL: Final = 1398
+RMFAIL: Final = 1399
+OUTSIDE: Final = 1400
+RB_ROLLBACK: Final = 1402
+DUPID: Final = 1440
+LOST: Final = 2013
+
+
+class SimulatedError(Exception):
+    """In place of the driver's error; ``args[0]`` is the number."""
+
+    def __init__(self, code: int, text: str = "") -> None:
+        super().__init__(code, text)
+        self.code = code
+
+
+class Fault(enum.Enum):
+    """What goes wrong with one call."""
+
+    REQUEST_LOST = "the session ends, the call was not carried out"
+    REPLY_LOST = "the call was carried out, the session ends"
+    CRASH_BEFORE = "the server dies before the call"
+    CRASH_AFTER = "the server dies when the call was carried out"
+
+
+class _State(enum.Enum):
+    ACTIVE = "ACTIVE"
+    IDLE = "IDLE"
+    PREPARED = "PREPARED"
+    ROLLBACK_ONLY = "ROLLBACK ONLY"
+
+
+class _Work:
+    """What a transaction has written. Its keys are locked."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Key, object] = {}
+        self.removed: set[Key] = set()
+
+    @property
+    def has_written(self) -> bool:
+        return bool(self.rows or self.removed)
+
+
+class _Branch(_Work):
+    def __init__(self, xid: Xid, owner: SimulatedSession) -> None:
+        super().__init__()
+        self.xid, self.state = xid, _State.ACTIVE
+        self.owner: SimulatedSession | None = owner
+
+
+class SimulatedXADatabase:
+    """One server.
+
+    Attributes:
+        fault: asked before each call of a session, with its name; tests and the simulation set it.
+        survives: asked at a crash, for each rollback that nothing made durable, whether its branch comes back.
+    """
+
+    def __init__(self) -> None:
+        self.committed: dict[Key, object] = {}
+        self.fault: Callable[[SimulatedSession, str], Fault | None] = lambda _session, _call: None
+        self.survives: Callable[[Xid], bool] = lambda _xid: True
+        self.is_up = True
+        self._branches: dict[tuple[bytes, bytes], _Branch] = {}
+        self._undone: list[_Branch] = []  # rolled back since the log was forced
+        self._sessions: dict[int, SimulatedSession] = {}
+        self._last_number = 0
+
+    def connect(self, *, autocommit: bool = False) -> SimulatedSession:
+        """A new session.
+
+        Raises:
+            SimulatedError: the server is down.
+        """
+        if not self.is_up:
+            raise SimulatedError(LOST, "cannot connect")
+        self._last_number += 1
+        session = self._sessions[self._last_number] = SimulatedSession(self, self._last_number, autocommit)
+        return session
+
+    def kill(self, number: int) -> bool:
+        """End a session from outside; False where there is none."""
+        session = self._sessions.get(number)
+        if session is None:
+            return False
+        self.end_session(session)
+        return True
+
+    def is_in_transaction(self, number: int) -> bool:
+        """Whether a session is there and in a transaction."""
+        session = self._sessions.get(number)
+        return session is not None and session.is_in_transaction
+
+    def crash(self) -> None:
+        """Kill -9. What was not durable is gone, except rolled-back branches that come back (``survives``)."""
+        self.is_up = False
+        for session in self._sessions.values():
+            session.die()
+        self._sessions.clear()
+        for branch in self._undone:
+            if self.survives(branch.xid):
+                branch.state = _State.PREPARED
+                self._branches[_key(branch.xid)] = branch
+        self._undone.clear()
+        prepared = {k: b for k, b in self._branches.items() if b.state is _State.PREPARED and b.has_written}
+        for branch in prepared.values():
+            branch.owner = None
+        self._branches = prepared
+
+    def start(self) -> None:
+        """Serve again after a crash. Numbers of sessions begin anew."""
+        self.is_up, self._last_number = True, 0
+
+    def undurable_rollbacks(self) -> set[Xid]:
+        """Branches that a crash now may bring back."""
+        return {branch.xid for branch in self._undone}
+
+    # --- for sessions --------------------------------------------------------------------------------------------
+
+    def prepared_xids(self) -> list[Xid]:
+        """XA RECOVER."""
+        return [branch.xid for branch in self._branches.values() if branch.state is _State.PREPARED]
+
+    def insert(self, work: _Work, key: Key, value: object) -> None:
+        """A row, locked until the end of ``work``."""
+        self._lock(work, key)
+        if key in work.rows or (key in self.committed and key not in work.removed):
+            raise SimulatedError(DUPLICATE, f"duplicate entry {key}")
+        work.rows[key] = value
+
+    def remove(self, work: _Work, key: Key) -> bool:
+        """Take a row away; whether it was there."""
+        self._lock(work, key)
+        if work.rows.pop(key, None) is not None and key not in self.committed:
+            return True
+        if key in work.removed or key not in self.committed:
+            return False
+        work.removed.add(key)
+        return True
+
+    def is_locked(self, work: _Work, key: Key) -> bool:
+        """Whether another transaction holds a key."""
+        return any(key in other.rows or key in other.removed for other in self._works() if other is not work)
+
+    def commit(self, work: _Work) -> None:
+        """Make durable and visible."""
+        for key in work.removed:
+            self.committed.pop(key, None)
+        self.committed.update(work.rows)
+        if work.has_written:
+            self.force()
+
+    def force(self) -> None:
+        """The log is forced: what was rolled back stays rolled back."""
+        self._undone.clear()
+
+    def begin_branch(self, xid: Xid, owner: SimulatedSession) -> _Branch:
+        """Enter a branch into the list of known ones."""
+        if _key(xid) in self._branches:
+            raise SimulatedError(DUPID, "XAER_DUPID")
+        branch = self._branches[_key(xid)] = _Branch(xid, owner)
+        return branch
+
+    def end_branch(self, branch: _Branch, *, is_commit: bool) -> None:
+        """Commit or roll back; the branch is not known any more."""
+        del self._branches[_key(branch.xid)]
+        if is_commit:
+            self.commit(branch)
+        elif branch.state is _State.PREPARED and branch.has_written:
+            self._undone.append(branch)
+
+    def foreign_branch(self, xid: Xid) -> _Branch | None:
+        """A prepared branch whose session has ended."""
+        branch = self._branches.get(_key(xid))
+        return branch if branch is not None and branch.owner is None else None
+
+    def end_session(self, session: SimulatedSession) -> None:
+        """The session is over: roll back what is not prepared, let go of what is."""
+        self._sessions.pop(session.number, None)
+        branch = session.branch
+        if branch is not None and branch.state is _State.PREPARED:
+            branch.owner = None
+        elif branch is not None:
+            self.end_branch(branch, is_commit=False)
+        session.die()
+
+    def _lock(self, work: _Work, key: Key) -> None:
+        if self.is_locked(work, key):
+            raise SimulatedError(LOCK_WAIT_TIMEOUT, "lock wait timeout exceeded")
+
+    def _works(self) -> Iterable[_Work]:
+        yield from self._branches.values()
+        yield from (session.local for session in self._sessions.values() if session.local is not None)
+
+
+class SimulatedSession:
+    """One connection. Every call may raise ``SimulatedError``; LOST once the session is over."""
+
+    def __init__(self, database: SimulatedXADatabase, number: int, autocommit: bool) -> None:
+        self.number, self.autocommit = number, autocommit
+        self.branch: _Branch | None = None
+        self.local: _Work | None = None  # a transaction that is not XA
+        self._has_begun = False  # by BEGIN, not by a statement
+        self._database, self._is_over = database, False
+
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether anything is open here."""
+        return self.branch is not None or self.local is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended."""
+        return self._is_over
+
+    def die(self) -> None:
+        """The server has forgotten the session."""
+        self._is_over, self.branch, self.local = True, None, None
+
+    def close(self) -> None:
+        """End the session."""
+        if not self._is_over:
+            self._database.end_session(self)
+
+    def xa_start(self, xid: Xid) -> None:
+        """XA START."""
+        self._call("xa_start", lambda: self._xa_start(xid))
+
+    def xa_end(self, xid: Xid) -> None:
+        """XA END."""
+        self._call("xa_end", lambda: self._xa_end(xid))
+
+    def xa_prepare(self, xid: Xid) -> None:
+        """XA PREPARE."""
+        self._call("xa_prepare", lambda: self._xa_prepare(xid))
+
+    def xa_commit(self, xid: Xid, *, one_phase: bool = False) -> None:
+        """XA COMMIT [ONE PHASE]."""
+        self._call("xa_commit", lambda: self._xa_commit(xid, one_phase))
+
+    def xa_rollback(self, xid: Xid) -> None:
+        """XA ROLLBACK."""
+        self._call("xa_rollback", lambda: self._xa_rollback(xid))
+
+    def xa_recover(self) -> list[Xid]:
+        """XA RECOVER: all prepared branches of the server."""
+        found: list[Xid] = []
+        self._call("xa_recover", lambda: found.extend(self._database.prepared_xids()))
+        return found
+
+    def begin(self) -> None:
+        """BEGIN: commits what is open."""
+        self._call("begin", self._begin)
+
+    def commit(self) -> None:
+        """COMMIT."""
+        self._call("commit", lambda: self._end_local(is_commit=True))
+
+    def rollback(self) -> None:
+        """ROLLBACK."""
+        self._call("rollback", lambda: self._end_local(is_commit=False))
+
+    def insert(self, table: str, key: object, value: object = None) -> None:
+        """INSERT one row."""
+        self._call("insert", lambda: self._write(lambda work: self._database.insert(work, (table, key), value)))
+
+    def remove(self, table: str, key: object) -> None:
+        """DELETE one row, if it is there."""
+        self._call("remove", lambda: self._write(lambda work: self._database.remove(work, (table, key))))
+
+    def touch(self) -> None:
+        """A small write of its own, committed: everything before it is durable."""
+        self._call("touch", self._touch)
+
+    def read(self, table: str, key: object) -> object:
+        """A committed row's value, or this session's own; None without one. Waits for no lock."""
+        found: list[object] = []
+        work = self.branch or self.local or _Work()
+        self._call(
+            "read", lambda: found.append(work.rows.get((table, key), self._database.committed.get((table, key))))
+        )
+        return found[0]
+
+    def read_locked(self, table: str, key: object) -> object:
+        """The same with a lock: 1205 where another transaction holds the row."""
+        if self._database.is_locked(self.branch or self.local or _Work(), (table, key)):
+            raise SimulatedError(LOCK_WAIT_TIMEOUT, "lock wait timeout exceeded")
+        return self.read(table, key)
+
+    def become_deadlock_victim(self) -> None:
+        """What a deadlock leaves of the one that was chosen."""
+        if self.branch is not None:
+            self.branch.rows.clear()
+            self.branch.removed.clear()
+            self.branch.state = _State.ROLLBACK_ONLY
+        self.local = None
+        raise SimulatedError(DEADLOCK, "deadlock found")
+
+    # --- what the calls do -------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, action: Callable[[], object]) -> None:
+        if self._is_over:
+            raise SimulatedError(LOST, "lost connection")
+        database = self._database
+        fault = database.fault(self, name)
+        if fault is Fault.CRASH_BEFORE:
+            database.crash()
+        elif fault is Fault.REQUEST_LOST:
+            database.end_session(self)
+        else:
+            try:
+                action()
+            finally:
+                if fault is Fault.CRASH_AFTER:
+                    database.crash()
+                elif fault is Fault.REPLY_LOST:
+                    database.end_session(self)
+        if fault is not None:
+            raise SimulatedError(LOST, "lost connection")
+
+    def _xa_start(self, xid: Xid) -> None:
+        self._refuse_in_xa()
+        if self.local is not None:
+            raise SimulatedError(OUTSIDE, "XAER_OUTSIDE")
+        self.branch = self._database.begin_branch(xid, self)
+
+    def _xa_end(self, xid: Xid) -> None:
+        self._own(xid, _State.ACTIVE).state = _State.IDLE
+
+    def _xa_prepare(self, xid: Xid) -> None:
+        branch = self._own(xid, _State.IDLE)
+        branch.state = _State.PREPARED
+        if branch.has_written:
+            self._database.force()
+
+    def _own(self, xid: Xid, state: _State) -> _Branch:
+        if self.branch is None or self.branch.state is not state:
+            raise SimulatedError(RMFAIL, "XAER_RMFAIL")
+        if self.branch.xid != xid:
+            raise SimulatedError(NOTA, "XAER_NOTA")
+        return self.branch
+
+    def _xa_commit(self, xid: Xid, one_phase: bool) -> None:
+        branch = self.branch
+        if branch is None or branch.xid != xid:
+            self._end_foreign(xid, is_commit=True, one_phase=one_phase)
+        elif branch.state is _State.ROLLBACK_ONLY:
+            self._end_own(branch, is_commit=False)
+            raise SimulatedError(RB_ROLLBACK, "XA_RBROLLBACK")
+        elif branch.state is (_State.IDLE if one_phase else _State.PREPARED):
+            self._end_own(branch, is_commit=True)
+        elif one_phase and branch.state is _State.PREPARED:
+            raise SimulatedError(INVAL, "XAER_INVAL")
+        else:
+            raise SimulatedError(RMFAIL, "XAER_RMFAIL")
+
+    def _xa_rollback(self, xid: Xid) -> None:
+        branch = self.branch
+        if branch is None or branch.xid != xid:
+            self._end_foreign(xid, is_commit=False, one_phase=False)
+        elif branch.state is _State.ACTIVE:
+            raise SimulatedError(RMFAIL, "XAER_RMFAIL")
+        else:
+            self._end_own(branch, is_commit=False)
+
+    def _end_own(self, branch: _Branch, *, is_commit: bool) -> None:
+        self._database.end_branch(branch, is_commit=is_commit)
+        self.branch = None
+
+    def _end_foreign(self, xid: Xid, *, is_commit: bool, one_phase: bool) -> None:
+        if not self.autocommit or self.branch is not None or self._has_begun:
+            raise SimulatedError(OUTSIDE, "XAER_OUTSIDE")
+        if one_phase:
+            raise SimulatedError(INVAL, "XAER_INVAL")
+        branch = self._database.foreign_branch(xid)
+        if branch is None:
+            raise SimulatedError(NOTA, "XAER_NOTA")
+        self._database.end_branch(branch, is_commit=is_commit)
+        if not branch.has_written:
+            raise SimulatedError(RB_ROLLBACK, "XA_RBROLLBACK")  # the engine had let go of it with its session
+
+    def _begin(self) -> None:
+        self._refuse_in_xa()
+        self._end_local(is_commit=True)
+        self.local, self._has_begun = _Work(), True
+
+    def _end_local(self, *, is_commit: bool) -> None:
+        self._refuse_in_xa()
+        local, self.local, self._has_begun = self.local, None, False
+        if local is not None and is_commit:
+            self._database.commit(local)
+
+    def _touch(self) -> None:
+        self._refuse_in_xa()
+        self._database.force()
+
+    def _refuse_in_xa(self) -> None:
+        if self.branch is not None:
+            raise SimulatedError(RMFAIL, f"XAER_RMFAIL: {self.branch.state.value}")
+
+    def _write(self, write: Callable[[_Work], object]) -> None:
+        if self.branch is not None:
+            if self.branch.state is not _State.ACTIVE:
+                raise SimulatedError(RMFAIL, f"XAER_RMFAIL: {self.branch.state.value}")
+            write(self.branch)
+        elif self.local is not None or not self.autocommit:
+            self.local = self.local or _Work()
+            write(self.local)
+        else:
+            work = _Work()
+            write(work)
+            self._database.commit(work)
+
+
+def _key(xid: Xid) -> tuple[bytes, bytes]:
+    return xid.gtrid, xid.bqual
