@@ -294,6 +294,9 @@ class Application(Program):
             opposite = {"committed": Outcome.ROLLED_BACK, "rolled-back": Outcome.COMMITTED}.get(transaction.told)
             if outcome is opposite and not self.shared.broker.may_forget:
                 raise Violation(f"P6: told {transaction.told}, now {outcome}: {transaction.txid}")
+            # The broker has told its places: below the session's floor it says so (410), it never says "never seen".
+            if outcome is Outcome.UNKNOWN and transaction.placed and not self.shared.broker.may_forget:
+                raise Violation(f"P6: committed and told, now unknown: {transaction.txid}")
 
 
 def watched_prove(shared: Shared) -> Callable[..., Any]:
