@@ -12,11 +12,19 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from txmq.client.link import Link, Reply
 from txmq.client.session import PROTOCOL, Session, parse_hello
-from txmq.errors import ClosedError, ConnectionLostError, FencedError, RequestTimeoutError, TxmqError
+from txmq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    FencedError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    TxmqError,
+)
 from txmq.protocol.commands import Word
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
@@ -24,7 +32,10 @@ from txmq.runtime.threads import Lock, watch_forks
 from txmq.xid import TxId
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
+_TURN_S = 0.002  # who finds another thread connecting looks again that often
 IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
+
+T = TypeVar("T")
 
 
 class Connection:
@@ -46,7 +57,8 @@ class Connection:
         self._connect_timeout = connect_timeout
         self._link: Link | None = None
         self._session: Session | None = None
-        self._lock = Lock()
+        self._lock = Lock()  # held for a moment
+        self._maker: object = None  # who makes or changes the link or the session
         self._backoff_s = 0.0
         self._retry_at = 0.0
         self._last_failure = "no time was left to connect"
@@ -133,8 +145,7 @@ class Connection:
         link = self.link(deadline)
         session = link.session
         if session is None:
-            with _Held(self._lock, deadline, self._clock):
-                session = link.session or self._hello(link, deadline, wish="new")
+            session = self._alone(deadline, lambda: link.session or self._hello(link, deadline, wish="new"))
         assert session is not None
         return link, session
 
@@ -146,11 +157,13 @@ class Connection:
 
     def renew_session(self, old: Session, deadline: float) -> None:
         """Give up a session that contradicts itself; the next ``session_link`` has another."""
-        with _Held(self._lock, deadline, self._clock):
-            if self._session is not None and self._session.is_same(old):
-                self._session = None
-                if self._link is not None:
-                    self._link.fail(ConnectionLostError("the session was given up"))
+        self._alone(deadline, lambda: self._drop_session(old))
+
+    def _drop_session(self, old: Session) -> None:
+        if self._session is not None and self._session.is_same(old):
+            self._session = None
+            if self._link is not None:
+                self._link.fail(ConnectionLostError("the session was given up"))
 
     @property
     def session(self) -> Session | None:
@@ -158,26 +171,50 @@ class Connection:
         return self._session
 
     def _make(self, deadline: float) -> Link:
-        with _Held(self._lock, deadline, self._clock):
-            link = self._link
-            if link is not None and link.failure is None:
-                return link
-            self._wait_out_backoff(deadline)
-            if self._closed:
-                raise ClosedError("the client is closed")
-            if self._clock.monotonic() >= deadline:
-                # Nothing was tried, so this is no failure that the back-off counts: else callers with deadlines shorter
-                # than the back-off would push the next attempt away for ever.
-                raise ConnectionLostError(self._last_failure)
-            try:
-                self._link = self._connected(deadline)
-            except TxmqError as error:
-                self._last_failure = str(error)
-                self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
-                self._retry_at = self._clock.monotonic() + self._backoff_s
-                raise
-            self._backoff_s = 0.0
-            return self._link
+        return self._alone(deadline, lambda: self._made(deadline))
+
+    def _made(self, deadline: float) -> Link:
+        link = self._link
+        if link is not None and link.failure is None:
+            return link
+        self._wait_out_backoff(deadline)
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if self._clock.monotonic() >= deadline:
+            # Nothing was tried, so this is no failure that the back-off counts: else callers with deadlines shorter
+            # than the back-off would push the next attempt away for ever.
+            raise ConnectionLostError(self._last_failure)
+        try:
+            self._link = self._connected(deadline)
+        except TxmqError as error:
+            self._last_failure = str(error)
+            self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+            self._retry_at = self._clock.monotonic() + self._backoff_s
+            raise
+        self._backoff_s = 0.0
+        return self._link
+
+    def _alone(self, deadline: float, work: Callable[[], T]) -> T:
+        """Do it while no other thread makes or changes the link or the session.
+
+        Raises:
+            RequestTimeoutError: the deadline passed first.
+        """
+        me = object()
+        try:
+            while True:
+                with self._lock:
+                    if self._maker is None:
+                        self._maker = me
+                if self._maker is me:
+                    return work()
+                if self._clock.monotonic() >= deadline:
+                    raise RequestTimeoutError("another thread is still connecting")
+                self._clock.sleep(_TURN_S)
+        finally:
+            # No lock that is held over calls: a KeyboardInterrupt behind its ``acquire`` would leave it taken for ever.
+            if self._maker is me:
+                self._maker = None
 
     def _wait_out_backoff(self, deadline: float) -> None:
         if self._backoff_s and not self._closed:
@@ -201,7 +238,9 @@ class Connection:
                 self._greet(link, deadline)
             except BaseException as error:
                 link.fail(ConnectionLostError("the greeting failed"))
-                if not isinstance(error, ConnectionLostError | RequestTimeoutError):
+                if isinstance(error, RemoteProtocolError) or not isinstance(
+                    error, ConnectionLostError | RequestTimeoutError
+                ):
                     raise
                 failures.append(str(error))
                 continue
@@ -248,20 +287,6 @@ class Connection:
     def forked(self) -> None:
         """In a forked child: start anew."""
         link, self._link, self._session = self._link, None, None
-        self._lock = Lock()
+        self._lock, self._maker = Lock(), None
         if link is not None:
             link.forget()
-
-
-class _Held:
-    """A lock held for a block, or RequestTimeoutError when the deadline passes first."""
-
-    def __init__(self, lock: Lock, deadline: float, clock: Clock) -> None:
-        self._lock, self._deadline, self._clock = lock, deadline, clock
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=max(self._deadline - self._clock.monotonic(), 0.0)):
-            raise RequestTimeoutError("another thread is still connecting")
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

@@ -2,8 +2,8 @@
 
 Theory of operation.
 
-*Waiting* (leader and followers). A thread that waits for something takes the reading lock and reads answers for
-everybody until its own has come (the *leader*); the others (*followers*) are listed and sleep. So a lone caller sends
+*Waiting* (leader and followers). A thread that waits for something becomes the *leader* and reads answers for
+everybody until its own has come; the others (*followers*) are listed and sleep. So a lone caller sends
 and reads the socket itself: no hand-over between threads on its way (0.03 ms a round trip less than through a reader).
 Followers whose answers one read brought wake each other in turn: the leader wakes the first, and whoever leaves the
 list wakes the next; the last of them, where nobody reads any more, wakes one to lead. All of them at once would fight
@@ -18,9 +18,12 @@ Nothing here blocks while it holds a lock: what the socket does not take at once
 writes it on. A callback (``Pending``) may therefore send.
 
 Invariants:
-    * Every request that ``start`` took is told exactly once: ``answered``, or ``lost`` with the link's failure.
+    * Every request that ``start`` took is told exactly once: ``answered``, or ``lost`` with the link's failure. Where a
+      KeyboardInterrupt struck while it was told, it is told ``lost`` too.
     * A link that failed stays failed; another one is made by ``connection``.
     * A broker's answer to a request nobody waits for any more (``abandon``) is taken and dropped.
+    * A KeyboardInterrupt leaves no lock behind: what is held is held by ``with``, or is an attribute that a ``finally``
+      gives back before any call (CPython raises it behind calls, so behind ``acquire``, too).
     * A follower in the list has a signal to come: where somebody is to be woken, a thread is awake that passes it on,
       because everybody who leaves the list, however it came to that, calls ``_pass_on``. A KeyboardInterrupt right in
       there could break the chain: therefore nobody sleeps longer than ``SLEEP_S_MAX`` without looking again.
@@ -58,6 +61,10 @@ class Pending(Protocol):
         """There will be none; whether the request was executed is not known."""
 
 
+class BrokenAnswerError(ConnectionLostError, RemoteProtocolError):
+    """The broker's answers cannot be read: a fault of the peer, and for those who wait, a lost connection."""
+
+
 class Waiter:
     """Something one thread can wait for.
 
@@ -89,7 +96,7 @@ class Reply(Waiter):
     __slots__ = ("_body", "_code", "_deadline", "_error", "_link", "opaque")
 
     def __init__(self, link: Link, deadline: float, opaque: bytes) -> None:
-        self.done = self.nudged = False  # as ``Waiter``; the call would cost as much
+        self.done = self.nudged = False  # as ``Waiter``
         self.signal = Signal()
         self._link, self._deadline, self.opaque = link, deadline, opaque
         self._code, self._body = 0, b""
@@ -103,8 +110,9 @@ class Reply(Waiter):
 
     def lost(self, error: TxmqError) -> None:
         """See ``Pending``."""
-        self._error = error
-        self.finish()
+        if not self.done:
+            self._error = error
+            self.finish()
 
     def result(self, timeout: float | None = None) -> bytes:
         """Wait for the answer; its body.
@@ -152,7 +160,10 @@ class Link:
         self._out: deque[Sequence[Buffer]] = deque()  # requests nobody has begun to write
         self._rest: list[Buffer] = []  # begun; of whoever holds ``_sending``
         self._stuck = False  # the system takes no more for now
-        self._sending, self._reading = Lock(), Lock()
+        self._sending = Lock()
+        self._leading = Lock()  # held for a moment, to become the leader
+        self._leader: object = None  # who reads
+        self._telling: Pending | None = None  # whose answer is being told
         self._followers: dict[Waiter, bool] = {}
         self._woken: deque[Waiter] = deque()  # followers that were answered, to be woken in turn
         self._send_error: BaseException | None = None
@@ -197,18 +208,21 @@ class Link:
         # Listed first, looked second: ``fail`` either finds it in the list and tells it, or is seen here.
         if self.failure is not None and self._pending.pop(opaque, None) is not None:
             raise type(self.failure)(*self.failure.args)
-        self._out.append(buffers)
-        # Appended first, looked second: who empties the list of those to be woken looks at ``_out`` behind that.
-        if not self._woken or len(self._out) >= HELD_BACK_MAX:
-            self._flush()
+        try:
+            self._out.append(buffers)
+            # Appended first, looked second: who empties the list of those to be woken looks at ``_out`` behind that.
+            if not self._woken or len(self._out) >= HELD_BACK_MAX:
+                self._flush()
+        except BaseException as error:
+            # Interrupted: else it might go out when its sender has long given it up.
+            self._give_up_sending(error)
+            raise
 
     def _flush(self) -> None:
         """Write what the system takes, unless another thread is at it, which then writes ours too."""
-        while self._out and self._sending.acquire(False):
-            try:
+        while self._out and not self._sending.locked():
+            with self._sending:  # if somebody was faster, for as long as a write takes, which does not block
                 self._write()
-            finally:
-                self._sending.release()
             # Looked at again behind the release: who came in between found the lock taken and went to wait.
             if self._stuck:
                 return
@@ -264,7 +278,7 @@ class Link:
     def wait(self, waiter: Waiter, deadline: float) -> None:
         """Read answers, or sleep while another does, until ``waiter`` is done or nudged, the link fails, time is up."""
         while not waiter.done and not waiter.nudged and self.failure is None:
-            if self._reading.acquire(False):
+            if self._leader is None:
                 self._lead(waiter, deadline)
             else:
                 self._follow(waiter, deadline)
@@ -273,12 +287,8 @@ class Link:
 
     def take_arrived(self) -> None:
         """Read what has arrived, without waiting; nothing if another thread reads."""
-        if self._reading.acquire(False):
-            try:
-                if self.failure is None:
-                    self._exchange(0.0)
-            finally:
-                self._step_down()
+        if self._leader is None:
+            self._read_once(0.0)
 
     def push(self, deadline: float) -> None:
         """Wait until all that was sent is with the system, reading answers meanwhile. Not from a callback."""
@@ -286,12 +296,8 @@ class Link:
             remaining = min(deadline - self.clock.monotonic(), _WRITE_WAIT_S)
             if remaining <= 0:
                 return
-            if self._reading.acquire(False):
-                try:
-                    if self.failure is None:
-                        self._exchange(remaining)
-                finally:
-                    self._step_down()
+            if self._leader is None:
+                self._read_once(remaining)
             else:
                 self._write_on(remaining)
 
@@ -301,11 +307,9 @@ class Link:
             self._write_stuck()
 
     def _write_stuck(self) -> None:
-        if self._sending.acquire(False):
-            try:
+        if not self._sending.locked():
+            with self._sending:
                 self._write()
-            finally:
-                self._sending.release()
         self._flush()
 
     @property
@@ -321,7 +325,8 @@ class Link:
 
     def _lead(self, waiter: Waiter, deadline: float) -> None:
         try:
-            while not waiter.done and not waiter.nudged and self.failure is None:
+            self._run_for_leader(waiter)
+            while self._leader is waiter and not waiter.done and not waiter.nudged and self.failure is None:
                 remaining = deadline - self.clock.monotonic()
                 if remaining <= 0:
                     return
@@ -329,14 +334,32 @@ class Link:
                 if self._woken:
                     self._pass_on()
         finally:
-            self._step_down()
+            if self._leader is waiter:
+                self._leader = None
+            self._has_stepped_down()
+
+    def _read_once(self, timeout: float) -> None:
+        reader = object()
+        try:
+            self._run_for_leader(reader)
+            if self._leader is reader and self.failure is None:
+                self._exchange(timeout)
+        finally:
+            if self._leader is reader:
+                self._leader = None
+            self._has_stepped_down()
+
+    def _run_for_leader(self, candidate: object) -> None:
+        with self._leading:
+            if self._leader is None:
+                self._leader = candidate
 
     def _follow(self, waiter: Waiter, deadline: float) -> None:
         followers = self._followers
         followers[waiter] = True
         try:
             # Listed first, looked second: whoever ends the wait, or stops reading, in between sees us or is seen.
-            if waiter.done or waiter.nudged or self.failure is not None or not self._reading.locked():
+            if waiter.done or waiter.nudged or self.failure is not None or self._leader is None:
                 return
             remaining = min(deadline - self.clock.monotonic(), SLEEP_S_MAX)
             if self._stuck:
@@ -367,22 +390,29 @@ class Link:
                 return
         if self._out:
             self._flush()
-        if followers and not self._reading.locked():
+        if followers and self._leader is None:
             try:
                 waiter, _ = followers.popitem()  # the latest: likely to be answered last, and so to lead for longest
             except KeyError:
                 return
             waiter.signal.set()
 
-    def _step_down(self) -> None:
+    def _has_stepped_down(self) -> None:
         if self.failure is not None:
-            with self._sending:
-                self._stream.close()
-        self._reading.release()
+            self._close()
         self._pass_on()
 
+    def _close(self) -> None:
+        """Give the descriptor back, once and when nobody uses it any more: a leader does it when it steps down."""
+        with self._leading:
+            if self._leader is not None:
+                return
+            self._leader = self  # for good
+        with self._sending:
+            self._stream.close()
+
     def _exchange(self, timeout: float) -> None:
-        """Write what is stuck and read once, waiting up to ``timeout`` seconds; the caller holds ``_reading``."""
+        """Write what is stuck and read once, waiting up to ``timeout`` seconds; the caller is the leader."""
         try:
             if self._out:
                 self._flush()
@@ -392,24 +422,26 @@ class Link:
                 self._write_stuck()
                 timeout = 0.0
             arrived = self._stream.receive(timeout)
-            if arrived is None:
-                return
-            if not arrived:
+            if arrived:
+                self._dispatch(arrived)
+            elif arrived is not None:
                 self.fail(ConnectionLostError(self._end_text()))
-                return
-            self._dispatch(arrived)
         except OSError as error:
             self.fail(ConnectionLostError(f"connection to {self.address} lost: {error}"))
         except RemoteProtocolError as error:
-            self.fail(error)
+            self.fail(BrokenAnswerError(*error.args))
         except BaseException:
             # Interrupted between reading an answer and telling it: what was read is gone, so all of it is.
-            self.fail(ConnectionLostError("interrupted while reading answers"))
+            lost = ConnectionLostError("interrupted while reading answers")
+            self.fail(lost)
+            if self._telling is not None:
+                self._telling.lost(lost)
             raise
 
     def _dispatch(self, arrived: memoryview) -> None:
         pop = self._pending.pop
         for code, opaque, body, _ in self._answers.feed(arrived):
+            self._telling = self._pending.get(opaque)
             pending = pop(opaque, None)
             if pending is not None:
                 if self._abandoned:
@@ -417,9 +449,10 @@ class Link:
                 pending.answered(code, body)
             elif self.failure is None:
                 # A token of ``-`` comes before the broker closes; any other is not ours.
-                self.fail(RemoteProtocolError(f"{self.address} answered {opaque!r}: {body[:200]!r}"))
+                self.fail(BrokenAnswerError(f"{self.address} answered {opaque!r}: {body[:200]!r}"))
+        self._telling = None
         if self._answers.failure is not None:
-            self.fail(self._answers.failure)
+            self.fail(BrokenAnswerError(*self._answers.failure.args))
 
     def _end_text(self) -> str:
         if self._send_error is not None:
@@ -438,8 +471,7 @@ class Link:
             self._out.clear()
             self._rest.clear()
         self._stream.shut_down()
-        if self._reading.acquire(False):  # else the leader closes when it steps down
-            self._step_down()
+        self._close()
         for opaque in list(self._pending):
             pending = self._pending.pop(opaque, None)
             if pending is not None:

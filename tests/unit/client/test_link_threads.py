@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -32,6 +32,13 @@ def listed(link: Link, count: int) -> list[Reply]:
     for reply in replies:
         link._followers[reply] = True
     return replies
+
+
+@contextmanager
+def somebody_reading(link: Link) -> Iterator[None]:
+    link._leader = "somebody"
+    yield
+    link._leader = None
 
 
 def is_woken(reply: Reply) -> bool:
@@ -82,7 +89,7 @@ def test_the_last_in_turn_wakes_one_to_lead(ends: tuple[Stream, socket.socket]) 
 def test_nobody_is_woken_to_lead_while_another_reads(ends: tuple[Stream, socket.socket]) -> None:
     link = Link(ends[0], OSClock(), "broker")
     (reply,) = listed(link, 1)
-    with link._reading:
+    with somebody_reading(link):
         link._pass_on()
     assert not is_woken(reply)
 
@@ -95,12 +102,12 @@ def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
     link = Link(stream, clock, "broker")
     (first,) = listed(link, 1)
     second = link.request(clock.monotonic() + DEADLINE_S, "ping")
-    assert link._reading.acquire(blocking=False)
+    link._leader = "somebody"
     woken: list[bytes] = []
     waiting = threading.Thread(target=lambda: woken.append(second.result()))
     waiting.start()
     wait_until_listed(link, second)
-    link._reading.release()
+    link._leader = None
     first.answered(200, b"")
     link._follow(first, clock.monotonic())  # finds itself done, and somebody else asleep whom nobody reads for
     broker.sendall(answer(second))
@@ -114,8 +121,7 @@ def test_a_thread_whose_wake_up_was_lost_looks_again_by_itself(
     stream, broker = ends
     monkeypatch.setattr("txmq.client.link.SLEEP_S_MAX", 0.01)
     link = Link(stream, OSClock(), "broker")
-    leading = link._reading.acquire(blocking=False)
-    assert leading
+    link._leader = "somebody"
     reply = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
     answers: list[bytes] = []
     waiting = threading.Thread(target=lambda: answers.append(reply.result()))
@@ -123,7 +129,7 @@ def test_a_thread_whose_wake_up_was_lost_looks_again_by_itself(
     wait_until_listed(link, reply)
     # Taken from the list, and then the thread that was to wake it got a KeyboardInterrupt.
     del link._followers[reply]
-    link._reading.release()
+    link._leader = None
     broker.sendall(answer(reply))
     waiting.join(DEADLINE_S / 2)
     assert answers == [b""]
@@ -152,7 +158,7 @@ def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: t
     link._followers = Answering()
     waiter = Waiter()
     waiter.signal = Sleepless()  # type: ignore[assignment]
-    with link._reading:
+    with somebody_reading(link):
         link.wait(waiter, link.clock.monotonic() + DEADLINE_S)
     assert waiter.done
 
@@ -161,7 +167,7 @@ def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[St
     link = Link(ends[0], OSClock(), "broker")
     waiter = Waiter()
     link._followers[waiter] = True
-    with link._reading:
+    with somebody_reading(link):
         link.fail(ConnectionLostError("cut"))
         assert waiter.signal.wait(0.0)
     link._stream.close()
@@ -274,9 +280,7 @@ def test_requests_are_held_back_while_answered_followers_are_woken_and_written_b
     first, second = listed(link, 2)
     del stream.writes[:]
     for reply in (first, second):
-        link._reading.acquire()
         reply.answered(200, b"")
-        link._reading.release()
     link._pass_on()
     assert is_woken(first)
     link.request(DEADLINE_S, "version")
@@ -307,7 +311,7 @@ def test_what_was_held_back_for_followers_that_left_by_themselves_is_written() -
     follower.answered(200, b"")
     del stream.writes[:]
     link.request(DEADLINE_S, "version")
-    with link._reading:
+    with somebody_reading(link):
         link._follow(follower, link.clock.monotonic())
     assert stream.writes == [b"version 2\r\n"]
 
@@ -340,10 +344,13 @@ def test_a_request_that_comes_when_the_writer_is_about_to_leave_is_written() -> 
         def __init__(self) -> None:
             self._lock = threading.Lock()
 
-        def acquire(self, blocking: bool = True) -> bool:
-            return self._lock.acquire(blocking)
+        def locked(self) -> bool:
+            return self._lock.locked()
 
-        def release(self) -> None:
+        def __enter__(self) -> None:
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
             while late:
                 late.pop()()
             self._lock.release()

@@ -1,0 +1,75 @@
+"""A KeyboardInterrupt at every step of a request: no lock stays taken, and nobody else waits for ever.
+
+A profile function stands for the signal: CPython raises it where a call returns and where a function begins.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import suppress
+from types import FrameType
+
+import pytest
+
+from tests.unit.client.scripted import scripted_broker
+from txmq.client import connection as connection_module
+from txmq.client import link as link_module
+from txmq.client.connection import Connection
+from txmq.client.link import Link
+from txmq.errors import ConnectionLostError, TxmqError
+from txmq.runtime.net import Stream
+from txmq.runtime.os_clock import OSClock
+
+DEADLINE_S = 20.0
+STEPS = 80  # more than a request or a connection has
+ANSWER = b"result 200 0 %b\r\n"
+
+
+class Strike:
+    """Raises KeyboardInterrupt behind the n-th call that is made, or function that is entered, in one file."""
+
+    def __init__(self, number: int, path: str) -> None:
+        self.left, self._path = number, path
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename == self._path:
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", range(1, STEPS))
+def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "SLEEP_S_MAX", 0.01)
+    ours, broker = socket.socketpair()
+    link = Link(Stream(ours), OSClock(), "broker")
+    other = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
+    broker.sendall(ANSWER % other.opaque + ANSWER % b"2")
+    sys.setprofile(Strike(number, link_module.__file__))
+    with suppress(KeyboardInterrupt, ConnectionLostError):
+        link.request(link.clock.monotonic() + DEADLINE_S, "ping").result()
+    sys.setprofile(None)
+    assert not link._sending.locked()
+    assert not link._leading.locked()
+    assert link._leader is None or link.failure is not None
+    with suppress(OSError):  # where the link is shut down
+        broker.sendall(ANSWER % other.opaque)
+    with suppress(ConnectionLostError):
+        assert other.result(timeout=DEADLINE_S) == b""
+    ours.close()
+    broker.close()
+
+
+@pytest.mark.parametrize("number", range(1, STEPS))
+def test_an_interrupt_while_connecting_lets_the_next_one_connect(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = scripted_broker(monkeypatch)
+    connection = Connection([("host", 1)], "test", broker.clock, 5.0)
+    sys.setprofile(Strike(number, connection_module.__file__))
+    with suppress(KeyboardInterrupt, TxmqError):
+        connection.session_link(broker.clock.now + 5.0)
+    sys.setprofile(None)
+    assert connection.session_link(broker.clock.now + 5.0)[1].id in (1, 2)
