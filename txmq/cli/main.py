@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli import bench, broker, consume, demo, journal, log, output, produce, resolver, stats, topic, tx
+from txmq.cli import bench, broker, consume, demo, group, journal, log, output, produce, resolver, stats, topic, tx
 from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("broker")(broker.broker)
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.add_typer(group.app, name="group")
 app.command("stats")(stats.stats)
 app.add_typer(tx.app, name="tx")
 app.command("resolver")(resolver.resolver)

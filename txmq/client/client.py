@@ -17,6 +17,7 @@ from txmq.client.checks import CheckBacks, Checker
 from txmq.client.connection import Connection
 from txmq.client.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.fetch import Fetcher
+from txmq.client.groups import Groups
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
 from txmq.client.resolver import stop_resolver
@@ -91,6 +92,7 @@ class Client:
     Attributes:
         topics: create, list, describe, alter, delete.
         transactions: what is in doubt, and what an operator may do about it.
+        groups: consumer groups: list, describe, reset, delete.
         control: the connection for everything but reads.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
@@ -115,6 +117,7 @@ class Client:
         self._reader = self._new_connection()
         self.topics = Topics(lambda: self.control, self.clock, timeout)
         self.transactions = Transactions(lambda: self.control, timeout)
+        self.groups = Groups(lambda: self.control, timeout)
         self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
         self._lock = Lock()
         self._senders: list[Sender] = []

@@ -1,0 +1,59 @@
+"""``txmq group`` against a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import txmq
+from txmq.testing.broker_process import BrokerProcess
+
+
+def run(broker: BrokerProcess, *words: str, status: int = 0) -> str:
+    """The command; its standard output, or its standard error where it fails."""
+    command = [sys.executable, "-m", "txmq.cli.main", "group", *words, "--bootstrap", broker.address]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+def offsets(broker: BrokerProcess) -> dict[int, Any]:
+    """What is saved, by partition."""
+    found = json.loads(run(broker, "describe", "billing", "--json"))
+    return {row["partition"]: row["offset"] for row in found["partitions"]}
+
+
+def test_a_group_is_listed_described_reset_skipped_and_deleted(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders", partitions=2)
+        producer = client.producer()
+        for number in range(6):
+            producer.send("orders", b"%d" % number, partition=number % 2)
+        with client.consumer("billing", ["orders"]) as consumer:
+            taken = 0
+            while taken < 6:
+                for message in consumer.poll():
+                    message.ack()
+                    taken += 1
+            described = run(broker, "describe", "billing")
+            assert "lag" in described
+            assert "sticky" in described
+            assert "has 1 members" in run(broker, "reset", "billing", "-t", "orders", "--to", "earliest", status=1)
+        time_ms = client.fetch("orders", 0, 2)[0].timestamp_ms
+    assert json.loads(run(broker, "list", "--json")) == [{"group": "billing", "members": 0}]
+    assert offsets(broker) == {0: 3, 1: 3}
+    run(broker, "reset", "billing", "--topic", "orders", "--to", "earliest")
+    assert offsets(broker) == {0: 0, 1: 0}
+    run(broker, "skip", "billing", "--topic", "orders", "--partition", "1", "--count", "2")
+    assert offsets(broker) == {0: 0, 1: 2}
+    run(broker, "reset", "billing", "--topic", "orders", "--partition", "0", "--to", "1")
+    assert offsets(broker) == {0: 1, 1: 2}
+    run(broker, "reset", "billing", "--topic", "orders", "--to", f"time:{time_ms + 60_000}")
+    assert offsets(broker) == {0: 3, 1: 3}
+    assert "0 to 3" in run(broker, "reset", "billing", "-t", "orders", "--to", "9", status=2)
+    assert "earliest, latest" in run(broker, "reset", "billing", "-t", "orders", "--to", "soon", status=2)
+    assert "0 to 1" in run(broker, "reset", "billing", "-t", "orders", "-p", "7", "--to", "latest", status=2)
+    run(broker, "delete", "billing")
+    assert "no group" in run(broker, "describe", "billing", status=1)

@@ -1,0 +1,142 @@
+"""``txmq group``: list, describe, reset, skip, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txmq.cli import output
+from txmq.cli.connecting import connected
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    import txmq
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="Consumer groups: who consumes what, how far, and from where."
+)
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.", show_default=False)]
+Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
+
+
+@app.command("list")
+def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """List the groups that have members or saved offsets."""
+    with connected(bootstrap) as client:
+        groups = client.groups.list()
+    if as_json:
+        output.print_json(groups)
+        return
+    output.print_table("groups", ("group", "members"), [[row["group"], row["members"]] for row in groups])
+
+
+@app.command()
+def describe(
+    group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False
+) -> None:
+    """Show a group's members, and owner, offset and lag of each partition.
+
+    [bold]Examples[/bold]
+
+      txmq group describe billing
+      txmq group describe billing --json | jq '[.partitions[].lag] | add'
+    """
+    with connected(bootstrap) as client:
+        found = client.groups.describe(group)
+    if as_json:
+        output.print_json(found)
+        return
+    columns = ("member", "client", "topics", "connected", "heard_ms_ago")
+    rows = [[",".join(m[c]) if c == "topics" else m[c] for c in columns] for m in found["members"]]
+    strategy = f", strategy {found['strategy']}" if found["strategy"] else ""
+    output.print_table(f"members of {group}{strategy}", columns, rows)
+    fields = ("topic", "partition", "owner", "generation", "offset", "start", "end", "lag")
+    output.print_table("partitions", fields, [[p[field] for field in fields] for p in found["partitions"]])
+
+
+@app.command()
+def reset(
+    group: Group,
+    topic: Topic,
+    to: Annotated[str, typer.Option(help="earliest, latest, an offset, or a time: time:<ms since 1970>.")],
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="One partition; all of the topic without it.")
+    ] = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Set where a group goes on; refused while it has members.
+
+    [bold]Examples[/bold]
+
+      txmq group reset billing --topic orders --to earliest
+      txmq group reset billing --topic orders --partition 3 --to 1200
+      txmq group reset billing --topic orders --to time:1767225600000
+    """
+    with connected(bootstrap, topic) as client:
+        rows = [[topic, number, _offset(client, topic, number, to)] for number in _partitions(client, topic, partition)]
+        client.groups.reset(group, rows)
+    _show(group, rows, as_json=as_json)
+
+
+@app.command()
+def skip(
+    group: Group,
+    topic: Topic,
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.", show_default=False)],
+    count: Annotated[int, typer.Option(min=1, help="How many messages to pass over.")] = 1,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    as_json: output.Json = False,
+) -> None:
+    """Pass over messages that nobody can deal with; refused while the group has members.
+
+    The messages stay in the log: read them with txmq consume --topic TOPIC --partition N --from OFFSET.
+    """
+    with connected(bootstrap, topic) as client:
+        saved = {(p["topic"], p["partition"]): p["offset"] for p in client.groups.describe(group)["partitions"]}
+        held = client.offsets(topic, partition)
+        offset = saved.get((topic, partition))
+        rows = [[topic, partition, min(max(held.start, offset or 0) + count, held.end)]]
+        client.groups.reset(group, rows)
+    _show(group, rows, as_json=as_json)
+
+
+@app.command()
+def delete(group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+    """Forget a group and its offsets; refused while it has members."""
+    with connected(bootstrap) as client:
+        client.groups.delete(group)
+    if as_json:
+        output.print_json({"group": group, "deleted": True})
+    else:
+        output.note(f"group {group} is forgotten")
+
+
+def _partitions(client: txmq.Client, topic: str, partition: int | None) -> list[int]:
+    count = client.topics.describe(topic).partitions
+    if partition is not None and partition >= count:
+        raise ConfigError(f"--partition {partition}: topic {topic!r} has partitions 0 to {count - 1}")
+    return list(range(count)) if partition is None else [partition]
+
+
+def _offset(client: txmq.Client, topic: str, partition: int, to: str) -> int:
+    kind, colon, text = to.partition(":")
+    if colon and kind == "time" and text.isdecimal():
+        return client.offset_for(topic, partition, int(text))
+    held = client.offsets(topic, partition)
+    if to in ("earliest", "latest"):
+        return held.start if to == "earliest" else held.end
+    if not (to.isascii() and to.isdecimal()):
+        raise ConfigError(f"--to {to!r}: expected earliest, latest, an offset, or time:<ms since 1970>")
+    if not held.start <= int(to) <= held.end:
+        raise ConfigError(f"--to {to}: partition {partition} of {topic!r} has offsets {held.start} to {held.end}")
+    return int(to)
+
+
+def _show(group: str, rows: list[list[Any]], *, as_json: bool) -> None:
+    if as_json:
+        fields = ("topic", "partition", "offset")
+        output.print_json({"group": group, "offsets": [dict(zip(fields, row, strict=True)) for row in rows]})
+        return
+    output.print_table(f"{group} goes on at", ("topic", "partition", "offset"), rows)

@@ -1,0 +1,54 @@
+"""``client.groups``: consumer groups as an operator sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from txmq.client.connection import Connection
+
+Fields = dict[str, Any]
+FieldsList = list[Fields]
+
+
+class Groups:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, connection: Callable[[], Connection], timeout: float) -> None:
+        self._connection, self._timeout = connection, timeout
+
+    def list(self) -> FieldsList:
+        """Groups with members or saved offsets: ``group`` and number of ``members``."""
+        found: FieldsList = self._ask("list", "*")["groups"]
+        return found
+
+    def describe(self, group: str) -> Fields:
+        """Members, and owner, generation, offset, start, end and lag of each partition.
+
+        Raises:
+            UnknownGroupError: it has neither members nor saved offsets.
+        """
+        return self._ask("describe", group)
+
+    def reset(self, group: str, offsets: Iterable[Sequence[Any]]) -> None:
+        """Set where a group goes on.
+
+        Args:
+            offsets: topic, partition and offset each.
+
+        Raises:
+            GroupActiveError: it has members; stop them first.
+
+        Durability: forced in the broker when this returns.
+        """
+        self._ask("reset", group, [list(row) for row in offsets])
+
+    def delete(self, group: str) -> None:
+        """Forget a group. Raises as ``describe`` and ``reset``. Durability: forced when this returns."""
+        self._ask("delete", group)
+
+    def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = ()) -> Fields:
+        body = json.dumps(list(rows)).encode()
+        answer: Fields = json.loads(self._connection().call("group", action, group, timeout=self._timeout, body=[body]))
+        return answer
