@@ -107,12 +107,17 @@ def test_a_result_may_be_waited_for_twice(broker: ScriptedBroker) -> None:
     assert reply.result() == b"pong"
 
 
-def test_an_answer_nobody_asked_for_ends_the_link(broker: ScriptedBroker) -> None:
+@pytest.mark.parametrize("answer", [b"result 200 0 zzz\r\n", b"HTTP/1.1 400 Bad\r\n"])
+def test_an_answer_nobody_asked_for_ends_the_link_and_leaves_open_what_was_executed(
+    broker: ScriptedBroker, answer: bytes
+) -> None:
     connection = connection_to(broker)
     link_of(connection, broker)
-    broker.streams[0].inbound += b"result 200 0 zzz\r\n"
-    with pytest.raises(RemoteProtocolError):
+    broker.streams[0].inbound += answer
+    with pytest.raises(RemoteProtocolError) as caught:
         connection.call("ping", timeout=1)
+    # As after a lost connection: a transaction that was told otherwise was told ROLLED BACK, and was committed.
+    assert isinstance(caught.value, ConnectionLostError)
 
 
 def test_a_peer_that_is_no_broker_is_found_out(broker: ScriptedBroker) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
@@ -16,10 +18,11 @@ from tests.unit.client.scripted import scripted_broker
 from txmq.client import connection as connection_module
 from txmq.client import link as link_module
 from txmq.client.connection import Connection
-from txmq.client.link import Link
+from txmq.client.link import Link, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.runtime.net import Stream
 from txmq.runtime.os_clock import OSClock
+from txmq.runtime.ports import Buffer
 
 DEADLINE_S = 20.0
 STEPS = 80  # more than a request or a connection has
@@ -60,6 +63,24 @@ def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
         broker.sendall(ANSWER % other.opaque)
     with suppress(ConnectionLostError):
         assert other.result(timeout=DEADLINE_S) == b""
+    ours.close()
+    broker.close()
+
+
+def test_a_request_that_was_held_back_when_its_sender_was_interrupted_never_goes_out() -> None:
+    class Interrupting(deque[Sequence[Buffer]]):
+        def append(self, buffers: Sequence[Buffer]) -> None:
+            super().append(buffers)
+            raise KeyboardInterrupt
+
+    ours, broker = socket.socketpair()
+    link = Link(Stream(ours), OSClock(), "broker")
+    link._woken.append(Waiter())
+    link._out = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        link.request(link.clock.monotonic() + DEADLINE_S, "ping")
+    link._pass_on()
+    assert broker.recv(100) == b""
     ours.close()
     broker.close()
 
