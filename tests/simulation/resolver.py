@@ -24,7 +24,7 @@ class Resolver(Process):
             if reply is None or reply[0] != 200:
                 continue
             for item in json.loads(reply[1])["transactions"]:
-                if not item["owner_connected"] or self.shared.stopping or self.world.chance(0.1):
+                if not item["owner_connected"] or self.shared.stopping or self.world.chance(0.3):
                     yield from self._settle(item["txid"])
 
     def _settle(self, txid: str) -> Steps:
