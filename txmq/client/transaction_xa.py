@@ -34,13 +34,14 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome
-from txmq.protocol.branches import encode_branch
+from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
 from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.branch import PrepareUnknownError, XABranch
 from txmq.xa.two_phase import BranchState, Coordinator, Effect, Event, State, committed, undone, vote
 
 DECIDE_PATIENCE_S = 1.0  # behind the deadline, where decide was sent and not answered
+_ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
 _MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
 _ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK, BranchState.LEFT)
 
@@ -119,7 +120,6 @@ class XaRun:
         self.interrupt: BaseException | None = None
         self.lines: list[PartResult] | None = None
         self._parts: list[EncodedPart] = []
-        self._entries: list[bytes] = []
         self._carry_out: dict[Effect, Callable[[], Event | None]] = {
             Effect.SEND_PARTS: self._send_parts,
             Effect.PREPARE_BRANCHES: self._prepare_branches,
@@ -162,9 +162,9 @@ class XaRun:
         home = self._home
         try:
             home.check_deadline()
-            self._entries = [_entry(side.branch) for side in self.sides]
             self._parts = home.take_parts(self._messages, keyed=False)
-            if home.streamed.parts or not home.fits_one_request(self._parts, sum(map(len, self._entries))):
+            beside = len(self.sides) * _ENTRY_SIZE_BYTES_MAX
+            if home.streamed.parts or not home.fits_one_request(self._parts, beside):
                 home.stream(self._parts)
                 self._parts = []
         except TxmqError as error:
@@ -181,14 +181,14 @@ class XaRun:
         """The same request until it is answered: the broker executes it once."""
         crash_point("client.xa.all_prepared")
         home, is_doubtful = self._home, False
-        self._entries = [_entry(side.branch) for side in self.sides]  # what a branch wrote is known now
+        entries = [_entry(side.branch) for side in self.sides]
         while True:
             left_s = home.remaining_s + (DECIDE_PATIENCE_S if is_doubtful else 0.0)
             if left_s <= 0:
                 self.error = TransactionTimeoutError("the deadline passed before decide was answered", home.txid)
                 return Event.DECIDE_UNKNOWN if is_doubtful else Event.DECIDE_REFUSED
             try:
-                reply = home.submit_decide(self._parts, self._entries, left_s)
+                reply = home.submit_decide(self._parts, entries, left_s)
             except TxmqError as error:
                 found = None if error.retriable else self._refused(error, is_doubtful=is_doubtful)
             else:
