@@ -208,6 +208,9 @@ class Recovery(Protocol):
     def marker_outcome(self, txid: str) -> str | None:
         """``committed`` or ``rolled-back`` as the marker row says, durably; None without a row."""
 
+    def committed_before(self, age_ms: int, limit: int) -> list[str]:
+        """Transaction ids of committed markers older than that, oldest first."""
+
     def delete_committed(self, txids: Sequence[str]) -> None:
         """Remove markers of complete transactions."""
 

@@ -21,7 +21,7 @@ Invariants:
     * nothing is rolled back unless the broker has said so durably; nothing is committed unless it has decided;
     * what looks lost is looked at again a round later before it is told;
     * a round ends with a forced write, so that its rollbacks do not come back;
-    * a marker leaves only when ``complete`` of its branch has been answered.
+    * a marker leaves only when ``complete`` of its branch is durable: answered, or not in the broker's list any more.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ from txmq.xa.broker_port import (
     FAILURES_PER_ROUND_MAX,
     OWNER_GONE_MS,
     REQUEST_TIMEOUT_S,
+    SWEEP_AGE_MS,
+    SWEEP_EVERY_S,
     Answer,
     Client,
     is_at_home,
@@ -133,7 +135,7 @@ class XaDesk:
         self._suspects: set[str] = set()  # looked lost in the round before
         self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
         self._told_once: dict[str, None] = {}
-        self._delete_at = 0.0
+        self._delete_at = self._sweep_at = 0.0
         self._failures = 0
         self._log = get_logger(resource=resource.name)
 
@@ -405,8 +407,15 @@ class XaDesk:
 
     def _keep_house(self) -> None:
         now = self._clock.monotonic()
-        if not self._finished or now < self._delete_at:
-            return
+        if self._finished and now >= self._delete_at:
+            is_busy = len(self._finished) >= DELETE_SIZE
+            self._delete_at = now + (DELETE_EVERY_S if is_busy else DELETE_FEW_EVERY_S)
+            self._delete_finished()
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY_S
+            self._sweep()
+
+    def _delete_finished(self) -> None:
         while self._finished:
             some = [self._finished.popleft() for _ in range(min(len(self._finished), DELETE_SIZE))]
             try:
@@ -414,8 +423,25 @@ class XaDesk:
             except Exception:
                 self._finished.extend(some)
                 raise
-        is_busy = len(self._answers) >= DELETE_SIZE
-        self._delete_at = now + (DELETE_EVERY_S if is_busy else DELETE_FEW_EVERY_S)
+
+    def _sweep(self) -> None:
+        """Remove markers that others left behind, where the broker has committed and waits for no branch here."""
+        database, session = self._database(), self._client.session
+        old = [txid for txid in database.committed_before(SWEEP_AGE_MS, DELETE_SIZE) if is_at_home(session, txid)]
+        committed = {txid for txid in old if self._is_committed(txid)}
+        if committed:
+            # Asked behind the outcomes: what was incomplete then is in the list, or complete.
+            undone = list_transactions(self._client, database.uuid, "decided", PAGE_SIZE)
+            database.delete_committed(sorted(committed - {row["txid"] for row in undone}))
+
+    def _is_committed(self, txid: str) -> bool:
+        try:
+            word = self._client.control.call("outcome", txid, timeout=REQUEST_TIMEOUT_S).partition(b"\n")[0].decode()
+        except (FencedError, NotOwnerError):
+            return False
+        if word == Outcome.ROLLED_BACK.value:
+            self._say_once(txid, "heuristic: rows are committed, the transaction was rolled back")
+        return word == Outcome.COMMITTED.value
 
     def _tell_watchers(self, still_open: set[str]) -> None:
         for txid in [txid for txid in self._watched if txid not in still_open]:

@@ -313,10 +313,9 @@ def test_what_nobody_keeps_the_outcome_of_is_left_to_the_operator_and_said_once(
     assert [entry["resource"] for entry in said(capsys) if entry.get("txid") == txid] == ["a", "b"]
 
 
-@pytest.mark.parametrize("word", [b"prepared\nowner gone 5000\n"])
-def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XaWorld, word: bytes) -> None:
+def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XaWorld) -> None:
     abandon(world, "client.xa.all_prepared")
-    world.home._outcome = lambda *_: word  # type: ignore[method-assign]
+    world.home._outcome = lambda *_: b"prepared\nowner gone 5000\n"  # type: ignore[method-assign]
     assert rounds(world, 3, world.resolver()) == 0
     assert all(database.prepared for database in world.databases)
     assert "rollback" not in world.home.requests
@@ -471,6 +470,24 @@ def test_markers_leave_only_when_complete_was_answered(world: XaWorld) -> None:
     resolver = world.resolver()
     rounds(world, 1, resolver)
     assert (len(world.databases[0].markers), len(world.databases[1].markers)) == (1, 0)
+
+
+@pytest.mark.parametrize(("word", "left"), [("committed", 0), ("rolled-back", 1), ("prepared", 1), ("unknown", 1)])
+def test_markers_of_others_leave_when_the_broker_has_committed(world: XaWorld, word: str, left: int) -> None:
+    tx = world.transfer(b"x")
+    world.die()
+    world.home._held[tx.txid].state = word
+    world.databases[0].has_old_markers = True
+    rounds(world)
+    assert len(world.databases[0].markers) == left
+
+
+def test_markers_of_incomplete_branches_stay(world: XaWorld) -> None:
+    abandon(world, "client.xa.decided")
+    world.home.faults["complete"].extend([lost(is_executed=False)] * 2)
+    world.databases[0].has_old_markers = world.databases[1].has_old_markers = True
+    rounds(world)
+    assert all(database.markers for database in world.databases)
 
 
 def test_the_desk_of_a_resource_is_found_by_it(world: XaWorld) -> None:

@@ -63,6 +63,7 @@ class Database:
     calls: list[str] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     is_away: bool = False
+    has_old_markers: bool = False
     numbers: Any = field(default_factory=lambda: count(1))
 
     @property
@@ -283,6 +284,10 @@ class FakeRecovery:
         """The row."""
         self._database.fault("marker")
         return self._database.markers.get(txid)
+
+    def committed_before(self, age_ms: int, limit: int) -> list[str]:
+        """All of them, or none."""
+        return list(self._database.markers)[:limit] if self._database.has_old_markers else []
 
     def delete_committed(self, txids: Any) -> None:
         """Remove rows."""
