@@ -339,9 +339,9 @@ def test_rounds_begin_at_once_and_go_on_whatever_fails(world: World) -> None:
     rounds = Rounds(3)
     world.resolver().run(rounds)
     assert rounds.waits[0] == 0
-    assert (rounds.waits[1], rounds.waits[2]) == (module.FAILED_POLL_S_MAX, module.POLL_S)
-    assert broker_port.OWNER_GONE_MS / 1000 + module.POLL_S <= 2.0
-    assert module.FAILED_POLL_S_MAX <= 1.0
+    assert (rounds.waits[1], rounds.waits[2]) == (broker_port.FAILED_POLL_S_MAX, broker_port.POLL_S)
+    assert broker_port.OWNER_GONE_MS / 1000 + broker_port.POLL_S <= 2.0
+    assert broker_port.FAILED_POLL_S_MAX <= 1.0
 
 
 def test_rounds_end_with_the_client(world: World) -> None:
@@ -414,7 +414,7 @@ def test_committed_markers_of_others_leave_when_old_and_the_broker_says_committe
     settled = abandon(world, b"y", "client.tx.committed")
     prepared = abandon(world, b"z", "client.tx.db_committed")
     world.home.owner_connected = True
-    _age(world, module.SWEEP_AGE_MS - 60_000)
+    _age(world, broker_port.SWEEP_AGE_MS - 60_000)
     world.resolver().run_once()
     assert {settled, prepared} <= set(world.markers())
     _age(world, 120_000)
