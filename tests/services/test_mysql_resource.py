@@ -281,6 +281,35 @@ def test_a_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(
     assert world.listed() == []
 
 
+def test_a_frozen_server_leaves_a_prepare_unknown_and_whoever_comes_later_finds_it(world: MySQLWorld) -> None:
+    branch = world.enlist(connection=world.connect(read_timeout=1))
+    world.insert(branch, 1)
+    branch.end_body()
+    world.server.pause()
+    try:
+        with pytest.raises(PrepareUnknownError):
+            branch.prepare()
+        assert not branch.roll_back(prepared=True)
+    finally:
+        world.server.resume()
+    recovery = world.recovery()
+    wait_until(lambda: recovery.is_listed(branch.xid))  # what was sent is carried out when it goes on
+    wait_until(lambda: recovery.rollback(branch.xid) is Ended.DONE)
+    recovery.force()
+    assert world.rows() == []
+
+
+def test_a_connection_of_the_caller_does_not_stay_in_a_branch_that_could_not_begin(
+    world: MySQLWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = world.connect()
+    monkeypatch.setattr("txmq.xa.mysql_branch._SAVEPOINT", "no name")
+    with pytest.raises(MySQLdb.ProgrammingError):
+        world.enlist(connection=connection)
+    monkeypatch.undo()
+    assert world.prepared(1, connection).commit()
+
+
 def test_a_killed_session_before_commit_leaves_the_branch_to_the_resolver(world: MySQLWorld) -> None:
     branch = world.prepared(1)
     world.execute(f"KILL {branch.details()['connection']}")

@@ -46,7 +46,8 @@ class MySQLResource:
     Args:
         name: as it shows in ``txmq tx list``; stored in the database at ``install``.
         connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread. Give
-            it ``read_timeout``, or a server that is frozen holds whoever asks it.
+            it ``read_timeout``, or a server that is frozen holds whoever asks it. What a block changes in its session
+            (``SET``, ``USE``) is still so for the next block on that connection.
         table: name of the marker table, and of ``<table>_identity``.
         marker: put a marker row into each branch: it proves what became of it. Without, a branch that is not found
             where it should be committed is reported as a hazard.

@@ -92,8 +92,10 @@ class MySQLBranch:
         self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))
         self._wrote, self._has_ended, self._is_given_back = True, False, False
         self._writes_before = None if resource.has_marker else self._writes()
-        _, error = self._send(xa("START", self.xid), f"SAVEPOINT {_SAVEPOINT}")
+        counts, error = self._send(xa("START", self.xid), f"SAVEPOINT {_SAVEPOINT}")
         if error is not None:
+            if counts:
+                self.roll_back(prepared=False)  # a connection of the caller's must not stay in the branch
             raise error
         crash_point("client.xa.branch_started")
 
