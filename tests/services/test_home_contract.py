@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 import txmq
 from txmq.client.transaction_home import TransactionHome
 from txmq.client.transaction_parts import MessageBuffer
-from txmq.errors import TransactionConflictError, UnknownTopicError, UnknownTransactionError
+from txmq.errors import BadRequestError, TransactionConflictError, UnknownTopicError, UnknownTransactionError
+from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
 from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.fake_home import FakeHome
@@ -55,14 +56,31 @@ class Deal:
         """Commit what is prepared."""
         return parse_result_lines(self.home.submit_commit(5.0).result())
 
+    def decide(self, *values: bytes, uuids: Sequence[str] = (UUID,)) -> list[PartResult]:
+        """Decide them, with a branch in each resource."""
+        details = {"bqual": "b", "connection": None, "wrote": True, "marker": True}
+        branches = [encode_branch("orders-db", uuid, details) for uuid in uuids]
+        return parse_result_lines(self.home.submit_decide(self.parts(*values), branches, 5.0).result())
+
+    def complete(self, uuid: str = UUID, **extensions: str) -> bytes:
+        """A branch is done."""
+        given = {"uuid": uuid, **extensions}
+        return bytes(self.control.call("complete", self.txid, extensions=given, timeout=5.0))
+
+    def owner(self) -> list[str]:
+        """``outcome`` with the owner's line."""
+        return (
+            bytes(self.control.call("outcome", self.txid, extensions={"owner": None}, timeout=5.0)).decode().split("\n")
+        )
+
     def outcome(self) -> tuple[str, int]:
         """The word, and how many parts have a place."""
         word, lines = parse_outcome(self.control.call("outcome", self.txid, timeout=5.0))
         return word, len(lines)
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self, uuid: str = UUID, **extensions: str) -> list[dict[str, Any]]:
         """This transaction in ``recover``."""
-        body = self.control.call("recover", extensions={"uuid": UUID}, timeout=5.0)
+        body = self.control.call("recover", extensions={"uuid": uuid, **extensions}, timeout=5.0)
         return [item for item in json.loads(body)["transactions"] if item["txid"] == self.txid]
 
 
@@ -163,3 +181,81 @@ def test_an_unknown_topic_refuses_all_of_it(deal: Deal) -> None:
     with pytest.raises(UnknownTopicError):
         deal.home.commit_local([*deal.parts(b"1"), *deal.parts(b"2", topic="no-such-topic")])
     assert deal.outcome() == ("unknown", 0)
+
+
+# --- XA --------------------------------------------------------------------------------------------------------------
+
+OTHER = "fedcba9876543210" * 2
+
+
+def test_a_decision_is_made_once_and_is_listed_until_every_branch_is_complete(deal: Deal) -> None:
+    first = deal.decide(b"1", b"2", uuids=(UUID, OTHER))
+    assert [(line.topic, line.count) for line in first] == [("orders", 2)]
+    assert deal.decide(uuids=(UUID, OTHER)) == first
+    assert deal.outcome() == ("committed", 1)
+    (listed,) = deal.listed(state="decided")
+    assert (listed["state"], listed["owner_connected"], listed["age_ms"] >= 0) == ("decided", True, True)
+    assert [(branch["uuid"], branch["complete"]) for branch in listed["branches"]] == [(UUID, False), (OTHER, False)]
+    assert (listed["branches"][0]["bqual"], listed["branches"][0]["marker"]) == ("b", True)
+    assert deal.complete() == b""
+    assert (deal.listed(), len(deal.listed(OTHER))) == ([], 1), "listed where a branch is incomplete"
+    deal.complete(OTHER)
+    deal.complete(OTHER)
+    assert (deal.listed(OTHER), deal.outcome()) == ([], ("committed", 1))
+
+
+def test_decided_ones_are_not_among_the_prepared_and_the_other_way_round(client: Any) -> None:
+    decided, prepared = Deal(client), Deal(client)
+    decided.decide(b"1")
+    prepared.prepare(b"2")
+    assert (decided.listed(state="prepared"), len(decided.listed(state="decided"))) == ([], 1)
+    assert (prepared.listed(state="decided"), len(prepared.listed(state="prepared"))) == ([], 1)
+    decided.complete()
+    prepared.home.rollback()
+
+
+def test_what_was_rolled_back_cannot_be_decided_and_the_other_way_round(client: Any) -> None:
+    fenced, decided = Deal(client), Deal(client)
+    fenced.home.rollback()
+    with pytest.raises(TransactionConflictError):
+        fenced.decide(b"late")
+    with pytest.raises(TransactionConflictError):
+        fenced.complete()
+    decided.decide(b"1")
+    with pytest.raises(TransactionConflictError):
+        decided.home.rollback()
+    decided.complete()
+    with pytest.raises(TransactionConflictError):
+        decided.home.rollback()
+
+
+def test_complete_of_what_was_never_seen_and_of_no_branch_is_refused(deal: Deal) -> None:
+    with pytest.raises(UnknownTransactionError):
+        deal.complete()
+    deal.decide(b"1")
+    with pytest.raises(BadRequestError):
+        deal.complete(OTHER)
+    deal.complete()
+
+
+def test_streamed_parts_are_decided_as_well(deal: Deal) -> None:
+    deal.home.stream(deal.parts(b"1"))
+    deal.home.streamed.add(b"more")
+    with pytest.raises(TransactionConflictError):
+        deal.decide()
+
+
+def test_the_owner_is_told_of_where_nothing_is_committed(deal: Deal) -> None:
+    assert deal.owner() == ["unknown", "owner connected", ""]
+    deal.home.rollback()
+    assert deal.owner() == ["rolled-back", "owner connected", ""]
+    committed = Deal(deal.home.client)
+    committed.home.commit_local(committed.parts(b"1"))
+    assert committed.owner()[0] == "committed"
+    assert "owner" not in " ".join(committed.owner())
+
+
+def test_a_lone_decision_of_a_branch_is_taken_with_its_reason(deal: Deal) -> None:
+    deal.decide(b"1")
+    deal.complete(heuristic="rollback", reason="it%20was%20gone")
+    assert (deal.listed(), deal.outcome()) == ([], ("committed", 1))
