@@ -7,7 +7,7 @@ fill, and is held to the same promises.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,17 +26,20 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.sim_clock import SimRandom
+from txmq.testing.simulated_xa_resource import SimulatedXAResource
 from txmq.xa import settle
 from txmq.xa.last_resource import LastResource
 from txmq.xa.resolver import Resolver
 
-from .history import Put, Shared, Transaction
+from .bank import KEYS_FROM as XA_KEYS_FROM
+from .history import XA_ROW, Put, Shared, Transaction
 from .threads import Host, Threads, pause, required_task
 from .world import Violation
 
 RESOURCE = "orders-db"
 KEYS_FROM = 100  # the scripted clients' rows have smaller ones
 ADDRESS = [("broker", 8123)]
+Resources = Sequence[LastResource | SimulatedXAResource]
 
 
 class AbandonedError(Exception):
@@ -95,6 +98,11 @@ class Program:
         assert self.shared.rows is not None
         return LastResource(RESOURCE, self.shared.rows.connect, clock=self.host, random=SimRandom(self.world.rng))
 
+    def banks(self) -> list[SimulatedXAResource]:
+        """The XA databases as this process sees them."""
+        assert self.shared.bank is not None
+        return self.shared.bank.resources()
+
     def client(self) -> Client:
         """A client of its own."""
         return Client(ADDRESS, timeout=self.world.rng.choice((0.3, 1.0)), name=self.host.name, clock=self.host)
@@ -114,7 +122,7 @@ class ResolverProgram(Program):
                 break
             except TxmqError:
                 pause(0.1)
-        Resolver(client, [self.resource()], self.host).run(_Never())
+        Resolver(client, [self.resource(), *self.banks()], self.host).run(_Never())
 
 
 class _Never:
@@ -135,16 +143,20 @@ class Application(Program):
         self._mine: list[Transaction] = []
         client, self._resource = self.client(), self.resource()
         self._client = client
-        self._until_done(self._resource.install)
+        self._banks = self.banks()
+        for install in (self._resource.install, *(bank.install for bank in self._banks)):
+            self._until_done(install)
         producer = client.producer(timeout=self.world.rng.choice((0.2, 1.0, 5.0)))
         while not self.shared.stopping:
             draw = self.world.rng.random()
             if draw < 0.3:
                 self._send(producer)
             elif draw < 0.5:
-                self._block(producer, None)
+                self._block(producer, [])
+            elif draw < 0.75:
+                self._block(producer, [self._resource])
             elif draw < 0.95:
-                self._block(producer, self._resource)
+                self._block(producer, self.world.rng.choice((self._banks, self._banks, self._banks[:1])))
             else:
                 self._look_back()
             pause(self.world.rng.uniform(0.0, 0.01))
@@ -194,28 +206,30 @@ class Application(Program):
 
     # --- blocks ---
 
-    def _block(self, producer: Producer, resource: LastResource | None) -> None:
+    def _block(self, producer: Producer, resources: Resources) -> None:
         timeout = self.world.rng.choice((0.05, 0.3, 2.0, 30.0))
-        block = producer.transaction(*([resource] if resource else []), timeout=timeout)
+        block = producer.transaction(*resources, timeout=timeout)
         told: list[Transaction] = []
         error: Exception | None = None
         try:
             with block:
-                self._body(block, producer, resource, told)
+                self._body(block, producer, resources, told)
         except Exception as failure:  # noqa: BLE001  whatever it is, the block says what became of the transaction
             error = failure
         self.world.trace(self.host.name, "block", block.outcome.value, type(error).__name__)
         if told:
             self._judge(told[0], block, error)
 
-    def _body(self, block: Block, producer: Producer, resource: LastResource | None, told: list[Transaction]) -> None:
+    def _body(self, block: Block, producer: Producer, resources: Resources, told: list[Transaction]) -> None:
         rng, history = self.world.rng, self.shared.history
         transaction = Transaction(block.txid, [])
         told.append(transaction)
         self._mine.append(transaction)
         history.transactions[transaction.txid] = transaction
-        if resource is not None:
-            self._row(block, resource, transaction)
+        if resources and isinstance(resources[0], LastResource):
+            self._row(block, resources[0], transaction)
+        elif resources:
+            self._xa_rows(block, resources, transaction)
         for _ in range(rng.randint(1, 4)):
             topic, partition = self._place()
             value = self._value()
@@ -236,6 +250,13 @@ class Application(Program):
         connection.execute(
             "INSERT INTO orders (row, key, version) VALUES (?, ?, ?)", (transaction.row, transaction.key, version)
         )
+
+    def _xa_rows(self, block: Block, resources: Resources, transaction: Transaction) -> None:
+        assert self.shared.bank is not None
+        transaction.is_xa, transaction.row = True, XA_ROW + transaction.txid
+        transaction.key = XA_KEYS_FROM + self.world.rng.randrange(3)
+        connections = {number: block.connection(resource) for number, resource in enumerate(resources)}
+        transaction.version = self.shared.bank.write(transaction.row, transaction.key, connections)
 
     def _judge(self, transaction: Transaction, block: Block, error: Exception | None) -> None:
         """What the caller was told."""
@@ -261,7 +282,8 @@ class Application(Program):
         if block.outcome is not Outcome.COMMITTED:
             raise Violation(f"P6: a normal return with outcome {block.outcome}")
         transaction.told = "committed"
-        self.world.meet("real last resource committed" if transaction.row else "real local committed")
+        kind = "xa" if transaction.is_xa else "last resource" if transaction.row else "local"
+        self.world.meet(f"real {kind} committed")
         if block.pending:
             self.world.meet("committed, broker to be told")
         for result, (place, values) in zip(block.results, transaction.parts, strict=True):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .bank import Bank
 from .broker import Broker
 from .database import Database
 from .rows import Rows
 from .world import Violation, World
 
 Place = tuple[str, int]
+XA_ROW = "xa-"
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class Transaction:
     row: str = ""
     key: int = 0
     version: int = 0
+    is_xa: bool = False
     placed: dict[bytes, tuple[Place, int]] = field(default_factory=dict)  # value: where it was told to be
 
 
@@ -56,14 +59,24 @@ class Shared:
     database: Database
     history: History
     rows: Rows | None = None  # the real clients' database
+    bank: Bank | None = None  # their XA databases
     stopping: bool = False
 
     def check_row(self, value: bytes) -> None:
         """P4: what a reader sees has its row by now."""
         transaction = self.history.owners.get(value)
-        if transaction is not None and transaction.row and not self.has_row(transaction.row):
+        if transaction is None or not transaction.row:
+            return
+        is_there = self._of_bank(transaction.row).is_readable if transaction.is_xa else self.has_row
+        if not is_there(transaction.row):
             raise Violation(f"P4: {value[:12]!r} is visible before its row")
 
     def has_row(self, row: str) -> bool:
-        """Whether a row is committed, in either database."""
+        """Whether a row is committed, in whatever database."""
+        if row.startswith(XA_ROW):
+            return self._of_bank(row).has(row)
         return row in self.database.rows or (self.rows is not None and self.rows.has(row))
+
+    def _of_bank(self, _row: str) -> Bank:
+        assert self.bank is not None
+        return self.bank

@@ -28,6 +28,7 @@ from txmq.runtime.sim_clock import SimRandom
 from txmq.xa import settle
 
 from .application import Application, Program, ResolverProgram, watched_prove
+from .bank import Bank
 from .broker import Broker
 from .client import RETAINED, Client, Process, Steps
 from .damage import Rest
@@ -137,7 +138,7 @@ def simulate(seed: int) -> Result:
 def _simulate(world: World) -> None:
     threads, broker = Threads(world), Broker(world)
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
-        shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"))
+        shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"), Bank(world))
         doors = {net.connect: Network(broker).connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), settle.prove: watched_prove(shared)}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
@@ -216,6 +217,8 @@ def _heal(world: World, shared: Shared, operator: Operator) -> None:
     broker.disk.capacity_bytes = 1 << 40
     assert shared.rows is not None
     shared.rows.is_healed = True
+    assert shared.bank is not None
+    shared.bank.heal()
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------
@@ -228,6 +231,12 @@ def _check(shared: Shared) -> None:
     in_doubt = [number for number, t in node.state.transactions.items() if t.state is TransactionState.PREPARED]
     if in_doubt:
         raise Violation(f"P5: in doubt after healing: {sorted(in_doubt)}")
+    if node.state.decisions.undone:
+        raise Violation(f"P5: not completed after healing: {sorted(node.state.decisions.undone)}")
+    if node.state.decisions.heuristics:
+        raise Violation(f"P3: nobody decided alone: {node.state.decisions.heuristics}")
+    assert shared.bank is not None
+    shared.bank.check()
     visible = _visible(node, shared.history)
     _check_all(shared, node, visible)
     before = node.state

@@ -224,7 +224,7 @@ class SimulatedXABranch:
         identity = self._session.read(IDENTITY, 1)
         if self.resource.now_ms() >= self.deadline_ms or identity != (self.resource.name, self.resource.uuid):
             raise TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
-        self._session.insert(MARKER, self._txid, COMMITTED)
+        self._session.insert(MARKER, self._txid, (COMMITTED, self.resource.now_ms()))
 
 
 class SimulatedXARecovery:
@@ -259,9 +259,16 @@ class SimulatedXARecovery:
 
     def marker_outcome(self, txid: str) -> str | None:
         """See ``Recovery``."""
-        outcome = self._session.read_locked(MARKER, txid)
+        row = self._session.read_locked(MARKER, txid)
         self._session.touch()  # what was seen is durable before it is told
-        return None if outcome is None else str(outcome)
+        return str(row[0]) if isinstance(row, tuple) else None
+
+    def committed_before(self, age_ms: int, limit: int) -> list[str]:
+        """See ``Recovery``."""
+        latest = self.now_ms() - age_ms
+        rows = self._resource.database.committed.items()
+        old = [(row[1], str(key)) for (table, key), row in rows if table == MARKER and isinstance(row, tuple)]
+        return [txid for written_ms, txid in sorted(old) if written_ms < latest][:limit]
 
     def delete_committed(self, txids: Sequence[str]) -> None:
         """See ``Recovery``."""
