@@ -20,7 +20,7 @@ from txmq.client.fetch import Fetcher
 from txmq.client.groups import Groups
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
-from txmq.client.resolver import stop_resolver
+from txmq.client.resolver import resolver_of, stop_resolver
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
 from txmq.client.session import Session
@@ -34,6 +34,8 @@ from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_forks
+from txmq.xa import LastResource
+from txmq.xa.branch import XAResource
 from txmq.xid import TxId
 
 DEFAULT_PORT = 8123
@@ -312,6 +314,16 @@ class Client:
             FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
         """
         return self.transactions.outcome(txid)
+
+    def settle(self, *resources: LastResource | XAResource) -> None:
+        """Settle from now on, in the background, what dead owners left in doubt in these databases.
+
+        A transaction with a resource begins that by itself. Call this at the start of a service whose first statements
+        may meet the locks of a branch that was left prepared.
+        """
+        self._refuse_closed()
+        for resource in resources:
+            resolver_of(self).add(resource)
 
     def ping(self) -> None:
         """Returns if the broker answers; raises as ``txmq.connect`` otherwise."""

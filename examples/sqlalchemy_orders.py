@@ -1,0 +1,80 @@
+"""Rows of SQLAlchemy's ORM and a message, both or neither, on SQLAlchemy's own connection.
+
+``together`` is all there is to it: it lends a connection of the engine's pool to a transaction of txmq's. Start a
+broker with ``txmq broker``, then::
+
+    python examples/sqlalchemy_orders.py 'mysql+mysqldb://shop:...@127.0.0.1/shop'
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine, String, create_engine, func, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+import txmq
+from txmq.xa import LastResource
+
+
+class Base(DeclarativeBase):
+    """The application's tables."""
+
+
+class Order(Base):
+    """One order."""
+
+    __tablename__ = "orders_sqlalchemy"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer: Mapped[str] = mapped_column(String(40))
+
+
+@contextmanager
+def together(engine: Engine, producer: txmq.Producer, orders_db: LastResource) -> Iterator[Session]:
+    """A session whose rows commit together with what the producer sends in the block.
+
+    Do not call ``session.commit``: the end of the block commits, on the session's own connection. The session is closed
+    behind that, when there is nothing left to roll back.
+    """
+    with engine.connect() as connection, Session(connection) as session:
+        lent = connection.connection.dbapi_connection
+        with producer.transaction(orders_db.using(lent), timeout=10.0):
+            yield session
+            session.flush()
+
+
+def detached(engine: Engine) -> Any:
+    """A connection that the pool no longer knows: for the resolver, which keeps its own."""
+    pooled = engine.raw_connection()
+    connection = pooled.driver_connection
+    pooled.detach()
+    return connection
+
+
+def main(url: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8123") -> None:
+    """Take ``count`` orders."""
+    engine = create_engine(url)
+    Base.metadata.create_all(engine)
+    with txmq.connect(bootstrap) as client, client.producer() as producer:
+        orders_db = LastResource("orders-db", connect=lambda: detached(engine))
+        orders_db.install(client)
+        client.topics.ensure("orders", partitions=4)
+        for number in range(int(count)):
+            with together(engine, producer, orders_db) as session:
+                order = Order(customer=f"customer-{number}")
+                session.add(order)
+                session.flush()  # now it has its number
+                producer.send("orders", f"created {order.id}".encode(), key=order.customer.encode())
+                print(f"order {order.id} of {order.customer}")
+        with Session(engine) as session:
+            print(f"{session.scalar(select(func.count()).select_from(Order))} orders")
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(f"usage: {sys.argv[0]} SQLALCHEMY_URL [COUNT [BOOTSTRAP]]")
+    main(*sys.argv[1:])

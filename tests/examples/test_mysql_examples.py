@@ -1,0 +1,203 @@
+"""The examples with MySQL run as their texts say, against a real MariaDB and a real broker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import MySQLdb
+import pytest
+
+import txmq
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import MySQLResource
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TIMEOUT_S = 60
+_numbers = itertools.count()
+SETTLED_WITHIN_S = 20.0
+
+FASTAPI = """
+import json, os, sys
+sys.path.insert(0, {folder!r})
+from fastapi.testclient import TestClient
+import order_service_fastapi
+with TestClient(order_service_fastapi.create_app()) as web:
+    said = []
+    for number, customer in ((1, "ada"), (2, "ben"), (1, "ada")):
+        answer = web.put(f"/orders/{{number}}", json={{"customer": customer}})
+        said.append((answer.status_code, answer.json().get("txid")))
+    outcome = web.get(f"/transactions/{{said[0][1]}}").json()
+    print(json.dumps([[status for status, _ in said], outcome]))
+"""
+
+
+@pytest.fixture
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("examples") / "broker") as process:
+        yield process
+
+
+@pytest.fixture
+def database(mariadb: MariaDB) -> dict[str, Any]:
+    """An empty database: it belongs to this test's broker."""
+    return mariadb.connect_arguments() | {"db": new_database(mariadb)}
+
+
+def new_database(mariadb: MariaDB) -> str:
+    name = f"example_{next(_numbers)}"
+    mariadb.execute(f"CREATE DATABASE {name}")
+    return name
+
+
+def run(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words]
+    return subprocess.run(
+        command, capture_output=True, timeout=TIMEOUT_S, check=False, text=True, env=os.environ | (env or {})
+    )
+
+
+def ok(*words: str, env: dict[str, str] | None = None) -> str:
+    result = run(*words, env=env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def sent(broker: BrokerProcess, topic: str = "orders") -> list[tuple[bytes, bytes]]:
+    with txmq.connect(broker.address) as client:
+        return sorted((message.key or b"", message.value or b"") for message in client.browse(topic))
+
+
+def rows(mariadb: MariaDB, query: str) -> list[tuple[bytes, bytes]]:
+    return sorted((customer.encode(), f"created {number}".encode()) for number, customer in mariadb.execute(query))
+
+
+def test_last_resource(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
+    for _ in range(2):
+        said = ok(str(EXAMPLES / "last_resource_mysql.py"), json.dumps(database), "5", broker.address)
+        assert said.count("order ") == 5
+    assert len(sent(broker)) == 10
+    assert sent(broker) == rows(mariadb, f"SELECT id, customer FROM {database['db']}.orders")
+
+
+def test_the_order_service_takes_each_order_once(
+    broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
+) -> None:
+    env = {"ORDERS_DB": json.dumps(database), "TXMQ_BOOTSTRAP": broker.address}
+    said = json.loads(ok("-c", FASTAPI.format(folder=str(EXAMPLES)), env=env))
+    assert said == [[201, 201, 409], {"outcome": "committed"}]
+    events = [(json.loads(value)["order"], json.loads(value)["customer"]) for _, value in sent(broker)]
+    assert events == [(1, "ada"), (2, "ben")]
+    assert list(mariadb.execute(f"SELECT id, customer FROM {database['db']}.orders ORDER BY id")) == events
+
+
+def test_a_transfer_between_two_databases(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
+    other = new_database(mariadb)
+    both = json.dumps(database), json.dumps(database | {"db": other})
+    program = str(EXAMPLES / "transfer_xa.py")
+    assert ok(program, *both, "3", broker.address).count("transfer ") == 3
+    killed = run(program, *both, "3", broker.address, env={"TXMQ_CRASH": "client.xa.decided:2"})
+    assert killed.returncode == -9
+    assert ok(program, *both, "1", broker.address).count("transfer ") == 1  # settles what the killed one left
+    settle(broker, {"bank-one": database, "bank-other": database | {"db": other}})
+    totals = mariadb.execute(
+        f"SELECT (SELECT balance FROM {database['db']}.accounts), (SELECT balance FROM {other}.accounts)"
+    )
+    assert (list(totals), len(sent(broker, "transfers"))) == ([(1000 - 6 * 7, 1000 + 6 * 7)], 6)
+
+
+def test_inside_django_s_own_connection(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
+    given = {"USER": database["user"], "NAME": database["db"], "HOST": database["unix_socket"]}
+    for _ in range(2):
+        said = ok(str(EXAMPLES / "django_orders.py"), json.dumps(given), "3", broker.address)
+        assert said.count("order ") == 3
+    assert len(sent(broker)) == 6
+    assert sent(broker) == rows(mariadb, f"SELECT id, customer FROM {database['db']}.orders_django")
+
+
+def test_inside_sqlalchemy_s_own_connection(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
+    url = f"mysql+mysqldb://root@/{database['db']}?unix_socket={database['unix_socket']}&charset=utf8mb4"
+    for _ in range(2):
+        said = ok(str(EXAMPLES / "sqlalchemy_orders.py"), url, "3", broker.address)
+        assert said.count("order ") == 3
+    assert len(sent(broker)) == 6
+    assert sent(broker) == rows(mariadb, f"SELECT id, customer FROM {database['db']}.orders_sqlalchemy")
+
+
+def settle(broker: BrokerProcess, databases: dict[str, dict[str, Any]]) -> None:
+    """The last run may have ended before its resolver had told the broker all."""
+    with txmq.connect(broker.address) as client:
+        for name, arguments in databases.items():
+            client.settle(MySQLResource(name, connect=partial(MySQLdb.connect, **arguments)))
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        while client.transactions.list():  # each look is a round trip
+            assert time.monotonic() < deadline
+
+
+# What ``together`` promises where the block fails: nothing of it is there, and the connection goes on.
+DJANGO_FAILS = """
+import json, sys
+sys.path.insert(0, {folder!r})
+sys.argv = ["django_orders.py", *sys.argv[1:]]
+import django_orders as example
+from django.db import connection
+real = example.txmq.Producer.send
+calls = iter([0, 1])
+def send(self, *words, **named):
+    if next(calls, 2) == 1:
+        raise RuntimeError("planned")
+    return real(self, *words, **named)
+example.txmq.Producer.send = send
+try:
+    example.main(*sys.argv[1:])
+except RuntimeError as error:
+    print(error, connection.get_autocommit(), connection.in_atomic_block)
+"""
+
+
+def test_an_exception_in_django_s_block_undoes_the_row_and_leaves_the_connection_as_it_was(
+    broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
+) -> None:
+    given = {"USER": database["user"], "NAME": database["db"], "HOST": database["unix_socket"]}
+    said = ok("-c", DJANGO_FAILS.format(folder=str(EXAMPLES)), json.dumps(given), "2", broker.address)
+    assert said.splitlines()[-1] == "planned True False"
+    assert len(sent(broker)) == 1
+    assert sent(broker) == rows(mariadb, f"SELECT id, customer FROM {database['db']}.orders_django")
+
+
+def test_half_messages_survive_a_killed_owner(broker: BrokerProcess, tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    database, program = str(tmp_path / "half.db"), str(EXAMPLES / "half_message.py")
+    assert ok(program, database, "3", broker.address).count("committed") == 3
+    for point in ("client.half.prepared:2", "client.half.decided:2"):
+        assert run(program, database, "3", broker.address, env={"TXMQ_CRASH": point}).returncode == -9
+    with txmq.connect(broker.address) as client:
+        in_doubt = [row["txid"] for row in client.transactions.list()]
+        assert len(in_doubt) == 2
+        # Another member of the group; the same checker as the example's.
+        sys.path.insert(0, str(EXAMPLES))
+        try:
+            from half_message import Shop  # type: ignore[import-not-found,unused-ignore]
+        finally:
+            sys.path.remove(str(EXAMPLES))
+        client.producer(group="order-service", checker=Shop(database).check)
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        while client.transactions.list():  # each look is a round trip
+            assert time.monotonic() < deadline
+    with closing(sqlite3.connect(database)) as connection:
+        keys = [
+            customer.encode() for (customer,) in connection.execute("SELECT customer FROM orders ORDER BY customer")
+        ]
+    assert [key for key, _ in sent(broker)] == keys
+    assert len(keys) == 3 + 1 + 2
