@@ -281,7 +281,7 @@ class XaDesk:
 
     def _is_complete(self, txid: str, answer: Answer) -> bool:
         try:
-            answer.result()
+            answer.result(REQUEST_TIMEOUT_S)  # from now: the database's work since the request may have taken longer
         except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
             self._say_once(txid, "broker does not know of a decision it made", error=str(error))
         except TxmqError as error:
@@ -332,7 +332,7 @@ class XaDesk:
                 )
             orphan, answer = sent.popleft()
             try:
-                yield orphan, answer.result()
+                yield orphan, answer.result(REQUEST_TIMEOUT_S)
             except FencedError as error:
                 self._say_once(
                     orphan.txid, "prepared branch whose outcome nobody keeps: the operator settles it", error=str(error)

@@ -1,0 +1,33 @@
+"""What a database's answer about a decided branch means: every combination."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from txmq.xa.branch import Ended
+from txmq.xa.xa_verdict import Verdict, verdict
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_listed", "outcome", "has_marker", "wrote"),
+    list(
+        itertools.product(
+            Ended, (False, True), ("committed", "rolled-back", "none", None), (False, True), (False, True)
+        )
+    ),
+)
+def test_every_verdict(ended: Ended, is_listed: bool, outcome: str | None, has_marker: bool, wrote: bool) -> None:
+    found = verdict(ended, is_listed=is_listed, outcome=outcome, has_marker=has_marker, wrote=wrote)
+    if ended is Ended.DONE:
+        expected = {Verdict.DONE}
+    elif is_listed:
+        expected = {Verdict.HELD}
+    elif has_marker:
+        expected = {Verdict.DONE if outcome == "committed" else Verdict.LOST}
+    elif not wrote:
+        expected = {Verdict.DONE}
+    else:
+        expected = {Verdict.LOST if ended is Ended.ROLLED_BACK else Verdict.HAZARD}
+    assert {found} == expected
