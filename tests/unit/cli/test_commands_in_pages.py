@@ -1,0 +1,85 @@
+"""Every ``txmq`` command that a page or an advice names exists, with the options it is given."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from txmq.cli import tx_explain
+from txmq.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [
+    "README.md",
+    "docs/quickstart.md",
+    "docs/operations.md",
+    "docs/how-to/choose.md",
+    "docs/how-to/in-doubt-at-3am.md",
+]
+_IN_TICKS = re.compile(r"`(txmq [a-z][^`]*)`")
+_IN_SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+_CHOICE = re.compile(r"^[a-z]+(\|[a-z]+)+$")
+
+
+def _named(text: str) -> Iterator[str]:
+    yield from _IN_TICKS.findall(text)
+    for block in _IN_SHELL.findall(text):
+        for line in block.splitlines():
+            for command in re.split(r"[|;&]\s", line.split(" # ")[0]):
+                if command.strip().startswith("txmq "):
+                    yield command.strip()
+
+
+def _expanded(words: list[str]) -> Iterator[list[str]]:
+    """``commit|rollback`` is two commands."""
+    for place, word in enumerate(words):
+        if _CHOICE.match(word):
+            for choice in word.split("|"):
+                yield from _expanded([*words[:place], choice, *words[place + 1 :]])
+            return
+    yield words
+
+
+def _fault(words: list[str]) -> str | None:
+    command: Any = typer.main.get_command(app)
+    rest = words[1:]
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):  # a group of commands
+        found = command.commands.get(rest[0])
+        if found is None:
+            return f"no command {rest[0]!r}"
+        command, rest = found, rest[1:]
+    known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    unknown = [word for word in rest if word.startswith("-") and word.split("=")[0] not in known]
+    return f"no option {unknown}" if unknown else None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_exist(page: str) -> None:
+    found = list(_named((ROOT / page).read_text("utf-8")))
+    assert [(text, fault) for text in found for w in _expanded(shlex.split(text)) if (fault := _fault(w))] == []
+
+
+def test_the_pages_for_operators_name_commands() -> None:
+    assert sum(len(list(_named((ROOT / page).read_text("utf-8")))) for page in PAGES) > 20
+    assert _fault(["txmq", "tx", "nonsense"]) == "no command 'nonsense'"
+    assert _fault(["txmq", "tx", "list", "--nonsense"]) == "no option ['--nonsense']"
+
+
+def test_the_commands_of_an_advice_exist() -> None:
+    branch = {"resource": "a", "bqual": "b", "connection": 1, "marker": True, "complete": False}
+    prepared: dict[str, Any] = {"txid": "t", "state": "prepared", "group": "g"}
+    rows: list[dict[str, Any]] = [
+        {"txid": "t", "state": "heuristic"},
+        {"txid": "t", "state": "decided", "branches": [branch]},
+        *(prepared | {"kind": kind} for kind in ("half", "foreign", "last-resource")),
+    ]
+    lines = [line for row in rows for line in tx_explain.next_steps(row)]
+    commands = [match for line in lines for match in re.findall(r"txmq [^()]*", line)]
+    assert len(commands) >= len(rows)
+    assert [(c, fault) for c in commands for w in _expanded(shlex.split(c)) if (fault := _fault(w))] == []
