@@ -110,6 +110,14 @@ def test_a_missing_privilege_is_named_before_the_first_branch(world: MySQLWorld)
     assert resource.enlist(CLUSTER, new_txid(), 30.0).roll_back(prepared=False)
 
 
+def test_an_install_of_what_is_there_needs_no_privilege_to_create(world: MySQLWorld) -> None:
+    world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
+    world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
+    resource = MySQLResource(NAME, connect=lambda: world.connect(user="poor", passwd="x"))
+    resource.install()
+    assert resource.uuid == world.resource.uuid
+
+
 def test_an_install_without_the_privilege_says_so(world: MySQLWorld) -> None:
     world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
     world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
