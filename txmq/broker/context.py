@@ -97,6 +97,7 @@ class Context:
         waiting_polls: (deadline ms, partition, poll) of every ``get`` that waits.
         groups: consumer groups that have members, by name.
         beats: heartbeats that wait for something to tell.
+        alarms: effects: what an operator must hear of, as fields of a log line.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
 
@@ -120,6 +121,7 @@ class Context:
     checks: Checks = field(default_factory=Checks)
     groups: dict[str, Membership] = field(default_factory=dict)
     beats: list[Any] = field(default_factory=list)
+    alarms: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
     stopping: bool = False
 

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from txmq.broker import settlement
 from txmq.broker.context import Context
 from txmq.broker.decided import Name
+from txmq.broker.listing import txid_of
 from txmq.broker.peer import Peer
 from txmq.broker.session import Session
 from txmq.broker.transaction import Action, Event, next_action
@@ -153,3 +154,11 @@ def show_overdue(context: Context) -> None:
         decided.hold.is_settled = True
         context.group.ended_holds.append(decided.hold)
         context.counters.shown_before_rows += 1
+        waiting = [branch["resource"] for branch in decided.branches if not branch["complete"]]
+        context.alarms.append(
+            {
+                "event": "messages are shown before their rows: a database has not committed yet",
+                "txid": txid_of(context, decided.name), "resources": waiting,
+                "held_ms": context.now_ms - decided.meta["decided_ms"],
+            }
+        )  # fmt: skip

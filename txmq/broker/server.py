@@ -397,6 +397,8 @@ class Server:
         now = self.clock.monotonic()
         self._watch_disk()
         self.core.tick(self.clock.now_ms())
+        while self.context.alarms:
+            log.error(**self.context.alarms.pop(0))
         for connection in list(self.connections):
             connection.check_deadlines(now)
         if self.store.has_unapplied:

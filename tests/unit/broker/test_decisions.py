@@ -179,6 +179,8 @@ def test_past_the_longest_hold_messages_are_shown_and_stay_shown() -> None:
     made.pump()
     assert values(made) == [b"x"]
     assert "shown_before_rows 1" in client.ask("stats", "transactions").text
+    (alarm,) = made.context.alarms
+    assert (alarm["txid"], alarm["resources"], alarm["held_ms"]) == (txid, ["db0"], 1100)
     for checkpoint in (False, True):
         made = lives(made, checkpoint=checkpoint)
         assert values(made) == [b"x"]
