@@ -14,6 +14,7 @@ P10    every CRC, place and offset of every partition is right, and every messag
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from txmq.runtime.sim_disk import SimDisk
 from txmq.runtime.sim_model import Trace
 
 from .node import SMALL, Answer, Client, Node, small_settings
-from .script import Ask, Place, Script
+from .script import GROUP, Ask, Place, Script
 
 SESSION = 1
 Told = dict[bytes, Answer]
@@ -193,6 +194,8 @@ def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
         undone = node.state.decisions.undone.get((SESSION, ask.counter))
         branch = undone.branch(str(ask.extensions["uuid"])) if undone is not None else None
         assert branch is None or branch["complete"], f"P1: a branch of {ask.counter} is not complete any more"
+    elif ask.verb == "group":
+        _check_group(ask, answer, node)
     elif ask.verb == "prepare":
         known = node.state.transactions.get((SESSION, ask.counter))
         prepared = known is not None and known.state is TransactionState.PREPARED
@@ -201,6 +204,22 @@ def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
         assert ask.arguments[1] not in _names(node), f"P1: the end of topic {ask.arguments[1]} is lost"
     elif ask.verb == "topic":
         assert ask.arguments[1] in _names(node) or node.state.topics.next_id > len(_names(node)) + 1, "P1: topic lost"
+
+
+def _check_group(ask: Ask, answer: Answer, node: Node) -> None:
+    """What was handed out was under a generation that is never handed out again; what was reset is saved."""
+    saved = node.state.saved.named.get(GROUP)
+    if ask.arguments[0] == "join":
+        for topic, number, generation, *_ in json.loads(answer.body)["assigned"]:
+            partition = node.partition(topic, number)
+            known = saved.generations.get((partition.topic_id, number), 0) if saved is not None else 0
+            assert known >= generation, f"P1: generation {generation} of {topic}-{number} may be handed out again"
+    elif ask.arguments[0] == "reset":
+        for topic, number, offset in json.loads(ask.body or b""):
+            partition = node.partition(topic, number)
+            at = saved.offsets.get((partition.topic_id, number)) if saved is not None else None
+            assert at is not None, f"P1: the offset of {topic}-{number} is lost"
+            assert at.offset >= offset, f"P1: offset {offset} of {topic}-{number} was saved, now {at.offset}"
 
 
 def _promised_places(ask: Ask, answer: Answer) -> list[tuple[Place, int, tuple[bytes, ...]]]:

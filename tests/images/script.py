@@ -8,7 +8,8 @@ The client's session is number 1, its batches carry that producer id and sequenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +21,7 @@ from txmq.runtime.sim_clock import START_MS
 from .node import Node
 
 UUID = "a" * 32
+GROUP = "g"
 _BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True}
 Place = tuple[str, int]  # topic, partition
 Fate = Literal["committed", "rolled-back", "prepared", "stream"]
@@ -164,6 +166,12 @@ class Script:
         """``outcome fence``."""
         self._transaction(counter, "rolled-back")
         return self._ask("outcome", str(counter), extensions={"fence": None}, counter=counter)
+
+    def group(self, action: str, *rows: Sequence[object], member: str = "m") -> Script:
+        """Consumer groups: ``join`` topics a and b, ``reset`` offsets, ``leave``."""
+        words = {"join": {"member": member, "topics": "a,b"}, "leave": {"member": member}}.get(action, {})
+        body = json.dumps(rows).encode()
+        return self._ask("group", action, GROUP, extensions=words, body=body, once=action != "reset")
 
     def do(self, what: Callable[[Node], object], name: str) -> Script:
         """An event."""

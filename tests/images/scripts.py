@@ -148,6 +148,15 @@ def decided_around_checkpoints(name: str) -> Script:
     return script.restart().put("a").complete(1, 1).checkpoint().put("a").restart().decide(3).complete(3)
 
 
+def consumer_groups(name: str) -> Script:
+    """Offsets are set, partitions handed out under new generations, topics with offsets deleted."""
+    script = Script(name).topic("a", partitions=2).topic("b").put("a").group("reset", ["a", 0, 1], ["b", 0, 0])
+    script.group("join").put("a").group("leave").group("reset", ["a", 0, 2]).checkpoint()
+    script.group("join", member="n").group("leave", member="n").restart().group("join").group("leave").together()
+    script.put("b").group("reset", ["b", 0, 1], ["a", 1, 0]).apart().checkpoint().put("a").group("join").group("leave")
+    return script.restart().group("reset", ["a", 0, 3])
+
+
 def everything(name: str) -> Script:
     """A little of all."""
     script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
@@ -160,6 +169,7 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     puts, puts_over_a_restart, puts_around_checkpoints, local_over_two_topics, local_with_restart_and_checkpoint,
     streamed, streamed_with_checkpoints, prepared_after_streaming, prepare_and_commit, prepare_and_roll_back,
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
-    retention_archives, synced_at_intervals, decided, decided_around_checkpoints, everything,
+    retention_archives, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
+    everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}
