@@ -59,3 +59,11 @@ def test_a_lost_decide_of_streamed_parts_is_told_as_it_is(narrow: XaWorld) -> No
         _large(tx)
     assert narrow.home.states() == {tx.txid: "rolled-back"}
     assert not any(database.prepared for database in narrow.databases)
+
+
+def test_a_body_error_rolls_back_what_was_streamed(narrow: XaWorld) -> None:
+    with pytest.raises(ZeroDivisionError), narrow.block() as tx:
+        _large(tx)
+        _ = 1 / 0
+    assert narrow.home.requests[-1] == "rollback"
+    assert narrow.home.states() == {tx.txid: "rolled-back"}
