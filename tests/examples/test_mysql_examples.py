@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,60 @@ def test_a_transfer_between_two_databases(broker: BrokerProcess, mariadb: MariaD
     assert (list(totals), len(sent(broker, "transfers"))) == ([(1000 - 6 * 7, 1000 + 6 * 7)], 6)
 
 
+def shown(broker: BrokerProcess) -> dict[str, Any]:
+    """What an operator is shown of the only transaction in doubt."""
+    with txmq.connect(broker.address) as client:
+        [row] = client.transactions.list()
+    command = ("-m", "txmq.cli.main", "tx", "show", row["txid"], "--json", "--bootstrap", broker.address)
+    found: dict[str, Any] = json.loads(ok(*command))
+    return found
+
+
+def statements(found: dict[str, Any], verb: str) -> list[str]:
+    return [line for line in found["sql"] if line.startswith(verb)]
+
+
+def test_the_sql_that_an_operator_pastes_commits_the_branches_of_a_killed_owner(
+    broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
+) -> None:
+    other = database | {"db": new_database(mariadb)}
+    killed = run(
+        str(EXAMPLES / "transfer_xa.py"), json.dumps(database), json.dumps(other), "1", broker.address,
+        env={"TXMQ_CRASH": "client.xa.decided:1"},
+    )  # fmt: skip
+    assert killed.returncode == -9
+    found = shown(broker)
+    listed = [data for *_, data in mariadb.execute("XA RECOVER FORMAT='SQL'")]
+    commits = statements(found, "XA COMMIT")
+    assert sorted(commits) == sorted(f"XA COMMIT {xid};" for xid in listed)
+    for commit, where in zip(commits, (database, other), strict=True):
+        mariadb.execute(commit)
+        with closing(mariadb.connect(db=where["db"])) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(statements(found, "SELECT")[0])
+            assert cursor.fetchall() == (("committed",),)
+    settle(broker, {"bank-one": database, "bank-other": other})
+    assert sent(broker, "transfers") == [(b"", b"bank-one to bank-other: 7")]
+
+
+def test_the_sql_that_an_operator_pastes_bars_the_way_of_a_last_resource(
+    broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
+) -> None:
+    killed = run(
+        str(EXAMPLES / "last_resource_mysql.py"), json.dumps(database), "1", broker.address,
+        env={"TXMQ_CRASH": "client.tx.prepared:1"},
+    )  # fmt: skip
+    assert killed.returncode == -9
+    found = shown(broker)
+    with closing(mariadb.connect(db=database["db"])) as connection, closing(connection.cursor()) as cursor:
+        for statement in statements(found, "SELECT") + statements(found, "INSERT") + statements(found, "SELECT"):
+            cursor.execute(statement)
+        assert cursor.fetchall() == (("rolled-back",),)
+        connection.commit()
+    command = ("-m", "txmq.cli.main", "tx", "rollback", found["txid"], "--heuristic", "--reason", "test", "--yes")
+    ok(*command, "--bootstrap", broker.address)
+    assert sent(broker) == []
+
+
 def test_inside_django_s_own_connection(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
     given = {"USER": database["user"], "NAME": database["db"], "HOST": database["unix_socket"]}
     for _ in range(2):
@@ -175,9 +231,6 @@ def test_an_exception_in_django_s_block_undoes_the_row_and_leaves_the_connection
 
 
 def test_half_messages_survive_a_killed_owner(broker: BrokerProcess, tmp_path: Path) -> None:
-    import sqlite3
-    from contextlib import closing
-
     database, program = str(tmp_path / "half.db"), str(EXAMPLES / "half_message.py")
     assert ok(program, database, "3", broker.address).count("committed") == 3
     for point in ("client.half.prepared:2", "client.half.decided:2"):

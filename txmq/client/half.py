@@ -18,7 +18,6 @@ Invariants:
 
 from __future__ import annotations
 
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -32,7 +31,6 @@ from txmq.errors import (
     NotOwnerError,
     OutcomeUnknownError,
     RequestTimeoutError,
-    RolledBackError,
     TransactionConflictError,
     TransactionError,
     TransactionStateError,
@@ -235,8 +233,7 @@ class Half:
         if resolution is Resolution.UNKNOWN:
             error.add_note(f"half message {self.txid} is undecided: the checker will be asked again")
             return
-        with suppress(RolledBackError):
-            try:
-                self._decide(resolution)
-            except TransactionError as failure:
-                error.add_note(f"half message: {failure}")
+        try:
+            self._decide(resolution)
+        except TransactionError as failure:  # the block's own error says more
+            error.add_note(f"half message: {failure}")
