@@ -76,6 +76,12 @@ class JournalFailedError(StorageError):
     """A write or sync of the journal failed; it is never retried. Restart the broker: it reads what the disk holds."""
 
 
+class SpoolFullError(StorageError):
+    """The local spool is at its limit: nothing was stored; it empties when its partitions can be written."""
+
+    retriable: ClassVar[bool] = True
+
+
 class DirectoryInUseError(StorageError):
     """Another process holds the data directory, or it belongs to another node."""
 

@@ -6,6 +6,7 @@ from txmq.client.checks import HalfMessage
 from txmq.client.client import Client, connect
 from txmq.client.consumer import Consumer, ConsumerOptions
 from txmq.client.half import Half
+from txmq.client.ordered import OrderedMessageProducer, OrderedOptions
 from txmq.client.producer import Producer
 from txmq.client.selector import (
     FixedSelector,
@@ -24,6 +25,8 @@ __all__ = [
     "HalfMessage",
     "KafkaPartitionSelector",
     "KeyHashSelector",
+    "OrderedMessageProducer",
+    "OrderedOptions",
     "PartitionSelector",
     "Producer",
     "RoundRobinSelector",

@@ -18,6 +18,7 @@ from txmq.client.connection import Connection
 from txmq.client.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.fetch import Fetcher
 from txmq.client.groups import Groups
+from txmq.client.ordered import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
 from txmq.client.resolver import resolver_of, stop_resolver
@@ -125,8 +126,13 @@ class Client:
         self._senders: list[Sender] = []
         self._idle_senders: list[Sender] = []
         self._checks: dict[str, CheckBacks] = {}  # by producer group
+        self._ordered: list[OrderedMessageProducer] = []
         self._closed = False
         watch_forks(self)
+
+    def new_connection(self) -> Connection:
+        """One more connection to the same broker, for a part of the client; whoever asks closes it."""
+        return self._new_connection()
 
     def _new_connection(self) -> Connection:
         return Connection(self._addresses, self.name, self.clock, self.timeout)
@@ -181,6 +187,27 @@ class Client:
         known.checker = checker
         known.start()
         return known
+
+    def ordered_producer(
+        self, partition_selector: PartitionSelector, spool: str, *, options: OrderedOptions = ORDERED_DEFAULTS
+    ) -> OrderedMessageProducer:
+        """Make a producer that keeps order through outages: what cannot be sent now waits on local disk.
+
+        Args:
+            partition_selector: chooses among the topic's declared partitions, reachable or not.
+            spool: a directory, of this producer alone; made if it is absent.
+            options: times and limits.
+
+        Raises:
+            DirectoryInUseError: another process, or another producer of this one, has the spool.
+            StorageError: the spool cannot be opened.
+            ConfigError: an argument out of range.
+        """
+        self._refuse_closed()
+        opened = OrderedMessageProducer(self, partition_selector, spool, options)
+        with self._lock:
+            self._ordered.append(opened)
+        return opened
 
     def xa_resource(self, *, timeout: float = 30.0) -> BrokerXAResource:
         """The broker as a resource of a foreign transaction manager (X/Open XA): start, end, prepare, commit, ...
@@ -342,8 +369,11 @@ class Client:
             self._closed = True
             senders, self._senders, self._idle_senders = self._senders, [], []
             checks, self._checks = self._checks, {}
+            ordered, self._ordered = self._ordered, []
         for check_backs in checks.values():
             check_backs.stop()
+        for ordered_producer in ordered:
+            ordered_producer.close()
         for sender in senders:
             sender.close()
         self.control.close()

@@ -270,18 +270,7 @@ class Producer:
         """Check a message; its headers as they are stored."""
         if self._closed:
             raise ClosedError("the producer is closed")
-        if not isinstance(value, bytes):
-            raise TypeError(f"a value is bytes, not {type(value).__name__}")
-        if key is not None and not isinstance(key, bytes):
-            raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
-        size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
-        stored = _stored_headers(headers, tag) if headers or tag is not None else ()
-        for name, content in stored:
-            size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
-        limit = self._batch_size_bytes_max(self._sender)
-        if size > limit:
-            raise TooLargeError(f"a message of about {size} bytes is over the limit of {limit}; nothing was sent")
-        return stored
+        return checked_headers((key, value, headers, tag), self._batch_size_bytes_max(self._sender))
 
     def _batch_size_bytes_max(self, sender: Sender | None) -> int:
         session = None if sender is None else sender.connection.session
@@ -316,6 +305,28 @@ class Producer:
 
     def _deadline(self, timeout: float | None) -> float:
         return self._home.clock.monotonic() + (self.settings.timeout if timeout is None else timeout)
+
+
+def checked_headers(
+    message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None], size_bytes_max: int
+) -> Headers:
+    """Check key, value, headers and tag of a message; its headers as they are stored.
+
+    Raises:
+        TypeError, TooLargeError, LocalProtocolError: nothing was sent.
+    """
+    key, value, headers, tag = message
+    if not isinstance(value, bytes):
+        raise TypeError(f"a value is bytes, not {type(value).__name__}")
+    if key is not None and not isinstance(key, bytes):
+        raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+    size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
+    stored = _stored_headers(headers, tag) if headers or tag is not None else ()
+    for name, content in stored:
+        size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
+    if size > size_bytes_max:
+        raise TooLargeError(f"a message of about {size} bytes is over the limit of {size_bytes_max}; nothing was sent")
+    return stored
 
 
 def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:

@@ -1,0 +1,269 @@
+"""``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
+
+What happens to a message is ``ordered_lane``'s; here it is checked and its partition chosen, and here is the thread
+that drains the spool: it goes over the partitions with something in it, and waits out a back-off at those that cannot
+be written.
+
+The selector sees the topic's declared partitions. How many there are is kept in the spool as well, so that messages
+find their partition while the broker is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from txmq.client.ordered_lane import VISIBILITY_WAIT_S, Lane
+from txmq.client.ordered_sessions import Sessions
+from txmq.client.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
+from txmq.client.producer_core import BACKOFF_S_MAX, BACKOFF_S_MIN
+from txmq.client.selector import PartitionSelector, checked
+from txmq.client.spool import SIZE_BYTES_MAX, Entry, Place, Spool
+from txmq.client.transaction import current_transaction
+from txmq.client.xa_resource import associated_branch
+from txmq.errors import (
+    ClosedError,
+    ConfigError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    TransactionStateError,
+    TxmqError,
+    UnknownTopicError,
+)
+from txmq.log import records
+from txmq.log.compression import CODECS
+from txmq.model import Message, SendResult, SendStatus
+from txmq.runtime.logging import get_logger
+from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
+
+TOPIC_AGE_S_MAX = 30.0  # how many partitions a topic has is asked again after that
+_IDLE_S = 5.0  # the drain looks that often without being called
+_POLL_S = 0.005
+_STOP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedOptions:
+    """Times and limits of an ordered producer.
+
+    Attributes:
+        timeout: seconds for one attempt to send; then the message goes to the spool.
+        compression: "gzip", "lz4", "zstd" or None.
+        spool_size_bytes_max: what the spool holds at most.
+        attempts_max: a message that the broker refuses for good that often is parked.
+        visibility_wait_s: how long after the end of its session a batch is looked for in the log; not shorter than the
+            broker's ``visibility_hold_ms_max``.
+    """
+
+    timeout: float = 5.0
+    compression: str | None = None
+    spool_size_bytes_max: int = SIZE_BYTES_MAX
+    attempts_max: int = 5
+    visibility_wait_s: float = VISIBILITY_WAIT_S
+
+    def check(self) -> None:
+        """Raises ConfigError for what is out of range."""
+        for name, low, high in (
+            ("timeout", 0.001, 86_400.0), ("spool_size_bytes_max", 1024, 1 << 50), ("attempts_max", 1, 1_000_000),
+            ("visibility_wait_s", 0, 86_400.0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not low <= value <= high:
+                raise ConfigError(f"{name} = {value!r}: expected {low} to {high}")
+        if self.compression is not None and self.compression not in CODECS:
+            raise ConfigError(f"compression = {self.compression!r}: expected None, {', '.join(sorted(CODECS))}")
+
+
+ORDERED_DEFAULTS = OrderedOptions()
+
+
+class OrderedMessageProducer:
+    """Sends messages in order, per partition. Made by ``client.ordered_producer``; usable as a block.
+
+    Thread safety: any thread. Messages of one thread to one partition are stored in the order of its calls.
+    """
+
+    def __init__(self, client: Any, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
+        options.check()
+        if not callable(getattr(selector, "select", None)):
+            raise ConfigError(f"partition_selector = {selector!r}: expected a PartitionSelector")
+        self._client, self._selector, self._options = client, selector, options
+        self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
+        self._sessions = Sessions(client.new_connection(), client.new_connection(), self._spool, client.name)
+        self._topics = {name: (count, float("-inf")) for name, count in self._spool.topics().items()}
+        self._lanes: dict[Place, Lane] = {}
+        self._retries: dict[Place, tuple[float, float]] = {}  # not before, back-off; of the drain
+        self._lock = Lock()
+        self._wake, self._stopped = Signal(), Signal()
+        self._closed: str | None = None
+        self._log = get_logger(spool=spool)
+        watch_forks(self)
+        start_daemon("txmq-spool", self._drain)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, timeout: float | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send one message: to the broker, or to the spool where its partition cannot be written or has to wait.
+
+        Args:
+            topic, value, key, headers, tag: as ``Producer.send``.
+            timeout: seconds for the attempt to send.
+
+        Returns:
+            ACKNOWLEDGED with its offset, or SPOOLED.
+
+        Raises:
+            SpoolFullError: nothing was stored.
+            TooLargeError, UnknownTopicError, ...: refused for good; nothing was stored.
+            ConnectionLostError: nothing was stored: how many partitions the topic has was never learnt.
+            StorageError: the spool's disk failed; whether the message is stored is not known.
+            TransactionStateError: the call stands in a transaction's block.
+
+        Durability: an acknowledged message is on the broker's disk, a spooled one on this host's.
+        """
+        self._refuse_closed()
+        if current_transaction() is not None or associated_branch(self._client) is not None:
+            raise TransactionStateError("an ordered producer cannot join a transaction: send it outside of this block")
+        limit = self._sessions.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
+        stored = checked_headers((key, value, headers, tag), limit)
+        now_ms = self._client.clock.now_ms()
+        partitions = self._partitions_of(topic)
+        message = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
+        place = topic, checked(self._selector.select(topic, partitions, message), topic, partitions)
+        content = records.encode([(key, value, stored, now_ms)], compression=self._options.compression)
+        seconds = self._options.timeout if timeout is None else timeout
+        offset = self._send_to(place, bytes(content), self._client.clock.monotonic() + seconds)
+        if offset is None:
+            self._wake.set()
+        return SendResult(*place, offset, SendStatus.SPOOLED if offset is None else SendStatus.ACKNOWLEDGED)
+
+    def _send_to(self, place: Place, content: bytes, deadline: float) -> int | None:
+        try:
+            return self._lane(place).send(content, deadline)
+        except UnknownTopicError:
+            self._topics.pop(place[0], None)
+            self._client.topics.forget(place[0])
+            raise
+
+    def _partitions_of(self, topic: str) -> int:
+        known = self._topics.get(topic)
+        now = self._client.clock.monotonic()
+        if known is not None and now - known[1] < TOPIC_AGE_S_MAX:
+            return known[0]
+        try:
+            count: int = self._client.topics.known(topic).config.partitions
+        except (ConnectionLostError, RequestTimeoutError):
+            if known is None:
+                raise
+            count = known[0]
+        if known is None or count != known[0]:
+            self._spool.remember_topic(topic, count)
+        self._topics[topic] = count, now
+        return count
+
+    def _lane(self, place: Place) -> Lane:
+        lane = self._lanes.get(place)
+        if lane is None:
+            with self._lock:
+                lane = self._lanes.get(place)
+                if lane is None:
+                    lane = self._lanes[place] = Lane(
+                        place, self._spool, self._sessions, self._client, self._client.clock,
+                        attempts_max=self._options.attempts_max, visibility_wait_s=self._options.visibility_wait_s,
+                    )  # fmt: skip
+        return lane
+
+    # --- the spool ---------------------------------------------------------------------------------------------------
+
+    @property
+    def spooled(self) -> int:
+        """How many messages wait in the spool."""
+        return sum(self._spool.waiting.values())
+
+    def parked(self) -> list[Entry]:
+        """Messages set aside, each with its reason; ``txmq spool`` shows them and has them tried again."""
+        return self._spool.parked()
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until the spool is empty but for what is parked.
+
+        Raises:
+            RequestTimeoutError: it is not yet; it goes on being sent.
+        """
+        deadline = self._client.clock.monotonic() + timeout
+        while self.spooled:
+            self._refuse_closed()
+            if self._client.clock.monotonic() >= deadline:
+                raise RequestTimeoutError(f"{self.spooled} messages are still in {self._spool.path}")
+            self._client.clock.sleep(_POLL_S)
+
+    def _drain(self) -> None:
+        while self._closed is None:
+            pause = self._drain_once()
+            if pause:
+                self._wake.wait(pause)
+        self._stopped.set()
+
+    def _drain_once(self) -> float:
+        """One flight for each partition that is due; for how long there is nothing to do."""
+        pause = _IDLE_S
+        for place in self._spool.waiting:
+            now = self._client.clock.monotonic()
+            not_before, backoff = self._retries.get(place, (0.0, 0.0))
+            if now < not_before:
+                pause = min(pause, not_before - now)
+                continue
+            try:
+                self._lane(place).flight(now + self._options.timeout)
+            except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
+                if not isinstance(error, TxmqError):
+                    self._log.error("drain failed", topic=place[0], partition=place[1], error=repr(error))
+                backoff = min(max(backoff * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+                self._retries[place] = self._client.clock.monotonic() + backoff, backoff
+                pause = min(pause, backoff)
+            else:
+                self._retries.pop(place, None)
+                pause = 0.0
+            if self._closed is not None:
+                break
+        return pause
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End. What is in the spool stays there, for the next producer that opens it."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = "the producer is closed"
+        self._sessions.close()
+        self._wake.set()
+        self._stopped.wait(_STOP_S)
+        try:
+            for lane in list(self._lanes.values()):
+                lane.close()
+        finally:
+            self._spool.close()
+
+    def forked(self) -> None:
+        """In a forked child: the spool and its sessions are the parent's."""
+        self._closed = "this ordered producer is the parent process's: make one here, with a spool of its own"
+        self._lock = Lock()
+        self._spool.abandon()
+
+    def _refuse_closed(self) -> None:
+        if self._closed is not None:
+            raise ClosedError(self._closed)

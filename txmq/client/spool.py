@@ -1,0 +1,370 @@
+"""The spool: batches on local disk that wait for their partition, in order, with the numbers they were sent by.
+
+A directory with an SQLite file in WAL mode and ``synchronous=FULL``: a batch is on disk when ``append`` returns. One
+row is one encoded batch, kept as it was encoded; who sent it under which number is its *pin* (session, epoch, sequence)
+in columns of its own, so that the same row and pin always give the same bytes, which is what the broker knows a
+duplicate by. A row without a pin was certainly never stored. What may be sent is pinned before it is sent.
+
+Invariants:
+    * Rows of a partition come out in the order in which they went in; parked ones stand aside.
+    * One process owns a spool (lock file); anybody may read it meanwhile.
+    * All rows together hold at most ``size_bytes_max``, plus those of unknown fate, at most one a partition.
+    * Counts in memory are those of the file: after a write that was cut short they are taken from it anew.
+    * A commit whose sync failed is never repeated: the spool refuses to go on until it is opened anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from txmq.errors import SpoolFullError, StorageError
+from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.threads import Lock
+
+SIZE_BYTES_MAX = 1 << 30
+FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE batches (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL, content BLOB NOT NULL,
+  created_ms INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
+  parked INTEGER NOT NULL DEFAULT 0, cluster TEXT, home TEXT, session TEXT, epoch INTEGER, sequence INTEGER,
+  floor INTEGER);
+CREATE INDEX waiting ON batches (topic, partition, number) WHERE NOT parked;
+CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER,
+  PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
+"""
+_COLUMNS = (
+    "number, topic, partition, content, created_ms, attempts, reason, parked,"
+    " cluster, home, session, epoch, sequence, floor"
+)
+_UNPINNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
+_UNPIN = "UPDATE batches SET " + _UNPINNED + " WHERE number = ?"  # noqa: S608  constants
+_UNPIN_BEHIND = (
+    "UPDATE batches SET " + _UNPINNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
+    " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
+)
+Place = tuple[str, int]  # topic and partition
+Change = tuple[Place, int, int]  # how many batches and bytes more
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A session of one broker; numbers count within it."""
+
+    cluster: int
+    home: int
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The number a batch is sent by, as often as it is sent.
+
+    Attributes:
+        floor: an offset that the partition had reached before the batch was first sent.
+    """
+
+    identity: Identity
+    sequence: int
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row."""
+
+    number: int
+    topic: str
+    partition: int
+    content: bytes
+    created_ms: int
+    attempts: int
+    reason: str
+    is_parked: bool
+    pin: Pin | None
+
+
+class Spool:
+    """See the module's docstring. Thread safety: any thread of the process that opened it.
+
+    Raises:
+        DirectoryInUseError: another process owns it.
+        StorageError: the disk or SQLite refused.
+    """
+
+    def __init__(
+        self, path: str | Path, *, size_bytes_max: int = SIZE_BYTES_MAX, read_only: bool = False, name: str = FILE_NAME
+    ) -> None:
+        self.path = Path(path)
+        self.size_bytes_max = size_bytes_max
+        self._lock = Lock()
+        self._counts: dict[Place, int] = {}
+        self._size_bytes = 0
+        self._failure: str | None = None
+        self._owner = None
+        if not read_only:
+            self._disk = OSDisk(self.path)
+            self._owner = self._disk.lock(LOCK_NAME)
+        elif not (self.path / name).is_file():
+            raise StorageError(f"{self.path} holds no spool")
+        try:
+            self._database = self._opened(self.path / name, read_only=read_only)
+        except BaseException:
+            self._release()
+            raise
+        self._recount()
+
+    def _opened(self, file: Path, *, read_only: bool) -> sqlite3.Connection:
+        try:
+            target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+            database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
+            version = database.execute("PRAGMA user_version").fetchone()[0]
+            if version not in ((VERSION,) if read_only else (0, VERSION)):
+                raise StorageError(f"{file}: version {version} of a spool, this txmq reads {VERSION}")
+            if not read_only:
+                mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+                database.execute("PRAGMA synchronous=FULL")
+                if mode != "wal":
+                    raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
+                if version == 0:
+                    database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+        except sqlite3.Error as error:
+            raise StorageError(f"{file}: {error}") from error
+        return database
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def append(self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None) -> int:
+        """Add a batch behind all of its partition; its number.
+
+        A pinned one finds room even in a full spool: nobody could be told what became of it.
+
+        Raises:
+            SpoolFullError: nothing was written.
+        """
+        with self._writing() as changes:
+            size = self._size_bytes + len(content)
+            if pin is None and size > self.size_bytes_max:
+                raise SpoolFullError(
+                    f"{self.path} holds {self._size_bytes} bytes and cannot take {len(content)} more "
+                    f"(spool_size_bytes_max {self.size_bytes_max}): nothing was stored; "
+                    "it empties when its partitions can be written"
+                )
+            values = (*place, content, now_ms, *_columns(pin))
+            added = self._database.execute(
+                "INSERT INTO batches (topic, partition, content, created_ms, cluster, home, session, epoch, sequence,"
+                " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values,
+            )  # fmt: skip
+            changes.append((place, 1, len(content)))
+            return int(added.lastrowid or 0)
+
+    def pin(self, pins: Sequence[tuple[Entry, Pin]]) -> None:
+        """Note the numbers that batches are about to be sent by."""
+        with self._writing():
+            self._database.executemany(
+                "UPDATE batches SET cluster = ?, home = ?, session = ?, epoch = ?, sequence = ?, floor = ?"
+                " WHERE number = ?",
+                [(*_columns(pin), entry.number) for entry, pin in pins],
+            )
+
+    def unpin(self, entry: Entry) -> None:
+        """It is certain that this batch is not stored and never will be under its number."""
+        with self._writing():
+            self._database.execute(_UNPIN, (entry.number,))
+
+    def done(self, entries: Sequence[Entry]) -> None:
+        """They are stored at the broker."""
+        with self._writing() as changes:
+            self._database.executemany("DELETE FROM batches WHERE number = ?", [(entry.number,) for entry in entries])
+            changes.extend(((entry.topic, entry.partition), -1, -len(entry.content)) for entry in entries)
+
+    def failed(self, entry: Entry, reason: str) -> None:
+        """Refused for good, once more."""
+        with self._writing():
+            self._database.execute(
+                "UPDATE batches SET attempts = attempts + 1, reason = ? WHERE number = ?", (reason, entry.number)
+            )
+
+    def park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
+        """Set a batch aside; with ``renumber``, those behind it of its session were refused because of it."""
+        with self._writing() as changes:
+            changes.append(((entry.topic, entry.partition), -1, 0))
+            if renumber and entry.pin is not None:
+                self._database.execute(
+                    _UNPIN_BEHIND,
+                    (entry.topic, entry.partition, entry.number, *_columns(entry.pin)[:4]),
+                )
+            self._database.execute("UPDATE batches SET parked = 1, reason = ? WHERE number = ?", (reason, entry.number))
+
+    def unpark(self) -> int:
+        """Have what was parked tried again; how many. What was of unknown fate may then be stored twice."""
+        entries = self.parked()
+        with self._writing() as changes:
+            self._database.executemany(
+                "UPDATE batches SET parked = 0, attempts = 0 WHERE number = ?", [(entry.number,) for entry in entries]
+            )
+            self._database.executemany(_UNPIN, [(entry.number,) for entry in entries])
+            changes.extend(((entry.topic, entry.partition), 1, 0) for entry in entries)
+        return len(entries)
+
+    def remember_topic(self, name: str, partitions: int) -> None:
+        """So that the partition is known when the broker is not there."""
+        with self._writing():
+            self._database.execute("INSERT OR REPLACE INTO topics VALUES (?, ?)", (name, partitions))
+
+    def remember_session(self, identity: Identity) -> None:
+        """Note a session before the first batch goes out in it."""
+        with self._writing():
+            self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?)", _identity(identity))
+
+    def forget_session(self, identity: Identity) -> None:
+        """Nothing of it can be on its way any more. Pins that name it stand for themselves."""
+        with self._writing():
+            self._database.execute(
+                "DELETE FROM sessions WHERE cluster = ? AND home = ? AND session = ? AND epoch = ?",
+                _identity(identity),
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[list[Change]]:
+        """One transaction, forced when the block ends; the counts in memory follow by what the block lists."""
+        with self._lock:
+            if self._failure is not None:
+                raise StorageError(self._failure)
+            changes: list[Change] = []
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield changes
+                self._commit()
+                for place, count, size in changes:
+                    self._add(place, count, size)
+            except BaseException as error:
+                self._roll_back()
+                self._recount()
+                if isinstance(error, sqlite3.Error):
+                    raise StorageError(f"{self.path}: {error}; nothing was written") from error
+                raise
+
+    def _commit(self) -> None:
+        try:
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise  # the last page did not fit: a commit without its end is none
+            # A failed sync is not repeated: the system forgets what it could not write, and says so once.
+            self._failure = f"{self.path}: {error}: what the disk holds is not known until the spool is opened anew"
+            raise StorageError(self._failure) from error
+
+    def _add(self, place: Place, count: int, size: int) -> None:
+        self._size_bytes += size
+        self._counts[place] = self._counts.get(place, 0) + count
+        if not self._counts[place]:
+            del self._counts[place]
+
+    def _roll_back(self) -> None:
+        with suppress(sqlite3.Error):
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+
+    def _recount(self) -> None:
+        try:
+            rows = self._database.execute(
+                "SELECT topic, partition, count(*) FROM batches WHERE NOT parked GROUP BY topic, partition"
+            ).fetchall()
+            size = self._database.execute("SELECT coalesce(sum(length(content)), 0) FROM batches").fetchone()[0]
+        except sqlite3.Error as error:
+            self._failure = f"{self.path}: {error}"
+            raise StorageError(self._failure) from error
+        self._counts, self._size_bytes = {(topic, partition): count for topic, partition, count in rows}, size
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def count(self, place: Place) -> int:
+        """How many batches of a partition wait."""
+        return self._counts.get(place, 0)
+
+    @property
+    def waiting(self) -> dict[Place, int]:
+        """The partitions with batches that wait, and how many."""
+        return dict(self._counts)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all batches, parked ones too."""
+        return self._size_bytes
+
+    def head(self, place: Place, limit: int) -> list[Entry]:
+        """The first batches of a partition that wait."""
+        return self._read("WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?", (*place, limit))
+
+    def parked(self) -> list[Entry]:
+        """What was set aside."""
+        return self._read("WHERE parked ORDER BY number", ())
+
+    def entries(self) -> list[Entry]:
+        """Everything, in order of arrival."""
+        return self._read("ORDER BY number", ())
+
+    def topics(self) -> dict[str, int]:
+        """Names, and how many partitions each had."""
+        return dict(self._rows("SELECT name, partitions FROM topics", ()))
+
+    def sessions(self) -> list[Identity]:
+        """Those whose batches may still be on their way."""
+        rows = self._rows("SELECT cluster, home, session, epoch FROM sessions", ())
+        return [
+            Identity(int(cluster, 16), int(home, 16), int(session, 16), epoch) for cluster, home, session, epoch in rows
+        ]
+
+    def _read(self, condition: str, values: Sequence[object]) -> list[Entry]:
+        # Constants of this module; what comes from outside are values.
+        return [_entry(row) for row in self._rows(f"SELECT {_COLUMNS} FROM batches {condition}", values)]  # noqa: S608
+
+    def _rows(self, query: str, values: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
+        with self._lock:
+            try:
+                return self._database.execute(query, tuple(values)).fetchall()
+            except sqlite3.Error as error:
+                raise StorageError(f"{self.path}: {error}") from error
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the file; what is in it stays."""
+        with self._lock:
+            self._database.close()
+            self._release()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the lock file, which is the parent's, and leave the database alone."""
+        self._release()
+
+    def _release(self) -> None:
+        if self._owner is not None:
+            self._owner.release()
+            self._disk.close()
+            self._owner = None
+
+
+def _identity(identity: Identity) -> tuple[str, str, str, int]:
+    return f"{identity.cluster:x}", f"{identity.home:x}", f"{identity.session:x}", identity.epoch
+
+
+def _columns(pin: Pin | None) -> tuple[object, ...]:
+    return (None,) * 6 if pin is None else (*_identity(pin.identity), pin.sequence, pin.floor)
+
+
+def _entry(row: tuple) -> Entry:  # type: ignore[type-arg]
+    number, topic, partition, content, created_ms, attempts, reason, parked, *pin = row
+    pinned = None
+    if pin[0] is not None:
+        identity = Identity(int(pin[0], 16), int(pin[1], 16), int(pin[2], 16), pin[3])
+        pinned = Pin(identity, pin[4], pin[5])
+    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), pinned)
