@@ -8,7 +8,8 @@ the group (``seal``), writes and forces its record (``store``), applies it to th
 watermarks, all of one record together. Then it carries out the effects (``Context.ready``, ``reads``, ``lookups``).
 
 Invariants:
-    * an answer that tells of durable things leaves after its record is forced;
+    * an answer that tells of durable things leaves after its record is forced, a refusal for what became of a
+      transaction included;
     * watermarks move after the record is forced and its bytes are applied;
     * a request that is refused changed nothing.
 """
@@ -25,7 +26,7 @@ from txmq.broker.pipelined import take_puts
 from txmq.broker.produce import put
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
-from txmq.errors import BrokerError, InvariantError
+from txmq.errors import BrokerError, FencedError, InvariantError, TransactionConflictError, UnknownTransactionError
 from txmq.log.partition import Partition
 from txmq.protocol import answers
 from txmq.protocol.requests import Request, Violation
@@ -54,6 +55,7 @@ VERBS: dict[bytes, _Verb] = {
     b"help": greeting.help_,
     b"quit": greeting.quit_,
 }
+_TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, FencedError)
 LONG_ANSWERS = frozenset({b"get", b"meta", b"recover", b"checks", b"group", b"topic", b"stats", b"help"})
 
 
@@ -130,6 +132,10 @@ class Core:
         context = self.context
         try:
             VERBS[verb](context, peer, arguments, extensions, body, opaque)
+        except _TELL_A_STATE as error:
+            # What the refusal rests on may be accepted and not forced: a crash now would make it untrue.
+            context.counters.errors += 1
+            context.send_settled(peer, opaque, answers.error(error, opaque))
         except BrokerError as error:
             context.counters.errors += 1
             context.answer(peer, opaque, answers.error(error, opaque))
@@ -173,7 +179,11 @@ class Core:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""
         # Once a partition: a reader in a thread must not see the first half of a transaction that rolled the segment.
         moved = {run.partition: run.next_offset for run in group.placed}
-        for partition in self.context.state.decisions.holds.applied(moved, group.ended_holds):
+        holds = self.context.state.decisions.holds
+        changed = [*holds.applied(moved, group.ended_holds)]
+        for deleted in group.deleted:
+            changed += holds.drop(deleted)
+        for partition in changed:
             if partition.waiters:
                 reading.wake_polls(self.context, partition)
 

@@ -9,8 +9,9 @@ too (it is ready at once, and waits only for its turn). A hold leaves when it is
 then it leaves all of them together.
 
 Invariants:
-    * a hold joins when its transaction is accepted (assigned side) and leaves when the record that ended it is forced
-      and applied (durable side); ``is_settled`` is its end on the assigned side, which checkpoints keep;
+    * a hold joins when its transaction is accepted (assigned side) and leaves when the record that ended it, or deleted
+      its topics, is forced and applied (durable side); ``is_settled`` is its end on the assigned side, which
+      checkpoints keep;
     * queues are in order of offsets, so the watermark never passes a hold;
     * without holds, ``applied`` is what ``Partition.publish`` is.
 """
@@ -110,18 +111,25 @@ class Holds:
         else:
             partition.publish(partition.next_offset)
 
-    def drop(self, partition: Partition) -> None:
-        """The partition is deleted: nothing is held in it any more, and nothing elsewhere for its sake."""
+    def drop(self, partition: Partition) -> list[Partition]:
+        """The partition is deleted, durably: nothing is held in it any more, and nothing elsewhere for its sake.
+
+        Returns:
+            The partitions whose watermark may have moved.
+        """
         waiting = self._queues.pop(partition, {})
         self._reached.pop(partition, None)
         for hold in waiting:
             del hold.places[partition]
             if not hold.places:
                 self._all.pop(hold, None)
+        freed: dict[Partition, None] = {}
         for hold in waiting:
             if hold.places and hold.is_ready:
-                for freed in self._leave(hold):
-                    self._show(freed)
+                freed.update(dict.fromkeys(self._leave(hold)))
+        for other in freed:
+            self._show(other)
+        return list(freed)
 
     def _leave(self, hold: Hold) -> list[Partition]:
         """Take a ready hold out where its turn has come, and those behind it; the partitions it stood in."""

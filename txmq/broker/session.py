@@ -7,13 +7,15 @@ answered 410 (never executed, never called rolled back), one above it is looked 
 Invariants:
     * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
     * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are
-      kept.
+      kept;
+    * however many unfinished ones stand in front, the finished ones behind them leave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+_PASSED_OVER_MAX = 2  # two for each that comes: no more stay than are unfinished, and as many again
 ROLLED_BACK = None
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
 
@@ -43,14 +45,19 @@ class Session:
         self.outcomes[counter] = outcome
         if floor > self.finished:
             self.finished = floor
+        passed_over = 0
         while len(self.outcomes) > kept_max:
             oldest = next(iter(self.outcomes))
-            if oldest > self.finished:
-                # Outcomes are kept in order of decision; an unfinished one in front holds the rest.
+            if oldest <= self.finished:
+                del self.outcomes[oldest]
+                if oldest > self.floor:
+                    self.floor = oldest
+            elif passed_over < _PASSED_OVER_MAX:
+                # Behind the others: one that is never finished (a fence for an invented counter) must not hold them.
+                self.outcomes[oldest] = self.outcomes.pop(oldest)
+                passed_over += 1
+            else:
                 return
-            del self.outcomes[oldest]
-            if oldest > self.floor:
-                self.floor = oldest
 
     def snapshot(self) -> list[object]:
         """JSON-able state."""

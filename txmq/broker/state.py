@@ -86,7 +86,10 @@ class State:
         return added
 
     def delete_topic(self, topic_id: int) -> list[Partition]:
-        """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of."""
+        """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of.
+
+        What is held in it goes behind the forced record (``Holds.drop``).
+        """
         topic = self.topics.remove(topic_id)
         removed = self.partitions_of.pop(topic_id, [])
         self.saved.forget_topic(topic_id)
@@ -94,7 +97,6 @@ class State:
             name = topic.config.name.encode()
             for partition in removed:
                 del self.partitions[name, b"%d" % partition.number]
-                self.decisions.holds.drop(partition)
         return removed
 
     def partition(self, topic_id: int, number: int) -> Partition | None:
@@ -250,7 +252,8 @@ class State:
         elif kind == entries.TOPIC:
             self.put_topic(Topic.from_json(json.loads(bytes(body))))
         elif kind == entries.TOPIC_DELETED:
-            self.delete_topic(entries.decode_topic_deleted(body))
+            for partition in self.delete_topic(entries.decode_topic_deleted(body)):
+                self.decisions.holds.drop(partition)
         elif kind == entries.LOG_START:
             moved = entries.decode_log_start(body)
             partition = self.partition(moved.topic_id, moved.partition)

@@ -335,3 +335,41 @@ def test_branches_that_complete_while_a_checkpoint_is_written_do_not_belong_to_i
     assert values(again) == [b"x"]
     (row,) = listed(again.connect(), state="all")
     assert len(row["heuristics"]) == 2
+
+
+def test_what_a_deleted_topic_held_up_is_shown_when_the_deletion_is_forced_and_not_before() -> None:
+    made = node()
+    client, held, behind = made.session(), made.txid(1, 1), made.txid(1, 2)
+    decide(client, held, ("a", 0, batch(b"x")))
+    client.ask("commit", behind, body=part("a", 0, batch(b"p")) + part("b", 0, batch(b"q")))
+    client.send("topic", "delete", "a")
+    assert values(made, "b") == []
+    made.pump()
+    assert values(made, "b") == [b"q"]
+
+
+def test_a_poll_of_a_topic_that_is_being_deleted_never_sees_what_is_held_there() -> None:
+    made = node()
+    client, reader, txid = made.session(), made.connect(), made.txid(1, 1)
+    poll = reader.send("get", "a", 0, 0, 1 << 16, extensions={"wait": 30_000})
+    details = {"bqual": "b", "connection": 7, "wrote": True, "marker": True}
+    body = encode_branch("db", UUID, details) + part("a", 0, batch(b"x"))
+    client.send("decide", txid, extensions={"branches": 1}, body=body)
+    decided = made.core.seal()
+    partition = made.partition("a")
+    client.send("topic", "delete", "a")
+    made.commit(decided)  # the deletion is accepted, and not on disk: a crash brings the topic back
+    made.flush()
+    assert partition.high_watermark == 0
+    assert poll not in reader.received or reader.received[poll].body == b""
+
+
+def test_a_refusal_waits_for_the_record_of_what_it_tells() -> None:
+    made = node()
+    client, txid = made.session(), made.txid(1, 1)
+    client.send("commit", txid, body=part("a", 0, batch(b"x")))
+    opaque = client.send("rollback", txid)
+    made.flush()
+    assert opaque not in client.received  # a crash now would leave a transaction that was never committed
+    made.pump()
+    assert client.received[opaque].code == 409

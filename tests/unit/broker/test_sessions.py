@@ -193,3 +193,18 @@ def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.Monke
     assert client.ask("commit", broker.txid(1, 5), extensions={"floor": 1}, body=body).code == 200
     assert client.ask("commit", broker.txid(1, 6), extensions={"floor": 4}, body=body).code == 200
     assert len(broker.state.sessions[1].outcomes) == 2
+
+
+def test_a_fence_for_a_counter_that_is_never_used_does_not_keep_the_outcomes_behind_it() -> None:
+    broker = node(outcomes_kept=2)
+    client, invented = broker.session(), 1 << 60
+    assert client.ask("rollback", broker.txid(1, invented)).code == 200
+    for n in range(1, 40):
+        body = part("a", 0, batch(b"%d" % n))
+        assert client.ask("commit", broker.txid(1, n), extensions={"floor": n - 1}, body=body).code == 200
+    session = broker.state.sessions[1]
+    assert len(session.outcomes) <= 4
+    assert session.outcomes[invented] is None
+    assert session.floor < 39
+    again = restarted(broker).state.sessions[1]
+    assert (again.outcomes, again.floor) == (session.outcomes, session.floor)
