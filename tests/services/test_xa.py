@@ -206,6 +206,24 @@ def test_the_callers_own_connections_are_given_back_clean(bank: Bank) -> None:
     bank.check(["x"])
 
 
+def test_a_forked_child_has_connections_of_its_own(bank: Bank) -> None:
+    bank.transfer("1-parent")
+    wait_until(bank.is_settled, SETTLED_WITHIN_S)  # the resolver has its connections
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            tx = bank.transfer("2-child")
+            bank.client.close()
+            status = 0 if tx.outcome is txmq.Outcome.COMMITTED else 2
+        finally:
+            os._exit(status)
+    bank.transfer("3-parent")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    bank.transfer("4-parent")
+    bank.check(["1-parent", "2-child", "3-parent", "4-parent"])
+
+
 # --- a database dies -------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ class BackgroundResolver:
 
     def __init__(self, client: Any) -> None:
         self._resolver = Resolver(client, [])
+        self._of_parents: list[Resolver] = []
         self._signal = Signal()
         self._lock = Lock()
         self._process: int | None = None
@@ -39,16 +40,24 @@ class BackgroundResolver:
 
     def add(self, resource: LastResource | XAResource) -> None:
         """Settle for this resource, too; starts the thread."""
-        self._resolver.add(resource)
         process = current_owner()[0]
+        if self._process != process:
+            with self._lock:
+                self._begin_in(process, resource)
+        self._resolver.add(resource)
+
+    def _begin_in(self, process: int, first: LastResource | XAResource) -> None:
         if self._process == process:
             return
-        with self._lock:
-            if self._process != process:
-                self._process = process
-                if not structlog.is_configured():
-                    configure("warning")  # structlog's own default writes everything to standard output
-                start_daemon(_THREAD_NAME, self._run)
+        if self._process is not None:
+            # Its connections to databases are the parent's: neither used nor closed here, nor let go, which closes.
+            self._of_parents.append(self._resolver)
+            self._resolver = self._resolver.anew()
+        self._resolver.add(first)
+        self._process = process
+        if not structlog.is_configured():
+            configure("warning")  # structlog's own default writes everything to standard output
+        start_daemon(_THREAD_NAME, self._run)
 
     def wake(self) -> None:
         """Something was left unsettled: look at once."""
@@ -64,7 +73,8 @@ class BackgroundResolver:
 
     def stop(self) -> None:
         """End the thread soon; what is unsettled is found by the next resolver."""
-        self._resolver.await_completes(CLOSE_PATIENCE_S)
+        if self._process == current_owner()[0]:
+            self._resolver.await_completes(CLOSE_PATIENCE_S)
         self._is_stopping = True
         self._signal.set()
 

@@ -107,6 +107,10 @@ class Resolver:
             else:
                 self._desks.append(XaDesk(self.client, resource, self._clock))
 
+    def anew(self) -> Resolver:
+        """The same work, with connections of its own."""
+        return Resolver(self.client, [desk.resource for desk in self._desks], self._clock)
+
     def xa_desk(self, resource: XAResource) -> XaDesk:
         """The desk of an XA resource that was added.
 

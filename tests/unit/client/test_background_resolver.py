@@ -1,0 +1,70 @@
+"""The resolver of a client, as far as its processes go: a forked child begins anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.xa.xa_support import XaWorld
+from txmq.client import resolver as module
+from txmq.client.resolver import BackgroundResolver
+from txmq.testing.fake_home import FakeReply
+from txmq.xa.resolver import Resolver
+
+
+class Processes:
+    """In place of the system: which process this is, and the threads that were started."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = 1
+        self.threads: list[Callable[[], None]] = []
+        monkeypatch.setattr(module, "current_owner", lambda: (self.current, 1))
+        monkeypatch.setattr(module, "start_daemon", lambda _name, run: self.threads.append(run))
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    return Processes(monkeypatch)
+
+
+def test_one_thread_a_process_whatever_is_added(processes: Processes) -> None:
+    world = XaWorld("ab")
+    background = BackgroundResolver(world.home)
+    for resource in (*world.resources, *world.resources):
+        background.add(resource)
+    assert len(processes.threads) == 1
+
+
+def test_a_forked_child_takes_over_the_resources_and_none_of_the_connections(processes: Processes) -> None:
+    world = XaWorld("ab")
+    background = BackgroundResolver(world.home)
+    background.add(world.resources[0])
+    of_parent: Resolver = background._resolver
+    of_parent.run_once()
+    processes.current = 2
+    background.add(world.resources[1])
+    assert len(processes.threads) == 2
+    of_child = background._resolver
+    assert of_child is not of_parent
+    assert background._of_parents == [of_parent], "let go, it would close the parent's connections"
+    of_child.run_once()
+    assert [database.calls.count("open_recovery") for database in world.databases] == [2, 1]
+
+
+def test_a_child_that_closes_does_not_wait_for_its_parents_answers(processes: Processes) -> None:
+    class Parents(FakeReply):
+        done = False
+
+        def result(self, timeout: float | None = None) -> bytes:
+            assert processes.current == 1, "read from the parent's connection"
+            return super().result(timeout)
+
+    world = XaWorld("a")
+    background = BackgroundResolver(world.home)
+    background.add(world.resources[0])
+    background.completed(world.resources[0], "txid", Parents(b"", None))
+    processes.current = 2
+    background.stop()
+    processes.current = 1
+    background.stop()
