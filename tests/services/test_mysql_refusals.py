@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +371,28 @@ def test_a_forked_child_has_connections_of_its_own(world: MySQLWorld) -> None:
     assert open_branch.commit()
     assert world.prepared(4).commit()
     assert world.rows() == [1, 2, 3, 4]
+
+
+def test_a_forked_child_that_lets_go_of_everything_does_not_end_its_parents_sessions(world: MySQLWorld) -> None:
+    assert world.prepared(1).commit()
+    assert world.recovery().prepared() == []
+    open_branch, idle = world.enlist(), world.enlist()
+    assert idle.roll_back(prepared=False)
+    world.insert(open_branch, 2)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for connection in world.opened:  # as an interpreter does that ends in order
+                with suppress(MySQLdb.Error):
+                    connection.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    open_branch.end_body()
+    open_branch.prepare()
+    assert open_branch.commit()
+    number = idle.details()["connection"]
+    assert world.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {number}") == [(1,)]
+    assert world.rows() == [1, 2]

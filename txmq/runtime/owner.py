@@ -11,3 +11,12 @@ Owner = tuple[int, int]
 def current_owner() -> Owner:
     """Process and thread of the caller. A thread's number may be used again once it has ended."""
     return os.getpid(), threading.get_ident()
+
+
+def silence(descriptor: int) -> None:
+    """Let this process's copy of a descriptor lead nowhere: what it inherited by fork is its parent's conversation."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    try:
+        os.dup2(nowhere, descriptor)
+    finally:
+        os.close(nowhere)

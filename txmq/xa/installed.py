@@ -21,10 +21,13 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.model import is_valid_name
+from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
+from txmq.runtime.threads import watch_forks
 from txmq.xa.dbapi import Connection, driver_of
 from txmq.xa.marker import Identity, MarkerTable
 
@@ -41,7 +44,7 @@ class Session:
         checked: when that was, on the monotonic clock.
     """
 
-    __slots__ = ("checked", "clock_ahead_ms", "connection", "table")
+    __slots__ = ("__weakref__", "checked", "clock_ahead_ms", "connection", "table")
 
     def __init__(self, connection: Any, table: MarkerTable) -> None:
         self.connection, self.table = connection, table
@@ -80,6 +83,8 @@ class Installation:
         self.name, self.uuid = name, None  # type: str, str | None
         self._table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
         self._has_privileges = False
+        self._own: WeakSet[Session] = WeakSet()
+        watch_forks(self)
 
     @property
     def required_uuid(self) -> str:
@@ -122,6 +127,19 @@ class Installation:
         session = Session(connection, table)
         self.recheck(session)
         return session
+
+    def keep(self, session: Session) -> None:
+        """Know a connection of the resource's own, for when this process is forked."""
+        self._own.add(session)
+
+    def forked(self) -> None:
+        """In a forked child: the driver, letting go of its copies of connections, must not tell the server good-bye."""
+        for session in list(self._own):
+            descriptor = getattr(session.connection, "fileno", None)  # SQLite's have none, and say nothing
+            if descriptor is not None:
+                with suppress(Exception):  # closed before
+                    silence(descriptor())
+        self._own.clear()
 
     def require_idle(self, connection: Any, table: MarkerTable) -> None:
         """Refuse a connection on which a transaction cannot begin."""

@@ -188,10 +188,12 @@ class LastResource:
     def _open(self, cluster: str, connect: Callable[[], Any]) -> Session:
         connection = connect()
         try:
-            return self._verified(connection, cluster)
+            session = self._verified(connection, cluster)
         except BaseException:
             _close(connection)
             raise
+        self.installation.keep(session)
+        return session
 
     def _verified(self, connection: Any, cluster: str) -> Session:
         session = self.installation.verify(connection, cluster)

@@ -162,10 +162,12 @@ class MySQLResource:
     def _open(self, cluster: str) -> MySQLSession:
         connection = self._connect()
         try:
-            return self._verified(connection, cluster)
+            session = self._verified(connection, cluster)
         except BaseException:
             _close(connection)
             raise
+        self.installation.keep(session)
+        return session
 
     def _verified(self, connection: Any, cluster: str) -> MySQLSession:
         require_driver(connection, self.name)
