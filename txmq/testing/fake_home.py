@@ -1,7 +1,8 @@
 """A home broker in memory, as far as transactions see one: for tests of what a client does when answers go missing.
 
 It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``, and for
-``decide`` and ``complete`` of transactions that are decided one after the other (no watermark is held); the
+``decide`` and ``complete`` of transactions that are decided one after the other (no watermark is held), and for
+``checks``; the
 same contract tests run against it and against a real broker (tests/services/test_home_contract.py). Faults are planned
 per verb: an answer lost before or behind the execution, or a refusal. The clock is turned by lost answers, so that
 deadlines pass without waiting.
@@ -28,6 +29,7 @@ from txmq.errors import (
 from txmq.log.records import decode
 from txmq.model import Message
 from txmq.protocol.branches import split_branches
+from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
 from txmq.runtime.sim_clock import SimClock
@@ -61,6 +63,7 @@ class _Held:
     lines: bytes = b""
     branches: list[dict[str, Any]] = field(default_factory=list)
     heuristics: list[tuple[str, str]] = field(default_factory=list)
+    checks: int = 0
 
 
 class FakeReply:
@@ -86,6 +89,7 @@ class FakeHome:
         requests: verbs received, in order.
         log: per topic and partition, the messages that readers see.
         owner_connected: what ``recover`` says of every owner.
+        timeout: as ``Client.timeout``.
     """
 
     def __init__(self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20) -> None:
@@ -101,6 +105,7 @@ class FakeHome:
         self.requests: list[str] = []
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
         self.owner_connected = True
+        self.timeout = 5.0
         self._topics = frozenset(topics)
         self._held: dict[str, _Held] = {}
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
@@ -129,6 +134,10 @@ class FakeHome:
         except TxmqError as error:
             return FakeReply(b"", error)
         return FakeReply(answer, None) if fault is None else self._failed(fault)
+
+    def repeat(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
+        """As ``Connection.repeat``, except that a planned loss is not tried again."""
+        return self.call(verb, *arguments, timeout=timeout, **named)
 
     def submit_commit(
         self, txid: str, numbers: Mapping[str, int], body: Sequence[Buffer], deadline: float
@@ -160,16 +169,31 @@ class FakeHome:
         if held.state == "prepared":
             return b""
         self._require(held, "open")
-        if given["deadline"] <= self.clock.now_ms():
+        if 0 < given.get("deadline", 0) <= self.clock.now_ms():
             raise TransactionConflictError("the deadline has passed")
+        if "xid" in given and any(
+            h.state == "prepared" and h.meta.get("xid") == given["xid"] for h in self._held.values()
+        ):
+            raise TransactionConflictError("that xid is prepared already")
         self._add_all(held, given, body)
         self._held[txid] = held
         held.state = "prepared"
         held.meta = {
-            "kind": kind, "resource": given["resource"], "uuid": given["uuid"],
-            "deadline_ms": given["deadline"], "prepared_ms": self.clock.now_ms(),
+            "kind": kind, "resource": given.get("resource", ""), "uuid": given.get("uuid", ""),
+            "deadline_ms": given.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
+            **{name: given[name] for name in ("group", "xid") if name in given},
         }  # fmt: skip
         return b""
+
+    def _checks(self, group: str, given: Extensions, _body: bytes) -> bytes:
+        """All halves of the group are due whenever somebody asks."""
+        due: list[bytes] = []
+        for txid, held in self._held.items():
+            if held.state == "prepared" and held.meta.get("group") == group and len(due) < given.get("limit", 100):
+                held.checks += 1
+                age_ms = self.clock.now_ms() - held.meta["prepared_ms"]
+                due.append(encode_half(DueHalf(txid, held.checks, age_ms, tuple(held.parts))))
+        return b"".join(due)
 
     def _commit(self, txid: str, given: Extensions, body: bytes) -> bytes:
         held = self._held.get(txid) or _Held()
@@ -234,7 +258,7 @@ class FakeHome:
         return f"{word}\n{owner}\n".encode() if "owner" in given else f"{word}\n".encode()
 
     def _recover(self, given: Extensions, _body: bytes) -> bytes:
-        wanted = ("prepared", "decided") if given.get("state") is None else (given["state"],)
+        wanted = ("prepared", "decided") if given.get("state") in (None, "all") else (given["state"],)
         listed = [
             held.meta | {
                 "txid": txid, "state": held.state, "client": "test", "parts": [], "branches": held.branches,
@@ -243,7 +267,7 @@ class FakeHome:
                 "owner_gone_ms": 0 if self.owner_connected else 5000,
             }
             for txid, held in self._held.items()
-            if held.state in wanted and self._concerns(held, given["uuid"])
+            if held.state in wanted and self._concerns(held, given.get("uuid"), given.get("xid"))
         ]  # fmt: skip
         names = [item["txid"] for item in listed]
         start = names.index(given["after"]) + 1 if given.get("after") in names else 0
@@ -274,7 +298,9 @@ class FakeHome:
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _concerns(self, held: _Held, uuid: str) -> bool:
+    def _concerns(self, held: _Held, uuid: str | None, xid: str | None) -> bool:
+        if uuid is None:
+            return xid is None or held.meta.get("xid") == xid
         incomplete = {branch["uuid"] for branch in held.branches if not branch["complete"]}
         return uuid == held.meta["uuid"] or uuid in incomplete
 

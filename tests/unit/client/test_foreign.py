@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -20,38 +19,13 @@ XID, OTHER = Xid(7, b"g", b"b"), Xid(7, b"g", b"c")
 ENDS = {BranchState.ENDED}
 
 
-class ForeignHome(FakeHome):
-    """A home that keeps branches of a foreign transaction manager."""
-
-    def _prepare(self, txid: str, kind: str, given: Any, body: bytes) -> bytes:
-        assert kind == "foreign"
-        extra = {"resource": "", "uuid": "", "deadline": 1 << 60}
-        super()._prepare(txid, kind, {**given, **extra}, body)
-        self._held[txid].meta["xid"] = given["xid"]
-        return b""
-
-    def repeat(self, verb: str, *arguments: str, timeout: float, **named: Any) -> bytes:
-        """As ``Connection.repeat``."""
-        return self.call(verb, *arguments, timeout=timeout, **named)
-
-    def _recover(self, given: Any, _body: bytes) -> bytes:
-        import json
-
-        rows = [
-            {"txid": txid, "state": "prepared", "kind": "foreign", "xid": held.meta["xid"]}
-            for txid, held in self._held.items()
-            if held.state == "prepared" and given.get("xid") in (None, held.meta["xid"])
-        ]
-        return json.dumps({"transactions": rows}).encode()
+@pytest.fixture
+def home() -> FakeHome:
+    return FakeHome()
 
 
 @pytest.fixture
-def home() -> ForeignHome:
-    return ForeignHome()
-
-
-@pytest.fixture
-def resource(home: ForeignHome) -> Iterator[BrokerXAResource]:
+def resource(home: FakeHome) -> Iterator[BrokerXAResource]:
     from txmq.client import xa_resource
 
     token = xa_resource._associated.set(())
@@ -59,13 +33,13 @@ def resource(home: ForeignHome) -> Iterator[BrokerXAResource]:
     xa_resource._associated.reset(token)
 
 
-def send(home: ForeignHome, value: bytes = b"v") -> None:
+def send(home: FakeHome, value: bytes = b"v") -> None:
     branch = associated_branch(home)
     assert branch is not None
     branch.add("orders", 0, None, value, (), 1_700_000_000_000)
 
 
-def idle(resource: BrokerXAResource, home: ForeignHome, xid: Xid = XID, value: bytes = b"v") -> None:
+def idle(resource: BrokerXAResource, home: FakeHome, xid: Xid = XID, value: bytes = b"v") -> None:
     resource.start(xid)
     send(home, value)
     resource.end(xid)
@@ -73,7 +47,7 @@ def idle(resource: BrokerXAResource, home: ForeignHome, xid: Xid = XID, value: b
 
 @pytest.mark.parametrize(("state", "call"), list(itertools.product(BranchState, Call)))
 def test_every_state_and_call_leads_somewhere_or_is_a_protocol_error(
-    home: ForeignHome, state: BranchState, call: Call
+    home: FakeHome, state: BranchState, call: Call
 ) -> None:
     branch = ForeignBranch(home, XID, 1.0)
     branch.state = state
@@ -94,13 +68,13 @@ def test_nothing_leads_out_of_the_end_and_prepared_only_there() -> None:
     }  # fmt: skip
 
 
-def test_two_phases_commit_what_was_sent_between_start_and_end(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_two_phases_commit_what_was_sent_between_start_and_end(home: FakeHome, resource: BrokerXAResource) -> None:
     idle(resource, home)
     assert (resource.prepare(XID), home.values("orders"), resource.recover()) == (XACode.XA_OK, [], [XID])
     assert (resource.commit(XID), home.values("orders"), resource.recover()) == (XACode.XA_OK, [b"v"], [])
 
 
-def test_a_branch_without_messages_is_read_only_and_over(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_a_branch_without_messages_is_read_only_and_over(home: FakeHome, resource: BrokerXAResource) -> None:
     resource.start(XID)
     resource.end(XID)
     assert resource.prepare(XID) is XACode.XA_RDONLY
@@ -109,7 +83,7 @@ def test_a_branch_without_messages_is_read_only_and_over(home: ForeignHome, reso
     assert caught.value.xa_code == XACode.XAER_NOTA
 
 
-def test_a_suspended_branch_takes_nothing_until_it_is_resumed(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_a_suspended_branch_takes_nothing_until_it_is_resumed(home: FakeHome, resource: BrokerXAResource) -> None:
     resource.start(XID)
     send(home, b"1")
     resource.end(XID, XAFlag.TMSUSPEND)
@@ -126,7 +100,7 @@ def test_a_suspended_branch_takes_nothing_until_it_is_resumed(home: ForeignHome,
     assert home.values("orders") == [b"1", b"2", b"3"]
 
 
-def test_a_failed_branch_can_only_be_rolled_back(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_a_failed_branch_can_only_be_rolled_back(home: FakeHome, resource: BrokerXAResource) -> None:
     resource.start(XID)
     send(home)
     assert resource.end(XID, XAFlag.TMFAIL) is XACode.XA_OK
@@ -139,7 +113,7 @@ def test_a_failed_branch_can_only_be_rolled_back(home: ForeignHome, resource: Br
 
 @pytest.mark.parametrize("is_executed", [True, False])
 def test_a_lost_answer_to_prepare_is_asked_for_again(
-    home: ForeignHome, resource: BrokerXAResource, is_executed: bool
+    home: FakeHome, resource: BrokerXAResource, is_executed: bool
 ) -> None:
     idle(resource, home)
     home.faults["prepare"].append(lost(is_executed=is_executed))
@@ -147,7 +121,7 @@ def test_a_lost_answer_to_prepare_is_asked_for_again(
     assert list(home.states().values()) == ["prepared"]
 
 
-def test_a_prepare_nobody_answered_is_fenced_by_the_rollback(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_a_prepare_nobody_answered_is_fenced_by_the_rollback(home: FakeHome, resource: BrokerXAResource) -> None:
     idle(resource, home)
     home.faults["prepare"].extend([lost(is_executed=False)] * 9)
     with pytest.raises(XAError) as caught:
@@ -157,7 +131,7 @@ def test_a_prepare_nobody_answered_is_fenced_by_the_rollback(home: ForeignHome, 
     assert list(home.states().values()) == ["rolled-back"]  # though it never arrived: it may still be on its way
 
 
-def test_a_refused_prepare_has_rolled_the_branch_back(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_a_refused_prepare_has_rolled_the_branch_back(home: FakeHome, resource: BrokerXAResource) -> None:
     idle(resource, home)
     home.faults["prepare"].append(Fault(TopicClosedError("closed")))
     with pytest.raises(XAError) as caught:
@@ -170,7 +144,7 @@ def test_a_refused_prepare_has_rolled_the_branch_back(home: ForeignHome, resourc
 
 @pytest.mark.parametrize(("is_executed", "values"), [(True, [b"v"]), (False, [])])
 def test_a_one_phase_commit_nobody_answered_is_asked_for_again(
-    home: ForeignHome, resource: BrokerXAResource, is_executed: bool, values: list[bytes]
+    home: FakeHome, resource: BrokerXAResource, is_executed: bool, values: list[bytes]
 ) -> None:
     idle(resource, home)
     home.faults["commit"].extend([lost(is_executed=is_executed)] * 9)
@@ -187,7 +161,7 @@ def test_a_one_phase_commit_nobody_answered_is_asked_for_again(
     assert home.values("orders") == values
 
 
-def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: FakeHome, resource: BrokerXAResource) -> None:
     idle(resource, home)
     resource.prepare(XID)
     for verb in ("recover", "commit"):
@@ -200,7 +174,7 @@ def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: ForeignHome, re
 
 
 def test_what_outgrows_one_request_goes_ahead_and_commits_with_the_rest(
-    home: ForeignHome, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
+    home: FakeHome, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)
     idle(resource, home, value=b"large" * 10)
@@ -211,7 +185,7 @@ def test_what_outgrows_one_request_goes_ahead_and_commits_with_the_rest(
 
 
 def test_a_part_that_is_refused_leaves_the_branch_to_be_rolled_back(
-    home: ForeignHome, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
+    home: FakeHome, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)
     resource.start(XID)
@@ -249,7 +223,7 @@ def test_start_refuses_what_the_specification_refuses(
     assert caught.value.xa_code == code
 
 
-def test_one_thread_has_one_branch_and_one_xid_one_branch(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_one_thread_has_one_branch_and_one_xid_one_branch(home: FakeHome, resource: BrokerXAResource) -> None:
     resource.start(XID)
     with pytest.raises(XAError) as caught:
         resource.start(OTHER)
@@ -264,7 +238,7 @@ def test_one_thread_has_one_branch_and_one_xid_one_branch(home: ForeignHome, res
             resource.prepare(XID)
 
 
-def test_a_scan_begins_with_its_flag_and_answers_once(home: ForeignHome, resource: BrokerXAResource) -> None:
+def test_a_scan_begins_with_its_flag_and_answers_once(home: FakeHome, resource: BrokerXAResource) -> None:
     with pytest.raises(XAError) as caught:
         resource.recover(XAFlag.TMNOFLAGS)
     assert caught.value.xa_code == XACode.XAER_INVAL

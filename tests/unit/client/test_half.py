@@ -32,35 +32,10 @@ from txmq.testing.fake_home import FakeHome, Fault, lost
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 
 
-class HalfHome(FakeHome):
-    """A home that keeps half messages; all of them are due whenever somebody asks."""
-
-    timeout = 5.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attempts: dict[str, int] = {}
-
-    def _prepare(self, txid: str, kind: str, given: Any, body: bytes) -> bytes:
-        assert kind == "half"
-        assert given["group"] == "g"
-        return super()._prepare(txid, kind, {**given, "resource": "g", "uuid": ""}, body)
-
-    def _checks(self, group: str, given: Any, _body: bytes) -> bytes:
-        assert group == "g"
-        due: list[bytes] = []
-        for txid, held in self._held.items():
-            if held.state == "prepared" and len(due) < given["limit"]:
-                self.attempts[txid] = self.attempts.get(txid, 0) + 1
-                parts = tuple((topic, partition, bytearray(batch)) for topic, partition, batch in held.parts)
-                due.append(encode_half(DueHalf(txid, self.attempts[txid], 1234, parts)))
-        return b"".join(due)
-
-
 class Group:
     """A member of the group: what it was asked, and what it answers."""
 
-    def __init__(self, home: HalfHome) -> None:
+    def __init__(self, home: FakeHome) -> None:
         self.home = home
         self.asked: list[HalfMessage] = []
         self.answer: Callable[[HalfMessage], Any] = lambda _: UNKNOWN
@@ -82,12 +57,12 @@ def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def home() -> HalfHome:
-    return HalfHome()
+def home() -> FakeHome:
+    return FakeHome()
 
 
 @pytest.fixture
-def group(home: HalfHome) -> Group:
+def group(home: FakeHome) -> Group:
     return Group(home)
 
 
@@ -107,7 +82,7 @@ def crash_at() -> Iterator[Callable[[str], None]]:
 # --- the block -------------------------------------------------------------------------------------------------------
 
 
-def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: HalfHome, group: Group) -> None:
+def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: FakeHome, group: Group) -> None:
     with group.half(b"created") as half:
         assert home.states() == {half.txid: "prepared"}
         assert (home.values("orders"), half.outcome, half.result.status) == ([], Outcome.UNKNOWN, SendStatus.PENDING)
@@ -115,7 +90,7 @@ def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: HalfHo
     assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)
 
 
-def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: HalfHome, group: Group) -> None:
+def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: FakeHome, group: Group) -> None:
     with group.half(b"1") as first:
         first.rollback()
         first.rollback()
@@ -132,7 +107,7 @@ def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: Half
 
 @pytest.mark.parametrize(("answer", "state"), [(COMMIT, "committed"), (ROLLBACK, "rolled-back"), (UNKNOWN, "prepared")])
 def test_what_a_block_did_that_raised_the_checker_says(
-    home: HalfHome, group: Group, answer: Resolution, state: str
+    home: FakeHome, group: Group, answer: Resolution, state: str
 ) -> None:
     group.answer = lambda _: answer
     with pytest.raises(KeyError) as caught, group.half() as half:
@@ -144,7 +119,7 @@ def test_what_a_block_did_that_raised_the_checker_says(
     assert bool(getattr(caught.value, "__notes__", [])) is (answer is UNKNOWN)
 
 
-def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: HalfHome, group: Group) -> None:
+def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: FakeHome, group: Group) -> None:
     with pytest.raises(KeyboardInterrupt), group.half() as half:
         raise KeyboardInterrupt
     assert (home.states(), group.asked) == ({half.txid: "prepared"}, [])
@@ -154,14 +129,14 @@ def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: HalfHome, 
 
 
 @pytest.mark.parametrize("is_executed", [True, False])
-def test_a_lost_answer_to_prepare_is_asked_for_again(home: HalfHome, group: Group, is_executed: bool) -> None:
+def test_a_lost_answer_to_prepare_is_asked_for_again(home: FakeHome, group: Group, is_executed: bool) -> None:
     home.faults["prepare"].append(lost(is_executed=is_executed))
     with group.half():
         pass
     assert home.values("orders") == [b"v"]
 
 
-def test_a_refused_half_means_that_nothing_happened(home: HalfHome, group: Group) -> None:
+def test_a_refused_half_means_that_nothing_happened(home: FakeHome, group: Group) -> None:
     home.faults["prepare"].append(Fault(DiskFullError("full")))
     with pytest.raises(RolledBackError) as caught:
         group.half()
@@ -170,7 +145,7 @@ def test_a_refused_half_means_that_nothing_happened(home: HalfHome, group: Group
 
 
 def test_a_prepare_that_is_not_answered_in_time_is_rolled_back_because_its_work_never_began(
-    home: HalfHome, group: Group
+    home: FakeHome, group: Group
 ) -> None:
     home.faults["prepare"].extend([Fault(RequestTimeoutError("late"), is_executed=True)])
     with pytest.raises(TransactionTimeoutError):
@@ -178,7 +153,7 @@ def test_a_prepare_that_is_not_answered_in_time_is_rolled_back_because_its_work_
     assert list(home.states().values()) == ["rolled-back"]
 
 
-def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later(home: HalfHome, group: Group) -> None:
+def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later(home: FakeHome, group: Group) -> None:
     home.faults["prepare"].append(Fault(RequestTimeoutError("late"), is_executed=True))
     home.faults["rollback"].extend([lost(is_executed=False)] * 5)
     with pytest.raises(TransactionTimeoutError):
@@ -193,14 +168,14 @@ def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later
 
 
 @pytest.mark.parametrize("is_executed", [True, False])
-def test_a_lost_answer_to_commit_is_asked_for_again(home: HalfHome, group: Group, is_executed: bool) -> None:
+def test_a_lost_answer_to_commit_is_asked_for_again(home: FakeHome, group: Group, is_executed: bool) -> None:
     home.faults["commit"].extend([lost(is_executed=is_executed), Fault(UnavailableError("starting"))])
     with group.half() as half:
         pass
     assert (half.outcome, home.values("orders")) == (Outcome.COMMITTED, [b"v"])
 
 
-def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: HalfHome, group: Group) -> None:
+def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: FakeHome, group: Group) -> None:
     home.faults["commit"].extend([lost(is_executed=False)] * 10)
     with group.half() as half:
         pass
@@ -210,7 +185,7 @@ def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: H
     assert (half.pending, half.outcome, home.values("orders")) == ((), Outcome.COMMITTED, [b"v"])
 
 
-def test_a_commit_behind_a_durable_rollback_raises(home: HalfHome, group: Group) -> None:
+def test_a_commit_behind_a_durable_rollback_raises(home: FakeHome, group: Group) -> None:
     half = group.half()
     home.call("rollback", half.txid, timeout=1.0)
     with pytest.raises(HeuristicRollbackError) as caught:
@@ -218,7 +193,7 @@ def test_a_commit_behind_a_durable_rollback_raises(home: HalfHome, group: Group)
     assert (caught.value.txid, half.outcome, home.values("orders")) == (half.txid, Outcome.ROLLED_BACK, [])
 
 
-def test_a_rollback_behind_a_durable_commit_raises(home: HalfHome, group: Group) -> None:
+def test_a_rollback_behind_a_durable_commit_raises(home: FakeHome, group: Group) -> None:
     half = group.half()
     home.call("commit", half.txid, timeout=1.0)
     with pytest.raises(HeuristicCommitError):
@@ -226,7 +201,7 @@ def test_a_rollback_behind_a_durable_commit_raises(home: HalfHome, group: Group)
     assert half.outcome is Outcome.COMMITTED
 
 
-def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: HalfHome, group: Group) -> None:
+def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: FakeHome, group: Group) -> None:
     half = group.half()
     home.faults["commit"].append(Fault(FencedError("long ago")))
     with pytest.raises(OutcomeUnknownError):
@@ -235,7 +210,7 @@ def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: Half
 
 
 def test_ctrl_c_while_the_broker_is_told_does_not_undo_the_decision(
-    home: HalfHome, group: Group, monkeypatch: pytest.MonkeyPatch
+    home: FakeHome, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = group.half()
 
@@ -252,7 +227,7 @@ def test_ctrl_c_while_the_broker_is_told_does_not_undo_the_decision(
 
 @pytest.mark.parametrize("point", ["client.half.prepared", "client.half.decided", "client.check.answered"])
 def test_whoever_dies_another_member_decides(
-    home: HalfHome, group: Group, crash_at: Callable[[str], None], point: str
+    home: FakeHome, group: Group, crash_at: Callable[[str], None], point: str
 ) -> None:
     crash_at(point)
     if point == "client.check.answered":
@@ -274,18 +249,18 @@ def test_whoever_dies_another_member_decides(
 # --- check-backs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_member_answers_for_an_owner_that_is_gone(home: HalfHome, group: Group) -> None:
+def test_a_member_answers_for_an_owner_that_is_gone(home: FakeHome, group: Group) -> None:
     mine, yours = group.half(b"mine"), group.half(b"yours")
     other = Group(home)
     other.answer = lambda half: COMMIT if half.value == b"mine" else ROLLBACK
     assert other.desk.poll() == 2
     assert (home.states(), home.values("orders")) == ({mine.txid: "committed", yours.txid: "rolled-back"}, [b"mine"])
     [first, _] = other.asked
-    assert (first.txid, first.attempt, first.age_ms, first.key, first.message.tag) == (mine.txid, 1, 1234, b"42", "T")
+    assert (first.txid, first.attempt, first.key, first.message.tag) == (mine.txid, 1, b"42", "T")
     assert (first.message.offset, first.message.txid) == (-1, mine.txid)
 
 
-def test_a_thousand_times_unknown_never_drops_it(home: HalfHome, group: Group) -> None:
+def test_a_thousand_times_unknown_never_drops_it(home: FakeHome, group: Group) -> None:
     half = group.half()
     for _ in range(1000):
         assert group.desk.poll() == 1
@@ -298,7 +273,7 @@ def test_a_thousand_times_unknown_never_drops_it(home: HalfHome, group: Group) -
 
 @pytest.mark.parametrize("answer", [None, True, "commit"])
 def test_no_resolution_is_unknown_and_logged(
-    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str], answer: Any
+    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str], answer: Any
 ) -> None:
     half = group.half()
     group.answer = lambda _: answer
@@ -308,7 +283,7 @@ def test_no_resolution_is_unknown_and_logged(
 
 
 def test_a_checker_that_raises_has_said_unknown_and_is_logged(
-    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str]
 ) -> None:
     half = group.half()
 
@@ -323,7 +298,7 @@ def test_a_checker_that_raises_has_said_unknown_and_is_logged(
     assert home.states() == {half.txid: "prepared"}
 
 
-def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: HalfHome, group: Group) -> None:
+def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: FakeHome, group: Group) -> None:
     group.half()
     group.answer = lambda _: COMMIT
     home.faults["commit"].extend([lost(is_executed=False)] * 3)
@@ -335,7 +310,7 @@ def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: HalfHome, g
 
 
 def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
-    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str]
 ) -> None:
     half = group.half()
 
@@ -350,7 +325,7 @@ def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
 
 
 def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
-    home: HalfHome, group: Group, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sound = group.half(b"sound")
     deleted = encode_half(DueHalf("c-a-7-9", 1, 5, ()))  # its topic is gone
@@ -363,7 +338,7 @@ def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
 
 
 def test_a_decision_told_late_that_meets_another_one_is_logged_and_given_up(
-    home: HalfHome, group: Group, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.faults["commit"].extend([lost(is_executed=False)] * 10)
     with group.half() as half:

@@ -1,0 +1,98 @@
+"""What half messages and foreign branches rely on in their home: the same for a real broker and for the fake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq.client.prepared import prepare, settle
+from txmq.client.transaction_home import Extensions, TransactionHome
+from txmq.client.transaction_parts import MessageBuffer
+from txmq.errors import TransactionConflictError
+from txmq.log.records import decode
+from txmq.model import Resolution
+from txmq.protocol.halves import DueHalf, split_halves
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.fake_home import FakeHome
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder: Path = tmp_path_factory.mktemp("home")
+    with BrokerProcess(folder / "broker") as broker, txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        yield client
+
+
+@pytest.fixture(params=["fake", "real"])
+def client(request: pytest.FixtureRequest) -> Any:
+    return FakeHome() if request.param == "fake" else request.getfixturevalue("real")
+
+
+def prepared(client: Any, kind: str, **given: Any) -> TransactionHome:
+    home = TransactionHome(client, client.clock, 30.0)
+    buffer = MessageBuffer()
+    buffer.add("orders", 0, (b"k", b"v", [], 1_700_000_000_000))
+    words: Extensions = dict(given)
+    prepare(home, kind, words, buffer)
+    return home
+
+
+def due(client: Any, group: str) -> list[DueHalf]:
+    body = client.control.call("checks", group, extensions={"limit": 10, "wait": 5000}, timeout=30.0)
+    return split_halves(body)
+
+
+def rows(client: Any, **given: Any) -> list[dict[str, Any]]:
+    body = client.control.repeat("recover", extensions={"state": "all", **given}, timeout=5.0)
+    found: list[dict[str, Any]] = json.loads(body)["transactions"]
+    return found
+
+
+def test_a_half_is_handed_out_until_it_is_settled_each_time_with_a_higher_number(client: Any) -> None:
+    group = f"g{next(_numbers)}"
+    home = prepared(client, "half", group=group, deadline=TransactionHome(client, client.clock, 0.3).deadline_ms)
+    for attempt in (1, 2):
+        [half] = due(client, group)
+        assert (half.txid, half.attempt) == (home.txid, attempt)
+        [(topic, partition, batch)] = half.parts
+        assert [message.value for message in decode(batch, topic, partition)] == [b"v"]
+    [row] = [row for row in rows(client) if row["txid"] == home.txid]
+    assert (row["state"], row["kind"], row["group"]) == ("prepared", "half", group)
+    [line] = settle(client, home.txid, Resolution.COMMIT, 5.0)
+    assert (line.topic, line.count) == ("orders", 1)
+    assert settle(client, home.txid, Resolution.COMMIT, 5.0) == [line]
+    with pytest.raises(TransactionConflictError):
+        settle(client, home.txid, Resolution.ROLLBACK, 5.0)
+
+
+def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
+    mine, other = (f"g{next(_numbers)}" for _ in range(2))
+    deadline_ms = TransactionHome(client, client.clock, 0.3).deadline_ms
+    prepared(client, "half", group=other, deadline=deadline_ms)
+    home = prepared(client, "half", group=mine, deadline=deadline_ms)
+    assert [half.txid for half in due(client, mine)] == [home.txid]
+    settle(client, home.txid, Resolution.ROLLBACK, 5.0)
+    with pytest.raises(TransactionConflictError):
+        settle(client, home.txid, Resolution.COMMIT, 5.0)
+
+
+def test_a_foreign_branch_is_found_by_its_xid_and_an_xid_is_prepared_once(client: Any) -> None:
+    xid = f"7.{next(_numbers):04x}.ff"
+    home = prepared(client, "foreign", xid=xid)
+    [row] = rows(client, xid=xid)
+    assert (row["txid"], row["state"], row["kind"], row["xid"]) == (home.txid, "prepared", "foreign", xid)
+    with pytest.raises(TransactionConflictError):
+        prepared(client, "foreign", xid=xid)
+    assert rows(client, xid="7.ffff.ff") == []
+    settle(client, home.txid, Resolution.ROLLBACK, 5.0)
+    assert rows(client, xid=xid) == []
+    settle(client, prepared(client, "foreign", xid=xid).txid, Resolution.COMMIT, 5.0)
