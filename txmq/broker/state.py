@@ -252,8 +252,8 @@ class State:
         elif kind == entries.TOPIC:
             self.put_topic(Topic.from_json(json.loads(bytes(body))))
         elif kind == entries.TOPIC_DELETED:
-            for partition in self.delete_topic(entries.decode_topic_deleted(body)):
-                self.decisions.holds.drop(partition)
+            for removed in self.delete_topic(entries.decode_topic_deleted(body)):
+                self.decisions.holds.drop(removed)
         elif kind == entries.LOG_START:
             moved = entries.decode_log_start(body)
             partition = self.partition(moved.topic_id, moved.partition)
