@@ -215,7 +215,8 @@ class Producer:
         """A transaction, to be used as a block: what is sent inside becomes visible all or none.
 
         Args:
-            resources: a ``LastResource`` whose rows are part of it.
+            resources: databases whose rows are part of it: one ``LastResource``, or any number of ``MySQLResource``, or
+                what their ``using`` answers.
             timeout: seconds until the decision must have been taken.
         """
         if self._closed:

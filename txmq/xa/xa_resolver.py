@@ -128,7 +128,8 @@ class XaDesk:
         self.resource, self.has_failed = resource, False
         self._client, self._clock = client, clock
         self._recovery: Recovery | None = None
-        self._answers: deque[tuple[str, Answer]] = deque()  # to ``complete``; appended by owners
+        # To ``complete``, appended by owners. What falls off costs its marker a later removal, by age.
+        self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
         self._left: deque[_Watched] = deque()
         self._watched: dict[str, _Watched] = {}
         self._finished: deque[str] = deque(maxlen=100_000)  # what falls off is swept by age
