@@ -10,7 +10,7 @@ from txmq.runtime.ports import Buffer
 from txmq.xid import TxId
 
 POLL_S = 0.5
-FAILED_POLL_S_MAX = 1.0  # settled within 2 s of both sides being there again
+FAILED_POLL_S_MAX = 0.5  # with the second that an owner has, settled within 2 s of both sides being there again
 OWNER_GONE_MS = 1000
 REQUEST_TIMEOUT_S = 5.0
 FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
