@@ -33,6 +33,20 @@ def handle(message):
 consumer.run(handle, threads=2)
 """
 
+_DEAF_MEMBER = """
+import sys, time, txmq
+from txmq.client.consumer import ConsumerOptions
+client = txmq.connect(sys.argv[1])
+options = ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.2)
+consumer = client.consumer(sys.argv[2], [sys.argv[3]], start="latest", options=options)
+while not consumer.assignment:
+    consumer.poll(timeout=0.01)
+print("assigned", flush=True)
+while True:
+    for message in consumer.poll():
+        print(message.value.decode(), flush=True)
+"""
+
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for something, by looking."""
@@ -190,6 +204,23 @@ def test_start_latest_and_a_time_and_seek(client: txmq.Client) -> None:
             consumer.seek("other", 0, 0)
     with client.consumer("another", [TOPIC], start=old + 1) as consumer:
         assert values(take(consumer, 1)) == [b"new"]
+
+
+def test_latest_is_where_the_group_began_and_not_where_its_next_member_comes(
+    client: txmq.Client, broker: BrokerProcess
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DEAF_MEMBER, broker.address, GROUP, TOPIC], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "assigned\n"
+    client.producer().send(TOPIC, b"first", partition=0)
+    assert process.stdout.readline() == "first\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with client.consumer(GROUP, [TOPIC], start="latest") as consumer:
+        assert values(take(consumer, 1)) == [b"first"]
 
 
 def test_pause_and_filter(client: txmq.Client) -> None:

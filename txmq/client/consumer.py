@@ -12,6 +12,7 @@ from where and how often, and the partition moves on. What cannot be stored ther
 
 Invariants:
     * an offset is saved only when every message below it is acknowledged or in the dead-letter topic;
+    * nothing is delivered before where the group begins is saved, unless that is the log's start;
     * at least once: what was delivered and not acknowledged is delivered again to whoever has the partition next;
     * memory is bounded: ``buffer_size_bytes`` a consumer, shared by its partitions, plus one fetch each.
 """
@@ -408,8 +409,15 @@ class Consumer:
 
     def assigned(self, assigned: Assigned) -> None:
         """See ``Partitions``."""
-        offset = assigned.offset if assigned.offset is not None else self._starting_offset(assigned.slot)
-        tracker = Tracker(assigned.slot, assigned.generation, offset, assigned.offset)
+        offset, saved = assigned.offset, assigned.offset
+        if offset is None:
+            offset = self._starting_offset(assigned.slot)
+            if self.settings.start != "earliest":
+                # Whoever has it next, should we die, would find another "latest" and skip what came between.
+                if not self._member.save_start(Position(assigned.slot, assigned.generation, offset)):
+                    return  # lost meanwhile; the next view says whose it is
+                saved = offset
+        tracker = Tracker(assigned.slot, assigned.generation, offset, saved)
         with self._changed:
             tracker.is_paused = assigned.slot in self._paused
             self._trackers[assigned.slot] = tracker

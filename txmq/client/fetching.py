@@ -149,4 +149,7 @@ class Fetching:
                     "messages were gone before they were consumed", topic=tracker.slot[0], partition=tracker.slot[1],
                     skipped=skipped, now_at=held.start,
                 )  # fmt: skip
-                tracker.seek(held.start)
+                if skipped > 0:
+                    tracker.skip_to(held.start)
+                else:
+                    tracker.seek(held.start)

@@ -131,6 +131,18 @@ class GroupMember:
             self._log.warning("offset refused: somebody else has the partition", topic=slot[0], partition=slot[1])
             self._partitions.lost(slot)
 
+    def save_start(self, start: Position) -> bool:
+        """Save where the group begins in a partition; False where the partition is somebody else's.
+
+        Raises:
+            TxmqError: the broker cannot be reached.
+
+        Durability: forced in the broker when this returns.
+        """
+        row = [*start.slot, start.generation, start.offset, None]
+        refused: list[Any] = json.loads(self._call("save", [row], {}))["refused"]
+        return not refused
+
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:

@@ -134,6 +134,12 @@ class Tracker:
         """How many messages are delivered and not acknowledged."""
         return sum(not acked for acked in self._acked.values())
 
+    def skip_to(self, offset: int) -> None:
+        """What was not fetched below an offset is gone; what was fetched stays."""
+        self.next_fetch, self.fetch, self.fetch_at = offset, 0, 0.0
+        if not self.buffer and not self._acked:
+            self.next_deliver = self.position = offset
+
     def seek(self, offset: int) -> None:
         """Go on elsewhere: what is buffered or under way is forgotten."""
         self.next_fetch = self.next_deliver = self.position = offset

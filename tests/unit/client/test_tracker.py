@@ -98,3 +98,24 @@ def test_a_batch_that_begins_before_the_offset_is_cut() -> None:
     made.fetch = 1
     made.fetched(1, [message(number) for number in range(4)])
     assert [taken.offset for taken in made.take(9, 0.0)] == [2, 3]
+
+
+def test_what_was_fetched_before_retention_took_it_is_still_delivered() -> None:
+    mine = tracker(4)
+    (first,) = mine.take(1, 0.0)
+    mine.skip_to(10)
+    assert [m.offset for m in mine.take(9, 0.0)] == [1, 2, 3]
+    mine.ack(first.offset)
+    for offset in (1, 2, 3):
+        mine.ack(offset)
+    assert (mine.position, mine.next_fetch) == (4, 10)
+    mine.fetch = 1
+    assert mine.fetched(1, [message(10)])
+    mine.ack(mine.take(1, 0.0)[0].offset)
+    assert mine.position == 11
+
+
+def test_nothing_in_hand_and_everything_below_gone_moves_the_position() -> None:
+    mine = tracker(0)
+    mine.skip_to(10)
+    assert (mine.position, mine.next_deliver, mine.next_fetch) == (10, 10, 10)
