@@ -11,7 +11,22 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli import bench, broker, consume, demo, group, journal, log, output, produce, resolver, stats, topic, tx
+from txmq.cli import (
+    bench,
+    broker,
+    consume,
+    demo,
+    group,
+    journal,
+    log,
+    output,
+    produce,
+    resolver,
+    spool,
+    stats,
+    topic,
+    tx,
+)
 from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
 
 app = typer.Typer(
@@ -41,6 +56,7 @@ app.add_typer(group.app, name="group")
 app.command("stats")(stats.stats)
 app.add_typer(tx.app, name="tx")
 app.command("resolver")(resolver.resolver)
+app.add_typer(spool.app, name="spool")
 app.add_typer(journal.app, name="journal")
 app.add_typer(log.app, name="log")
 app.command("bench", help=bench.HELP)(bench.bench)

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from txmq.errors import SpoolFullError, StorageError
 from txmq.runtime.os_disk import OSDisk
@@ -45,6 +47,7 @@ _COLUMNS = (
 )
 _UNPINNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
 _UNPIN = "UPDATE batches SET " + _UNPINNED + " WHERE number = ?"  # noqa: S608  constants
+_UNPARK = "UPDATE batches SET parked = 0, attempts = 0, " + _UNPINNED + " WHERE parked"  # noqa: S608
 _UNPIN_BEHIND = (
     "UPDATE batches SET " + _UNPINNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
     " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
@@ -205,14 +208,11 @@ class Spool:
 
     def unpark(self) -> int:
         """Have what was parked tried again; how many. What was of unknown fate may then be stored twice."""
-        entries = self.parked()
+        counts = [((topic, partition), count) for topic, partition, _, count, *_ in self.summary() if count]
         with self._writing() as changes:
-            self._database.executemany(
-                "UPDATE batches SET parked = 0, attempts = 0 WHERE number = ?", [(entry.number,) for entry in entries]
-            )
-            self._database.executemany(_UNPIN, [(entry.number,) for entry in entries])
-            changes.extend(((entry.topic, entry.partition), 1, 0) for entry in entries)
-        return len(entries)
+            self._database.execute(_UNPARK)
+            changes.extend((place, count, 0) for place, count in counts)
+        return sum(count for _, count in counts)
 
     def remember_topic(self, name: str, partitions: int) -> None:
         """So that the partition is known when the broker is not there."""
@@ -304,13 +304,20 @@ class Spool:
         """The first batches of a partition that wait."""
         return self._read("WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?", (*place, limit))
 
-    def parked(self) -> list[Entry]:
+    def parked(self, limit: int = 1000) -> list[Entry]:
         """What was set aside."""
-        return self._read("WHERE parked ORDER BY number", ())
+        return self._read("WHERE parked ORDER BY number LIMIT ?", (limit,))
 
-    def entries(self) -> list[Entry]:
+    def entries(self, limit: int = 1000) -> list[Entry]:
         """Everything, in order of arrival."""
-        return self._read("ORDER BY number", ())
+        return self._read("ORDER BY number LIMIT ?", (limit,))
+
+    def summary(self) -> list[tuple[str, int, int, int, int, int]]:
+        """A row a partition: topic, partition, batches waiting, parked, bytes, time of the oldest in ms."""
+        return self._rows(
+            "SELECT topic, partition, sum(NOT parked), sum(parked), sum(length(content)), min(created_ms) FROM batches"
+            " GROUP BY topic, partition ORDER BY topic, partition", (),
+        )  # fmt: skip
 
     def topics(self) -> dict[str, int]:
         """Names, and how many partitions each had."""
@@ -333,6 +340,14 @@ class Spool:
                 return self._database.execute(query, tuple(values)).fetchall()
             except sqlite3.Error as error:
                 raise StorageError(f"{self.path}: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

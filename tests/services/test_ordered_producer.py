@@ -1,0 +1,301 @@
+"""The ordered producer against a real broker: outages, kills of both sides, refusals, and an exact count at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq.client.ordered_sessions import stamped
+from txmq.client.spool import Pin, Spool
+from txmq.log import records
+from txmq.testing.broker_process import BrokerProcess
+
+KEYS = 8
+SELECTOR = txmq.KeyHashSelector()
+FAST = txmq.OrderedOptions(timeout=1.0, visibility_wait_s=0.0)
+ACKNOWLEDGED, SPOOLED = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of the broker, which has the topic ``t``."""
+    with txmq.connect(broker.address) as client:
+        client.topics.create("t", partitions=4)
+        yield client
+
+
+@contextmanager
+def _ordered(
+    client: txmq.Client, tmp_path: Path, options: txmq.OrderedOptions = FAST
+) -> Iterator[txmq.OrderedMessageProducer]:
+    with client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=options) as producer:
+        yield producer
+
+
+def _values(client: txmq.Client) -> list[bytes | None]:
+    return [message.value for message in client.browse("t")]
+
+
+def test_an_outage_spools_and_the_order_holds_when_it_is_over(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    with _ordered(client, tmp_path) as producer:
+        assert producer.send("t", b"0", b"k") == txmq.SendResult("t", SELECTOR.partition_of(b"k", 4), 0, ACKNOWLEDGED)
+        broker.kill()
+        results = [producer.send("t", b"%d" % number, b"k") for number in range(1, 50)]
+        assert {(result.status, result.offset) for result in results} == {(SPOOLED, None)}
+        broker.start()
+        producer.flush()
+        assert producer.send("t", b"50", b"k").status is ACKNOWLEDGED
+    assert _values(client) == [b"%d" % number for number in range(51)]
+
+
+def test_a_message_without_an_answer_is_stored_once_though_it_is_sent_again(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGSTOP)
+        assert [producer.send("t", b"%d" % number, b"k").status for number in (1, 2)] == [SPOOLED, SPOOLED]
+        os.kill(broker.pid, signal.SIGCONT)
+        producer.flush()
+        assert producer.send("t", b"3", b"k").offset == 3
+    assert _values(client) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGSTOP)
+        producer.send("t", b"1", b"k")
+        producer.send("t", b"2", b"k")
+    with Spool(tmp_path / "spool", read_only=True) as spool:
+        assert [entry.pin is not None for entry in spool.entries()] == [True, False]
+    os.kill(broker.pid, signal.SIGCONT)  # what lies in its sockets is stored now
+    with _ordered(client, tmp_path) as producer:
+        producer.flush()
+        producer.send("t", b"3", b"k")
+    assert _values(client) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("was_stored", [True, False])
+def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_message(
+    was_stored: bool, client: txmq.Client, tmp_path: Path
+) -> None:
+    # As a broker leaves it that ended the session: a row pinned to a number nobody answers for.
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        place = "t", SELECTOR.partition_of(b"k", 4)
+        lane = producer._lane(place)
+        assert lane._identity is not None
+        identity = lane._identity
+    gone = replace(identity, session=identity.session + 1000)
+    pin = Pin(gone if not was_stored else identity, 1, 1)
+    content = bytes(records.encode([(b"k", b"1", (), 1)]))
+    if was_stored:
+        with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
+            hello = {"session": f"{identity.session:x}.{identity.epoch}"}
+            other.control.call("hello", 1, "me", extensions=hello, timeout=5.0)
+            other.control.call("put", *place, body=[stamped(content, pin)], timeout=5.0)
+    with Spool(tmp_path / "spool") as spool:
+        spool.append(place, content, 1, pin)
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"2", b"k")
+        producer.flush()
+        assert producer.parked() == []
+    assert _values(client) == [b"0", b"1", b"2"]
+
+
+def test_a_closed_topic_and_a_new_one_under_its_name_are_waited_for(client: txmq.Client, tmp_path: Path) -> None:
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        client.topics.alter("t", accept_publish=False)
+        assert producer.send("t", b"1", b"k").status is SPOOLED
+        client.topics.alter("t", accept_publish=True)
+        producer.flush()
+        client.topics.delete("t")
+        client.topics.create("t", partitions=4)
+        assert producer.send("t", b"2", b"k").is_success  # its partition does not know our numbers any more
+        producer.flush()
+        assert producer.send("t", b"3", b"k").status is ACKNOWLEDGED
+    assert _values(client) == [b"2", b"3"]
+
+
+def test_poison_is_parked_and_what_is_behind_it_goes_on(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        broker.kill()
+        producer.send("t", b"1", b"k")
+        producer.send("t", bytes(20_000), b"k")
+        producer.send("t", b"2", b"k")
+        broker.start(env={"TXMQ_BATCH_SIZE_BYTES_MAX": "10000"})
+        producer.flush()
+        (parked,) = producer.parked()
+        assert "refused 5 times" in parked.reason
+        assert producer.send("t", b"3", b"k").status is ACKNOWLEDGED
+    assert _values(client) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_full_spool_refuses_and_takes_more_when_it_is_drained(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    with _ordered(client, tmp_path, txmq.OrderedOptions(timeout=1.0, spool_size_bytes_max=2048)) as producer:
+        producer.send("t", b"first", b"k")
+        broker.kill()
+        sent = [b"first"]
+        sent += [b"%d" % number * 50 for number in range(8)]
+        for value in sent[1:]:
+            assert producer.send("t", value, b"k").status is SPOOLED
+        with pytest.raises(txmq.SpoolFullError, match="spool_size_bytes_max 2048"):
+            producer.send("t", bytes(1500), b"k")
+        broker.start()
+        producer.flush()
+        assert producer.send("t", b"last", b"k").status is ACKNOWLEDGED
+    assert _values(client) == [*sent, b"last"]
+
+
+def test_a_send_that_stands_in_a_transaction_is_refused(client: txmq.Client, tmp_path: Path) -> None:
+    with (
+        _ordered(client, tmp_path) as producer,
+        client.producer() as plain,
+        plain.transaction(),
+        pytest.raises(txmq.TransactionStateError, match="ordered producer"),
+    ):
+        producer.send("t", b"1", b"k")
+    assert _values(client) == []
+
+
+def test_what_is_refused_for_good_is_told_and_not_spooled(client: txmq.Client, tmp_path: Path) -> None:
+    with _ordered(client, tmp_path) as producer:
+        with pytest.raises(txmq.UnknownTopicError):
+            producer.send("nowhere", b"1", b"k")
+        with pytest.raises(txmq.TooLargeError):
+            producer.send("t", bytes(16 << 20), b"k")
+        assert producer.spooled == 0
+        assert producer.send("t", b"1", b"k").status is ACKNOWLEDGED
+
+
+class _Child:
+    """A process that sends until it is killed."""
+
+    def __init__(self, broker: BrokerProcess, spool: Path, life: int) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.services.ordered_child",
+            broker.address,
+            str(spool),
+            str(life),
+            str(KEYS),
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._enough = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._enough:
+                self.lines.append(line)
+                self._enough.notify()
+
+    def wait_for(self, more: int) -> None:
+        """Wait until so many more messages were told."""
+        with self._enough:
+            wanted = len(self.lines) + more
+            assert self._enough.wait_for(lambda: len(self.lines) >= wanted, 30.0), "the child sends nothing"
+
+    def kill(self) -> list[tuple[int, str]]:
+        """Kill it; what was told: key, and ``life:number``."""
+        self.process.kill()
+        self.process.wait()
+        self._thread.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return [(int(line.split()[1]), line.split()[0]) for line in self.lines if line.endswith("\n")]
+
+
+def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    told: dict[int, list[str]] = defaultdict(list)
+    spooled = 0
+    for life in range(6):
+        child = _Child(broker, tmp_path / "spool", life)
+        child.wait_for(20)
+        broker.kill()
+        child.wait_for(20)
+        if life % 2:  # dies while the broker is away; else while the spool drains
+            messages = child.kill()
+            broker.start()
+        else:
+            broker.start()
+            child.wait_for(1 + 7 * life)
+            messages = child.kill()
+        spooled += sum("spooled" in line for line in child.lines)
+        for key, value in messages:
+            told[key].append(value)
+    assert spooled > 6 * 10
+    with _ordered(client, tmp_path) as producer:
+        producer.flush()
+        assert producer.parked() == []
+    for key in range(KEYS):
+        stored = [(message.value or b"").decode() for message in client.browse("t") if message.key == b"%d" % key]
+        assert len(stored) == len(set(stored))
+        # Between the kill and what was told there is at most one message a life, which may be stored.
+        told_of = set(told[key])
+        assert [value for value in stored if value in told_of] == told[key]
+        untold = [value for value in stored if value not in told_of]
+        assert len({value.split(":")[0] for value in untold}) == len(untold)
+        numbers = [tuple(map(int, value.split(":"))) for value in stored]
+        assert numbers == sorted(numbers)
+
+
+def test_the_command_line_shows_the_spool_and_drains_it(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    spool = str(tmp_path / "spool")
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        broker.kill()
+        producer.send("t", b"1", b"k")
+        producer.send("t", bytes(20_000), b"k")
+        assert _cli("spool", "list", spool, "--json")[0]["waiting"] == 2  # while its producer runs
+    broker.start(env={"TXMQ_BATCH_SIZE_BYTES_MAX": "10000"})
+    drained = _cli("spool", "drain", spool, "--bootstrap", broker.address, "--json")
+    assert drained == {"sent": 2, "parked": 1}
+    (shown,) = _cli("spool", "show", spool, "--parked", "--json")
+    assert (shown["key"], shown["state"], shown["attempts"]) == ("k", "parked", 4)
+    assert "too-large" in shown["reason"] or "batch_size_bytes_max" in shown["reason"]
+    broker.stop()
+    broker.start()
+    drained = _cli("spool", "drain", spool, "--parked", "--bootstrap", broker.address, "--json")
+    assert drained == {"sent": 1, "parked": 0}
+    assert _values(client) == [b"0", b"1", bytes(20_000)]
+
+
+def _cli(*words: str) -> Any:
+    run = subprocess.run([sys.executable, "-m", "txmq.cli.main", *words], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)

@@ -1,0 +1,132 @@
+"""``txmq spool``: what an ordered producer has on local disk: list, show, drain."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txmq.cli import output
+from txmq.cli.connecting import connected
+
+if TYPE_CHECKING:
+    from txmq.client.spool import Entry
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="What an ordered producer has on local disk: look, send, try again.",
+)
+Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The producer's spool.", show_default=False)]
+_SHOWN_BYTES_MAX = 200
+
+
+@app.command("list")
+def list_(directory: Directory, as_json: output.Json = False) -> None:
+    """List what waits and what is parked, by partition. The producer may be running.
+
+    [bold]Examples[/bold]
+
+      txmq spool list var/spool
+      txmq spool list var/spool --json | jq '[.[].waiting] | add'
+    """
+    from txmq.client.spool import Spool
+
+    columns = ("topic", "partition", "waiting", "parked", "size_bytes", "oldest")
+    with Spool(directory, read_only=True) as spool:
+        rows = [[*row, _time(oldest_ms)] for *row, oldest_ms in spool.summary()]
+    if as_json:
+        output.print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        output.print_table("spool", columns, rows)
+
+
+@app.command()
+def show(
+    directory: Directory,
+    parked: Annotated[bool, typer.Option("--parked", help="Only what is parked.")] = False,
+    limit: Annotated[int, typer.Option(help="How many at most.", min=1)] = 100,
+    as_json: output.Json = False,
+) -> None:
+    """Show messages, in the order in which they came: content, attempts, why they are parked.
+
+    [bold]Examples[/bold]
+
+      txmq spool show var/spool --parked
+    """
+    from txmq.client.spool import Spool
+
+    with Spool(directory, read_only=True) as spool:
+        rows = [_shown(entry) for entry in (spool.parked(limit) if parked else spool.entries(limit))]
+    if as_json:
+        output.print_json(rows)
+        return
+    columns = ("number", "topic", "partition", "created", "key", "value", "state", "attempts", "reason")
+    output.print_table("messages", columns, [[row[column] for column in columns] for row in rows])
+
+
+@app.command()
+def drain(
+    directory: Directory,
+    parked: Annotated[
+        bool, typer.Option("--parked", help="Try what is parked again, before the rest of its partition.")
+    ] = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
+    timeout: output.Timeout = 60.0,
+    as_json: output.Json = False,
+) -> None:
+    """Send what waits, in order, and wait until it is sent; refused while the producer runs.
+
+    A parked message whose fate was unknown may be stored twice by --parked; its reason says so.
+
+    [bold]Examples[/bold]
+
+      txmq spool drain var/spool --bootstrap txmq://broker1:8123
+    """
+    from txmq.client.ordered import OrderedMessageProducer
+    from txmq.client.selector import RoundRobinSelector
+    from txmq.client.spool import Spool
+
+    Spool(directory, read_only=True).close()  # looking must not make one
+    if parked:
+        with Spool(directory) as spool:
+            spool.unpark()
+    with connected(bootstrap) as client:
+        producer: OrderedMessageProducer = client.ordered_producer(RoundRobinSelector(), str(directory))
+        with producer:
+            waiting = producer.spooled
+            producer.flush(timeout)
+            left = len(producer.parked())
+    if as_json:
+        output.print_json({"sent": waiting, "parked": left})
+    else:
+        output.note(f"{directory}: nothing waits any more; {left} parked")
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    from txmq.errors import TxmqError
+    from txmq.log import records
+
+    row = {
+        "number": entry.number, "topic": entry.topic, "partition": entry.partition, "created": _time(entry.created_ms),
+        "state": "parked" if entry.is_parked else "waiting" if entry.pin is None else "sent, no answer",
+        "attempts": entry.attempts, "reason": entry.reason, "size_bytes": len(entry.content),
+    }  # fmt: skip
+    try:
+        message = records.decode(bytearray(entry.content), entry.topic, entry.partition)[0]
+    except TxmqError as error:
+        return row | {"key": None, "value": f"damaged: {error}"}
+    return row | {"key": _text(message.key), "value": _text(message.value)}
+
+
+def _text(content: bytes | None) -> str | None:
+    if content is None:
+        return None
+    rest = "..." if len(content) > _SHOWN_BYTES_MAX else ""
+    return content[:_SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace") + rest
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
