@@ -223,6 +223,23 @@ def test_latest_is_where_the_group_began_and_not_where_its_next_member_comes(
         assert values(take(consumer, 1)) == [b"first"]
 
 
+def test_a_dead_letter_stays_when_the_transaction_around_it_rolls_back(client: txmq.Client) -> None:
+    producer = client.producer()
+    producer.send(TOPIC, b"bad", key=b"k", tag="red")
+    with client.consumer(GROUP, [TOPIC], max_retries=0) as consumer:
+        (message,) = consumer.poll(timeout=WAIT_S)
+
+        def rolled_back() -> None:
+            with producer.transaction():
+                message.reject("cannot")
+                raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            rolled_back()
+    (dead,) = client.browse(f"{GROUP}.dead-letter")
+    assert (dead.value, dead.key, dead.tag) == (b"bad", b"k", "red")
+
+
 def test_pause_and_filter(client: txmq.Client) -> None:
     fill(client, 100)
     with client.consumer(

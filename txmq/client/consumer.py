@@ -20,7 +20,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -253,7 +255,9 @@ class Consumer:
             "txmq.dead.attempts": b"%d" % times, "txmq.dead.member": self.name.encode(),
         }  # fmt: skip
         try:
-            self._dead_letters(topic).send(topic, message.value or b"", key=message.key, headers=headers)
+            send = partial(self._dead_letters(topic).send, key=message.key, headers=headers, tag=message.tag)
+            # In a context of its own: a transaction's block that rolls back later must not take it along.
+            Context().run(send, topic, message.value or b"")
         except TxmqError as error:
             self._log.warning("dead letter could not be stored; it is tried again", topic=topic, error=repr(error))
             return
