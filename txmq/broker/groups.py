@@ -183,6 +183,10 @@ def settle(context: Context, name: str) -> None:
             generation = saved.generations.get(place, 0) + 1
             membership.hand_over(slot, member, generation)
             rows.append([*place, generation])
+    _journal_owned(context, name, rows)
+
+
+def _journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
     if rows:
         context.group.add_entry(entries.encode_handed_over(json.dumps({"group": name, "owned": rows}).encode()))
         context.group.forced = True
@@ -371,6 +375,9 @@ def _reset(request: _Request) -> None:
             raise BadRequestError(f"no partition {slot[1]} of topic {slot[0][:80]!r}, or no offset {offset}")
         rows.append([*place, offset, None])
     _journal_offsets(context, request.group, rows)
+    # Whoever was taken for gone, and comes back with what it held, must not go on where it was.
+    known = (context.state.saved.named.get(request.group) or SavedGroup()).generations
+    _journal_owned(context, request.group, [[*row[:2], known.get((row[0], row[1]), 0) + 1] for row in rows])
     request.answer({})
 
 

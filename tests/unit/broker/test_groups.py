@@ -316,3 +316,14 @@ def test_a_group_that_nobody_is_in_any_more_takes_no_memory_but_its_offsets() ->
     pass_time(made, 1.0)
     assert made.context.groups == {}
     assert describe(made)["members"] == []
+
+
+def test_a_member_that_was_taken_for_gone_does_not_undo_a_reset() -> None:
+    made = node()
+    one = Consumer(made, "one", timeout=500).join()
+    one.save(A0, 1, 7)
+    pass_time(made, 1.0)
+    assert one.ask("reset", [["a", 0, 2]]).code == 200
+    back = Consumer(made, "one").join(["a", 0, 1], ["a", 1, 1])
+    assert back.view["assigned"][:2] == [["a", 0, 3, 2, None], ["a", 1, 1, None, None]]
+    assert back.save(A0, 1, 7) == [["a", 0, 3]]
