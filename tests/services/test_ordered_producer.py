@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 import txmq
+from tests.services.wire import Wire
 from txmq.client.ordered_sessions import stamped
-from txmq.client.spool import Pin, Spool
+from txmq.client.spool import Identity, Pin, Spool
 from txmq.log import records
 from txmq.testing.broker_process import BrokerProcess
 
 KEYS = 8
+LIVES = 4
 SELECTOR = txmq.KeyHashSelector()
 FAST = txmq.OrderedOptions(timeout=1.0, visibility_wait_s=0.0)
 ACKNOWLEDGED, SPOOLED = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED
@@ -99,15 +101,14 @@ def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
 def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_message(
     was_stored: bool, client: txmq.Client, tmp_path: Path
 ) -> None:
-    # As a broker leaves it that ended the session: a row pinned to a number nobody answers for.
+    # A row pinned to a number nobody answers for: its session is told from the one that stored it by the cluster only.
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
         place = "t", SELECTOR.partition_of(b"k", 4)
         lane = producer._lane(place)
         assert lane._identity is not None
         identity = lane._identity
-    gone = replace(identity, session=identity.session + 1000)
-    pin = Pin(gone if not was_stored else identity, 1, 1)
+    pin = Pin(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
     content = bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
@@ -194,6 +195,35 @@ def test_what_is_refused_for_good_is_told_and_not_spooled(client: txmq.Client, t
         assert producer.send("t", b"1", b"k").status is ACKNOWLEDGED
 
 
+def test_the_connection_of_a_former_life_is_closed_before_anything_is_sent(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    with Wire(broker) as former:
+        former.send(b"hello 1 former session=new 1\r\n")
+        hello = json.loads(former.hear(1).answers[0][2])
+        cluster, home, session = (int(hello[name], 16) for name in ("cluster", "home", "session"))
+        with Spool(tmp_path / "spool") as spool:
+            spool.remember_session(Identity(cluster, home, session, hello["epoch"]))
+        with _ordered(client, tmp_path) as producer:
+            assert producer.send("t", b"0", b"k").status is ACKNOWLEDGED
+        assert former.hear(1).is_closed
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on(client: txmq.Client, tmp_path: Path) -> None:
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.send("t", b"child", b"k")
+            except txmq.ClosedError as error:
+                os._exit(7 if "spool of its own" in str(error) else 1)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert producer.send("t", b"1", b"k").offset == 1
+    assert _values(client) == [b"0", b"1"]
+
+
 class _Child:
     """A process that sends until it is killed."""
 
@@ -241,7 +271,7 @@ def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
 ) -> None:
     told: dict[int, list[str]] = defaultdict(list)
     spooled = 0
-    for life in range(6):
+    for life in range(LIVES):
         child = _Child(broker, tmp_path / "spool", life)
         child.wait_for(20)
         broker.kill()
@@ -256,7 +286,7 @@ def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
         spooled += sum("spooled" in line for line in child.lines)
         for key, value in messages:
             told[key].append(value)
-    assert spooled > 6 * 10
+    assert spooled > LIVES * 10
     with _ordered(client, tmp_path) as producer:
         producer.flush()
         assert producer.parked() == []

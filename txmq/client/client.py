@@ -206,7 +206,7 @@ class Client:
         self._refuse_closed()
         opened = OrderedMessageProducer(self, partition_selector, spool, options)
         with self._lock:
-            self._ordered.append(opened)
+            self._ordered = [*(known for known in self._ordered if not known.is_closed), opened]
         return opened
 
     def xa_resource(self, *, timeout: float = 30.0) -> BrokerXAResource:
@@ -372,12 +372,12 @@ class Client:
             ordered, self._ordered = self._ordered, []
         for check_backs in checks.values():
             check_backs.stop()
-        for ordered_producer in ordered:
-            ordered_producer.close()
         for sender in senders:
             sender.close()
         self.control.close()
         self._reader.close()
+        for ordered_producer in ordered:  # last: a disk that fails must not leave connections open
+            ordered_producer.close()
 
     def forked(self) -> None:
         """In a forked child: no lock is held by a thread that is not there."""

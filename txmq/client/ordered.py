@@ -243,6 +243,11 @@ class OrderedMessageProducer:
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._closed is not None
+
     def close(self) -> None:
         """End. What is in the spool stays there, for the next producer that opens it."""
         with self._lock:
