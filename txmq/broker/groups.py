@@ -368,12 +368,14 @@ def _reset(request: _Request) -> None:
     context = request.context
     _refuse_active(request)
     rows: list[list[Any]] = []
+    saved = context.state.saved.named.get(request.group) or SavedGroup()
     for row in request.rows:
         slot, offset = _claimed(row)
         place = _place(context, slot)
         if place is None or offset < 0:
             raise BadRequestError(f"no partition {slot[1]} of topic {slot[0][:80]!r}, or no offset {offset}")
-        rows.append([*place, offset, None])
+        at = saved.offsets.get(place)
+        rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
     _journal_offsets(context, request.group, rows)
     # Whoever was taken for gone, and comes back with what it held, must not go on where it was.
     known = (context.state.saved.named.get(request.group) or SavedGroup()).generations

@@ -257,7 +257,7 @@ class Client:
 
     def consumer(
         self, group: str, topics: Sequence[str], *, start: str | int = "earliest", max_retries: int = 5,
-        options: ConsumerOptions = DEFAULTS,
+        retry_store: str | None = None, options: ConsumerOptions = DEFAULTS,
     ) -> Consumer:  # fmt: skip
         """Join a consumer group and share its work: each partition has one consumer of the group at a time.
 
@@ -265,13 +265,16 @@ class Client:
             group: its name; offsets are saved under it.
             topics: what to consume; those that do not exist yet are joined when they are created.
             start: where the group has saved no offset: "earliest", "latest", or a time in ms since 1970.
-            max_retries: how often a message that failed is delivered again before it becomes a dead letter.
+            max_retries: how often a message that failed is delivered again,
+                before it is set aside or becomes a dead letter.
+            retry_store: a file on local disk, made if it is absent, for messages that are set aside: retried later
+                while their partition moves on. None: what failed too often becomes a dead letter at once.
             options: a filter, the member's name, the strategy, times and sizes.
 
         Raises:
             ConfigError: an argument out of range.
         """
-        settings = ConsumerSettings(group, tuple(topics), start, max_retries, options)
+        settings = ConsumerSettings(group, tuple(topics), start, max_retries, options, retry_store)
         settings.check()
         self._refuse_closed()
         membership = settings.member(f"{self.name}-{OSRandom().bits(48):012x}")

@@ -7,11 +7,12 @@ buffers, partition by partition in turn. ``ack`` marks; marks are saved every ``
 before a partition is handed over, on ``close`` and on SIGTERM in ``run``.
 
 A message that fails (``reject``, or a listener that raises) is delivered again after a growing pause; in ``run`` its
-partition waits for it. After ``max_retries`` it goes to the topic ``<group>.dead-letter``, with headers that say why,
-from where and how often, and the partition moves on. What cannot be stored there is tried again: nothing is dropped.
+partition waits for it. After ``max_retries`` it is set aside (``aside``) where there is a ``retry_store``, or goes to
+the topic ``<group>.dead-letter``, with headers that say why, from where and how often; and the partition moves on. What
+can be stored nowhere is tried again: nothing is dropped.
 
 Invariants:
-    * an offset is saved only when every message below it is acknowledged or in the dead-letter topic;
+    * an offset is saved only when every message below it is acknowledged, set aside or in the dead-letter topic;
     * nothing is delivered before where the group begins is saved, unless that is the log's start;
     * at least once: what was delivered and not acknowledged is delivered again to whoever has the partition next;
     * memory is bounded: ``buffer_size_bytes`` a consumer, shared by its partitions, plus one fetch each.
@@ -20,24 +21,24 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import Context
-from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from txmq.client.aside import ASIDE_MESSAGES_MAX, ASIDE_S_MAX, Aside, aside_text, key_crc
 from txmq.client.connection import Connection
-from txmq.client.fetching import FETCH_SIZE_BYTES_MIN, Fetching
+from txmq.client.consumer_options import DEFAULTS, ConsumerOptions, ConsumerSettings
+from txmq.client.fetching import Fetching
 from txmq.client.member import Assigned, GroupMember, MemberSettings, Position
-from txmq.client.tracker import Slot, Tracker
+from txmq.client.retry_store import RetryStore
+from txmq.client.tracker import Slot, Tracker, Waiting
 from txmq.errors import (
     ClosedError,
     ConfigError,
+    StorageError,
     TransactionStateError,
     TxmqError,
 )
-from txmq.model import Message, is_valid_name
-from txmq.registry.assignment import STRATEGIES
+from txmq.model import Message
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Condition, start_threads, until_terminated
 
@@ -45,74 +46,8 @@ IDLE_S_MAX = 1.0
 HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
 RETRY_S_MAX = 60.0
 CLOSE_S = 5.0
-DEAD_LETTER_SUFFIX = ".dead-letter"
 Listener = Callable[[Message], object]
-Filter = Callable[[Message], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """What few consumers change; times in seconds.
-
-    Args:
-        name: this member's name in the group; by default made up. Two members must not share one.
-        accept: which messages are delivered; the others count as acknowledged.
-        strategy: "sticky", "range", "round-robin" or "consistent-hash"; the same for all members.
-        retry_delay: before the first retry; doubled each time, up to a minute.
-        buffer_size_bytes: how much is fetched ahead, all partitions together.
-        session_timeout: who is not heard of for so long loses its partitions.
-        heartbeat_interval: how often it is heard of.
-        offset_save_interval: between two times of saving what was acknowledged.
-    """
-
-    name: str | None = None
-    accept: Filter | None = None
-    strategy: str = "sticky"
-    retry_delay: float = 1.0
-    buffer_size_bytes: int = 32 << 20
-    session_timeout: float = 6.0
-    heartbeat_interval: float = 1.0
-    offset_save_interval: float = 1.0
-
-
-DEFAULTS = ConsumerOptions()
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerSettings:
-    """See ``Client.consumer``."""
-
-    group: str
-    topics: tuple[str, ...]
-    start: str | int
-    max_retries: int
-    options: ConsumerOptions
-
-    def member(self, made_up: str) -> MemberSettings:
-        """How it takes part in its group."""
-        options = self.options
-        return MemberSettings(
-            self.group, options.name or made_up, self.topics, options.strategy, options.heartbeat_interval,
-            options.session_timeout, options.offset_save_interval,
-        )  # fmt: skip
-
-    def check(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        if not is_valid_name(self.group) or not self.topics or not all(map(is_valid_name, self.topics)):
-            raise ConfigError(
-                f"group = {self.group!r}, topics = {self.topics!r}: names of A-Z a-z 0-9 . _ -, one topic"
-            )
-        if self.start not in ("earliest", "latest") and not (isinstance(self.start, int) and self.start >= 0):
-            raise ConfigError(f"start = {self.start!r}: expected 'earliest', 'latest' or a time in ms since 1970")
-        options = self.options
-        if options.strategy not in STRATEGIES:
-            raise ConfigError(f"strategy = {options.strategy!r}: expected one of {', '.join(STRATEGIES)}")
-        if options.name is not None and not is_valid_name(options.name):
-            raise ConfigError(f"name = {options.name!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
-        if self.max_retries < 0 or options.retry_delay < 0 or options.buffer_size_bytes < FETCH_SIZE_BYTES_MIN:
-            raise ConfigError(f"max_retries and retry_delay from 0, buffer_size_bytes from {FETCH_SIZE_BYTES_MIN}")
-        if min(options.session_timeout, options.heartbeat_interval, options.offset_save_interval) <= 0:
-            raise ConfigError("session_timeout, heartbeat_interval and offset_save_interval are above 0 seconds")
+__all__ = ["DEFAULTS", "Consumer", "ConsumerOptions", "ConsumerSettings"]
 
 
 class Consumer:
@@ -134,8 +69,9 @@ class Consumer:
         self._numbers = 0
         self._is_closed = self._is_left = False
         self._paused: set[Slot] = set()
-        self._producer: Any = None
         self._log = get_logger(group=settings.group, member=membership.name)
+        store = RetryStore(settings.retry_store) if settings.retry_store is not None else None
+        self._aside = Aside(client, settings.group, self.name, store, self._changed)
         fetching, beating = connections
         self._fetching = Fetching(client, fetching, self._changed, self._trackers, settings.options.buffer_size_bytes)
         self._member = GroupMember(beating, self._clock, membership, self)
@@ -201,6 +137,8 @@ class Consumer:
 
     def _next_retry_in(self, now: float) -> float:
         due = [at for tracker in self._trackers.values() for at, _ in tracker.retries]
+        for tracker in self._trackers.values():
+            due += [item.due_at for item in tracker.aside.values() if item.message is not None and not item.is_out]
         return max(min(due) - now, 0.0) if due else IDLE_S_MAX
 
     # --- acknowledging -----------------------------------------------------------------------------------------------
@@ -212,15 +150,46 @@ class Consumer:
         """
         with self._changed:
             tracker = self._trackers.get((message.topic, message.partition))
+            waiting = None
             if tracker is not None:
                 tracker.ack(message.offset)
+                waiting = tracker.aside.pop(message.offset, None)
+        if waiting is not None:
+            self._aside.forget(message, self._log)
         if sync:
             self._member.save()
 
     def reject(self, message: Message, reason: str = "rejected") -> None:
-        """The message could not be dealt with: it is delivered again, or becomes a dead letter."""
-        if self._failed(message, reason) > self.settings.max_retries:
-            self._bury(message, reason)
+        """The message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
+        with self._changed:
+            tracker = self._trackers.get((message.topic, message.partition))
+            waiting = tracker.aside_in_hand(message.offset) if tracker is not None else None
+        if waiting is not None:
+            self._failed_aside(message, waiting, reason)
+        elif (count := self._failed(message, reason)) > self.settings.max_retries:
+            self._give_up(message, count, reason)
+
+    def _failed_aside(self, message: Message, waiting: Waiting, reason: str) -> None:
+        options, failures = self.settings.options, waiting.failures + 1
+        times = failures - self.settings.max_retries - 1
+        if times >= options.aside_retries and self._is_buried(message, failures, reason):
+            with self._changed:
+                tracker = self._trackers.get((message.topic, message.partition))
+                if tracker is not None and tracker.aside.get(message.offset) is waiting:
+                    del tracker.aside[message.offset]
+            self._aside.forget(message, self._log)
+            return
+        try:
+            self._aside.store(message, failures, reason)
+        except StorageError as error:
+            self._log.warning("retry store: the newest failure is not in it", error=repr(error))
+        with self._changed:
+            waiting.failures, waiting.is_out = failures, False
+            waiting.due_at = self._clock.monotonic() + self._aside_s(times)
+            self._changed.notify_all()
+
+    def _aside_s(self, times: int) -> float:
+        return float(min(self.settings.options.aside_delay * 2 ** min(max(times, 0), 20), ASIDE_S_MAX))
 
     def _failed(self, message: Message, reason: str) -> int:
         with self._changed:
@@ -243,36 +212,38 @@ class Consumer:
         tracker = self._trackers.get((message.topic, message.partition))
         return tracker if tracker is not None and tracker.is_under_way(message.offset) else None
 
-    def _bury(self, message: Message, reason: str) -> None:
-        """Send a message to the dead-letter topic, then acknowledge it; where that fails it stays to be retried."""
-        topic = self.settings.group + DEAD_LETTER_SUFFIX
-        with self._changed:
-            tracker = self._tracker_of(message)
-            times = tracker.attempts.get(message.offset, 0) if tracker is not None else 0
-        headers = {
-            **message.headers, "txmq.dead.reason": reason.encode()[:1000], "txmq.dead.topic": message.topic.encode(),
-            "txmq.dead.partition": b"%d" % message.partition, "txmq.dead.offset": b"%d" % message.offset,
-            "txmq.dead.attempts": b"%d" % times, "txmq.dead.member": self.name.encode(),
-        }  # fmt: skip
+    def _give_up(self, message: Message, count: int, reason: str) -> None:
+        """Set a message aside or bury it, then acknowledge it; where both fail it stays to be retried in place."""
+        waiting = None
         try:
-            send = partial(self._dead_letters(topic).send, key=message.key, headers=headers, tag=message.tag)
-            # In a context of its own: a transaction's block that rolls back later must not take it along.
-            Context().run(send, topic, message.value or b"")
-        except TxmqError as error:
-            self._log.warning("dead letter could not be stored; it is tried again", topic=topic, error=repr(error))
+            if self._has_room_aside(message) and self._aside.store(message, count, reason):
+                waiting = Waiting(message, count, key_crc(message), self._clock.monotonic() + self._aside_s(0))
+        except StorageError as error:
+            self._log.warning("message could not be set aside; it is tried again", error=repr(error))
+            return
+        if waiting is None and not self._is_buried(message, count, reason):
             return
         with self._changed:
-            tracker = self._trackers.get((message.topic, message.partition))
-            if tracker is not None:
+            tracker = self._tracker_of(message)
+            if tracker is not None and waiting is not None:
+                tracker.set_aside(message, waiting)
+            elif tracker is not None:
                 tracker.give_up_retry(message)
                 tracker.ack(message.offset)
             self._changed.notify_all()
 
-    def _dead_letters(self, topic: str) -> Any:
-        if self._producer is None:
-            self._client.topics.ensure(topic)
-            self._producer = self._client.producer()
-        return self._producer
+    def _has_room_aside(self, message: Message) -> bool:
+        with self._changed:
+            tracker = self._tracker_of(message)
+            return tracker is not None and len(tracker.aside) < ASIDE_MESSAGES_MAX
+
+    def _is_buried(self, message: Message, failures: int, reason: str) -> bool:
+        try:
+            self._aside.bury(message, failures, reason)
+        except TxmqError as error:
+            self._log.warning("dead letter could not be stored; it is tried again", error=repr(error))
+            return False
+        return True
 
     # --- listeners ---------------------------------------------------------------------------------------------------
 
@@ -394,8 +365,7 @@ class Consumer:
             self._is_left = True
         self._member.stop(CLOSE_S)
         self._fetching.close()
-        if self._producer is not None:
-            self._producer.close()
+        self._aside.close()
 
     def __enter__(self) -> Self:
         return self
@@ -422,12 +392,17 @@ class Consumer:
                     return  # lost meanwhile; the next view says whose it is
                 saved = offset
         tracker = Tracker(assigned.slot, assigned.generation, offset, saved)
+        self._aside.take_over(tracker, assigned.aside, self._log)
         with self._changed:
             tracker.is_paused = assigned.slot in self._paused
             self._trackers[assigned.slot] = tracker
             self._revoked_until.pop(assigned.slot, None)
+        self._aside.fetch_missing(tracker, self._log, lambda: self._has(tracker))
         self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
         self._fetching.more()
+
+    def _has(self, tracker: Tracker) -> bool:
+        return not self._is_left and self._trackers.get(tracker.slot) is tracker
 
     def _starting_offset(self, slot: Slot) -> int:
         start = self.settings.start
@@ -471,9 +446,10 @@ class Consumer:
         """See ``Partitions``."""
         with self._changed:
             return [
-                Position(slot, tracker.generation, tracker.position)
+                Position(slot, tracker.generation, tracker.position, text)
                 for slot, tracker in self._trackers.items()
-                if tracker.position != tracker.saved and (everything or tracker.saved is not None or tracker.position)
+                if ((text := aside_text(tracker)) != tracker.aside_saved or tracker.position != tracker.saved)
+                and (everything or tracker.saved is not None or tracker.position)
             ]
 
     def were_saved(self, positions: Iterable[Position]) -> None:
@@ -482,7 +458,7 @@ class Consumer:
             for position in positions:
                 tracker = self._trackers.get(position.slot)
                 if tracker is not None and tracker.generation == position.generation:
-                    tracker.saved = position.offset
+                    tracker.saved, tracker.aside_saved = position.offset, position.aside
 
     def drained(self) -> list[Slot]:
         """See ``Partitions``."""

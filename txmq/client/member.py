@@ -43,6 +43,7 @@ class Position(NamedTuple):
     slot: Slot
     generation: int
     offset: int
+    aside: str | None = None
 
 
 class Partitions(Protocol):
@@ -123,7 +124,7 @@ class GroupMember:
             positions = self._partitions.to_save(everything=everything)
             if not positions:
                 return
-            rows = [[*position.slot, position.generation, position.offset, None] for position in positions]
+            rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
             answer = json.loads(self._call("save", rows, {}))
             refused = {(topic, partition) for topic, partition, _ in answer["refused"]}
             self._partitions.were_saved(position for position in positions if position.slot not in refused)

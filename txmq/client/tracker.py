@@ -24,6 +24,16 @@ from txmq.model import Message
 Slot = tuple[str, int]  # topic, partition
 
 
+class Waiting:
+    """A message set aside. ``message`` is None until its contents are there; ``is_out`` while somebody has it."""
+
+    __slots__ = ("due_at", "failures", "is_out", "key_crc", "message")
+
+    def __init__(self, message: Message | None, failures: int, key_crc: int | None, due_at: float = 0.0) -> None:
+        self.message, self.failures, self.key_crc, self.due_at = message, failures, key_crc, due_at
+        self.is_out = False
+
+
 class Tracker:
     """One partition under one generation.
 
@@ -33,10 +43,13 @@ class Tracker:
         attempts: how often each message under way failed.
         retries: messages to be delivered again, with the time from which on.
         is_busy: a listener has a message of it in hand.
+        aside: messages that were set aside and acknowledged, by offset; they are delivered again when due.
+        aside_saved: the text about them that the group has.
     """
 
     __slots__ = (
-        "_acked", "attempts", "buffer", "buffer_bytes", "fetch", "fetch_at", "generation", "is_busy", "is_paused",
+        "_acked", "aside", "aside_saved", "attempts", "buffer", "buffer_bytes",
+        "fetch", "fetch_at", "generation", "is_busy", "is_paused",
         "is_revoked", "next_deliver", "next_fetch", "position", "retries", "saved", "slot",
     )  # fmt: skip
 
@@ -50,6 +63,8 @@ class Tracker:
         self.attempts: dict[int, int] = {}
         self.retries: list[tuple[float, Message]] = []
         self.is_paused = self.is_busy = self.is_revoked = False
+        self.aside: dict[int, Waiting] = {}
+        self.aside_saved: str | None = None
         self._acked: dict[int, bool] = {}  # delivered and above ``position``, in order
 
     # --- fetching ----------------------------------------------------------------------------------------------------
@@ -86,6 +101,8 @@ class Tracker:
         if self.is_paused or self.is_revoked:
             return []
         taken = self._due_retries(limit, now)
+        if self.aside and len(taken) < limit:
+            taken += self._due_aside(limit - len(taken), now)
         while self.buffer and len(taken) < limit:
             message = self.buffer.popleft()
             self.buffer_bytes -= _size(message)
@@ -99,6 +116,25 @@ class Tracker:
         if due:
             self.retries = [entry for entry in self.retries if entry[1] not in due]
         return due
+
+    def _due_aside(self, limit: int, now: float) -> list[Message]:
+        taken: list[Message] = []
+        for waiting in self.aside.values():
+            if waiting.message is not None and not waiting.is_out and waiting.due_at <= now and len(taken) < limit:
+                waiting.is_out = True
+                taken.append(waiting.message)
+        return taken
+
+    def set_aside(self, message: Message, waiting: Waiting) -> None:
+        """It is stored, and waits outside the order: the position may pass it."""
+        self.aside[message.offset] = waiting
+        self.give_up_retry(message)
+        self.ack(message.offset)
+
+    def aside_in_hand(self, offset: int) -> Waiting | None:
+        """The message set aside that somebody has in hand, if it is one."""
+        waiting = self.aside.get(offset)
+        return waiting if waiting is not None and waiting.is_out else None
 
     def ack(self, offset: int) -> None:
         """A message has been dealt with; again, or of another time: nothing."""
@@ -132,7 +168,7 @@ class Tracker:
     @property
     def under_way(self) -> int:
         """How many messages are delivered and not acknowledged."""
-        return sum(not acked for acked in self._acked.values())
+        return sum(not acked for acked in self._acked.values()) + sum(item.is_out for item in self.aside.values())
 
     def skip_to(self, offset: int) -> None:
         """What was not fetched below an offset is gone; what was fetched stays."""
@@ -141,7 +177,8 @@ class Tracker:
             self.next_deliver = self.position = offset
 
     def seek(self, offset: int) -> None:
-        """Go on elsewhere: what is buffered or under way is forgotten."""
+        """Go on elsewhere: what is buffered or under way is forgotten, what is aside below the new place is not."""
+        self.aside = {at: waiting for at, waiting in self.aside.items() if at < offset}
         self.next_fetch = self.next_deliver = self.position = offset
         self.buffer.clear()
         self.buffer_bytes = self.fetch = 0

@@ -1,0 +1,132 @@
+"""Messages set aside, against a real broker: the partition moves on, restarts, kill -9, takeover, the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import txmq
+from txmq.client.consumer import ConsumerOptions
+from txmq.client.retry_store import RetryStore
+from txmq.model import Message
+from txmq.testing.broker_process import BrokerProcess
+
+TOPIC, GROUP, WAIT_S = "orders", "billing", 60.0
+NOW = ConsumerOptions(retry_delay=0.0, aside_delay=0.0, aside_retries=3)
+LATER = ConsumerOptions(retry_delay=0.0, aside_delay=3600.0)
+_DIES = """
+import os, signal, sys, txmq
+from txmq.client.consumer import ConsumerOptions
+from txmq.client.retry_store import RetryStore
+put = RetryStore.put
+def put_and_die(self, stored):
+    assert put(self, stored)
+    os.kill(os.getpid(), signal.SIGKILL)
+RetryStore.put = put_and_die
+consumer = txmq.connect(sys.argv[1]).consumer(
+    "billing", ["orders"], max_retries=0, retry_store=sys.argv[2], options=ConsumerOptions(session_timeout=1.0))
+consumer.run(lambda message: 1 / 0)
+"""
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of a broker with three messages in one partition."""
+    with txmq.connect(broker.address) as made:
+        made.topics.create(TOPIC)
+        for value in (b"one", b"bad", b"two"):
+            made.producer().send(TOPIC, value, key=b"k")
+        yield made
+
+
+def aside(client: txmq.Client) -> tuple[int | None, object]:
+    """What the group has saved: the offset, and offsets with failures of what is aside."""
+    body = client.control.call("group", "describe", GROUP, timeout=5.0, body=[b""])
+    rows = json.loads(body)["partitions"]
+    text = rows[0]["aside"]
+    return rows[0]["offset"], [row[:2] for row in json.loads(text)] if text else None
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something, by looking."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        signal.sigtimedwait((), 0.005)
+
+
+def run(client: txmq.Client, store: Path | None, options: ConsumerOptions, fails: int, count: int) -> list[bytes]:
+    """A listener to which ``bad`` fails so often; what it saw, once that is ``count`` messages."""
+    seen: list[bytes] = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.value or b"")
+        if message.value == b"bad" and seen.count(b"bad") <= fails:
+            raise ValueError("cannot")
+
+    path = str(store) if store is not None else None
+    consumer = client.consumer(GROUP, [TOPIC], max_retries=1, retry_store=path, options=options)
+    thread = threading.Thread(target=lambda: consumer.run(handle))
+    thread.start()
+    until(lambda: len(seen) >= count, f"{count} deliveries")
+    consumer.close()
+    thread.join(WAIT_S)
+    return seen
+
+
+def test_a_message_aside_lets_the_partition_move_on_and_is_dealt_with_later(
+    client: txmq.Client, tmp_path: Path
+) -> None:
+    store = tmp_path / "retry"
+    assert run(client, store, LATER, 99, 4) == [b"one", b"bad", b"bad", b"two"]
+    assert aside(client) == (3, [[1, 2]])
+    assert [row.message.value for row in RetryStore(store).read()] == [b"bad"]
+    assert run(client, store, LATER, 0, 1) == [b"bad"]
+    assert aside(client) == (3, None)
+    assert RetryStore(store).read() == []
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_another_host_takes_over_what_was_aside(client: txmq.Client, tmp_path: Path, has_store: bool) -> None:
+    run(client, tmp_path / "lost", LATER, 99, 4)
+    assert run(client, tmp_path / "new" if has_store else None, LATER, 0, 1) == [b"bad"]
+    assert aside(client) == (3, None)
+    # the first host comes back with its old row: it is not delivered once more
+    client.producer().send(TOPIC, b"three")
+    assert run(client, tmp_path / "lost", NOW, 0, 1) == [b"three"]
+    assert RetryStore(tmp_path / "lost").read() == []
+
+
+def test_after_the_limit_it_is_a_dead_letter_with_where_and_why(client: txmq.Client, tmp_path: Path) -> None:
+    seen = run(client, tmp_path / "retry", NOW, 99, 7)
+    assert seen.count(b"bad") == 5  # 1 + max_retries, and aside_retries
+    assert aside(client) == (3, None)
+    (dead,) = client.browse(f"{GROUP}.dead-letter")
+    assert (dead.value, dead.key, dead.headers["txmq.dead.attempts"]) == (b"bad", b"k", b"5")
+    assert (dead.headers["txmq.dead.topic"], dead.headers["txmq.dead.offset"]) == (TOPIC.encode(), b"1")
+    assert b"cannot" in dead.headers["txmq.dead.reason"]
+
+
+def test_killed_between_the_store_and_the_ack_it_is_delivered_again(
+    client: txmq.Client, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    store = tmp_path / "retry"
+    arguments = [sys.executable, "-c", _DIES, broker.address, str(store)]
+    assert subprocess.run(arguments, check=False, timeout=WAIT_S).returncode == -signal.SIGKILL
+    assert len(RetryStore(store).read()) == 1
+    assert run(client, store, LATER, 0, 3) == [b"one", b"bad", b"two"]
+    assert RetryStore(store).read() == []
+
+
+def test_a_reset_of_the_group_keeps_what_is_aside(client: txmq.Client, tmp_path: Path) -> None:
+    run(client, tmp_path / "retry", LATER, 99, 4)
+    client.groups.reset(GROUP, [[TOPIC, 0, 2]])
+    assert aside(client) == (2, [[1, 2]])

@@ -1,0 +1,94 @@
+"""The retry store: what was put is on disk, once, bounded; and what the group's saved offset says about it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from txmq.client.aside import aside_text, parsed
+from txmq.client.retry_store import RetryStore, Stored
+from txmq.client.tracker import Tracker, Waiting
+from txmq.errors import StorageError
+from txmq.model import Message
+
+
+def stored(offset: int, group: str = "g", value: bytes = b"v", failures: int = 3) -> Stored:
+    """A row."""
+    message = Message("t", 1, offset, b"\x00k", value, {"h": b"\xff"}, "tag", 17, "tx")
+    return Stored(group, message, failures, "why")
+
+
+def test_what_was_put_is_there_for_whoever_opens_the_file_next(tmp_path: Path) -> None:
+    first = RetryStore(tmp_path / "r")
+    assert first.put(stored(4))
+    assert first.put(stored(2))
+    second = RetryStore(tmp_path / "r")  # no close before: as after a death
+    assert second.read("g") == [stored(2), stored(4)]
+    assert second.partition("g", "t", 1) == {2: stored(2), 4: stored(4)}
+    assert second.partition("g", "t", 0) == {}
+    assert second.read("other") == []
+    first.close()
+    second.close()
+
+
+def test_a_message_put_again_replaces_itself_and_is_removed_once(tmp_path: Path) -> None:
+    store = RetryStore(tmp_path / "r")
+    store.put(stored(4))
+    store.put(stored(4, group="h"))
+    store.put(stored(4, failures=9))
+    assert [row.attempts for row in store.read()] == [9, 3]
+    assert store.remove("g", "t", 1, 4)
+    assert not store.remove("g", "t", 1, 4)
+    assert store.read() == [stored(4, group="h")]
+    store.close()
+
+
+def test_a_full_store_refuses_but_lets_a_message_replace_itself(tmp_path: Path) -> None:
+    store = RetryStore(tmp_path / "r", size_bytes_max=1500)
+    assert store.put(stored(1, value=b"x" * 1000))
+    assert not store.put(stored(2, value=b"x" * 1000))
+    assert store.put(stored(1, value=b"x" * 1000, failures=4))
+    assert [row.attempts for row in store.read()] == [4]
+    store.close()
+
+
+def test_the_file_is_forced_at_every_commit_and_of_a_known_version(tmp_path: Path) -> None:
+    store = RetryStore(tmp_path / "r")
+    assert store._database.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store._database.execute("PRAGMA user_version=99")
+    store.close()
+    with pytest.raises(StorageError, match="version 99"):
+        RetryStore(tmp_path / "r")
+    (tmp_path / "bad").write_bytes(b"not a database at all, and long enough to be taken for one" * 20)
+    with pytest.raises(StorageError) as told:
+        RetryStore(tmp_path / "bad")
+    assert isinstance(told.value.__cause__, sqlite3.Error)
+
+
+def test_what_is_aside_below_the_position_travels_with_it() -> None:
+    tracker = Tracker(("t", 0), 1, 10, 10)
+    assert aside_text(tracker) is None
+    tracker.aside = {7: Waiting(None, 4, None), 3: Waiting(None, 6, 99), 10: Waiting(None, 4, None)}
+    text = aside_text(tracker)
+    assert text == "[[3,6,99],[7,4,null]]"
+    found = parsed(text)
+    assert [(at, item.failures, item.key_crc) for at, item in found.items()] == [(3, 6, 99), (7, 4, None)]
+    assert parsed(None) == {}
+    with pytest.raises(StorageError):
+        parsed("something else")
+
+
+def test_a_message_aside_is_out_once_and_counts_as_under_way() -> None:
+    tracker = Tracker(("t", 0), 1, 10, 10)
+    tracker.aside = {7: Waiting(stored(7).message, 4, None, due_at=5.0), 8: Waiting(None, 4, None)}
+    assert tracker.take(9, 4.0) == []
+    assert [message.offset for message in tracker.take(9, 5.0)] == [7]
+    assert tracker.take(9, 6.0) == []
+    assert tracker.under_way == 1
+    tracker.seek(8)
+    assert list(tracker.aside) == [7]
+    tracker.seek(7)
+    assert tracker.aside == {}

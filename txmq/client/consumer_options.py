@@ -1,0 +1,86 @@
+"""What a consumer is told: its options, and all of its settings with their checks. Values, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from txmq.client.fetching import FETCH_SIZE_BYTES_MIN
+from txmq.client.member import MemberSettings
+from txmq.errors import ConfigError
+from txmq.model import Message, is_valid_name
+from txmq.registry.assignment import STRATEGIES
+
+Filter = Callable[[Message], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """What few consumers change; times in seconds.
+
+    Args:
+        name: this member's name in the group; by default made up. Two members must not share one.
+        accept: which messages are delivered; the others count as acknowledged.
+        strategy: "sticky", "range", "round-robin" or "consistent-hash"; the same for all members.
+        retry_delay: before the first retry; doubled each time, up to a minute.
+        buffer_size_bytes: how much is fetched ahead, all partitions together.
+        session_timeout: who is not heard of for so long loses its partitions.
+        heartbeat_interval: how often it is heard of.
+        offset_save_interval: between two times of saving what was acknowledged.
+        aside_retries: how often a message set aside is delivered again before it becomes a dead letter.
+        aside_delay: before the first of these; doubled each time, up to ten minutes.
+    """
+
+    name: str | None = None
+    accept: Filter | None = None
+    strategy: str = "sticky"
+    retry_delay: float = 1.0
+    buffer_size_bytes: int = 32 << 20
+    session_timeout: float = 6.0
+    heartbeat_interval: float = 1.0
+    offset_save_interval: float = 1.0
+    aside_retries: int = 10
+    aside_delay: float = 10.0
+
+
+DEFAULTS = ConsumerOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """See ``Client.consumer``."""
+
+    group: str
+    topics: tuple[str, ...]
+    start: str | int
+    max_retries: int
+    options: ConsumerOptions
+    retry_store: str | None = None
+
+    def member(self, made_up: str) -> MemberSettings:
+        """How it takes part in its group."""
+        options = self.options
+        return MemberSettings(
+            self.group, options.name or made_up, self.topics, options.strategy, options.heartbeat_interval,
+            options.session_timeout, options.offset_save_interval,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        if not is_valid_name(self.group) or not self.topics or not all(map(is_valid_name, self.topics)):
+            raise ConfigError(
+                f"group = {self.group!r}, topics = {self.topics!r}: names of A-Z a-z 0-9 . _ -, one topic"
+            )
+        if self.start not in ("earliest", "latest") and not (isinstance(self.start, int) and self.start >= 0):
+            raise ConfigError(f"start = {self.start!r}: expected 'earliest', 'latest' or a time in ms since 1970")
+        options = self.options
+        if options.strategy not in STRATEGIES:
+            raise ConfigError(f"strategy = {options.strategy!r}: expected one of {', '.join(STRATEGIES)}")
+        if options.name is not None and not is_valid_name(options.name):
+            raise ConfigError(f"name = {options.name!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+        if options.aside_retries < 1 or options.aside_delay < 0:
+            raise ConfigError("aside_retries from 1, aside_delay from 0 seconds")
+        if self.max_retries < 0 or options.retry_delay < 0 or options.buffer_size_bytes < FETCH_SIZE_BYTES_MIN:
+            raise ConfigError(f"max_retries and retry_delay from 0, buffer_size_bytes from {FETCH_SIZE_BYTES_MIN}")
+        if min(options.session_timeout, options.heartbeat_interval, options.offset_save_interval) <= 0:
+            raise ConfigError("session_timeout, heartbeat_interval and offset_save_interval are above 0 seconds")

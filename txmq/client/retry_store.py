@@ -1,0 +1,157 @@
+"""The retry store: messages set aside by consumers, on local disk until somebody has dealt with them.
+
+An SQLite file in WAL mode and ``synchronous=FULL``: a message is on disk when ``put`` returns. What is set aside is
+decided by the group's saved offset, which names it (``aside``); this file keeps the contents, past retention and
+restarts, and lets an operator look at them. So a row that the group does not name is stale: its message comes
+again by itself, or was dealt with elsewhere.
+
+Invariants:
+    * a message is acknowledged to the group only after ``put`` returned;
+    * all rows together hold at most ``size_bytes_max``; ``put`` refuses what would pass it;
+    * consumers may share a file: rows are a group's, and a partition has one consumer of the group.
+"""
+
+# ruff: noqa: S608  statements are put together from constants; values are bound
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from txmq.errors import StorageError
+from txmq.model import Message
+from txmq.runtime.threads import Lock
+
+SIZE_BYTES_MAX = 64 << 20
+VERSION = 1
+BUSY_S = 5.0  # that another process may hold the file
+_SCHEMA = """
+CREATE TABLE messages (
+  group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+  key BLOB, value BLOB, headers TEXT NOT NULL, tag TEXT, timestamp_ms INTEGER NOT NULL, txid TEXT,
+  attempts INTEGER NOT NULL, reason TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+  PRIMARY KEY (group_name, topic, partition, offset));
+"""
+_COLUMNS = "group_name, topic, partition, offset, key, value, headers, tag, timestamp_ms, txid, attempts, reason"
+_ONE = "WHERE group_name = ? AND topic = ? AND partition = ? AND offset = ?"
+
+
+class Stored(NamedTuple):
+    """One row."""
+
+    group: str
+    message: Message
+    attempts: int
+    reason: str
+
+
+class RetryStore:
+    """See the module's docstring. Thread safety: any thread of the process that opened it.
+
+    Raises:
+        StorageError: from every method: the disk or SQLite refused.
+    """
+
+    def __init__(self, path: str | Path, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+        self.path, self.size_bytes_max = Path(path), size_bytes_max
+        self._lock = Lock()
+        with self._told():
+            self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+            self._prepare()
+
+    def _prepare(self) -> None:
+        mode = self._database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        self._database.execute("PRAGMA synchronous=FULL")
+        if mode != "wal":
+            raise StorageError(f"{self.path}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
+        self._database.execute("BEGIN IMMEDIATE")  # two that make it at once: the second finds it made
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._database.execute(_SCHEMA)
+            self._database.execute(f"PRAGMA user_version={VERSION}")
+        self._database.execute("COMMIT")
+        if version not in (0, VERSION):
+            raise StorageError(f"{self.path}: version {version} of a retry store, this txmq reads {VERSION}")
+
+    def put(self, stored: Stored) -> bool:
+        """Keep a message; again, its newest number of attempts. False where the store is full.
+
+        Durability: on disk when this returns True.
+        """
+        message = stored.message
+        headers = {name: value.hex() for name, value in message.headers.items()}
+        row = (
+            stored.group, message.topic, message.partition, message.offset, message.key, message.value,
+            json.dumps(headers), message.tag, message.timestamp_ms, message.txid, stored.attempts,
+            stored.reason[:1000], _size(message),
+        )  # fmt: skip
+        with self._lock, self._told(), self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            place = (stored.group, message.topic, message.partition, message.offset)
+            others = self._database.execute(
+                "SELECT coalesce(sum(size_bytes), 0) - coalesce((SELECT size_bytes FROM messages "
+                f"{_ONE}), 0) FROM messages", place,
+            ).fetchone()[0]  # fmt: skip
+            if others + _size(message) > self.size_bytes_max:
+                return False
+            marks = ", ".join("?" * len(row))
+            self._database.execute(
+                f"INSERT OR REPLACE INTO messages ({_COLUMNS}, size_bytes) VALUES ({marks})",
+                row,
+            )
+        return True
+
+    def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
+        """Forget a message; whether it was there."""
+        with self._lock, self._told():
+            cursor = self._database.execute(
+                f"DELETE FROM messages {_ONE}",
+                (group, topic, partition, offset),
+            )
+            return cursor.rowcount > 0
+
+    def read(self, group: str | None = None) -> list[Stored]:
+        """What is stored, of one group or of all, in order of topic, partition, offset."""
+        where, arguments = ("", ()) if group is None else ("WHERE group_name = ?", (group,))
+        with self._lock, self._told():
+            rows = self._database.execute(
+                f"SELECT {_COLUMNS} FROM messages {where} ORDER BY 1, 2, 3, 4",
+                arguments,
+            ).fetchall()
+        return [_stored(row) for row in rows]
+
+    def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
+        """What is stored of one partition, by offset."""
+        with self._lock, self._told():
+            rows = self._database.execute(
+                f"SELECT {_COLUMNS} FROM messages WHERE group_name = ? AND topic = ? AND partition = ?",
+                (group, topic, partition),
+            ).fetchall()
+        return {row[3]: _stored(row) for row in rows}
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(f"{self.path}: {error}") from error
+
+
+def _size(message: Message) -> int:
+    headers = sum(len(name) + len(value) for name, value in message.headers.items())
+    return 200 + len(message.value or b"") + len(message.key or b"") + headers
+
+
+def _stored(row: tuple[object, ...]) -> Stored:
+    group, topic, partition, offset, key, value, headers, tag, timestamp_ms, txid, attempts, reason = row
+    found = {name: bytes.fromhex(text) for name, text in json.loads(str(headers)).items()}
+    message = Message(topic, partition, offset, key, value, found, tag, timestamp_ms, txid)  # type: ignore[arg-type]
+    return Stored(str(group), message, int(str(attempts)), str(reason))
