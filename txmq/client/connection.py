@@ -153,7 +153,7 @@ class Connection:
         """Somebody was told the end of a transaction; if it is of this session, the broker need not keep it for us."""
         known = self._session
         if known is not None and (known.cluster, known.home, known.id) == txid[:3]:
-            known.finished(txid.counter)
+            known.saw_outcome(txid.counter)
 
     def renew_session(self, old: Session, deadline: float) -> None:
         """Give up a session that contradicts itself; the next ``session_link`` has another."""

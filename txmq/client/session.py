@@ -50,6 +50,7 @@ class Session:
         self._lock = Lock()
         self._floor = 0
         self._finished: list[int] = []  # heap of the finished counters above the floor
+        self._kept: set[int] = set()  # those that somebody still needs the broker's word about
 
     def next_txid(self) -> TxId:
         """A transaction id never used before."""
@@ -60,9 +61,20 @@ class Session:
         counter = next(self._numbers)
         return counter, f"{self._txid_prefix}{counter:x}"
 
+    def keep(self, counter: int) -> None:
+        """A branch in some database may come back: the broker must know the outcome until ``finished``."""
+        with self._lock:
+            self._kept.add(counter)
+
+    def saw_outcome(self, counter: int) -> None:
+        """Somebody was told the end; ``finished``, unless the outcome is still needed."""
+        if counter not in self._kept:
+            self.finished(counter)
+
     def finished(self, counter: int) -> None:
         """The end of the transaction with this counter was seen; once per counter."""
         with self._lock:
+            self._kept.discard(counter)
             if counter == self._floor + 1 and not self._finished:  # one at a time, they end in order
                 self._floor = counter
                 return

@@ -105,6 +105,11 @@ class TransactionHome:
         """Wait before the same thing is tried again."""
         self._clock.sleep(seconds)
 
+    def keep(self) -> None:
+        """A resolver needs the outcome from the broker until ``finished``, whoever is told it meanwhile."""
+        if self._txid:
+            self._session.keep(self._counter)
+
     def finished(self) -> None:
         """The end is known: the broker need not keep it for us. Once."""
         if self._txid:

@@ -129,6 +129,8 @@ class XaBlock:
             on_end = self._home.finished
         if not left:
             return
+        if on_end is not _nothing:
+            self._home.keep()
         self.pending = tuple(resource.name for resource in left)
         for resource in left:
             self._settler.watch(resource, txid, self._settled(resource.name, on_end))

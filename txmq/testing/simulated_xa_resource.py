@@ -198,16 +198,23 @@ class SimulatedXABranch:
         with suppress(SimulatedError):
             self._session.xa_end(self.xid)
         try:
-            self._session.xa_rollback(self.xid)
+            self._end_rolled_back()
             if prepared:
                 self._session.touch()
-        except SimulatedError as error:
-            self._has_ended = not prepared or error.code in (NOTA, RB_ROLLBACK)
+        except SimulatedError:
+            self._has_ended = not prepared
             self.abandon()
             return self._has_ended
         self._has_ended = True
         self.finish()
         return True
+
+    def _end_rolled_back(self) -> None:
+        try:
+            self._session.xa_rollback(self.xid)
+        except SimulatedError as error:
+            if error.code not in (NOTA, RB_ROLLBACK):
+                raise
 
     def finish(self) -> None:
         """See ``XABranch``: sessions are not pooled here."""

@@ -169,6 +169,9 @@ class MySQLBranch:
         _, error = self._send(xa("ROLLBACK", self.xid))
         if error is not None and code_of(error) not in ROLLED_BACK:
             return self._not_rolled_back(prepared, error)
+        return self._made_durable(prepared)
+
+    def _made_durable(self, prepared: bool) -> bool:
         try:
             if prepared:
                 self._session.table.touch(self._session.connection)
@@ -224,11 +227,14 @@ class MySQLBranch:
             self.abandon()
 
     def _not_rolled_back(self, prepared: bool, error: Exception) -> bool:
-        if not prepared or code_of(error) == NOTA:
-            # What is not prepared ends with its connection. This connection is not trusted any more.
+        if not prepared:
+            # It ends with its connection, which is not trusted any more.
             self._has_ended = True
             self.abandon()
             return True
+        if code_of(error) == NOTA:
+            # A resolver has rolled it back, perhaps a moment ago: it could still come back with a crash.
+            return self._made_durable(prepared)
         self._left_to_the_resolver("rollback", error)
         return False
 

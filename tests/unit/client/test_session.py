@@ -76,3 +76,13 @@ def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
     broker.session.clock_ahead_ms = -3_600_000
     home = TransactionHome(broker, broker.clock, 30.0)
     assert home.deadline_ms == broker.clock.now_ms() - 3_600_000 + 30_000
+
+
+def test_an_outcome_that_a_resolver_needs_is_not_finished_by_whoever_asks_for_it() -> None:
+    session = Session(FIELDS)
+    session.keep(1)
+    session.saw_outcome(1)
+    session.saw_outcome(2)
+    assert session.floor == 0
+    session.finished(1)
+    assert session.floor == 2
