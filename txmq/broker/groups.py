@@ -330,13 +330,16 @@ def _describe(request: _Request) -> None:
 
 
 def _described_partitions(context: Context, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:
+    """Every partition of the topics that the group has anything to do with: one that nobody has read has lag, too."""
     rows = []
+    ids = {topic_id for topic_id, _ in (*saved.offsets, *saved.generations)}
+    names = {topic for member in membership.members.values() for topic in member.topics}
     for topic in context.state.topics:
+        if topic.topic_id not in ids and topic.config.name not in names:
+            continue
         for partition in context.state.partitions_of[topic.topic_id]:
             place, slot = (topic.topic_id, partition.number), (topic.config.name, partition.number)
             at, owned = saved.offsets.get(place), membership.owned.get(slot)
-            if at is None and owned is None:
-                continue
             start, end = partition.log_start, partition.high_watermark
             rows.append(
                 {

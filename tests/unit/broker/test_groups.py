@@ -327,3 +327,15 @@ def test_a_member_that_was_taken_for_gone_does_not_undo_a_reset() -> None:
     back = Consumer(made, "one").join(["a", 0, 1], ["a", 1, 1])
     assert back.view["assigned"][:2] == [["a", 0, 3, 2, None], ["a", 1, 1, None, None]]
     assert back.save(A0, 1, 7) == [["a", 0, 3]]
+
+
+def test_partitions_that_nobody_has_read_are_described_with_their_lag() -> None:
+    made = node()
+    one = Consumer(made, "one", topics="a").join()
+    one.save(A0, 1, 0)
+    one.ask("leave", [], member="one")
+    put(made.connect(), b"x", b"y", partition=1)
+    rows = describe(made)["partitions"]
+    assert [(row["topic"], row["partition"], row["offset"], row["lag"]) for row in rows] == [
+        ("a", 0, 0, 0), ("a", 1, None, 2),
+    ]  # fmt: skip
