@@ -29,7 +29,9 @@ client = txmq.connect(sys.argv[1])
 options = ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.2)
 consumer = client.consumer(sys.argv[2], [sys.argv[3]], options=options)
 def handle(message):
-    print(message.partition, message.offset, message.value.decode(), flush=True)
+    # One write a line: print writes word by word, and two threads would share a line.
+    sys.stdout.write(f"{message.partition} {message.offset} {message.value.decode()}\\n")
+    sys.stdout.flush()
 consumer.run(handle, threads=2)
 """
 
