@@ -28,9 +28,9 @@ def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: in
     """
     crew = _Crew(make, max(1, count // threads), threading.Barrier(threads + 1))
     running = [threading.Thread(target=crew.run) for _ in range(threads)]
-    for thread in running:
-        thread.start()
     try:
+        for thread in running:  # in here: the first ones work already, and an interrupt must end them
+            thread.start()
         crew.start()
         started = time.perf_counter()
         for thread in running:
@@ -40,7 +40,8 @@ def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: in
         crew.stop = True
         crew.ready.abort()
         for thread in running:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
     if crew.failures:
         raise crew.failures[0]
     return crew.each * threads / seconds, sorted(crew.taken)
