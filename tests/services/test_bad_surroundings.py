@@ -104,7 +104,7 @@ def test_thousands_of_slow_connections_are_closed_while_others_are_served(watch:
 
     work()  # what an allocator keeps of so many is baseline; it keeps some more in later rounds
     watch.rebase()
-    watch.under_rule(work, growth_bytes_max=10 << 20)  # 5,000 connections that stay cost 12
+    watch.under_rule(work, growth_bytes_max=11 << 20)  # 5,000 connections that stay cost 12
 
 
 @pytest.mark.parametrize("verb", [b"meta *", b"stats json", b"topic list *", b"stats offsets", b"help *"])
