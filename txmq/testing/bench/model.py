@@ -11,10 +11,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 import txmq
+from txmq.errors import TxmqError
 from txmq.testing.bench.raw import percentile
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9}
@@ -76,8 +77,17 @@ def client_with_topic(target: Target, timeout: float = 60.0) -> Iterator[txmq.Cl
         client.topics.create(target.topic, partitions=target.partitions)
         try:
             yield client
-        finally:
-            client.topics.delete(target.topic)
+        except BaseException:
+            with suppress(TxmqError):  # or Ctrl-C would become the failure of one row, and the next one begin
+                _delete_topic(target)
+            raise
+        _delete_topic(target)
+
+
+def _delete_topic(target: Target) -> None:
+    """On a connection of its own: one that was interrupted while it wrote is shut."""
+    with txmq.connect(target.address, name="bench") as client:
+        client.topics.delete(target.topic)
 
 
 def latencies(ordered: Sequence[float]) -> dict[str, float]:

@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-_JOIN_S = 0.1  # a signal that comes right before a join without end is heard by nobody
-
 
 def timed(work: Callable[[], object], count: int) -> list[float]:
     """Do it ``count`` times; seconds each took, sorted."""
@@ -36,8 +34,7 @@ def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: in
         crew.start()
         started = time.perf_counter()
         for thread in running:
-            while thread.is_alive():
-                thread.join(_JOIN_S)
+            thread.join()
         seconds = time.perf_counter() - started
     finally:
         crew.stop = True
