@@ -19,6 +19,9 @@ export PY
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
 
+.venv/.spark: pyproject.toml .ci/setup
+	@.ci/setup spark
+
 .venv/.dev: pyproject.toml .ci/setup
 	@.ci/setup dev
 
@@ -38,7 +41,8 @@ check: .venv/.dev
 	$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/vectors
 
 test: check
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors --ignore tests/spark
+	$(BIN)/pytest --durations 5 tests/spark
 
 bench: .venv/.dev .venv/.bench
 	$(BIN)/python -m bench
