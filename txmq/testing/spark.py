@@ -115,9 +115,9 @@ def _require_java() -> None:
     advice = f"Spark needs Java {JAVA_VERSION_MIN} or later: apt-get install openjdk-17-jre-headless"
     if java is None:
         raise SparkMissingError(f"{advice}; there is no java on the PATH")
-    answer = subprocess.run(
+    answer = subprocess.run(  # noqa: S603
         [java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=False
-    )  # noqa: S603
+    )
     lines = (line.partition("=") for line in answer.stderr.splitlines())
     version = next((value.strip() for key, _, value in lines if key.strip() == "java.specification.version"), "0")
     if not version.isdecimal() or int(version) < JAVA_VERSION_MIN:  # Java 8 calls itself 1.8
