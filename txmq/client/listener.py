@@ -1,0 +1,55 @@
+"""``Consumer.run``: a listener, called with each message by several threads.
+
+Partitions in parallel, each in order: a partition is one thread's at a time, and waits for a message of it that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from txmq.client.failures import Failures
+from txmq.client.share import IDLE_S_MAX, Share
+from txmq.client.tracker import Tracker
+from txmq.model import Message
+from txmq.runtime.ports import Clock
+
+Handle = Callable[[Message], object]
+
+
+class Listener:
+    """See the module's docstring; ``work`` is for as many threads as one likes."""
+
+    def __init__(self, share: Share, failures: Failures, clock: Clock, handle: Handle) -> None:
+        self._share, self._failures, self._clock, self._handle = share, failures, clock, handle
+
+    def work(self) -> None:
+        """Call the listener until nothing is delivered any more."""
+        while (found := self._next()) is not None:
+            message, tracker = found
+            reason: str | None = None
+            try:
+                self._handle(message)
+            except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
+                reason = repr(error)
+            if reason is None:
+                self._failures.acked(message)
+            else:
+                self._failures.failed(message, reason)
+            with self._share.changed:
+                tracker.is_busy = False
+                self._share.changed.notify_all()
+
+    def _next(self) -> tuple[Message, Tracker] | None:
+        """A message of a partition that nobody has in hand; None when it is over."""
+        share = self._share
+        with share.changed:
+            while not share.is_closed:
+                now = self._clock.monotonic()
+                found = share.take_in_order(now)
+                if found is not None:
+                    break
+                share.changed.wait(min(share.next_retry_in(now), IDLE_S_MAX))
+            else:
+                return None
+        share.more()
+        return found
