@@ -9,19 +9,19 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import txmq
-from txmq.client.consumer import Consumer, ConsumerOptions
+from tests.services.consuming import WAIT_S, take, until, values
+from txmq.client.consumer import ConsumerOptions
 from txmq.model import Message
 from txmq.testing.broker_process import BrokerProcess
 
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = 6
-WAIT_S = 60.0
 _MEMBER = """
 import sys, txmq
 from txmq.client.consumer import ConsumerOptions
@@ -48,31 +48,6 @@ while True:
     for message in consumer.poll():
         print(message.value.decode(), flush=True)
 """
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something, by looking."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        signal.sigtimedwait((), 0.005)
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    """So many messages, each acknowledged."""
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count}"
-        for message in consumer.poll(timeout=0.2):
-            message.ack()
-            found.append(message)
-    return found
-
-
-def values(messages: list[Message]) -> list[bytes]:
-    """In the order of arrival."""
-    return [message.value or b"" for message in messages]
 
 
 @pytest.fixture

@@ -1,0 +1,37 @@
+"""What tests of consumers share: waiting, and taking messages."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from txmq.client.consumer import Consumer
+from txmq.model import Message
+
+WAIT_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something, by looking."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        signal.sigtimedwait((), 0.005)
+
+
+def take(consumer: Consumer, count: int) -> list[Message]:
+    """So many messages, each acknowledged."""
+    found: list[Message] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count}"
+        for message in consumer.poll(timeout=0.2):
+            message.ack()
+            found.append(message)
+    return found
+
+
+def values(messages: list[Message]) -> list[bytes]:
+    """In the order of arrival."""
+    return [message.value or b"" for message in messages]
