@@ -22,7 +22,13 @@ Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_def
 
 @app.command("list")
 def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """List the groups that have members or saved offsets."""
+    """List the groups that have members or saved offsets.
+
+    [bold]Examples[/bold]
+
+      txmq group list
+      txmq group list --json | jq -r '.[].group'
+    """
     with connected(bootstrap) as client:
         groups = client.groups.list()
     if as_json:
@@ -91,7 +97,12 @@ def skip(
 ) -> None:
     """Pass over messages that nobody can deal with; refused while the group has members.
 
-    The messages stay in the log: read them with txmq consume --topic TOPIC --partition N --from OFFSET.
+    The messages stay in the log: read them with txmq consume.
+
+    [bold]Examples[/bold]
+
+      txmq group skip billing --topic orders --partition 3
+      txmq consume --topic orders --partition 3 --from 1200 --max 1
     """
     with connected(bootstrap, topic) as client:
         saved = {(p["topic"], p["partition"]): p["offset"] for p in client.groups.describe(group)["partitions"]}
@@ -104,7 +115,12 @@ def skip(
 
 @app.command()
 def delete(group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """Forget a group and its offsets; refused while it has members."""
+    """Forget a group and its offsets; refused while it has members.
+
+    [bold]Examples[/bold]
+
+      txmq group delete billing
+    """
     with connected(bootstrap) as client:
         client.groups.delete(group)
     if as_json:

@@ -80,7 +80,12 @@ def options(
 
 @app.command("version")
 def version(as_json: output.Json = False) -> None:
-    """Print the version."""
+    """Print the version.
+
+    [bold]Examples[/bold]
+
+      txmq version
+    """
     from importlib.metadata import version as installed
 
     if as_json:

@@ -7,6 +7,7 @@ Exit statuses: 0 done, 1 it did not work (one line says what to do next), 2 the 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, NoReturn
@@ -17,6 +18,8 @@ STATUS_FAILED = 1
 STATUS_USAGE = 2
 STATUS_INTERRUPTED = 130
 DEFAULT_BOOTSTRAP = "txmq://127.0.0.1:8123"
+
+PIPED_WIDTH = 240  # columns of a table that no terminal limits: lines that grep and less can use
 
 Bootstrap = Annotated[
     str,
@@ -44,7 +47,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in kept:
         table.add_row(*(Text(cell(value)) for value in row))
-    Console().print(table)
+    is_limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if is_limited else PIPED_WIDTH).print(table)
 
 
 def print_fields(title: str, fields: Mapping[str, object]) -> None:

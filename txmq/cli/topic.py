@@ -60,7 +60,13 @@ def create(
 
 @app.command("list")
 def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """List the topics."""
+    """List the topics.
+
+    [bold]Examples[/bold]
+
+      txmq topic list
+      txmq topic list --json | jq -r '.[].name'
+    """
     with connected(bootstrap) as client:
         topics = [fields_of(topic) for topic in client.topics.list()]
     if as_json:
@@ -72,7 +78,12 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
 
 @app.command()
 def describe(name: Name, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """Show a topic's settings and what each partition holds."""
+    """Show a topic's settings and what each partition holds.
+
+    [bold]Examples[/bold]
+
+      txmq topic describe orders
+    """
     with connected(bootstrap, name) as client:
         config = client.topics.describe(name)
         held = [
@@ -120,7 +131,12 @@ def close(
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Close a topic for publishing (to drain it) or for reading; both without an option."""
+    """Close a topic for publishing (to drain it) or for reading; both without an option.
+
+    [bold]Examples[/bold]
+
+      txmq topic close orders --publish
+    """
     _show_doors(_altered(name, _doors(publish, read, to=False), bootstrap), as_json=as_json)
 
 
@@ -132,7 +148,12 @@ def open_(
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Open a topic again for publishing or reading; both without an option."""
+    """Open a topic again for publishing or reading; both without an option.
+
+    [bold]Examples[/bold]
+
+      txmq topic open orders --publish
+    """
     _show_doors(_altered(name, _doors(publish, read, to=True), bootstrap), as_json=as_json)
 
 
@@ -143,7 +164,13 @@ def delete(
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Delete a topic and all its messages, for ever."""
+    """Delete a topic and all its messages, for ever.
+
+    [bold]Examples[/bold]
+
+      txmq topic delete orders
+      txmq topic delete orders --yes
+    """
     if not yes:
         typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
     with connected(bootstrap, name) as client:

@@ -22,7 +22,6 @@ Heuristic = Annotated[
     bool, typer.Option("--heuristic", help="You decide alone, without proof of what the database or application did.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-_LIST_COLUMNS = ("txid", "state", "kind", "age", "why")
 
 
 @app.command("list")
@@ -54,10 +53,11 @@ def list_(
     if as_json:
         output.print_json(rows)
         return
-    for row in rows:
-        row["age"] = tx_explain.age(row["age_ms"])
     word = "in doubt" if wanted == "in-doubt" else "found" if wanted == "all" else wanted
-    output.print_table(f"{len(rows)} {word}", _LIST_COLUMNS, [[row[name] for name in _LIST_COLUMNS] for row in rows])
+    typer.echo(f"{len(rows)} {word}")
+    for row in rows:  # an id is 67 characters, and people copy it: no table that folds it
+        sentence = f"{row['state']}, {row['kind']}, {tx_explain.age(row['age_ms'])}: {row['why']}"
+        typer.echo(f"{output.escaped(row['txid'])}\n    {output.escaped(sentence)}")
 
 
 def _state(state: str | None, *, in_doubt: bool) -> str:
@@ -72,11 +72,19 @@ def _state(state: str | None, *, in_doubt: bool) -> str:
 
 @app.command()
 def show(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """Show what is known of one transaction: its outcome, or why it is in doubt, what to paste, what to do next."""
+    """Show what is known of one transaction: its outcome, or why it is in doubt, what to paste, what to do next.
+
+    [bold]Examples[/bold]
+
+      txmq tx show TXID
+      txmq tx show TXID --json | jq -r .outcome
+    """
     with connected(bootstrap) as client:
         fields = client.transactions.show(txid)
     advice: dict[str, Any] = {}
-    if "state" in fields:
+    if fields.get("outcome") == "unknown" and "state" not in fields:
+        advice = {"next": tx_explain.next_steps_unknown(txid)}
+    elif "state" in fields:
         advice = {
             "why": tx_explain.why(fields), "sql": tx_explain.sql(fields), "next": tx_explain.next_steps(fields),
         }  # fmt: skip
@@ -110,6 +118,10 @@ def commit(
     """Commit a prepared transaction in its database's or application's stead: its messages go out.
 
     If the rows are not there, readers act on something that never happened. See docs/how-to/in-doubt-at-3am.md.
+
+    [bold]Examples[/bold]
+
+      txmq tx commit TXID --heuristic --reason 'ada: row 42 is there'
     """
     _require(heuristic, "commit")
     _confirm(yes, f"Commit {txid}? If its rows are NOT committed, its messages tell of something that never happened.")
@@ -127,6 +139,10 @@ def rollback(
     """Roll a prepared transaction back in its database's or application's stead: its messages never go out.
 
     If the rows are there, or still come, nobody is told of them. See docs/how-to/in-doubt-at-3am.md.
+
+    [bold]Examples[/bold]
+
+      txmq tx rollback TXID --heuristic --reason 'ada: no marker, service removed'
     """
     _require(heuristic, "rollback")
     _confirm(yes, f"Roll back {txid}? If its rows ARE committed, or commit later, nobody will be told of them.")
@@ -147,7 +163,12 @@ def complete(
     yes: Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Stop waiting for one branch of a committed transaction: its database is gone, or decided alone."""
+    """Stop waiting for one branch of a committed transaction: its database is gone, or decided alone.
+
+    [bold]Examples[/bold]
+
+      txmq tx complete TXID --resource orders-db --heuristic hazard --reason 'disk lost'
+    """
     _confirm(yes, f"Give up the branch of {txid} in {resource}? If it is prepared there, it keeps its locks for ever.")
     with connected(bootstrap) as client:
         client.transactions.complete(txid, resource, heuristic, reason)
@@ -160,6 +181,10 @@ def fence(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as
     """Tell what became of a transaction, for good: one the broker never saw is journaled as rolled back.
 
     After "rolled-back" a branch of that id which a database lists in XA RECOVER may be rolled back by hand.
+
+    [bold]Examples[/bold]
+
+      txmq tx fence TXID
     """
     with connected(bootstrap) as client:
         word = client.transactions.fence(txid).value
@@ -168,7 +193,13 @@ def fence(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as
 
 @app.command()
 def forget(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """Drop what is kept of a lone decision, once its damage is repaired."""
+    """Drop what is kept of a lone decision, once its damage is repaired.
+
+    [bold]Examples[/bold]
+
+      txmq tx list --state heuristic
+      txmq tx forget TXID
+    """
     with connected(bootstrap) as client:
         client.transactions.forget(txid)
     _said({"txid": txid, "forgotten": True}, f"the heuristic outcome of {txid} is forgotten", as_json=as_json)

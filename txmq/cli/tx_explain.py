@@ -109,6 +109,14 @@ def _branch_sql(row: Row, branch: Row) -> list[str]:
     return lines
 
 
+def next_steps_unknown(txid: str) -> list[str]:
+    """What to do about an id that is open, or was never seen."""
+    return [
+        "ask again: its owner may be about to commit (txmq stats transactions counts the open ones)",
+        f"nobody owns it, but a database lists it: txmq tx fence {txid} (then nothing of it can commit any more)",
+    ]
+
+
 def next_steps(row: Row) -> list[str]:
     """What to do, the safest first."""
     txid = row["txid"]

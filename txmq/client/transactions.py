@@ -71,7 +71,7 @@ class Transactions:
             if row is None:
                 raise
             return {"txid": text, **row}
-        fields: Fields = {"txid": text, "outcome": word}
+        fields: Fields = {"txid": text, "outcome": "unknown" if word == "prepared" else word}
         if word != "unknown":
             row = self._row(text, "prepared" if word == "prepared" else "all")
             fields |= {name: value for name, value in (row or {}).items() if name != "outcome"}

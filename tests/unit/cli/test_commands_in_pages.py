@@ -15,13 +15,7 @@ from txmq.cli import tx_explain
 from txmq.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [
-    "README.md",
-    "docs/quickstart.md",
-    "docs/operations.md",
-    "docs/how-to/choose.md",
-    "docs/how-to/in-doubt-at-3am.md",
-]
+PAGES = ["README.md", *(page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "docs").rglob("*.md")))]
 _IN_TICKS = re.compile(r"`(txmq [a-z][^`]*)`")
 _IN_SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 _CHOICE = re.compile(r"^[a-z]+(\|[a-z]+)+$")
@@ -59,6 +53,25 @@ def _fault(words: list[str]) -> str | None:
     return f"no option {unknown}" if unknown else None
 
 
+def _leaves(command: Any, path: tuple[str, ...] = ("txmq",)) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, inner in command.commands.items():
+        yield from _leaves(inner, (*path, name))
+
+
+LEAVES = list(_leaves(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(path) for path, _ in LEAVES])
+def test_the_help_of_every_command_has_an_example_that_can_be_run(path: tuple[str, ...], command: Any) -> None:
+    examples = [line.strip() for line in command.help.splitlines() if re.match(r" *(\S.*\| )?txmq ", line)]
+    assert any(line.startswith(" ".join(path)) or f"| {' '.join(path)}" in line for line in examples)
+    runs = [run for line in examples for run in re.split(r"[|;&]\s", line) if run.strip().startswith("txmq ")]
+    assert [(run, fault) for run in runs for w in _expanded(shlex.split(run)) if (fault := _fault(w))] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_exist(page: str) -> None:
     found = list(_named((ROOT / page).read_text("utf-8")))
@@ -79,7 +92,7 @@ def test_the_commands_of_an_advice_exist() -> None:
         {"txid": "t", "state": "decided", "branches": [branch]},
         *(prepared | {"kind": kind} for kind in ("half", "foreign", "last-resource")),
     ]
-    lines = [line for row in rows for line in tx_explain.next_steps(row)]
+    lines = [line for row in rows for line in tx_explain.next_steps(row)] + tx_explain.next_steps_unknown("t")
     commands = [match for line in lines for match in re.findall(r"txmq [^()]*", line)]
     assert len(commands) >= len(rows)
     assert [(c, fault) for c in commands for w in _expanded(shlex.split(c)) if (fault := _fault(w))] == []

@@ -27,6 +27,14 @@ def test_a_failure_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) 
     assert (caught.value.code, capsys.readouterr().err) == (2, "txmq: no\\nsuch thing\n")
 
 
+def test_a_table_that_is_piped_is_not_folded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    output.print_table("things", ("why",), [("w" * 200,)])
+    assert "w" * 200 in capsys.readouterr().out
+
+
 def test_a_table_shows_every_cell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     output.print_table("things", ("name", "count"), [("[bold]x", 1), ("y\x1b", 22)])
