@@ -22,6 +22,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
+from txmq.client.consumer_options import ConsumerSettings
 from txmq.client.retry_store import RetryStore, Stored
 from txmq.client.tracker import Tracker, Waiting
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
@@ -66,8 +67,13 @@ def key_crc(message: Message) -> int | None:
 class Aside:
     """See the module's docstring; ``changed`` guards the trackers. Thread safety: any thread."""
 
-    def __init__(self, client: Any, group: str, member: str, store: RetryStore | None, changed: Condition) -> None:
-        self._client, self._group, self._member, self._store, self._changed = client, group, member, store, changed
+    def __init__(
+        self, client: Any, settings: ConsumerSettings, member: str, store: RetryStore | None, changed: Condition
+    ) -> None:
+        self._client, self._group, self._member, self._store, self._changed = (
+            client, settings.saved_as, member, store, changed
+        )  # fmt: skip
+        self._dead_letters = settings.group + DEAD_LETTER_SUFFIX
         self._producer: Any = None
 
     @property
@@ -147,7 +153,7 @@ class Aside:
 
     def bury(self, message: Message, failures: int, reason: str) -> None:
         """Send it to the dead-letter topic. Raises TxmqError where that fails."""
-        topic = self._group + DEAD_LETTER_SUFFIX
+        topic = self._dead_letters
         headers = {
             **message.headers, "txmq.dead.reason": reason.encode()[:1000], "txmq.dead.topic": message.topic.encode(),
             "txmq.dead.partition": b"%d" % message.partition, "txmq.dead.offset": b"%d" % message.offset,

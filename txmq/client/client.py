@@ -256,25 +256,29 @@ class Client:
     # --- consuming ---------------------------------------------------------------------------------------------------
 
     def consumer(
-        self, group: str, topics: Sequence[str], *, start: str | int = "earliest", max_retries: int = 5,
-        retry_store: str | None = None, options: ConsumerOptions = DEFAULTS,
+        self, group: str, topics: Sequence[str], *, start: str | int | None = None, max_retries: int = 5,
+        retry_store: str | None = None, broadcast: bool = False, options: ConsumerOptions = DEFAULTS,
     ) -> Consumer:  # fmt: skip
         """Join a consumer group and share its work: each partition has one consumer of the group at a time.
 
         Args:
             group: its name; offsets are saved under it.
             topics: what to consume; those that do not exist yet are joined when they are created.
-            start: where the group has saved no offset: "earliest", "latest", or a time in ms since 1970.
+            start: where the group has saved no offset: "earliest" (the default), "latest" (a broadcast's default), or a
+                time in ms since 1970.
             max_retries: how often a message that failed is delivered again,
                 before it is set aside or becomes a dead letter.
             retry_store: a file on local disk, made if it is absent, for messages that are set aside: retried later
                 while their partition moves on. None: what failed too often becomes a dead letter at once.
+            broadcast: share with nobody: this consumer gets every message. With ``options.name`` it goes on where
+                its name stopped; without, it begins anew each time, and leaves no trace.
             options: a filter, the member's name, the strategy, times and sizes.
 
         Raises:
             ConfigError: an argument out of range.
         """
-        settings = ConsumerSettings(group, tuple(topics), start, max_retries, options, retry_store)
+        begin = start if start is not None else "latest" if broadcast else "earliest"
+        settings = ConsumerSettings(group, tuple(topics), begin, max_retries, options, retry_store, broadcast)
         settings.check()
         self._refuse_closed()
         membership = settings.member(f"{self.name}-{OSRandom().bits(48):012x}")

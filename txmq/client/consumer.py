@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from txmq.client.alone import Alone
 from txmq.client.aside import Aside
 from txmq.client.connection import Connection
 from txmq.client.consumer_options import DEFAULTS, ConsumerOptions, ConsumerSettings
@@ -47,16 +48,20 @@ class Consumer:
         self, client: Any, connections: tuple[Connection, Connection], settings: ConsumerSettings,
         membership: MemberSettings,
     ) -> None:  # fmt: skip
-        self._client, self.settings, self.name = client, settings, membership.name
+        self._client, self.settings, self.name = client, settings, settings.options.name or membership.name
         self._clock = client.clock
-        log = get_logger(group=settings.group, member=membership.name)
+        log = get_logger(group=settings.group, member=self.name)
         self._share = share = Share(client, self, settings, log)
         store = RetryStore(settings.retry_store) if settings.retry_store is not None else None
-        self._aside = share.aside = Aside(client, settings.group, self.name, store, share.changed)
+        self._aside = share.aside = Aside(client, settings, self.name, store, share.changed)
         self._failures = Failures(share, self._aside, settings, self._clock, log)
         fetching, beating = connections
         self._fetching = Fetching(client, fetching, share.changed, share.trackers, settings.options.buffer_size_bytes)
-        self._member = GroupMember(beating, self._clock, membership, share)
+        self._member: GroupMember | Alone
+        if settings.broadcast and settings.options.name is None:
+            self._member = Alone(client.topics, membership, share)
+        else:
+            self._member = GroupMember(beating, self._clock, membership, share)
         share.more, share.save_start = self._fetching.more, self._member.save_start
         self._member.start()
         self._fetching.start(log)

@@ -19,9 +19,11 @@ class ConsumerOptions:
     """What few consumers change; times in seconds.
 
     Args:
-        name: this member's name in the group; by default made up. Two members must not share one.
+        name: this member's name in the group; by default made up. Two members must not share one. A broadcast's member
+            finds its offsets again under it.
         accept: which messages are delivered; the others count as acknowledged.
-        strategy: "sticky", "range", "round-robin" or "consistent-hash"; the same for all members.
+        strategy: "sticky", "range", "round-robin", "consistent-hash" or "exclusive" (one member has everything, the
+            others stand by); the same for all members. Without meaning in a broadcast.
         retry_delay: before the first retry; doubled each time, up to a minute.
         buffer_size_bytes: how much is fetched ahead, all partitions together.
         session_timeout: who is not heard of for so long loses its partitions.
@@ -56,13 +58,22 @@ class ConsumerSettings:
     max_retries: int
     options: ConsumerOptions
     retry_store: str | None = None
+    broadcast: bool = False
+
+    @property
+    def saved_as(self) -> str:
+        """The group that offsets are saved under: a broadcast's named member is a group of its own."""
+        name = self.options.name
+        return f"{self.group}.{name}" if self.broadcast and name is not None else self.group
 
     def member(self, made_up: str) -> MemberSettings:
         """How it takes part in its group."""
         options = self.options
+        # Two processes under one name must not share: the second one stands by.
+        name, strategy = (made_up, "exclusive") if self.broadcast else (options.name or made_up, options.strategy)
         return MemberSettings(
-            self.group, options.name or made_up, self.topics, options.strategy, options.heartbeat_interval,
-            options.session_timeout, options.offset_save_interval,
+            self.saved_as, name, self.topics, strategy, options.heartbeat_interval, options.session_timeout,
+            options.offset_save_interval,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -78,6 +89,10 @@ class ConsumerSettings:
             raise ConfigError(f"strategy = {options.strategy!r}: expected one of {', '.join(STRATEGIES)}")
         if options.name is not None and not is_valid_name(options.name):
             raise ConfigError(f"name = {options.name!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+        if self.broadcast and options.name is None and self.retry_store is not None:
+            raise ConfigError("retry_store: a broadcast's member needs options.name, under which it is remembered")
+        if not is_valid_name(self.saved_as):
+            raise ConfigError(f"{self.saved_as!r} is longer than a group's name may be: 200")
         if options.aside_retries < 1 or options.aside_delay < 0:
             raise ConfigError("aside_retries from 1, aside_delay from 0 seconds")
         if self.max_retries < 0 or options.retry_delay < 0 or options.buffer_size_bytes < FETCH_SIZE_BYTES_MIN:

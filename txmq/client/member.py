@@ -29,12 +29,18 @@ RETRY_S = 0.1
 
 
 class Assigned(NamedTuple):
-    """A partition to be consumed. ``offset`` is None where the group has saved none."""
+    """A partition to be consumed.
+
+    Attributes:
+        offset: None where the group has saved none.
+        is_later: others were assigned before it.
+    """
 
     slot: Slot
     generation: int
     offset: int | None
     aside: str | None
+    is_later: bool = False
 
 
 class Position(NamedTuple):
@@ -93,6 +99,7 @@ class GroupMember:
         self._connection, self._clock, self._settings, self._partitions = connection, clock, settings, partitions
         self._log = get_logger(group=settings.group, member=settings.name)
         self._view, self._is_joined, self._is_closing = 0, False, False
+        self._has_view = False
         self._heard_at = clock.monotonic()
         self._save_at = 0.0
         self._saving = Lock()
@@ -203,7 +210,11 @@ class GroupMember:
     def _apply(self, view: dict[str, Any]) -> None:
         self._view = view["view"]
         held = dict(self._partitions.held())
-        assigned = [Assigned((t, p), generation, offset, aside) for t, p, generation, offset, aside in view["assigned"]]
+        is_later, self._has_view = self._has_view or any(row[3] is not None for row in view["assigned"]), True
+        assigned = [
+            Assigned((t, p), generation, offset, aside, is_later)
+            for t, p, generation, offset, aside in view["assigned"]
+        ]
         revoked = {(topic, partition) for topic, partition in view["revoked"]}
         mine = {item.slot: item.generation for item in assigned}
         for slot, generation in held.items():

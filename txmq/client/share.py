@@ -115,7 +115,9 @@ class Share:
         """See ``Partitions``."""
         offset, saved = assigned.offset, assigned.offset
         if offset is None:
-            offset = self._starting_offset(assigned.slot)
+            # What came while a broadcast's member was there (or had its name) was sent to it from the first message on.
+            is_new = self._settings.broadcast and assigned.is_later
+            offset = self._starting_offset(assigned.slot, "earliest" if is_new else self._settings.start)
             if self._settings.start != "earliest":
                 # Whoever has it next, should we die, would find another "latest" and skip what came between.
                 if not self.save_start(Position(assigned.slot, assigned.generation, offset)):
@@ -134,8 +136,7 @@ class Share:
     def _has(self, tracker: Tracker) -> bool:
         return not self.is_left and self.trackers.get(tracker.slot) is tracker
 
-    def _starting_offset(self, slot: Slot) -> int:
-        start = self._settings.start
+    def _starting_offset(self, slot: Slot, start: str | int) -> int:
         if isinstance(start, int):
             return int(self._client.offset_for(*slot, start))
         held = self._client.offsets(*slot)

@@ -13,6 +13,7 @@ range              per topic, contiguous ranges of partitions; the first members
 round-robin        all partitions of all topics dealt out in turn
 consistent-hash    a ring of hashes: who comes or goes moves only his own share; shares differ (MetaQ's second strategy)
 sticky             who has a partition keeps it; only what balance asks for moves (the default here)
+exclusive          who has most has everything, the others stand by (a named member of a broadcast)
 =================  ====================================================================================================
 
 Sources: Kafka, "partition.assignment.strategy"; MetaQ, DefaultLoadBalanceStrategy, ConsisHashStrategy.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 
@@ -88,6 +90,14 @@ def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[Slo
     return owners
 
 
+def exclusive(members: Members, partitions: Mapping[str, int], current: Mapping[Slot, str]) -> Owners:
+    """Everything to one member: who has most already, else the first by name."""
+    held = Counter(owner for (topic, _), owner in current.items() if topic in partitions)
+    ranking = sorted(members, key=lambda member: (-held[member], member))
+    firsts = {topic: next((member for member in ranking if topic in members[member]), "") for topic in partitions}
+    return {slot: firsts[slot[0]] for slot in _slots(members, partitions)}
+
+
 def _level(members: Members, held: dict[str, list[Slot]]) -> None:
     """Move one partition at a time from who has most to who has least, while that lessens the difference."""
     moved = True
@@ -127,4 +137,5 @@ STRATEGIES: Mapping[str, Strategy] = {
     "round-robin": round_robin,
     "consistent-hash": consistent_hash,
     "sticky": sticky,
+    "exclusive": exclusive,
 }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.registry.assignment import STRATEGIES, Owners, Slot, range_, round_robin, sticky
+from txmq.registry.assignment import STRATEGIES, Owners, Slot, exclusive, range_, round_robin, sticky
 
 TOPICS = ("a", "b", "c")
 NAMES = st.sampled_from([f"m{number}" for number in range(8)])
@@ -97,6 +97,17 @@ def test_a_sticky_group_that_did_not_change_moves_nothing(
     assert sticky(members, partitions, before) == before
 
 
+@given(members=SAME_WISH, partitions=PARTITIONS, more=PARTITIONS)
+def test_who_has_everything_keeps_it_and_gets_what_is_new_whoever_joins(
+    members: dict[str, tuple[str, ...]], partitions: dict[str, int], more: dict[str, int]
+) -> None:
+    before = exclusive(members, partitions, {})
+    grown = {topic: max(partitions.get(topic, 0), more.get(topic, 0)) for topic in TOPICS}
+    after = exclusive({"a-newcomer": TOPICS, **members}, grown, before)
+    assert len(set(after.values())) <= 1
+    assert not before or set(after.values()) == set(before.values())
+
+
 @given(members=SAME_WISH, partitions=PARTITIONS, gone=NAMES)
 def test_who_leaves_a_ring_moves_only_what_he_had(
     members: dict[str, tuple[str, ...]], partitions: dict[str, int], gone: str
@@ -114,5 +125,7 @@ def test_every_partition_of_metaqs_own_cases_is_consumed(name: str, partitions: 
     group = {f"m{number}": ("a",) for number in range(members)}
     owners = STRATEGIES[name](group, {"a": partitions}, {})
     assert len(owners) == partitions
-    if name != "consistent-hash":
+    if name == "exclusive":
+        assert loads(owners, group)[0] == partitions
+    elif name != "consistent-hash":
         assert max(loads(owners, group)) - min(loads(owners, group)) <= 1
