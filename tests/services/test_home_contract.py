@@ -73,9 +73,9 @@ class Deal:
             bytes(self.control.call("outcome", self.txid, extensions={"owner": None}, timeout=5.0)).decode().split("\n")
         )
 
-    def outcome(self) -> tuple[str, int]:
+    def outcome(self, **extensions: None) -> tuple[str, int]:
         """The word, and how many parts have a place."""
-        word, lines = parse_outcome(self.control.call("outcome", self.txid, timeout=5.0))
+        word, lines = parse_outcome(self.control.call("outcome", self.txid, extensions=extensions, timeout=5.0))
         return word, len(lines)
 
     def listed(self, uuid: str = UUID, **extensions: str) -> list[dict[str, Any]]:
@@ -111,6 +111,18 @@ def test_a_rollback_fences_what_was_never_seen(deal: Deal) -> None:
         deal.home.commit_local(deal.parts(b"late"))
     with pytest.raises(TransactionConflictError):
         deal.prepare(b"late")
+
+
+def test_an_outcome_with_fence_is_final(client: Any) -> None:
+    absent, prepared, committed = Deal(client), Deal(client), Deal(client)
+    prepared.prepare(b"1")
+    committed.home.commit_local(committed.parts(b"1"))
+    assert [deal.outcome(fence=None) for deal in (absent, prepared, committed)] == [
+        ("rolled-back", 0), ("prepared", 0), ("committed", 1),
+    ]  # fmt: skip
+    with pytest.raises(TransactionConflictError):
+        absent.home.commit_local(absent.parts(b"late"))
+    prepared.home.rollback()
 
 
 def test_what_is_committed_cannot_be_rolled_back(deal: Deal) -> None:

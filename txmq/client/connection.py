@@ -25,6 +25,7 @@ from txmq.errors import (
     RequestTimeoutError,
     TxmqError,
 )
+from txmq.model import Outcome
 from txmq.protocol.commands import Word
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
@@ -154,6 +155,12 @@ class Connection:
         known = self._session
         if known is not None and (known.cluster, known.home, known.id) == txid[:3]:
             known.saw_outcome(txid.counter)
+
+    def told(self, txid: TxId) -> Outcome | None:
+        """What became of a transaction of this session that was lost and found."""
+        known = self._session
+        is_ours = known is not None and (known.cluster, known.home, known.id) == txid[:3]
+        return known.told(txid.counter) if known is not None and is_ours else None
 
     def renew_session(self, old: Session, deadline: float) -> None:
         """Give up a session that contradicts itself; the next ``session_link`` has another."""

@@ -7,20 +7,25 @@ for good, and whoever asked is told so.
 Invariants:
     * A counter is issued once per session: a txid never names two transactions.
     * ``floor`` is the highest n with all counters up to n finished; it never falls.
+    * A counter whose end nobody saw holds the floor, and the broker keeps what is above it. It is *lost*: a later
+      transaction asks for it (``transaction_home.py``), and the answer is kept here, for whoever asks by its id.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+from collections import deque
 from itertools import count
 from typing import Any
 
 from txmq.errors import RemoteProtocolError
+from txmq.model import Outcome
 from txmq.runtime.threads import Lock
 from txmq.xid import TxId
 
 PROTOCOL = 1
+_TOLD_MAX = 4096  # outcomes of lost transactions
 
 
 class Session:
@@ -32,6 +37,7 @@ class Session:
         in_flight_max: unanswered batches per partition that the broker tells apart from duplicates.
         request_size_bytes_max: largest body of a request.
         clock_ahead_ms: how far the broker's wall clock is ahead of ours; deadlines are told by the broker's.
+        lost: counters of local transactions whose end was not seen, and which nobody else asks about.
 
     Thread safety: any thread.
     """
@@ -51,6 +57,8 @@ class Session:
         self._floor = 0
         self._finished: list[int] = []  # heap of the finished counters above the floor
         self._kept: set[int] = set()  # those that somebody still needs the broker's word about
+        self.lost: deque[int] = deque()
+        self._told: dict[int, Outcome] = {}
 
     def next_txid(self) -> TxId:
         """A transaction id never used before."""
@@ -81,6 +89,17 @@ class Session:
             heapq.heappush(self._finished, counter)
             while self._finished and self._finished[0] <= self._floor + 1:
                 self._floor = max(self._floor, heapq.heappop(self._finished))
+
+    def found(self, counter: int, outcome: Outcome) -> None:
+        """The end of a lost transaction, for ``told``; the broker need not keep it."""
+        self._told[counter] = outcome
+        while len(self._told) > _TOLD_MAX:
+            del self._told[next(iter(self._told))]
+        self.finished(counter)
+
+    def told(self, counter: int) -> Outcome | None:
+        """What became of a transaction that was lost and found."""
+        return self._told.get(counter)
 
     @property
     def floor(self) -> int:

@@ -241,8 +241,12 @@ class Transaction:
         except RolledBackError:
             self._ended(home, Outcome.ROLLED_BACK)
             raise
+        except BaseException:  # unknown, or an interrupt in the middle
+            home.lost()
+            raise
         self._messages.place(lines)
         self._ended(home, _COMMITTED)
+        home.find_lost()
 
     def _undo_local(self, home: TransactionHome) -> None:
         # Nothing was asked to be decided: it is rolled back whatever becomes of the request.

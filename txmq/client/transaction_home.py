@@ -15,18 +15,22 @@ from typing import Any
 from txmq.client.transaction_parts import EncodedPart, MessageBuffer, Streamed
 from txmq.errors import (
     ConnectionLostError,
+    FencedError,
     RequestTimeoutError,
     RolledBackError,
     TransactionTimeoutError,
     TxmqError,
     UnavailableError,
 )
+from txmq.model import Outcome
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
+from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
 ROLLBACK_TIMEOUT_S = 2.0  # nobody's outcome depends on its answer
 _UNANSWERED = (ConnectionLostError, RequestTimeoutError, UnavailableError)
+_ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
 _REQUEST_OVERHEAD_BYTES = 300  # one part's line
 
 Extensions = dict[str, str | int | bytes | None]
@@ -114,6 +118,39 @@ class TransactionHome:
         """The end is known: the broker need not keep it for us. Once."""
         if self._txid:
             self._session.finished(self._counter)
+
+    def lost(self) -> None:
+        """The end was not seen, and nobody but this session's later transactions will ask for it."""
+        if self._txid:
+            self._session.lost.append(self._counter)
+
+    def find_lost(self) -> None:
+        """Ask for the end of one lost transaction, now that the broker answers.
+
+        It holds the session's floor, and the broker refuses a session (429) that leaves too many outcomes unfinished.
+        ``fence`` makes the answer final: its deadline is over, so what never arrived must not arrive now.
+        """
+        session = self._session
+        try:
+            counter = session.lost.popleft()
+        except IndexError:
+            return
+        txid = str(TxId(session.cluster, session.home, session.id, counter))
+        is_found = False
+        try:
+            reply = self.client.control.call("outcome", txid, extensions={"fence": None}, timeout=ROLLBACK_TIMEOUT_S)
+            outcome = _ENDS.get(parse_outcome(reply)[0])
+            if outcome is not None:
+                session.found(counter, outcome)
+                is_found = True
+        except FencedError:  # nothing is kept of it
+            session.finished(counter)
+            is_found = True
+        except TxmqError:
+            pass
+        finally:
+            if not is_found:
+                session.lost.append(counter)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,9 @@ class Transactions:
     def outcome(self, txid: TxId | str) -> Outcome:
         """What became of it; UNKNOWN where it is open, prepared, or was never seen."""
         text = _checked(txid)
+        told = self._connection().told(TxId.parse(text))
+        if told is not None:
+            return told
         word, _ = self._ask(text)
         if word in ("committed", "rolled-back"):
             self._connection().saw_outcome(TxId.parse(text))

@@ -251,6 +251,8 @@ class FakeHome:
 
     def _outcome(self, txid: str, given: Extensions, _body: bytes) -> bytes:
         held = self._held.get(txid)
+        if "fence" in given and (held is None or held.state == "open"):
+            held = self._held[txid] = _Held("rolled-back")
         if held is not None and held.state in _DECIDED:
             return b"committed\n" + held.lines
         word = "unknown" if held is None or held.state == "open" else held.state

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -146,6 +147,34 @@ def test_no_answer_until_the_deadline_is_an_unknown_outcome_by_id(
         tx.send("orders", b"1")
     assert (caught.value.txid, tx.outcome) == (tx.txid, Outcome.UNKNOWN)
     assert home.session.floor == 0, "its outcome must stay to be asked for"
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_a_lost_outcome_is_asked_for_by_a_later_transaction_and_no_longer_holds_the_floor(
+    home: FakeHome, is_executed: bool
+) -> None:
+    home.faults["commit"].extend([Fault(RequestTimeoutError(""), is_executed)] * 5000)
+    with pytest.raises(OutcomeUnknownError), block(home, 5.0) as lost_one:
+        lost_one.send("orders", b"1")
+    home.faults["commit"].clear()
+    home.faults["outcome"].append(lost(is_executed=True))  # the first time it is asked for in vain
+    for floor in (0, 3):
+        with block(home) as tx:
+            tx.send("orders", b"2")
+        assert (tx.outcome, home.session.floor) == (Outcome.COMMITTED, floor)
+    assert home.session.told(1) is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)
+    assert home.values("orders") == [b"1"] * is_executed + [b"2"] * 2
+    with pytest.raises(TransactionConflictError) if not is_executed else nullcontext():
+        home.call("commit", lost_one.txid, timeout=1.0)  # fenced: what never arrived must not arrive now
+
+
+def test_an_interrupted_commit_is_asked_for_too(home: FakeHome) -> None:
+    home.faults["commit"].append(Fault(KeyboardInterrupt(), is_executed=True))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt), block(home) as tx:
+        tx.send("orders", b"1")
+    with block(home) as later:
+        later.send("orders", b"2")
+    assert (tx.outcome, home.session.told(1), home.session.floor) == (Outcome.UNKNOWN, Outcome.COMMITTED, 2)
 
 
 def test_a_deadline_that_passed_in_the_body_sends_nothing(home: FakeHome) -> None:
