@@ -1,4 +1,4 @@
-"""``python -m tests.crash --cycles N --seed S``: the long campaign. Exit status 1 where a promise was broken."""
+"""``python -m tests.crash [--xa | --groups] ...``: the long campaigns. Exit status 1 where a promise was broken."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import txmq
 from tests.crash.campaign import SETTLE_S_MAX, Campaign, Report
+from tests.crash.group_campaign import GroupCampaign, GroupReport
 from tests.crash.processes import CampaignError
 from tests.crash.xa_campaign import CELLS, XaCampaign
 from txmq.testing.checker import describe
@@ -23,9 +24,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="repeats the deaths of an earlier campaign")
     parser.add_argument("--sync", choices=("always", "interval", "never"), default="always")
     parser.add_argument("--xa", action="store_true", help="with two MariaDB servers: XA and last resource")
+    parser.add_argument("--groups", action="store_true", help="a consumer group whose members come, go, pause and die")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
     parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
+    if arguments.groups:
+        return _groups(seed, arguments.seconds)
     xa = " --xa" if arguments.xa else ""
     again = f"python -m tests.crash{xa} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
@@ -46,6 +51,36 @@ def main() -> int:
     shutil.rmtree(directory)
     print("every promise was kept")
     return 0
+
+
+def _groups(seed: int, seconds: float) -> int:
+    again = f"python -m tests.crash --groups --seconds {seconds:g} --seed {seed}"
+    directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
+    print(f"seed {seed}, in {directory}", flush=True)
+    try:
+        report = GroupCampaign(directory, seed, _say, coverage=int(seconds / 10)).run(seconds)
+    except (CampaignError, txmq.TxmqError) as error:
+        print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
+        return 1
+    _group_summary(report)
+    if report.complaints:
+        print("\nBROKEN", *report.complaints, f"kept: {directory}", f"repeat: {again}", sep="\n")
+        return 1
+    shutil.rmtree(directory)
+    print("every promise was kept")
+    return 0
+
+
+def _group_summary(report: GroupReport) -> None:
+    counts, owned = report.group.counts, sorted(report.owned_s)
+    print(f"changes: {', '.join(f'{name} {count}' for name, count in sorted(report.changes.items()))}")
+    print(f"messages: {report.messages.counts['messages']} stored, {counts['handled']} times dealt with")
+    print(f"saves: {counts['saved']} accepted, {counts['refused']} of fenced members refused")
+    print(
+        f"every partition owned after: p50 {owned[len(owned) // 2]:.2f} s, max {owned[-1]:.2f} s ({len(owned)} times)"
+    )
+    print(f"a partition that stayed made a message wait {counts['waited_ms_max']} ms at most")
+    print(f"({counts['tenures']} tenures, which lived through {counts['stays']} changes)")
 
 
 def _say(text: str) -> None:

@@ -204,6 +204,7 @@ def _count(history: GroupHistory) -> dict[str, int]:
         "saved": sum(save.status == "ok" for save in history.saves),
         "refused": sum(save.status == "refused" for save in history.saves),
         "tenures": len(tenures),
+        "waited_ms_max": int(1000 * max((waited_s for _, _, waited_s in _waits(history)), default=0.0)),
         "stays": sum(
             bisect_left(begun, held[-1].handled_ns) - bisect_left(begun, held[0].handled_ns)
             for held in tenures.values()
@@ -339,16 +340,22 @@ def _unowned(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
 
 
 def _stopped(history: GroupHistory, rules: GroupRules) -> Iterator[Finding]:
+    for handled, generation, waited_s in _waits(history):
+        if waited_s > rules.stopped_s_max:
+            text = f"{at(handled.slot, handled.offset)} waited {waited_s:.2f} s at {handled.member} under {generation}"
+            yield Finding("G6", "stopped", text)
+
+
+def _waits(history: GroupHistory) -> Iterator[tuple[Handled, int, float]]:
+    """Messages of partitions that stay with an owner who works, and how long each waited there."""
     for (slot, generation), tenure in _tenures(history).items():
         before = tenure[0]
         for handled in tenure[1:]:
-            acknowledged_ns = history.acknowledged_ns.get((slot, handled.offset), before.handled_ns)
-            since = max(acknowledged_ns, before.handled_ns)
-            before = handled
-            waited_s = (handled.handled_ns - since) / 1e9
-            if waited_s > rules.stopped_s_max and not _is_excused(history, handled, since):
-                text = f"{at(slot, handled.offset)} waited {waited_s:.2f} s at {handled.member} under {generation}"
-                yield Finding("G6", "stopped", text)
+            acknowledged_ns = history.acknowledged_ns.get((slot, handled.offset))
+            since, before = max(acknowledged_ns or 0, before.handled_ns), handled
+            # Else nobody knows since when it waited.
+            if acknowledged_ns is not None and not _is_excused(history, handled, since):
+                yield handled, generation, (handled.handled_ns - since) / 1e9
 
 
 def _is_excused(history: GroupHistory, handled: Handled, since: int) -> bool:
