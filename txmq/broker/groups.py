@@ -10,7 +10,8 @@ anybody hears of them, are journaled; members are not (``saved``, ``membership``
 
 Invariants:
     * nobody hears of a partition before its generation is forced;
-    * an offset is saved only under the newest generation of its partition, by its owner;
+    * an offset is saved only under the newest generation of its partition, by its owner, and in the order in which the
+      owner looked (``order``); one that a transaction holds is not saved, and its partition not handed over;
     * offsets are reset only while the group has no members.
 """
 
@@ -21,12 +22,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from txmq.broker.context import Context
+from txmq.broker.listing import txid_of
 from txmq.broker.membership import Member, Membership
 from txmq.broker.peer import Peer
 from txmq.broker.saved import SavedGroup
 from txmq.errors import BadRequestError, GroupActiveError, OverloadedError, UnknownGroupError, UnknownMemberError
 from txmq.model import is_valid_name
 from txmq.protocol import answers
+from txmq.protocol.offsets import offset_row
 from txmq.redo import entries
 from txmq.registry.assignment import STRATEGIES, Slot
 
@@ -36,7 +39,6 @@ WAIT_MS_MAX = 30_000
 MEMBERS_MAX = 1000  # in one group
 GROUPS_MAX = 10_000
 TOPICS_MAX = 1000  # that one member wants
-ASIDE_SIZE_MAX = 64 << 10
 
 
 class Beat(NamedTuple):
@@ -110,13 +112,17 @@ def _join(request: _Request) -> None:
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
     claims = [_claimed(row) for row in request.rows]
     membership = _membership(request, strategy)
-    membership.join(Member(name, topics, timeout_ms, context.now_ms, request.peer.name), strategy)
+    member = Member(name, topics, timeout_ms, context.now_ms, request.peer.name, alone="alone" in request.words)
+    _refuse_beside_alone(request.group, membership, member)
+    membership.join(member, strategy)
     request.peer.members.add((request.group, name))
-    saved = context.state.saved.named.get(request.group) or SavedGroup()
+    saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
     for slot, generation in claims:
         place = _place(context, slot)
         if place is not None and generation > 0 and saved.generations.get(place) == generation:
             membership.claim(name, slot, generation)
+            continued.append(slot)
+    membership.drop_unclaimed(name, continued)
     settle(context, request.group)
     _answer_view(request, membership.members[name])
 
@@ -133,6 +139,12 @@ def _membership(request: _Request, strategy: str) -> Membership:
     if membership.members and membership.strategy != strategy:
         raise BadRequestError(f"group {request.group!r} uses the strategy {membership.strategy}, not {strategy}")
     return membership
+
+
+def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -> None:
+    others = [member for member in membership.members.values() if member.name != newcomer.name]
+    if others and (newcomer.alone or any(member.alone for member in others)):
+        raise GroupActiveError(f"group {group!r} has a member, and one of the two must be alone in its group")
 
 
 def _heartbeat(request: _Request) -> None:
@@ -175,12 +187,12 @@ def settle(context: Context, name: str) -> None:
     if not membership.members:
         del context.groups[name]
         return
-    membership.set_partitions(_partitions(context, membership))
-    saved, rows = context.state.saved.named.get(name) or SavedGroup(), []
+    membership.set_partitions(*_partitions(context, membership))
+    saved, rows = context.state.saved, []
     for slot, member in membership.due():
         place = _place(context, slot)
-        if place is not None:
-            generation = saved.generations.get(place, 0) + 1
+        if place is not None and (name, *place) not in saved.held:
+            generation = saved.next_generation(name, place)
             membership.hand_over(slot, member, generation)
             rows.append([*place, generation])
     _journal_owned(context, name, rows)
@@ -193,13 +205,14 @@ def _journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
         context.state.saved.hand_over(name, rows)
 
 
-def _partitions(context: Context, membership: Membership) -> dict[str, int]:
+def _partitions(context: Context, membership: Membership) -> tuple[dict[str, int], dict[str, int]]:
+    """How many partitions the topics have that somebody wants, and their ids."""
     wanted = {topic for member in membership.members.values() for topic in member.topics}
-    found = {}
-    for topic in context.state.topics:
-        if topic.config.name in wanted:
-            found[topic.config.name] = topic.config.partitions
-    return found
+    found = [topic for topic in context.state.topics if topic.config.name in wanted]
+    return (
+        {topic.config.name: topic.config.partitions for topic in found},
+        {topic.config.name: topic.topic_id for topic in found},
+    )
 
 
 def tick(context: Context) -> None:
@@ -254,16 +267,23 @@ def _save(request: _Request) -> None:
     """Save offsets: ``[topic, partition, generation, offset, aside]``; refused ones are named, the others are saved."""
     context, name = request.context, request.words.get("member", "")
     membership = context.groups.get(request.group)
+    order = request.number("order", 0, 0, (1 << 63) - 1)
     rows: list[list[Any]] = []
     refused: list[list[Any]] = []
     for row in request.rows:
-        slot, generation, offset, aside = _offset_row(row)
+        stated = offset_row(row)
+        slot = stated[:2]
         owned = membership.owned.get(slot) if membership is not None else None
         place = _place(context, slot)
-        if place is None or owned is None or (owned.member, owned.generation) != (name, generation):
+        if place is None or owned is None or (owned.member, owned.generation) != (name, stated.generation):
             refused.append([*slot, owned.generation if owned is not None else 0])
+        elif (request.group, *place) in context.state.saved.held:
+            refused.append([*slot, owned.generation])
+        elif order and order <= owned.order:
+            continue  # looked at before something newer was saved, and overtaken by it
         else:
-            rows.append([*place, offset, aside])
+            owned.order = order
+            rows.append([*place, stated.offset, stated.aside])
     if membership is not None and name in membership.members:
         membership.heard(name, context.now_ms)
     _journal_offsets(context, request.group, rows)
@@ -277,18 +297,6 @@ def _journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None
     context.group.add_entry(entries.encode_saved(json.dumps(fields).encode()))
     context.group.forced = True
     context.state.saved.save(name, rows, context.now_ms)
-
-
-def _offset_row(row: list[Any]) -> tuple[Slot, int, int, str | None]:
-    if len(row) != 5:
-        raise BadRequestError("an offset is [topic, partition, generation, offset, aside]")
-    slot, generation = _claimed(row[:3])
-    offset, aside = row[3], row[4]
-    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset < 1 << 63:
-        raise BadRequestError(f"offset {str(offset)[:40]} is not a number from 0 on")
-    if aside is not None and (not isinstance(aside, str) or len(aside) > ASIDE_SIZE_MAX):
-        raise BadRequestError(f"what is set aside is text of at most {ASIDE_SIZE_MAX} characters, or null")
-    return slot, generation, offset, aside
 
 
 def _claimed(row: list[Any]) -> tuple[Slot, int]:
@@ -381,8 +389,9 @@ def _reset(request: _Request) -> None:
         rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
     _journal_offsets(context, request.group, rows)
     # Whoever was taken for gone, and comes back with what it held, must not go on where it was.
-    known = (context.state.saved.named.get(request.group) or SavedGroup()).generations
-    _journal_owned(context, request.group, [[*row[:2], known.get((row[0], row[1]), 0) + 1] for row in rows])
+    following = context.state.saved.next_generation
+    owned = [[*row[:2], following(request.group, (row[0], row[1]))] for row in rows]
+    _journal_owned(context, request.group, owned)
     request.answer({})
 
 
@@ -401,6 +410,10 @@ def _refuse_active(request: _Request) -> None:
     membership = request.context.groups.get(request.group)
     if membership is not None and membership.members:
         raise GroupActiveError(f"group {request.group!r} has {len(membership.members)} members; stop them first")
+    held = [held for held in request.context.state.saved.held.items() if held[0][0] == request.group]
+    if held:
+        txid = txid_of(request.context, held[0][1])
+        raise GroupActiveError(f"transaction {txid} holds offsets of group {request.group!r}; settle it first")
 
 
 _ACTIONS: dict[str, Callable[[_Request], None]] = {

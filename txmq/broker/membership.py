@@ -34,6 +34,7 @@ class Member:
         heard_ms: when it was last heard of.
         lost: its connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.
+        alone: its offsets are where no other member would find them: it bears nobody beside it.
     """
 
     name: str
@@ -43,15 +44,21 @@ class Member:
     client: str = ""
     lost: bool = False
     version: int = 1
+    alone: bool = False
 
 
 @dataclass(slots=True)
 class Owned:
-    """Who has a partition."""
+    """Who has a partition.
+
+    Attributes:
+        order: the owner's number of the newest offset it saved; what it looked at before that comes too late.
+    """
 
     member: str
     generation: int
     revoked: bool = False
+    order: int = 0
 
 
 RECONNECT_MS = 1000
@@ -71,6 +78,7 @@ class Membership:
     owned: dict[Slot, Owned] = field(default_factory=dict)
     _wanted: dict[Slot, str] = field(default_factory=dict)  # who should have what
     _partitions: dict[str, int] = field(default_factory=dict)
+    _topic_ids: dict[str, int] = field(default_factory=dict)
 
     def join(self, member: Member, strategy: str) -> None:
         """Add a member, or let it come back with other wishes."""
@@ -86,6 +94,13 @@ class Membership:
         """A member that was there before the broker's restart still has a partition."""
         if slot not in self.owned:
             self.owned[slot] = Owned(name, generation)
+            self.members[name].version += 1
+
+    def drop_unclaimed(self, name: str, claimed: Iterable[Slot]) -> None:
+        """A member that joins again has lost what it does not claim: it may be another process of that name."""
+        kept = set(claimed)
+        for slot in [slot for slot, owned in self.owned.items() if owned.member == name and slot not in kept]:
+            del self.owned[slot]
             self.members[name].version += 1
 
     def leave(self, name: str) -> None:
@@ -122,12 +137,14 @@ class Membership:
                 del self.owned[slot]
                 self.members[name].version += 1
 
-    def set_partitions(self, partitions: Mapping[str, int]) -> None:
-        """The topics that there are, and how many partitions they have."""
-        if partitions != self._partitions:
-            self._partitions = dict(partitions)
-            for slot in [slot for slot in self.owned if slot[1] >= partitions.get(slot[0], 0)]:
-                self.members[self.owned.pop(slot).member].version += 1
+    def set_partitions(self, partitions: Mapping[str, int], topic_ids: Mapping[str, int]) -> None:
+        """The topics that there are, how many partitions they have, and their ids: one made anew is another one."""
+        if partitions != self._partitions or topic_ids != self._topic_ids:
+            known, self._partitions, self._topic_ids = self._topic_ids, dict(partitions), dict(topic_ids)
+            for slot in list(self.owned):
+                topic, number = slot
+                if number >= partitions.get(topic, 0) or known.get(topic, topic_ids[topic]) != topic_ids[topic]:
+                    self.members[self.owned.pop(slot).member].version += 1
             self._rebalance()
 
     def due(self) -> list[tuple[Slot, str]]:

@@ -5,15 +5,17 @@ member of a former life of the broker stays fenced.
 
 Invariants:
     * a generation of a partition never falls, and each is handed out once;
-    * an offset saved under an older generation than the newest one is refused before it comes here.
+    * an offset saved under an older generation than the newest one is refused before it comes here;
+    * what a transaction holds is handed to nobody until the transaction is settled (``offsets``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 Place = tuple[int, int]  # topic id, partition
+Name = tuple[int, int]  # session and counter of a transaction
 
 
 class Saved(NamedTuple):
@@ -42,10 +44,19 @@ class SavedGroup:
 
 
 class SavedGroups:
-    """All of them."""
+    """All of them.
+
+    Attributes:
+        held: partitions of groups whose offset an unsettled transaction is going to save. Derived: transactions and
+            decisions have it in their meta.
+        generation_floor: no generation up to here is handed out to a partition whose own is not known: a deleted
+            group, or one of a topic that was made anew, may have had it, and a member that holds it may still be alive.
+    """
 
     def __init__(self) -> None:
         self.named: dict[str, SavedGroup] = {}
+        self.held: dict[tuple[str, int, int], Name] = {}
+        self.generation_floor = 0
 
     def save(self, group: str, offsets: Iterable[Iterable[Any]], time_ms: int) -> None:
         """(topic id, partition, offset, aside) each."""
@@ -59,14 +70,48 @@ class SavedGroups:
         for topic_id, partition, generation in generations:
             known[topic_id, partition] = generation
 
+    def generation(self, group: str, place: Place) -> int:
+        """The newest that was handed out; 0 where there was none."""
+        known = self.named.get(group)
+        return known.generations.get(place, 0) if known is not None else 0
+
+    def next_generation(self, group: str, place: Place) -> int:
+        """The one that is handed out next."""
+        return (self.generation(group, place) or self.generation_floor) + 1
+
     def delete(self, group: str) -> None:
-        """Forget a group."""
-        self.named.pop(group, None)
+        """Forget a group, but for how far its generations went."""
+        known = self.named.pop(group, None)
+        if known is not None and known.generations:
+            self.generation_floor = max(self.generation_floor, *known.generations.values())
 
     def forget_topic(self, topic_id: int) -> None:
         """The topic was deleted: nothing of it is kept."""
         for saved in self.named.values():
+            gone = [generation for place, generation in saved.generations.items() if place[0] == topic_id]
+            self.generation_floor = max(self.generation_floor, *gone, 0)
             saved.forget_topic(topic_id)
+        self.held = {key: name for key, name in self.held.items() if key[1] != topic_id}
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def hold(self, name: Name, offsets: Iterable[Any]) -> None:
+        """An unsettled transaction is going to save these: ``offsets`` of its meta."""
+        for group, rows in offsets:
+            for topic_id, partition, *_ in rows:
+                self.held[group, topic_id, partition] = name
+
+    def let_go(self, name: Name, offsets: Iterable[Any]) -> None:
+        """The transaction is settled."""
+        for group, rows in offsets:
+            for topic_id, partition, *_ in rows:
+                if self.held.get((group, topic_id, partition)) == name:
+                    del self.held[group, topic_id, partition]
+
+    def save_of_transaction(self, offsets: Iterable[Any], time_ms: int, is_there: Callable[[int, int], object]) -> None:
+        """A transaction was committed or decided; what topics that were deleted meanwhile had is left out."""
+        for group, rows in offsets:
+            self.save(group, [row for row in rows if is_there(row[0], row[1]) is not None], time_ms)
 
     def _group(self, name: str) -> SavedGroup:
         group = self.named.get(name)

@@ -1,0 +1,113 @@
+"""The offsets that a transaction saves for consumer groups: what stands before the parts in a body, and in meta.
+
+Byte layout
+    ``offsets=<bytes>`` says how many bytes of JSON stand in front of the parts (behind the branches, in ``decide``):
+    ``[[group, order, [[topic, partition, generation, offset, aside], ...]], ...]``, the rows as in ``group save``.
+    ``order`` is the member's own number of the moment at which it looked at its offsets: it grows.
+
+Invariants
+    * Strict: a partition of a group stands once; sizes are checked before anything is made of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from txmq.errors import BadRequestError
+from txmq.model import is_valid_name
+
+Buffer = bytes | bytearray | memoryview
+
+OFFSETS_SIZE_BYTES_MAX = 4 << 20
+GROUPS_MAX = 64
+ASIDE_SIZE_MAX = 64 << 10
+_LONG_END = 1 << 63
+
+
+class OffsetRow(NamedTuple):
+    """One offset to be saved: the next one to be consumed, under the generation the partition was consumed under."""
+
+    topic: str
+    partition: int
+    generation: int
+    offset: int
+    aside: str | None
+
+
+class GroupOffsets(NamedTuple):
+    """What a transaction saves for one group."""
+
+    group: str
+    order: int
+    rows: tuple[OffsetRow, ...]
+
+
+def encode_offsets(groups: Sequence[GroupOffsets]) -> bytes:
+    """The JSON in front of the parts; empty where there are none."""
+    return json.dumps(groups, separators=(",", ":")).encode() if groups else b""
+
+
+def split_offsets(body: Buffer, start: int, size: int) -> tuple[list[GroupOffsets], int]:
+    """Read the offsets of a body.
+
+    Args:
+        start: where they begin.
+        size: what ``offsets=`` says; 0 where the word is absent.
+
+    Returns:
+        The offsets, and where the parts begin.
+
+    Raises:
+        BadRequestError: malformed, too large, or a partition twice.
+    """
+    if not size:
+        return [], start
+    end = start + size
+    if size > OFFSETS_SIZE_BYTES_MAX or end > len(body):
+        raise BadRequestError(f"offsets={size}: over {OFFSETS_SIZE_BYTES_MAX} bytes, or more than the body holds")
+    try:
+        found = json.loads(bytes(body[start:end]))
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not 1 <= len(found) <= GROUPS_MAX:
+        raise BadRequestError(f"offsets are a JSON array of 1 to {GROUPS_MAX} groups")
+    groups = [_group(given) for given in found]
+    if len({group.group for group in groups}) != len(groups):
+        raise BadRequestError("offsets: a group stands twice")
+    return groups, end
+
+
+def _group(given: Any) -> GroupOffsets:
+    if not isinstance(given, list) or len(given) != 3 or not isinstance(given[2], list) or not given[2]:
+        raise BadRequestError("the offsets of a group are [group, order, [row, ...]]")
+    name, order, rows = given
+    if not isinstance(name, str) or not is_valid_name(name) or not _is_number(order):
+        raise BadRequestError("the offsets of a group begin with its name and a number")
+    found = tuple(offset_row(row) for row in rows)
+    if len({row[:2] for row in found}) != len(found):
+        raise BadRequestError(f"offsets of group {name!r}: a partition stands twice")
+    return GroupOffsets(name, order, found)
+
+
+def offset_row(row: Any) -> OffsetRow:
+    """Check one row, of ``group save`` or of a transaction.
+
+    Raises:
+        BadRequestError: it is not one.
+    """
+    if not isinstance(row, list) or len(row) != 5:
+        raise BadRequestError("an offset is [topic, partition, generation, offset, aside]")
+    topic, partition, generation, offset, aside = row
+    if not isinstance(topic, str) or not _is_number(partition) or not _is_number(generation):
+        raise BadRequestError("a partition that is held is [topic, partition, generation]")
+    if not _is_number(offset):
+        raise BadRequestError(f"offset {str(offset)[:40]} is not a number from 0 on")
+    if aside is not None and (not isinstance(aside, str) or len(aside) > ASIDE_SIZE_MAX):
+        raise BadRequestError(f"what is set aside is text of at most {ASIDE_SIZE_MAX} characters, or null")
+    return OffsetRow(topic, partition, generation, offset, aside)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LONG_END
