@@ -4,35 +4,26 @@ Theory of operation. ``txmq broker`` is started with ``--ready-file``; ``start``
 address. With port 0 a free port is chosen *below the ephemeral range* and kept over restarts: clients that reconnect
 while the broker is away then cannot connect to themselves on that port, nor can the system hand it to somebody else.
 
-Invariants:
-* No wait without a deadline; a broker that ends early is reported at once, with the end of its log.
+Invariants, beside those of ``child_process.py``:
 * The child inherits no ``TXMQ_*`` variable: what it runs with is what the caller said.
-* The log is one file beside the data directory, appended to by every start.
-* The child is killed when the object's block ends, and when this process ends in an orderly way.
+* The log is beside the data directory.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import secrets
-import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from txmq.config import ENVIRONMENT_PREFIX, split_address
 from txmq.errors import TxmqError
+from txmq.testing.child_process import ChildProcess
 
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
-LOG_TAIL_BYTES = 2000
-_POLL_S = 0.005
 _PORT_MIN, _PORT_MAX = 18_000, 31_999  # Linux hands out 32768 and up by itself
 _PORT_TRIES_MAX = 100
 _START_TRIES_MAX = 5  # two test processes may choose the same port at the same moment
@@ -42,7 +33,7 @@ class BrokerFailedError(TxmqError):
     """The broker process ended, or did not serve or stop in time; the text ends with the end of its log."""
 
 
-class BrokerProcess:
+class BrokerProcess(ChildProcess):
     """One broker over one data directory. Usable as a block: killed at the end, whatever happened.
 
     Args:
@@ -53,6 +44,9 @@ class BrokerProcess:
             ``start`` is given others.
     """
 
+    failure = BrokerFailedError
+    title = "the broker"
+
     def __init__(
         self,
         data_dir: Path,
@@ -62,13 +56,12 @@ class BrokerProcess:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.data_dir = data_dir.absolute()
-        self.log_file = self.data_dir.with_name(self.data_dir.name + ".log")
+        super().__init__(self.data_dir.with_name(self.data_dir.name + ".log"))
         self._ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         self._host, self._port = split_address(listen)
         self._port_is_free = self._port == 0
         self._settings = dict(settings or {})
         self._env = dict(env or {})
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -76,11 +69,6 @@ class BrokerProcess:
         except BaseException:  # Ctrl-C while it starts: no block will end that could kill it
             self.kill()
             raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
 
     @property
     def address(self) -> str:
@@ -96,21 +84,6 @@ class BrokerProcess:
     def port(self) -> int:
         """The port it serves on; 0 before the first start."""
         return self._port
-
-    @property
-    def pid(self) -> int | None:
-        """The running process; None where there is none."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process is there."""
-        return self.pid is not None
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit status of the last process; minus the signal's number where a signal ended it."""
-        return None if self._process is None else self._process.poll()
 
     def start(self, *, env: Mapping[str, str] | None = None, timeout: float = START_TIMEOUT_S) -> Self:
         """Start the broker and wait until it serves.
@@ -130,83 +103,25 @@ class BrokerProcess:
 
     def launch(self, *, env: Mapping[str, str] | None = None) -> None:
         """Start the broker without waiting, for instance one that is to die while it recovers."""
-        if self.is_running:
-            raise BrokerFailedError(f"the broker on {self.address} is running already")
+        self._require_stopped()
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         self._ready_file.unlink(missing_ok=True)
         if self._port == 0:
             self._port = free_port(self._host)
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=inherited | (self._env if env is None else dict(env)),
-                start_new_session=True,  # Ctrl-C at the terminal is for the parent, which decides
-            )
-        atexit.register(self.kill)
+        self._spawn(self._command(), inherited | (self._env if env is None else dict(env)))
 
     def wait_until_ready(self, timeout: float = START_TIMEOUT_S) -> Self:
         """Wait until the broker serves; see ``start``."""
-        deadline = time.monotonic() + timeout
-        while not self._ready_file.exists():
-            if not self.is_running:
-                raise BrokerFailedError(f"the broker ended with status {self.returncode}\n{self._log_tail()}")
-            if time.monotonic() > deadline:
-                raise BrokerFailedError(f"the broker does not serve after {timeout} s\n{self._log_tail()}")
-            time.sleep(_POLL_S)
+        self._wait_until(self._ready_file.exists, timeout)
         served = self._ready_file.read_text("utf-8").strip().removeprefix("txmq://")
         self._host, self._port = split_address(served)
         return self
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would; no error where nothing runs."""
-        atexit.unregister(self.kill)
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def stop(self, timeout: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM, wait for the end; returns the exit status.
-
-        Raises:
-            BrokerFailedError: nothing runs, or it did not end in time (and was killed).
-        """
-        if self._process is None:
-            raise BrokerFailedError("the broker was not started")
-        if self.is_running:
-            self._process.send_signal(signal.SIGTERM)
-        return self.wait(timeout)
-
-    def wait(self, timeout: float) -> int:
-        """Wait until the process has ended by itself; returns the exit status.
-
-        Raises:
-            BrokerFailedError: it did not end in time, and was killed.
-        """
-        if self._process is None:
-            raise BrokerFailedError("the broker was not started")
-        try:
-            status = self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise BrokerFailedError(f"the broker did not end within {timeout} s\n{self._log_tail()}") from None
-        atexit.unregister(self.kill)
-        return status
 
     def restart(self, *, env: Mapping[str, str] | None = None) -> Self:
         """Kill (if it runs) and start again, at the same address."""
         self.kill()
         return self.start(env=env)
-
-    def logs(self) -> str:
-        """Everything the broker has logged, over all starts."""
-        return self.log_file.read_text("utf-8", "replace") if self.log_file.exists() else ""
-
-    def _log_tail(self) -> str:
-        return self.logs()[-LOG_TAIL_BYTES:]
 
     def _command(self) -> list[str]:
         host = f"[{self._host}]" if ":" in self._host else self._host

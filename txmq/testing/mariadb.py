@@ -5,11 +5,9 @@ database; each start waits until the server accepts a connection. It listens on 
 127.0.0.1; both stay the same over restarts. ``root`` has no password there. Nothing of the machine's own MariaDB is
 read or touched (``--no-defaults``).
 
-Invariants:
-    * no wait without a deadline; a server that ends early is reported at once, with the end of its log;
+Invariants, beside those of ``child_process.py``:
     * commits are as durable as InnoDB makes them, unless ``options`` say otherwise;
     * no binary log unless asked for: MariaDB does not promise that prepared XA transactions survive a crash with one;
-    * the child is killed when the object's block ends, and when this process ends in an orderly way;
     * temporary files go to the directory too: servers that share /tmp delete each other's when they start.
 
 Source: MariaDB 10.11, "mariadbd options", "mariadb-install-db".
@@ -17,13 +15,10 @@ Source: MariaDB 10.11, "mariadbd options", "mariadb-install-db".
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -32,12 +27,11 @@ from typing import Any, Self
 
 from txmq.errors import TxmqError
 from txmq.testing.broker_process import free_port
+from txmq.testing.child_process import ChildProcess
 from txmq.xa.mysql_driver import mysql_driver
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
-LOG_TAIL_BYTES = 3000
-_POLL_S = 0.01
+_OUTPUT_TAIL_BYTES = 3000
 _SOCKET_PATH_MAX = 100  # sockaddr_un holds 107 bytes
 _SERVER_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")  # often not in PATH
 _OPTIONS = (
@@ -55,7 +49,7 @@ class MariaDBFailedError(TxmqError):
     """The server is not installed, ended, or did not serve or stop in time; the text ends with the end of its log."""
 
 
-class MariaDB:
+class MariaDB(ChildProcess):
     """One server over one directory. Usable as a block: killed at the end, whatever happened.
 
     Args:
@@ -65,18 +59,20 @@ class MariaDB:
         database: made at the first start, and chosen by ``connect_arguments``.
     """
 
+    failure = MariaDBFailedError
+    title = "MariaDB"
+
     def __init__(
         self, directory: Path, *, binary_log: bool = False, options: Sequence[str] = (), database: str = "shop"
     ) -> None:
         self.directory = directory.absolute()
         self.database = database
-        self.log_file = self.directory / "error.log"
+        super().__init__(self.directory / "error.log")
         self._data_dir = self.directory / "data"
         self._options = (*_OPTIONS, *(_BINARY_LOG if binary_log else ()), *options)
         self._socket = self.directory / "s"
         self._socket_dir: Path | None = None  # a short path, where ours is too long for a socket
         self._port = 0
-        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -84,7 +80,7 @@ class MariaDB:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.kill()
+        super().__exit__(kind, error, trace)
         if self._socket_dir is not None:
             shutil.rmtree(self._socket_dir, ignore_errors=True)
 
@@ -92,16 +88,6 @@ class MariaDB:
     def port(self) -> int:
         """The TCP port on 127.0.0.1; 0 before the first start."""
         return self._port
-
-    @property
-    def pid(self) -> int | None:
-        """The running process; None where there is none."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process is there."""
-        return self.pid is not None
 
     def connect_arguments(self, *, tcp: bool = False) -> dict[str, Any]:
         """What ``MySQLdb.connect`` takes to reach it, as root.
@@ -128,8 +114,7 @@ class MariaDB:
         Raises:
             MariaDBFailedError: it is not installed, ended, or does not serve after ``timeout`` seconds.
         """
-        if self.is_running:
-            raise MariaDBFailedError(f"the server in {self.directory} is running already")
+        self._require_stopped()
         if not self._data_dir.exists():
             self._install()
         self._choose_addresses()
@@ -140,59 +125,13 @@ class MariaDB:
             f"--port={self._port}",
             f"--pid-file={self.directory / 'pid'}",
         ]
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - a program found by its name, arguments of our own
-                [*command, *self._options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C at the terminal is for the parent, which decides
-            )
-        atexit.register(self.kill)
-        self._wait_until_ready(timeout)
-        return self
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would; no error where nothing runs."""
-        atexit.unregister(self.kill)
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Shut down in order.
-
-        Raises:
-            MariaDBFailedError: it did not end in time (and was killed).
-        """
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise MariaDBFailedError(f"MariaDB did not end within {timeout} s\n{self._log_tail()}") from None
-        atexit.unregister(self.kill)
+        self._spawn([*command, *self._options])
+        return self._wait_until(self._serves, timeout)
 
     def restart(self) -> Self:
         """Kill (if it runs) and start again, at the same addresses."""
         self.kill()
         return self.start()
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nobody answers."""
-        if self.pid is not None:
-            os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
-        if self.pid is not None:
-            os.kill(self.pid, signal.SIGCONT)
-
-    def logs(self) -> str:
-        """Everything the server has logged, over all starts."""
-        return self.log_file.read_text("utf-8", "replace") if self.log_file.exists() else ""
 
     # --- making it -----------------------------------------------------------------------------------------------
 
@@ -209,7 +148,8 @@ class MariaDB:
             capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
         )  # fmt: skip
         if result.returncode != 0:
-            raise MariaDBFailedError(f"mariadb-install-db failed\n{(result.stdout + result.stderr)[-LOG_TAIL_BYTES:]}")
+            said = (result.stdout + result.stderr)[-_OUTPUT_TAIL_BYTES:]
+            raise MariaDBFailedError(f"mariadb-install-db failed\n{said}")
         unfinished.rename(self._data_dir)
 
     def _tmpdir(self) -> str:
@@ -225,27 +165,17 @@ class MariaDB:
             self._socket_dir = Path(tempfile.mkdtemp(prefix="txmq-"))
             self._socket = self._socket_dir / "s"
 
-    def _wait_until_ready(self, timeout: float) -> None:
-        error_class = mysql_driver().Error
-        deadline = time.monotonic() + timeout
-        while True:
-            if self._process is None or self._process.poll() is not None:
-                raise MariaDBFailedError(f"MariaDB ended while it started\n{self._log_tail()}")
-            with suppress(error_class):
-                self._make_database()
-                return
-            if time.monotonic() > deadline:
-                raise MariaDBFailedError(f"MariaDB does not serve after {timeout} s\n{self._log_tail()}")
-            time.sleep(_POLL_S)
+    def _serves(self) -> bool:
+        with suppress(mysql_driver().Error):
+            self._make_database()
+            return True
+        return False
 
     def _make_database(self) -> None:
         with closing(self.connect(db="", autocommit=True)) as connection, closing(connection.cursor()) as cursor:
             cursor.execute("SHOW DATABASES LIKE %s", (self.database,))
             if not cursor.fetchall():
                 cursor.execute(f"CREATE DATABASE {self.database}")
-
-    def _log_tail(self) -> str:
-        return self.logs()[-LOG_TAIL_BYTES:]
 
 
 def _find(program: str) -> str:
