@@ -97,6 +97,26 @@ def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
     assert _values(client) == [b"0", b"1", b"2", b"3"]
 
 
+def test_flush_ends_what_a_former_life_left_though_its_spool_is_empty(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    with txmq.connect(broker.address) as former:
+        session = former.session
+        with Spool(tmp_path / "spool") as spool:
+            spool.remember_session(Identity(session.cluster, session.home, session.id, session.epoch))
+        with _ordered(client, tmp_path) as producer:
+            broker.kill()
+            with pytest.raises(txmq.RequestTimeoutError):
+                producer.flush(timeout=0.1)
+            broker.start()
+            link, _ = former.control.session_link(former.clock.monotonic() + 30)
+            producer.flush()
+            with pytest.raises(txmq.TxmqError):  # closed by the broker, as a killed process's would be
+                link.request(former.clock.monotonic() + 30, "ping").result()
+    with Spool(tmp_path / "spool", read_only=True) as spool:
+        assert [left.session for left in spool.sessions()] == []
+
+
 @pytest.mark.parametrize("was_stored", [True, False])
 def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_message(
     was_stored: bool, client: txmq.Client, tmp_path: Path

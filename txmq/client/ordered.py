@@ -198,17 +198,28 @@ class OrderedMessageProducer:
         return self._spool.parked()
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Wait until the spool is empty but for what is parked.
+        """Wait until the spool is empty but for what is parked, and nothing of a former life is on its way any more.
+
+        So what is in the topic then is all that this spool's producers have sent.
 
         Raises:
-            RequestTimeoutError: it is not yet; it goes on being sent.
+            RequestTimeoutError: it is not so yet; it goes on being sent.
         """
         deadline = self._client.clock.monotonic() + timeout
-        while self.spooled:
+        while self.spooled or not self._has_ended_former_lives(deadline):
             self._refuse_closed()
             if self._client.clock.monotonic() >= deadline:
-                raise RequestTimeoutError(f"{self.spooled} messages are still in {self._spool.path}")
+                raise RequestTimeoutError(
+                    f"{self.spooled} messages are still in {self._spool.path}, or the broker away"
+                )
             self._client.clock.sleep(_POLL_S)
+
+    def _has_ended_former_lives(self, deadline: float) -> bool:
+        try:
+            self._sessions.end_former_lives(deadline)
+        except (ConnectionLostError, RequestTimeoutError):
+            return False
+        return True
 
     def _drain(self) -> None:
         while self._closed is None:

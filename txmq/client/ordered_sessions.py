@@ -53,8 +53,7 @@ class Sessions:
             ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
             StorageError: the spool cannot note the session.
         """
-        if self._former:
-            self._end_former_lives(deadline)
+        self.end_former_lives(deadline)
         _, session = self._main.session_link(deadline)
         if session is not self._session or self._noted is None:
             noted = Identity(session.cluster, session.home, session.id, session.epoch)
@@ -62,7 +61,10 @@ class Sessions:
             self._session, self._noted = session, noted
         return self._noted
 
-    def _end_former_lives(self, deadline: float) -> None:
+    def end_former_lives(self, deadline: float) -> None:
+        """What former lives sent is stored when this returns, or never. Raises as ``current``."""
+        if not self._former:
+            return
         with self._lock:
             while self._former:
                 identity = self._former[-1]
