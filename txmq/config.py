@@ -170,6 +170,9 @@ class BrokerSettings:
         900_000, 100, _DAY_MS, "Longest time a client may ask for before its transaction is decided.",
         section="Transactions",
     )  # fmt: skip
+    queries_max: int = _number(
+        1000, 1, 1_000_000, "Queries of parallel writers (Spark) whose newest batch is kept.", section="Transactions"
+    )
     visibility_hold_ms_max: int = _number(
         30_000, 0, _DAY_MS,
         "Messages of a decided XA transaction are shown after this time even where a database has not committed yet.",

@@ -144,6 +144,12 @@ class UnknownMemberError(BrokerError):
     code, wire_name = 404, "unknown-member"
 
 
+class UnknownQueryError(BrokerError):
+    """No driver has opened a query of that name, or it was deleted."""
+
+    code, wire_name = 404, "unknown-query"
+
+
 class GroupActiveError(BrokerError):
     """The group has members: stop them first."""
 
@@ -224,9 +230,9 @@ _BY_WIRE_NAME: dict[str, type[BrokerError]] = {
     cls.wire_name: cls
     for cls in (
         BrokerError, BadRequestError, InvalidBatchError, InvalidNameError, UnknownTopicError, OffsetOutOfRangeError,
-        UnknownTransactionError, UnknownGroupError, UnknownMemberError, GroupActiveError, TopicExistsError,
-        TopicClosedError, ForbiddenError, NotOwnerError, SequenceError, TransactionConflictError, FencedError,
-        TooLargeError, OverloadedError, UnavailableError, DiskFullError,
+        UnknownTransactionError, UnknownGroupError, UnknownMemberError, UnknownQueryError, GroupActiveError,
+        TopicExistsError, TopicClosedError, ForbiddenError, NotOwnerError, SequenceError, TransactionConflictError,
+        FencedError, TooLargeError, OverloadedError, UnavailableError, DiskFullError,
     )
 }  # fmt: skip
 

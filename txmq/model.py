@@ -53,6 +53,7 @@ class TransactionKind(enum.Enum):
     XA = "xa"
     HALF = "half"
     FOREIGN = "foreign"  # another transaction manager's
+    SPARK = "spark"  # a driver's: one part of a batch (``query``)
 
 
 class Storage(enum.Enum):

@@ -27,7 +27,7 @@ from txmq.runtime.sim_disk import SimDisk
 from txmq.runtime.sim_model import Trace
 
 from .node import SMALL, Answer, Client, Node, small_settings
-from .script import GROUP, Ask, Place, Script
+from .script import GROUP, QUERY, Ask, Place, Script
 
 SESSION = 1
 Told = dict[bytes, Answer]
@@ -63,14 +63,18 @@ class Player:
 
     def send(self, ask: Ask) -> None:
         """Send one request of the script."""
-        arguments, extensions = list(ask.arguments), dict(ask.extensions)
+        arguments, extensions, body = list(ask.arguments), dict(ask.extensions), ask.body
+        if ask.verb == "query":
+            body = "".join(f"{self.node.txid(SESSION, counter)}\n" for counter in ask.winners).encode()
+            while self.node.state.next_session <= int(extensions["epoch"] or 0):
+                self.node.session()  # a life of the driver
         if ask.counter:
             txid = self.node.txid(SESSION, ask.counter)
             if "tx" in extensions:
                 extensions["tx"] = txid
             else:
                 arguments[0] = txid
-        self.client.send(ask.verb, *arguments, extensions=extensions, body=ask.body, opaque=ask.opaque)
+        self.client.send(ask.verb, *arguments, extensions=extensions, body=body, opaque=ask.opaque)
 
     def ask(self, ask: Ask) -> Answer:
         """Send one request and let the node finish it."""
@@ -160,6 +164,7 @@ def check_recovered(script: Script, node: Node, told: Told) -> None:
         assert SESSION in node.state.sessions, "P1: the session is gone"
     for counter in script.transactions:
         _check_whole(script, counter, node, visible)
+    _check_batches(script, node)
     verdict = verify_log(node.disk)
     assert verdict.is_sound, f"P10: {verdict.findings}"
 
@@ -196,6 +201,8 @@ def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
         assert branch is None or branch["complete"], f"P1: a branch of {ask.counter} is not complete any more"
     elif ask.verb == "group":
         _check_group(ask, answer, node)
+    elif ask.verb == "query":
+        _check_query(ask, node)
     elif ask.verb == "prepare":
         known = node.state.transactions.get((SESSION, ask.counter))
         prepared = known is not None and known.state is TransactionState.PREPARED
@@ -222,7 +229,28 @@ def _check_group(ask: Ask, answer: Answer, node: Node) -> None:
             assert at.offset >= offset, f"P1: offset {offset} of {topic}-{number} was saved, now {at.offset}"
 
 
+def _check_query(ask: Ask, node: Node) -> None:
+    """A driver's life that opened is never taken for an older one; a batch that is committed never comes again."""
+    known, epoch = node.state.queries.named.get(QUERY), ask.extensions["epoch"]
+    assert known is not None, "P1: the query is lost"
+    assert known.epoch >= int(epoch or 0), f"P1: epoch {known.epoch} after {epoch} was opened"
+    if ask.arguments[0] == "commit":
+        assert known.batch >= int(ask.extensions["batch"] or 0), f"P1: batch {ask.extensions['batch']} is lost"
+        outcomes = node.state.sessions[SESSION].outcomes
+        assert all(outcomes[counter] is not None for counter in ask.winners), f"P1: {ask.winners} are lost"
+
+
+def _check_batches(script: Script, node: Node) -> None:
+    """P2 over the transactions of one decision."""
+    session = node.state.sessions.get(SESSION)
+    for ask in script.asks:
+        committed = {session is not None and session.outcomes.get(c) is not None for c in ask.winners}
+        assert len(committed) < 2, f"P2: some of {ask.winners}, which one request decided, are committed"
+
+
 def _promised_places(ask: Ask, answer: Answer) -> list[tuple[Place, int, tuple[bytes, ...]]]:
+    if ask.verb == "query":
+        return []  # the outcomes of its winners say where they are
     if ask.verb == "put":
         return [(ask.adds[0][0], int(answer.body), ask.adds[0][1])]
     lines = parse_result_lines(answer.body)
@@ -286,6 +314,8 @@ def _repeat(script: Script, player: Player, told: Told) -> Told:
         if before is not None and not ask.once and before.code == 200 and not script.deleted:
             assert answer == before, f"P6: request {ask.number} ({ask.verb}): {before}, then {answer}"
         refusals = {409} if ask.counter and (ask.once or _is_stream(script, ask)) else set()
+        if ask.verb == "query":
+            refusals = {410}  # of a life of the driver that is over
         assert answer.code in {200, *refusals}, f"request {ask.number} ({ask.verb}) again: {answer}"
     return answers
 

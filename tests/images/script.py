@@ -22,6 +22,7 @@ from .node import Node
 
 UUID = "a" * 32
 GROUP = "g"
+QUERY = "q"
 _BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True}
 Place = tuple[str, int]  # topic, partition
 Fate = Literal["committed", "rolled-back", "prepared", "stream"]
@@ -37,6 +38,7 @@ class Ask:
         counter: of the transaction it belongs to; 0 for none.
         once: what it does cannot be asked twice with the same answer (``put tx=``, ``topic``, ``prepare``).
         adds: messages that a 200 promises, in order of the answer's lines.
+        winners: counters of the transactions that a batch's decision names.
     """
 
     number: int
@@ -48,6 +50,7 @@ class Ask:
     once: bool = False
     topics: tuple[str, ...] = ()
     adds: tuple[tuple[Place, tuple[bytes, ...]], ...] = ()
+    winners: tuple[int, ...] = ()
 
     @property
     def opaque(self) -> bytes:
@@ -172,6 +175,26 @@ class Script:
         words = {"join": {"member": member, "topics": "a,b"}, "leave": {"member": member}}.get(action, {})
         body = json.dumps(rows).encode()
         return self._ask("group", action, GROUP, extensions=words, body=body, once=action != "reset")
+
+    def query(self, action: str, epoch: int, **words: int) -> Script:
+        """A driver's life opens the query, or ends it."""
+        return self._ask("query", action, QUERY, extensions={"epoch": epoch, **words}, body=b"", once=True)
+
+    def write(
+        self, counter: int, *places: Place, epoch: int, batch: int, task: int = 0, attempt: int = 0,
+        fate: Fate = "committed",
+    ) -> Script:  # fmt: skip
+        """One task attempt's part of a batch."""
+        body = self._parts(counter, places, 1, fate=fate)
+        words = {"query": QUERY, "epoch": epoch, "batch": batch, "task": task, "attempt": attempt}
+        return self._ask("prepare", str(counter), "spark", extensions=words, body=body, counter=counter, once=True,
+                         topics=tuple(topic for topic, _ in places))  # fmt: skip
+
+    def decide_batch(self, *winners: int, epoch: int, batch: int) -> Script:
+        """The driver names the winners."""
+        adds = tuple(part for counter in winners for part in self.transactions[counter].parts)
+        return self._ask("query", "commit", QUERY, extensions={"epoch": epoch, "batch": batch}, body=b"", once=True,
+                         adds=adds, topics=tuple(topic for (topic, _), _ in adds), winners=winners)  # fmt: skip
 
     def do(self, what: Callable[[Node], object], name: str) -> Script:
         """An event."""

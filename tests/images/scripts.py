@@ -157,6 +157,26 @@ def consumer_groups(name: str) -> Script:
     return script.restart().group("reset", ["a", 0, 3])
 
 
+def batches_of_a_query(name: str) -> Script:
+    """Parts of a batch, one decision for the winners, losers; a driver that dies and is fenced by the next."""
+    script = Script(name).topic("a", partitions=2).topic("b").query("open", 1).put("a")
+    script.write(1, A, B, epoch=1, batch=0).write(2, A, epoch=1, batch=0, task=1, fate="rolled-back")
+    script.write(3, A, A1, epoch=1, batch=0, task=1, attempt=1).decide_batch(3, 1, epoch=1, batch=0).put("a")
+    script.write(4, B, epoch=1, batch=1, fate="rolled-back").together().query("open", 2).put("b").apart()
+    script.write(5, A1, B, epoch=2, batch=1).together().decide_batch(5, epoch=2, batch=1).put("a", 1).apart()
+    script.write(6, A, epoch=2, batch=2, fate="rolled-back").query("abort", 2, batch=2).write(7, A, B, epoch=2, batch=3)
+    return script.decide_batch(7, epoch=2, batch=3).put("b")
+
+
+def batches_around_checkpoints(name: str) -> Script:
+    """What a query has, and its parts, in checkpoints and behind them; decided behind a hold."""
+    script = Script(name).topic("a", partitions=2).topic("b").query("open", 1).write(1, A, B, epoch=1, batch=0)
+    script.checkpoint().write(2, A1, epoch=1, batch=0, task=1).checkpoint().decide(3, A).put("a")
+    script.decide_batch(1, 2, epoch=1, batch=0).checkpoint().put("b").restart().complete(3).checkpoint().put("a")
+    script.write(4, A, epoch=1, batch=1, fate="rolled-back").checkpoint().query("open", 2).restart()
+    return script.write(5, A, B, epoch=2, batch=1).restart().decide_batch(5, epoch=2, batch=1).checkpoint().put("b")
+
+
 def everything(name: str) -> Script:
     """A little of all."""
     script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
@@ -170,6 +190,6 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     streamed, streamed_with_checkpoints, prepared_after_streaming, prepare_and_commit, prepare_and_roll_back,
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
     retention_archives, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
-    everything,
+    batches_of_a_query, batches_around_checkpoints, everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}

@@ -24,9 +24,17 @@ from txmq.broker.group import Group
 from txmq.broker.peer import Peer
 from txmq.broker.pipelined import take_puts
 from txmq.broker.produce import put
+from txmq.broker.query import query
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
-from txmq.errors import BrokerError, FencedError, InvariantError, TransactionConflictError, UnknownTransactionError
+from txmq.errors import (
+    BrokerError,
+    FencedError,
+    InvariantError,
+    TransactionConflictError,
+    UnknownQueryError,
+    UnknownTransactionError,
+)
 from txmq.log.partition import Partition
 from txmq.protocol import answers
 from txmq.protocol.requests import Request, Violation
@@ -48,6 +56,7 @@ VERBS: dict[bytes, _Verb] = {
     b"recover": listing.recover,
     b"checks": halves.checks,
     b"group": groups.group,
+    b"query": query,
     b"topic": topics.topic,
     b"stats": stats.stats,
     b"ping": greeting.ping,
@@ -55,8 +64,8 @@ VERBS: dict[bytes, _Verb] = {
     b"help": greeting.help_,
     b"quit": greeting.quit_,
 }
-_TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, FencedError)
-LONG_ANSWERS = frozenset({b"get", b"meta", b"recover", b"checks", b"group", b"topic", b"stats", b"help"})
+_TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError)
+LONG_ANSWERS = frozenset({b"get", b"meta", b"recover", b"checks", b"group", b"query", b"topic", b"stats", b"help"})
 
 
 class Core:

@@ -115,6 +115,8 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
         row["group"], row["checks"] = meta["resource"], context.checks.attempts(name)
     if "xid" in meta:
         row["xid"] = meta["xid"]
+    if meta["kind"] == TransactionKind.SPARK.value:
+        row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
     row["parts"] = [_part_row(context, part.topic_id, part) for part in transaction.parts]
     return row
 

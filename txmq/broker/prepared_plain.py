@@ -34,6 +34,7 @@ _KIND_WORD = _KIND.encode()
 _STATED = frozenset({b"resource", b"uuid", b"deadline"})
 _STATED_WITH_FLOOR = _STATED | {b"floor"}
 _PREPARED = TransactionState.PREPARED
+_DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
 
 
 class _Who(NamedTuple):
@@ -165,6 +166,7 @@ def commit_prepared_plain(
     if (
         transaction is None
         or transaction.state is not _PREPARED
+        or transaction.meta["kind"] == _DECIDED_BY_ITS_DRIVER
         or state.decisions.holds
         or state.decisions.undone
         or not 0 < len(floor_text) <= FLOOR_SIZE_MAX

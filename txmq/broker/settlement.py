@@ -115,6 +115,18 @@ def decide(
     return assigned.outcome
 
 
+def commit_batch(context: Context, transactions: list[Transaction], meta: dict[str, Any]) -> None:
+    """Place all messages of a query's batch, journal and fold its decision. Nothing here can refuse."""
+    packed, placed = [], []
+    for transaction in transactions:
+        assigned = _assign(context, transaction, [])
+        packed.append((transaction.session, transaction.counter, assigned.placements))
+        placed.append((transaction.session, transaction.counter, assigned.outcome, assigned.places))
+    context.group.add_entry(entries.encode_batch_committed(packed, json.dumps(meta).encode()))
+    context.state.commit_batch(placed, meta)
+    context.counters.committed += len(transactions)
+
+
 def committed_lines(context: Context, parts: CommittedParts) -> bytes:
     """The answer to commit: where every part went."""
     lines = []

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from txmq.broker.decided import Decisions
 from txmq.broker.ordering import CommitOrder
+from txmq.broker.queries import Queries
 from txmq.broker.saved import SavedGroups
 from txmq.broker.sequences import Sequences
 from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
@@ -64,6 +65,7 @@ class State:
         self.epoch = 0
         self.decisions = Decisions()
         self.saved = SavedGroups()
+        self.queries = Queries()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
     # --- topics ------------------------------------------------------------------------------------------------------
@@ -169,6 +171,20 @@ class State:
         self.settle(session, counter, floor, outcome)
         self.decisions.decide((session, counter), meta, outcome, places)
 
+    def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:
+        """A batch of a query is decided: its transactions (session, counter, outcome, places) are seen together.
+
+        Where one stands behind a hold, all wait there.
+        """
+        together: Places = {}
+        for session, counter, outcome, places in placed:
+            self.settle(session, counter, 0, outcome)
+            for partition, place in places.items():
+                together.setdefault(partition, place)
+        if placed:
+            self.decisions.holds.add_behind(placed[0][:2], together)
+        self.queries.committed(meta["query"], meta["batch"], meta["time_ms"])
+
     def accept_sequence(
         self, partition: Partition, producer: int, sequence: int, count: int, crc: int, offset: int
     ) -> None:
@@ -241,6 +257,8 @@ class State:
             self._redo_decisions(kind, json.loads(bytes(body)))
         elif kind in (entries.SAVED, entries.HANDED_OVER, entries.GROUP_DELETED):
             self._redo_group(kind, json.loads(bytes(body)))
+        elif kind in (entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
+            self._redo_query(kind, body, write, touched)
         elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
             self.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
@@ -289,6 +307,23 @@ class State:
         else:
             self.saved.delete(fields["group"])
 
+    def _redo_query(self, kind: int, body: memoryview, write: Write, touched: dict[Partition, None]) -> None:
+        if kind == entries.BATCH_COMMITTED:
+            self._redo_batch(entries.decode_batch_committed(body), write, touched)
+            return
+        fields = json.loads(bytes(body))
+        if kind == entries.QUERY_OPENED:
+            self.queries.open(fields["query"], fields["epoch"], fields["time_ms"])
+        else:
+            self.queries.delete(fields["query"])
+
+    def _redo_batch(self, batch: entries.BatchCommitted, write: Write, touched: dict[Partition, None]) -> None:
+        placed = []
+        for committed in batch.transactions:
+            outcome, places = self._redo_placements(committed, write, touched)
+            placed.append((committed.session, committed.counter, outcome, places))
+        self.commit_batch(placed, json.loads(batch.meta))
+
     def _redo_placements(
         self, entry: entries.Committed | entries.Decided, write: Write, touched: dict[Partition, None]
     ) -> tuple[CommittedParts, Places]:
@@ -331,6 +366,7 @@ class State:
             "transactions": [transaction.snapshot() for transaction in self.transactions.values()],
             "decisions": self.decisions.snapshot(),
             "groups": self.saved.snapshot(),
+            "queries": self.queries.snapshot(),
         }
 
     def all_partitions(self) -> Iterator[Partition]:
@@ -363,6 +399,7 @@ class State:
 
         self.decisions.restore(snapshot["decisions"], self.partition)
         self.saved.restore(snapshot["groups"])
+        self.queries.restore(snapshot.get("queries", []))
 
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
         """Give a restored transaction one of its parts back, in order."""

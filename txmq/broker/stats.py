@@ -72,7 +72,7 @@ def broker_figures(context: Context) -> dict[str, Value]:
     return figures
 
 
-_PREPARED_KINDS = (TransactionKind.LAST_RESOURCE, TransactionKind.HALF, TransactionKind.FOREIGN)
+_PREPARED_KINDS = (TransactionKind.LAST_RESOURCE, TransactionKind.HALF, TransactionKind.FOREIGN, TransactionKind.SPARK)
 
 
 def transaction_figures(context: Context) -> dict[str, Value]:
@@ -94,6 +94,7 @@ def transaction_figures(context: Context) -> dict[str, Value]:
         "held_transactions": len(decisions.holds),
         "heuristics_kept": len(decisions.heuristics),
         "shown_before_rows": context.counters.shown_before_rows,
+        "queries": len(context.state.queries.named),
         "half_checks": context.counters.checks,
         "payload_bytes": context.state.payload_bytes,
         "outcomes_kept": sum(len(s.outcomes) for s in context.state.sessions.values()),

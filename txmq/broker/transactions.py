@@ -117,6 +117,8 @@ def commit(
         if b"heuristic" in given:
             _record(context, transaction, "commit", given[b"heuristic"])
             settlement.commit_now(context, transaction, peer, opaque, floor)
+        elif transaction.meta["kind"] == TransactionKind.SPARK.value:
+            raise TransactionConflictError(f"transaction {txid} is part of a batch: query commit decides it")
         else:
             settlement.commit_in_order(context, transaction, peer, opaque, floor)
     else:
@@ -223,6 +225,18 @@ def _half(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
     return {"resource": group, "uuid": ""}
 
 
+def _spark(context: Context, given: dict[bytes, bytes]) -> dict[str, Any]:
+    words = (b"epoch", b"batch", b"task", b"attempt")
+    if any(word not in given for word in (b"query", *words)):
+        raise BadRequestError("prepare of kind spark needs query= epoch= batch= task= attempt=")
+    numbers = {word.decode(): int(given[word]) for word in words}
+    name = given[b"query"].decode()
+    known = context.state.queries.at_epoch(name, numbers["epoch"])
+    if numbers["batch"] <= known.batch:
+        raise TransactionConflictError(f"batch {known.batch} of query {name} is committed: {numbers['batch']} is over")
+    return {"resource": name, "uuid": "", **numbers}
+
+
 def _foreign(context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
     xid = given.get(b"xid", b"").decode()
     if _FOREIGN_XID.match(xid) is None:
@@ -236,6 +250,7 @@ _KINDS = {
     TransactionKind.LAST_RESOURCE.value: _last_resource,
     TransactionKind.HALF.value: _half,
     TransactionKind.FOREIGN.value: _foreign,
+    TransactionKind.SPARK.value: _spark,
 }
 
 

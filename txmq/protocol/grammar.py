@@ -92,7 +92,8 @@ _TABLE = (
     Verb(
         b"prepare", ("txid", "kind"),
         {
-            b"resource": "text", b"uuid": "hex32", b"group": "text", b"xid": "text", b"deadline": "long",
+            b"resource": "text", b"uuid": "hex32", b"group": "text", b"xid": "text", b"query": "text",
+            b"epoch": "long", b"batch": "long", b"task": "number", b"attempt": "number", b"deadline": "long",
             b"floor": "long", **_STREAMED,
         }, has_body=True,
         teaches="store a transaction's messages until it is decided",
@@ -135,6 +136,10 @@ _TABLE = (
             b"wait": "number",
         }, has_body=True,
         teaches="join, heartbeat, leave, save, describe, list, reset, delete: group describe billing 0 1",
+    ),
+    Verb(
+        b"query", ("action", "query"), {b"epoch": "long", b"batch": "long"}, has_body=True,
+        teaches="open, commit, abort, list, delete: batches of parallel writers: query list * 0 1",
     ),
     Verb(b"ping", teaches="is the broker there? ping 1"),
     Verb(b"stats", opaque_optional=True, optional="item", teaches="figures; stats help lists the items"),

@@ -35,12 +35,16 @@ Bodies::
     17 SAVED          JSON: offsets of a consumer group
     18 HANDED_OVER    JSON: partitions of a consumer group got a new owner and generation
     19 GROUP_DELETED  JSON
+    24 QUERY_OPENED   JSON: a driver's new life writes in the name of a query
+    25 BATCH_COMMITTED  number of transactions u32, then of each what COMMITTED holds, then meta (JSON): the query,
+                      epoch and batch that are decided; all its messages are placed
+    26 QUERY_DELETED  JSON
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from txmq.errors import StorageError
@@ -65,12 +69,16 @@ FORGOTTEN: Final = 16
 SAVED: Final = 17
 HANDED_OVER: Final = 18
 GROUP_DELETED: Final = 19
+QUERY_OPENED: Final = 24
+BATCH_COMMITTED: Final = 25
+QUERY_DELETED: Final = 26
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
     SESSION: "session", TOPIC: "topic", TOPIC_DELETED: "topic-deleted", LOG_START: "log-start", STARTED: "started",
     SESSION_ENDED: "session-ended", DECIDED: "decided", COMPLETED: "completed", SHOWN: "shown", HEURISTIC: "heuristic",
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
+    QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -84,6 +92,7 @@ _PAYLOAD: Final = struct.Struct("<QQIIIIq")
 _PREPARED: Final = struct.Struct("<QQ")
 _COMMITTED: Final = struct.Struct("<QQQI")
 _PLACEMENT: Final = struct.Struct("<IIQQQII")
+_BATCH_COMMITTED: Final = struct.Struct("<I")
 _ROLLED_BACK: Final = struct.Struct("<QQQ")
 _TOPIC_DELETED: Final = struct.Struct("<I")
 _LOG_START: Final = struct.Struct("<IIQ")
@@ -155,6 +164,13 @@ class Decided(NamedTuple):
     counter: int
     floor: int
     placements: tuple[Placement, ...]
+    meta: bytes
+
+
+class BatchCommitted(NamedTuple):
+    """A batch of a query is decided: its transactions, placed; ``meta`` is JSON."""
+
+    transactions: tuple[Committed, ...]
     meta: bytes
 
 
@@ -309,6 +325,37 @@ def decode_decided(body: Buffer) -> Decided:
     return Decided(session, counter, floor, placements, bytes(rest[size:]))
 
 
+def encode_batch_committed(transactions: Sequence[tuple[int, int, Sequence[tuple[int, ...]]]], meta: bytes) -> bytes:
+    """A BATCH_COMMITTED entry: session, counter and placements of each transaction; ``meta`` is JSON."""
+    packed = [_BATCH_COMMITTED.pack(len(transactions))]
+    for session, counter, placements in transactions:
+        packed.append(_COMMITTED.pack(session, counter, 0, len(placements)))
+        packed.extend(_PLACEMENT.pack(*placement) for placement in placements)
+    return frame(BATCH_COMMITTED, b"".join(packed) + meta)
+
+
+def batch_committed_size(transactions: int, placements: int) -> int:
+    """About how long such an entry is."""
+    return transactions * _COMMITTED.size + placements * _PLACEMENT.size
+
+
+def decode_batch_committed(body: Buffer) -> BatchCommitted:
+    """A BATCH_COMMITTED's body."""
+    (count,) = _leading(BATCH_COMMITTED, _BATCH_COMMITTED, body)
+    rest, position = memoryview(body), _BATCH_COMMITTED.size
+    transactions = []
+    for _ in range(count):
+        session, counter, floor, placed = _leading(BATCH_COMMITTED, _COMMITTED, rest[position:])
+        position += _COMMITTED.size
+        packed = rest[position : position + placed * _PLACEMENT.size]
+        if len(packed) != placed * _PLACEMENT.size:
+            raise _refuse(BATCH_COMMITTED, f"{placed} placements stated, {len(packed)} bytes there")
+        position += len(packed)
+        placements = tuple(map(Placement._make, _PLACEMENT.iter_unpack(packed)))
+        transactions.append(Committed(session, counter, floor, placements))
+    return BatchCommitted(tuple(transactions), bytes(rest[position:]))
+
+
 def encode_rolled_back(session: int, counter: int, floor: int) -> bytes:
     """A ROLLED_BACK entry."""
     return frame(ROLLED_BACK, _ROLLED_BACK.pack(session, counter, floor))
@@ -400,3 +447,13 @@ def encode_handed_over(fields: bytes) -> bytes:
 def encode_group_deleted(fields: bytes) -> bytes:
     """A GROUP_DELETED entry; ``fields`` is JSON."""
     return frame(GROUP_DELETED, fields)
+
+
+def encode_query_opened(fields: bytes) -> bytes:
+    """A QUERY_OPENED entry; ``fields`` is JSON."""
+    return frame(QUERY_OPENED, fields)
+
+
+def encode_query_deleted(fields: bytes) -> bytes:
+    """A QUERY_DELETED entry; ``fields`` is JSON."""
+    return frame(QUERY_DELETED, fields)

@@ -172,6 +172,7 @@ _Decoded = (
     | entries.Prepared
     | entries.Committed
     | entries.Decided
+    | entries.BatchCommitted
     | entries.RolledBack
     | entries.LogStart
     | int
@@ -182,6 +183,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
     entries.PREPARED: entries.decode_prepared,
     entries.COMMITTED: entries.decode_committed,
     entries.DECIDED: entries.decode_decided,
+    entries.BATCH_COMMITTED: entries.decode_batch_committed,
     entries.ROLLED_BACK: entries.decode_rolled_back,
     entries.TOPIC_DELETED: entries.decode_topic_deleted,
     entries.LOG_START: entries.decode_log_start,

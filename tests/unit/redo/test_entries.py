@@ -52,6 +52,10 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     assert entries.decode_committed(_only(committed, entries.COMMITTED)) == Committed(1, 2, 3, placements)
     decided = entries.encode_decided(1, 2, 3, placements, b"{}")
     assert entries.decode_decided(_only(decided, entries.DECIDED)) == entries.Decided(1, 2, 3, placements, b"{}")
+    batch = entries.encode_batch_committed([(1, U64, placements), (U64, 2, ())], b'{"batch": 1}')
+    assert entries.decode_batch_committed(_only(batch, entries.BATCH_COMMITTED)) == entries.BatchCommitted(
+        (Committed(1, U64, 0, placements), Committed(U64, 2, 0, ())), b'{"batch": 1}'
+    )
     rolled_back = entries.encode_rolled_back(1, 2, 3)
     assert entries.decode_rolled_back(_only(rolled_back, entries.ROLLED_BACK)) == RolledBack(1, 2, 3)
     assert entries.decode_topic_deleted(_only(entries.encode_topic_deleted(U32), entries.TOPIC_DELETED)) == U32
@@ -60,7 +64,8 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     assert entries.decode_session_ended(_only(entries.encode_session_ended(U64), entries.SESSION_ENDED)) == U64
     for encode, kind in (
         (entries.encode_session, entries.SESSION), (entries.encode_topic, entries.TOPIC),
-        (entries.encode_started, entries.STARTED),
+        (entries.encode_started, entries.STARTED), (entries.encode_query_opened, entries.QUERY_OPENED),
+        (entries.encode_query_deleted, entries.QUERY_DELETED),
     ):  # fmt: skip
         assert bytes(_only(encode(b'{"a": 1}'), kind)) == b'{"a": 1}'
 
@@ -71,6 +76,11 @@ def test_the_layout_is_the_documented_one() -> None:
     assert entries.encode_committed(1, 2, 3, [Placement(4, 5, 6, 7, 8, 9, 10)]) == struct.pack(
         "<BBHIQQQIIIQQQII", 4, 0, 0, 68, 1, 2, 3, 1, 4, 5, 6, 7, 8, 9, 10
     )
+    batch = entries.encode_batch_committed([(1, 2, [Placement(4, 5, 6, 7, 8, 9, 10)]), (3, 4, [])], b"{}")
+    assert batch == struct.pack(
+        "<BBHIIQQQIIIQQQIIQQQI2s",
+        25, 0, 0, 102, 2, 1, 2, 0, 1, 4, 5, 6, 7, 8, 9, 10, 3, 4, 0, 0, b"{}",
+    )  # fmt: skip
 
 
 def test_entries_come_in_order_and_an_empty_payload_has_none() -> None:
@@ -131,3 +141,13 @@ def test_random_bytes_never_raise_anything_but_a_storage_error() -> None:
         except StorageError:
             continue
     assert parsed > 20
+
+
+def test_a_batch_whose_transactions_are_cut_short_is_refused() -> None:
+    body = _only(
+        entries.encode_batch_committed([(1, 2, [Placement(1, 2, 3, 4, 5, 6, 7)]), (3, 4, [])], b""),
+        entries.BATCH_COMMITTED,
+    )
+    for end in range(len(body)):
+        with pytest.raises(StorageError, match="batch-committed"):
+            entries.decode_batch_committed(body[:end])

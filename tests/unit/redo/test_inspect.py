@@ -44,6 +44,9 @@ def _disk() -> SimDisk:
         entries.encode_saved(b'{"group": "g"}'),
         entries.encode_handed_over(b'{"group": "g"}'),
         entries.encode_group_deleted(b'{"group": "g"}'),
+        entries.encode_query_opened(b'{"query": "q"}'),
+        entries.encode_batch_committed([(1, 4, [entries.Placement(1, 0, 0, 900, 7, 2, 0)])], b'{"batch": 1}'),
+        entries.encode_query_deleted(b'{"query": "q"}'),
     ]
     for sample in samples:
         journal.append(sample)
@@ -55,12 +58,12 @@ def _disk() -> SimDisk:
 def test_dump_shows_every_record_with_its_place_and_its_entries() -> None:
     disk = _disk()
     records = list(inspect.dump(disk))
-    assert [record.kind for record in records] == ["group"] * 20 + ["mark"]
+    assert [record.kind for record in records] == ["group"] * (len(entries.NAMES) + 1) + ["mark"]
     assert records[0].position == FILE_HEADER_SIZE
     shown = [record.describe() for record in records]
     json.dumps(shown)
     kinds = [entry["entry"] for record in shown for entry in record["entries"]]  # type: ignore[attr-defined]
-    assert kinds[:19] == kinds[19:]
+    assert kinds[: len(entries.NAMES)] == kinds[len(entries.NAMES) :]
     assert set(kinds) == set(entries.NAMES.values())
     assert shown[-1]["durable_lsn"] == shown[-1]["lsn"]
     for record in records:
@@ -103,7 +106,7 @@ def test_a_sound_directory_is_sound_and_nothing_is_changed() -> None:
     verdict = inspect.verify(disk)
     assert verdict.is_sound
     assert verdict.findings == ()
-    assert verdict.records == 20
+    assert verdict.records == len(entries.NAMES) + 1
     assert disk.counts["any"] == writes
     assert verdict.end_lsn == _end(disk)[0]
 

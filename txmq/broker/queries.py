@@ -1,0 +1,99 @@
+"""Queries of parallel writers (Spark): who drives each, and the newest batch it has committed. A fold over the journal.
+
+A *query* is what writes batch after batch in one name, through restarts of its driver. Its *epoch* says which life of
+the driver speaks: the number of a session that this life made, so that it is never handed out twice and a later life
+has a higher one.
+
+Invariants:
+    * an epoch of a query never falls, a batch number never falls;
+    * an entry goes only where somebody says so (``query delete``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txmq.errors import BadRequestError, FencedError, UnknownQueryError
+
+NO_BATCH = -1
+
+
+class Query:
+    """One query.
+
+    Attributes:
+        batch: the newest committed one; ``NO_BATCH`` before the first.
+        time_ms: when it was last opened by a new epoch, or committed.
+    """
+
+    __slots__ = ("batch", "epoch", "name", "time_ms")
+
+    def __init__(self, name: str, epoch: int, batch: int, time_ms: int) -> None:
+        self.name, self.epoch, self.batch, self.time_ms = name, epoch, batch, time_ms
+
+    @property
+    def committed_batch(self) -> int | None:
+        """The newest committed batch, as it is told."""
+        return None if self.batch == NO_BATCH else self.batch
+
+    def fenced(self, epoch: int) -> FencedError:
+        """What a former life is told."""
+        return FencedError(f"query {self.name} has a new driver (epoch {self.epoch}); epoch {epoch} is over")
+
+
+class Queries:
+    """All of them, by name."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Query] = {}
+
+    def known(self, name: str) -> Query:
+        """One of them.
+
+        Raises:
+            UnknownQueryError: nobody opened it.
+        """
+        query = self.named.get(name)
+        if query is None:
+            raise UnknownQueryError(f"query {name} was never opened here, or was deleted")
+        return query
+
+    def at_epoch(self, name: str, epoch: int) -> Query:
+        """The query, where ``epoch`` is the life of its driver that writes now.
+
+        Raises:
+            UnknownQueryError: nobody opened it.
+            FencedError: a later life has opened it.
+            BadRequestError: this life has not opened it.
+        """
+        query = self.known(name)
+        if epoch < query.epoch:
+            raise query.fenced(epoch)
+        if epoch > query.epoch:
+            raise BadRequestError(f"query {name} is at epoch {query.epoch}: open it with epoch {epoch} first")
+        return query
+
+    def open(self, name: str, epoch: int, time_ms: int) -> Query:
+        """A driver's life begins to write."""
+        query = self.named.get(name)
+        if query is None:
+            query = self.named[name] = Query(name, epoch, NO_BATCH, time_ms)
+        query.epoch, query.time_ms = epoch, time_ms
+        return query
+
+    def committed(self, name: str, batch: int, time_ms: int) -> None:
+        """A batch is decided."""
+        query = self.named[name]
+        query.batch, query.time_ms = batch, time_ms
+
+    def delete(self, name: str) -> None:
+        """Forget a query."""
+        self.named.pop(name, None)
+
+    def snapshot(self) -> list[list[Any]]:
+        """JSON-able state."""
+        return [[query.name, query.epoch, query.batch, query.time_ms] for query in self.named.values()]
+
+    def restore(self, snapshot: list[list[Any]]) -> None:
+        """The reverse of ``snapshot``."""
+        self.named = {fields[0]: Query(*fields) for fields in snapshot}
