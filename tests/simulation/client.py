@@ -209,7 +209,7 @@ class Client(Process):
         for _ in range(self.world.rng.randint(1, 5)):
             put = Put((RETAINED, 0) if self.world.chance(0.25) else self.place(), self.values())
             self.shared.history.puts.append(put)
-            content = bytearray(_batch(put.values, self.world.clock.now_ms()))
+            content = bytearray(encoded_batch(put.values, self.world.clock.now_ms()))
             batches.append((self.core.add(*put.place, content, len(put.values), now, now + 20.0), put))
         while not all(batch.is_finished for batch, _ in batches):
             yield from self.connected()
@@ -274,7 +274,7 @@ class Client(Process):
             return 0
         count = self.world.rng.randint(1, len(transaction.parts))
         for (topic, partition), values in transaction.parts[:count]:
-            reply = yield from self.ask("put", topic, partition, body=_batch(values, 0, -1),
+            reply = yield from self.ask("put", topic, partition, body=encoded_batch(values),
                                         extensions={"tx": transaction.txid})  # fmt: skip
             if reply is None or reply[0] != 200:
                 return None
@@ -283,7 +283,7 @@ class Client(Process):
     def _request(
         self, transaction: Transaction, streamed: int, keys: str = ""
     ) -> tuple[dict[str, str | int | None], bytes]:
-        batches = [_batch(values, 0, -1) for _, values in transaction.parts]
+        batches = [encoded_batch(values) for _, values in transaction.parts]
         ahead = b"".join(batches[:streamed])
         extensions: dict[str, str | int | None] = {}
         if streamed:
@@ -314,7 +314,7 @@ class Client(Process):
         elif reply is not None and reply[0] < 500:
             transaction.told = "rolled-back"
         else:
-            yield from self._find_out(transaction)
+            yield from self.find_out(transaction)
 
     def _withdraw(self, transaction: Transaction) -> Steps:
         yield from self.connected()
@@ -335,7 +335,8 @@ class Client(Process):
             if reply is not None and reply[0] in (409, 410):
                 self.world.meet("late commit refused")
 
-    def _find_out(self, transaction: Transaction) -> Steps:
+    def find_out(self, transaction: Transaction) -> Steps:
+        """Ask until its end is known, or nobody knows it."""
         while transaction.told == "unknown":
             yield from self.connected()
             reply = yield from self.ask("outcome", transaction.txid, extensions={"fence": None})
@@ -443,8 +444,6 @@ def _look_up(database: Database, txid: str) -> Event:
     return Event.PROVED_COMMITTED if is_committed else Event.PROVED_ROLLED_BACK
 
 
-def _batch(values: tuple[bytes, ...], now_ms: int, sequence: int = 0) -> bytes:
-    content = bytearray(records.encode([(b"k", value, (), now_ms) for value in values]))
-    if sequence < 0:
-        return bytes(content)
-    return bytes(content)
+def encoded_batch(values: tuple[bytes, ...], now_ms: int = 0) -> bytes:
+    """One record batch."""
+    return bytes(records.encode([(b"k", value, (), now_ms) for value in values]))

@@ -34,6 +34,7 @@ from .client import RETAINED, Client, Process, Steps
 from .damage import Rest
 from .database import Database
 from .history import History, Place, Put, Shared, Transaction
+from .members import GROUPS, OUTPUT, Consumption, Member, check_groups
 from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
@@ -67,6 +68,7 @@ class Operator(Process):
         for name, partitions in wanted.items():
             yield from self._topic("create", name, partitions)
         yield from self._topic("create", RETAINED, 1)
+        yield from self._topic("create", OUTPUT, 1)
         history.topics = dict(wanted)
         while True:
             yield rng.uniform(0.01, 0.1)
@@ -145,8 +147,8 @@ def _simulate(world: World) -> None:
         logging.configure("info", _Log(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors):
-                _live(shared, threads)
-                _check(shared)
+                consumption = _live(shared, threads)
+                _check(shared, consumption)
         finally:
             block._STREAM_AT_BYTES = _STREAM_AT_BYTES
             assert shared.rows is not None
@@ -170,7 +172,7 @@ class _Log:
         """Nothing is kept."""
 
 
-def _live(shared: Shared, threads: Threads) -> None:
+def _live(shared: Shared, threads: Threads) -> Consumption:
     world, broker = shared.world, shared.broker
     broker.start()
     operator = Operator(shared, "op")
@@ -179,16 +181,23 @@ def _live(shared: Shared, threads: Threads) -> None:
     resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
     applications = [Application(shared, threads, f"a{n}_") for n in range(world.rng.randint(1, 2))]
     settlers = [ResolverProgram(shared, threads, f"s{n}_") for n in range(world.rng.randint(1, 2))]
+    consumption = Consumption()
+    members = [
+        Member(shared, consumption, f"m{n}{group}", group) for group in GROUPS for n in range(world.rng.randint(0, 3))
+    ]
     _plan_faults(world, broker, clients, [*applications, *settlers])
+    if members and world.rng.random() < 0.5:
+        world.after(world.rng.uniform(0, SECONDS), members[0].die)
     world.run(SECONDS)
     _heal(world, shared, operator)
-    finite: list[Client | Application] = [*clients, *applications]
+    finite: list[Client | Application] = [*clients, *members, *applications]
     world.run(60.0, until=lambda: all(one.is_over for one in finite))
     for one in finite:
         if not one.is_over:
             raise Violation(f"{one.name} has not come to its end 60 s after healing")
     world.run(HEAL_S)
     assert resolvers, broker.node
+    return consumption
 
 
 def _plan_faults(world: World, broker: Broker, clients: list[Client], programs: list[Program]) -> None:
@@ -224,7 +233,7 @@ def _heal(world: World, shared: Shared, operator: Operator) -> None:
 # --- the checks ------------------------------------------------------------------------------------------------------
 
 
-def _check(shared: Shared) -> None:
+def _check(shared: Shared, consumption: Consumption) -> None:
     node = shared.broker.node
     if node is None:
         raise Violation("the broker is not there after healing")
@@ -239,6 +248,7 @@ def _check(shared: Shared) -> None:
     shared.bank.check()
     visible = _visible(node, shared.history)
     _check_all(shared, node, visible)
+    check_groups(shared, consumption, visible)
     before = node.state
     before.started(0)
     again = node
