@@ -8,9 +8,9 @@ What is kept per message for the results are the two bytes of its partition.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import overload
+from typing import TypeVar, overload
 
 from crc32c import crc32c
 
@@ -23,6 +23,7 @@ Pair = tuple[bytes | None, bytes]
 SLICE_COUNT_MAX = 4096
 SLICE_SIZE_BYTES_MAX = 2 << 20
 _values = itemgetter(1)
+T = TypeVar("T")
 
 
 class Slice:
@@ -143,12 +144,27 @@ def encode(
         TooLargeError: a single message does not fit.
         TypeError: a key or value is not bytes.
     """
-    batch = records.encode_values(pairs, timestamp_ms, compression=compression)
+
+    def make(some: Sequence[Pair]) -> bytearray:
+        return records.encode_values(some, timestamp_ms, compression=compression)
+
+    return fitting(pairs, make, size_bytes_max)
+
+
+def fitting(
+    messages: Sequence[T], make: Callable[[Sequence[T]], bytearray], size_bytes_max: int
+) -> Iterator[tuple[bytearray, int]]:
+    """Batches of at most ``size_bytes_max``, each with its count: what is too large together is halved.
+
+    Raises:
+        TooLargeError: a single message does not fit.
+    """
+    batch = make(messages)
     if len(batch) <= size_bytes_max:
-        yield batch, len(pairs)
-    elif len(pairs) == 1:
+        yield batch, len(messages)
+    elif len(messages) == 1:
         raise TooLargeError(f"a message of {len(batch)} bytes is over the limit of {size_bytes_max}")
     else:
-        middle = len(pairs) // 2
-        yield from encode(pairs[:middle], timestamp_ms, compression, size_bytes_max)
-        yield from encode(pairs[middle:], timestamp_ms, compression, size_bytes_max)
+        middle = len(messages) // 2
+        yield from fitting(messages[:middle], make, size_bytes_max)
+        yield from fitting(messages[middle:], make, size_bytes_max)

@@ -21,6 +21,7 @@ from txmq.client.groups import Groups
 from txmq.client.ordered import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
+from txmq.client.queries import Queries
 from txmq.client.resolver import resolver_of, stop_resolver
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
@@ -96,6 +97,7 @@ class Client:
         topics: create, list, describe, alter, delete.
         transactions: what is in doubt, and what an operator may do about it.
         groups: consumer groups: list, describe, reset, delete.
+        queries: batches that many writers prepare and one driver decides (Spark's sink).
         control: the connection for everything but reads.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
@@ -121,6 +123,7 @@ class Client:
         self.topics = Topics(lambda: self.control, self.clock, timeout)
         self.transactions = Transactions(lambda: self.control, timeout)
         self.groups = Groups(lambda: self.control, timeout)
+        self.queries = Queries(self, timeout)
         self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
         self._lock = Lock()
         self._senders: list[Sender] = []

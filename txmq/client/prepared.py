@@ -6,15 +6,17 @@ the broker executes them once and gives the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from txmq.client.transaction_home import RETRY_S, Extensions, TransactionHome
-from txmq.client.transaction_parts import MessageBuffer
-from txmq.errors import ConnectionLostError, OverloadedError, UnavailableError
+from txmq.client.transaction_parts import EncodedPart, MessageBuffer
+from txmq.errors import ConnectionLostError, OverloadedError, TransactionTimeoutError, TxmqError, UnavailableError
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
 
 _PASSING = (ConnectionLostError, UnavailableError, OverloadedError)
+OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
 def prepare(home: TransactionHome, kind: str, given: Extensions, messages: MessageBuffer) -> None:
@@ -30,11 +32,27 @@ def prepare(home: TransactionHome, kind: str, given: Extensions, messages: Messa
     if home.streamed.parts or not home.fits_one_request(parts):
         home.stream(parts)
         parts = []
+    repeat_prepare(home, kind, given, parts)
+
+
+def repeat_prepare(home: TransactionHome, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> None:
+    """Prepare parts that fit one request, again until it is answered.
+
+    Raises as ``prepare``; the cause of a timeout is what kept the broker from answering.
+    """
+    last: TxmqError | None = None
     while True:
-        home.check_deadline()
+        try:
+            home.check_deadline()
+        except TransactionTimeoutError as error:
+            raise error from last
         try:
             home.submit_prepare_as(kind, given, parts).result()
-        except _PASSING:
+        except OverloadedError as error:
+            last = error
+            home.pause(OVERLOADED_PAUSE_S)
+        except _PASSING as error:
+            last = error
             home.pause()
         else:
             return
