@@ -6,6 +6,7 @@ P2     each transaction is visible all or none, at the places of its outcome; of
        the order in which they were decided
 P4     messages of a decision are invisible until every branch has completed
 P5     what is prepared and not decided is still there, and invisible
+P6     the offset that a transaction saves is saved exactly when its messages are placed
 P6     the whole script asked again gets the answers it had got, and in the end every message of a put and of a
        committed transaction is there exactly once
 P10    every CRC, place and offset of every partition is right, and every message is one of the script's
@@ -189,6 +190,23 @@ def _visible(script: Script, node: Node) -> Visible:
     return found
 
 
+def _check_offset(script: Script, node: Node) -> None:
+    """Transactions alone save the offset, each a higher one: it is that of the last one that was decided."""
+    saving = {counter: made.offset for counter, made in script.transactions.items() if made.offset}
+    session = node.state.sessions.get(SESSION)
+    if not saving or session is None:
+        return
+    decided = [offset for counter, offset in saving.items() if session.outcomes.get(counter) is not None]
+    saved = node.state.saved.named.get(GROUP)
+    place = next(iter(node.state.partitions_of)), 0
+    found = saved.offsets.get(place) if saved is not None else None
+    assert (found.offset if found else 0) == max(decided, default=0), f"P6: {found} saved, decided were {decided}"
+    waiting = {(SESSION, c) for c in saving if (SESSION, c) in {*node.state.transactions, *node.state.decisions.undone}}
+    held = {name for name in node.state.saved.held.values() if name in waiting}
+    open_ones = {(t.session, t.counter) for t in node.state.streams.values()}
+    assert held == waiting - open_ones, f"P6: {held} hold the offset, {waiting} may still save it"
+
+
 def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
     if ask.verb in ("put", "commit", "decide") and ask.adds:
         for place, base_offset, values in _promised_places(ask, answer):
@@ -327,6 +345,8 @@ def _is_stream(script: Script, ask: Ask) -> bool:
 def _is_done(script: Script, ask: Ask, node: Node) -> bool:
     """Topics are not made twice, and a deleted one is not asked for."""
     names = _names(node)
+    if ask.verb == "group" and ask.arguments[0] == "join" and any(t.offset for t in script.transactions.values()):
+        return GROUP in node.state.saved.named  # its transactions are those of the first generation
     if any(name not in names and script.topics.index(name) + 1 < node.state.topics.next_id for name in ask.topics):
         return True
     return ask.verb == "topic" and ask.arguments[0] == "create" and ask.arguments[1] in names
@@ -339,6 +359,7 @@ def _check_final(script: Script, node: Node, answers: Told) -> None:
         if ask.adds and answer is not None and answer.code == 200 and (ask.verb == "put" or not script.deleted):
             for place, base_offset, values in _promised_places(ask, answer):
                 _check_values(node, visible, place, base_offset, values)
+    _check_offset(script, node)
     for counter, transaction in script.transactions.items():
         _check_whole(script, counter, node, visible)
         outcomes = node.state.sessions[SESSION].outcomes

@@ -16,6 +16,7 @@ from typing import Literal
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.protocol.branches import encode_branch
+from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 from txmq.runtime.sim_clock import START_MS
 
 from .node import Node
@@ -73,6 +74,7 @@ class Transaction:
     parts: list[tuple[Place, tuple[bytes, ...]]] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
     fate: Fate = "committed"
+    offset: int = 0  # that it saves for the group, of partition 0 of topic a; 0 for none
 
 
 class Script:
@@ -120,6 +122,11 @@ class Script:
         body = self._parts(counter, places, count)
         return self._commit(counter, body, places)
 
+    def consumes(self, counter: int, offset: int, fate: Fate = "committed") -> Script:
+        """A transaction saves the group's offset of partition 0 of topic a, as its first owner."""
+        self._transaction(counter, fate).offset = offset
+        return self
+
     def stream(self, counter: int, topic: str, partition: int = 0, *, count: int = 1, size: int = 0) -> Script:
         """One part of a streamed transaction."""
         values, batch = self._batch(count, size, -1)
@@ -138,7 +145,8 @@ class Script:
         """Prepare; ``fate`` is what the script makes of it later."""
         stated = self._stated(counter) if streamed else {}
         body = self._parts(counter, places, count, keys=keys, fate=fate)
-        extensions = {"resource": "db", "uuid": UUID, **stated}
+        extensions = {"resource": "db", "uuid": UUID, **stated, **self._saving(counter)}
+        body = self._saved(counter) + body
         return self._ask("prepare", str(counter), "last-resource", extensions=extensions, body=body, counter=counter,
                          once=True, topics=tuple(topic for topic, _ in places))  # fmt: skip
 
@@ -150,10 +158,11 @@ class Script:
         """Decide with branches, whose resources are numbered."""
         stated = self._stated(counter) if streamed else {}
         body = b"".join(encode_branch(f"db{number}", _uuid(number), _BRANCH) for number in range(branches))
-        body += self._parts(counter, places, 1, fate="stream" if streamed else "committed")
+        body += self._saved(counter) + self._parts(counter, places, 1, fate="stream" if streamed else "committed")
         adds = tuple(self.transactions[counter].parts)
-        return self._ask("decide", str(counter), extensions={"branches": branches, **stated}, body=body,
-                         counter=counter, adds=adds, topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
+        given = {"branches": branches, **stated, **self._saving(counter)}
+        return self._ask("decide", str(counter), extensions=given, body=body, counter=counter, adds=adds,
+                         topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
 
     def complete(self, counter: int, number: int = 0) -> Script:
         """Report a branch."""
@@ -248,8 +257,19 @@ class Script:
         self, counter: int, body: bytes, places: tuple[Place, ...], stated: Mapping[str, int] | None = None
     ) -> Script:
         adds = tuple(self.transactions[counter].parts)
-        return self._ask("commit", str(counter), extensions=stated or {}, body=body, counter=counter, adds=adds,
+        given = dict(stated or {})
+        if body:  # what was prepared has brought its offset
+            given, body = given | self._saving(counter), self._saved(counter) + body
+        return self._ask("commit", str(counter), extensions=given, body=body, counter=counter, adds=adds,
                          topics=tuple(topic for (topic, _), _ in adds))  # fmt: skip
+
+    def _saved(self, counter: int) -> bytes:
+        offset = self._transaction(counter, "committed").offset
+        return encode_offsets([GroupOffsets(GROUP, 0, (OffsetRow("a", 0, 1, offset, "x"),))]) if offset else b""
+
+    def _saving(self, counter: int) -> dict[str, int]:
+        size = len(self._saved(counter))
+        return {"offsets": size} if size else {}
 
     def _transaction(self, counter: int, fate: Fate) -> Transaction:
         return self.transactions.setdefault(counter, Transaction(fate=fate))

@@ -177,6 +177,25 @@ def batches_around_checkpoints(name: str) -> Script:
     return script.write(5, A, B, epoch=2, batch=1).restart().decide_batch(5, epoch=2, batch=1).checkpoint().put("b")
 
 
+def consumed_and_produced(name: str) -> Script:
+    """Offsets saved by transactions: local, streamed, prepared, decided; a prepared one in between has a restart."""
+    script = Script(name).topic("a").topic("b").group("join").put("a", count=9)
+    script.consumes(1, 1).local(1, B).consumes(2, 2).prepare(2, B).put("b").commit(2)
+    script.consumes(3, 3, "stream").stream(3, "b").commit_stream(3, B).restart()
+    script.consumes(4, 4).prepare(4, B).restart().commit(4).together().consumes(5, 5).local(5, B).put("b").apart()
+    return script.consumes(6, 6).decide(6, B).complete(6).consumes(7, 7, "prepared").prepare(7, B, fate="prepared")
+
+
+def consumed_around_checkpoints(name: str) -> Script:
+    """The same, with checkpoints where offsets are held."""
+    script = Script(name).topic("a").topic("b").group("join").put("a", count=9).checkpoint()
+    script.consumes(1, 1).prepare(1, B).checkpoint().commit(1).checkpoint().consumes(2, 2).decide(2, B, branches=2)
+    script.complete(2).checkpoint().restart().complete(2, 1).consumes(3, 3, "rolled-back").prepare(
+        3, B, fate="rolled-back"
+    )
+    return script.checkpoint().rollback(3).consumes(4, 4).local(4, B).checkpoint().restart().put("b")
+
+
 def everything(name: str) -> Script:
     """A little of all."""
     script = Script(name).topic("a", partitions=2, segment_size_bytes=4096).topic("b").put("a", size=2000)
@@ -190,6 +209,7 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     streamed, streamed_with_checkpoints, prepared_after_streaming, prepare_and_commit, prepare_and_roll_back,
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
     retention_archives, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
-    batches_of_a_query, batches_around_checkpoints, everything,
+    batches_of_a_query, batches_around_checkpoints,
+    consumed_and_produced, consumed_around_checkpoints, everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}

@@ -19,6 +19,7 @@ from txmq.broker import settlement
 from txmq.broker.context import Context
 from txmq.broker.decided import Name
 from txmq.broker.listing import txid_of
+from txmq.broker.offsets import check_offsets, take_offsets
 from txmq.broker.peer import Peer
 from txmq.broker.session import Session
 from txmq.broker.transaction import Action, Event, next_action
@@ -69,13 +70,16 @@ def _decide(
 ) -> None:
     require_owner(peer, session)
     branches, start = split_branches(body, int(given.get(b"branches", 0)))
-    checked = checked_parts(context, wire_parts.parse_parts(memoryview(body)[start:]))
+    offsets, messages = take_offsets(given, body, start)
+    checked = checked_parts(context, wire_parts.parse_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
     check_streamed(transaction, given)
     refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
     floor = floor_of(given, peer, session)
     refuse_over_outcomes(context, session, floor)
     meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": peer.name, "branches": branches}
+    if offsets:
+        meta["offsets"] = check_offsets(context, offsets)
     outcome = settlement.decide(context, (session.number, txid.counter), floor, transaction, checked, meta)
     context.answer_when_forced(peer, opaque, settlement.committed_lines(context, outcome))
 
@@ -113,6 +117,7 @@ def _complete(context: Context, peer: Peer, name: Name, given: dict[bytes, bytes
     over = decisions.complete(name, uuid, fact)
     if over is not None:
         context.group.ended_holds.append(over.hold)
+        context.state.may_load(over)
     context.answer_when_forced(peer, opaque)
 
 
@@ -153,6 +158,7 @@ def show_overdue(context: Context) -> None:
         context.group.forced = True
         decided.hold.is_settled = True
         context.group.ended_holds.append(decided.hold)
+        context.state.may_load(decided)
         context.counters.shown_before_rows += 1
         waiting = [branch["resource"] for branch in decided.branches if not branch["complete"]]
         context.alarms.append(

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from txmq.broker.decided import Decisions
+from txmq.broker.decided import Decided, Decisions
 from txmq.broker.ordering import CommitOrder
 from txmq.broker.queries import Queries
 from txmq.broker.saved import SavedGroups
@@ -143,6 +143,7 @@ class State:
         self.order.add(transaction)
         if "xid" in meta:
             self.foreign[meta["xid"]] = key
+        self.saved.hold(key, meta.get("offsets", ()))
         return transaction
 
     def settle(self, session: int, counter: int, floor: int, outcome: CommittedParts | None) -> Transaction | None:
@@ -154,6 +155,8 @@ class State:
             if transaction.state is TransactionState.PREPARED:
                 self.order.remove(transaction)
                 self.foreign.pop(transaction.meta.get("xid", ""), None)
+                if "offsets" in transaction.meta:
+                    self._settle_offsets(transaction, is_committed=outcome is not None)
         owner = self.sessions.get(session)
         if owner is not None:
             owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
@@ -170,6 +173,19 @@ class State:
         """Committed, and branches must hear of it before readers may see it."""
         self.settle(session, counter, floor, outcome)
         self.decisions.decide((session, counter), meta, outcome, places)
+        if "offsets" in meta:
+            self.saved.save_of_transaction(meta["offsets"], meta["decided_ms"], self.partition)
+            self.saved.hold((session, counter), meta["offsets"])
+
+    def _settle_offsets(self, transaction: Transaction, *, is_committed: bool) -> None:
+        meta = transaction.meta
+        self.saved.let_go((transaction.session, transaction.counter), meta["offsets"])
+        if is_committed:
+            self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
+
+    def may_load(self, decided: Decided) -> None:
+        """Every branch of a decision has completed, or its messages are shown: its offsets are held no longer."""
+        self.saved.let_go(decided.name, decided.meta.get("offsets", ()))
 
     def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:
         """A batch of a query is decided: its transactions (session, counter, outcome, places) are seen together.
@@ -292,8 +308,10 @@ class State:
             decided = decisions.complete(name, fields["uuid"], fields["fact"])
             if decided is not None:
                 decisions.holds.applied({}, [decided.hold])
+                self.may_load(decided)
         elif kind == entries.SHOWN:
             decisions.holds.applied({}, [decisions.undone[name].hold])
+            self.may_load(decisions.undone[name])
         elif kind == entries.HEURISTIC:
             decisions.record(name, fields["fact"])
         else:
@@ -366,6 +384,7 @@ class State:
             "transactions": [transaction.snapshot() for transaction in self.transactions.values()],
             "decisions": self.decisions.snapshot(),
             "groups": self.saved.snapshot(),
+            "generation_floor": self.saved.generation_floor,
             "queries": self.queries.snapshot(),
         }
 
@@ -399,6 +418,7 @@ class State:
 
         self.decisions.restore(snapshot["decisions"], self.partition)
         self.saved.restore(snapshot["groups"])
+        self.saved.generation_floor = snapshot.get("generation_floor", 0)
         self.queries.restore(snapshot.get("queries", []))
 
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
@@ -415,6 +435,10 @@ class State:
             self.order.add(transaction)
             if "xid" in transaction.meta:
                 self.foreign[transaction.meta["xid"]] = (transaction.session, transaction.counter)
+            self.saved.hold((transaction.session, transaction.counter), transaction.meta.get("offsets", ()))
+        for decided in self.decisions.undone.values():
+            if not (decided.hold.is_settled and decided.parts):  # without messages it has no hold of its own
+                self.saved.hold(decided.name, decided.meta.get("offsets", ()))
         self.decisions.holds.settled()
 
     def publish_recovered(self) -> None:

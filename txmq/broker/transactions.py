@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from txmq.broker import settlement
 from txmq.broker.context import Context
 from txmq.broker.local_commit import commit_plain
+from txmq.broker.offsets import check_offsets, save_with_commit, take_offsets
 from txmq.broker.peer import Peer
 from txmq.broker.prepared_plain import commit_prepared_plain, prepare_plain
 from txmq.broker.session import ROLLED_BACK, Session
@@ -69,7 +70,8 @@ def prepare(
     txid, session = locate(context, arguments[0])
     require_owner(peer, session)
     given = extensions or {}
-    parts = wire_parts.parse_parts(body or b"")
+    offsets, messages = take_offsets(extensions, body)
+    parts = wire_parts.parse_parts(messages)
     action = next_action(state_of(context, session, txid.counter), Event.PREPARE)
     if action is Action.REPEAT:
         _repeat_prepare(context, peer, session, txid, parts, opaque)
@@ -87,6 +89,8 @@ def prepare(
         meta["keys"] = [ANY_KEY] * streamed + [ANY_KEY if part.keys is None else sorted(part.keys) for part in parts]
     else:
         meta["keys"] = [[]] * (streamed + len(parts))  # rows of one database is all that is kept in order
+    if offsets:
+        meta["offsets"] = check_offsets(context, offsets)
     for part in checked:
         _add_part(context, session, txid.counter, part)
     context.group.add_entry(entries.encode_prepared(session.number, txid.counter, json.dumps(meta).encode()))
@@ -295,15 +299,16 @@ def _decide(
 ) -> None:
     require_owner(peer, session)
     transaction = context.state.transactions.get((session.number, txid.counter))
-    parts = wire_parts.parse_parts(body) if body else []
-    checked = checked_parts(context, parts)
+    offsets, messages = take_offsets(given, body)
+    checked = checked_parts(context, wire_parts.parse_parts(messages))
     check_streamed(transaction, given)
     refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
     refuse_over_outcomes(context, session, floor_of(given, peer, session))
-    floor = floor_of(given, peer, session)
+    floor, saved = floor_of(given, peer, session), check_offsets(context, offsets)
     outcome = settlement.commit(context, session.number, txid.counter, floor, transaction, checked)
+    save_with_commit(context, saved)
     lines = settlement.committed_lines(context, outcome)
-    if transaction is None:
+    if transaction is None and not saved:
         context.answer_relaxed(peer, opaque, lines)
     else:
         context.answer_when_forced(peer, opaque, lines)

@@ -70,7 +70,7 @@ class Verb:
     teaches: str = ""
 
 
-_STREAMED = {b"parts": "number", b"bytes": "long", b"crc": "number"}
+_STREAMED = {b"offsets": "number", b"parts": "number", b"bytes": "long", b"crc": "number"}
 _TABLE = (
     Verb(
         b"hello", ("#protocol", "client"), {b"session": "session"},
@@ -133,7 +133,7 @@ _TABLE = (
         b"group", ("action", "group"),
         {
             b"member": "text", b"topics": "text", b"strategy": "text", b"timeout": "number", b"view": "number",
-            b"wait": "number",
+            b"wait": "number", b"order": "long", b"alone": "flag",
         }, has_body=True,
         teaches="join, heartbeat, leave, save, describe, list, reset, delete: group describe billing 0 1",
     ),
