@@ -1,0 +1,163 @@
+"""Where an audit's rows come from: a database by its URL, a table, and what of it lies in the window.
+
+    sqlite:///orders.db                      a file (an absolute path has four slashes)
+    mysql://user:password@host:3306/shop     MySQL, MariaDB; also ?unix_socket=..., ?read_default_file=...
+    jdbc:mysql://host/shop                   through Java: the driver's jar must be with Spark (--jars)
+    parquet:orders/                          a dataset
+
+A password that is not in the URL is taken from ``password`` (the command passes TXMQ_DATABASE_PASSWORD).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from pyspark.sql import functions as F
+
+from txmq.errors import ConfigError
+from txmq.spark.audit_match import committed_at, row_identities
+from txmq.spark.audit_spec import AuditSpec, RowTime, checked_column
+from txmq.spark.audit_tables import FORMAT, Column, Reading, Table, TableSource, columns_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOOKUPS_MAX = 2_000  # rows that are asked for one by one; more are found by reading the table
+_MYSQL_PORT = 3306
+_EXPECTED = "expected sqlite:///FILE, mysql://USER@HOST/DATABASE, jdbc:... or parquet:PATH"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table, wherever it lies. ``table`` for those that Python's drivers reach; else ``url``."""
+
+    spark: SparkSession
+    url: str
+    name: str
+    table: Table | None
+
+    def primary_key(self) -> list[str]:
+        """The columns of the primary key, in the table's order; empty where none is known."""
+        return [] if self.table is None else [column.name for column in columns_of(self.table) if column.is_key]
+
+    def read(self, columns: Sequence[str], where: str = "") -> DataFrame:
+        """These columns of the whole table, or of what ``where`` (SQL; not for datasets) leaves.
+
+        Raises:
+            ConfigError: a column is not there.
+        """
+        if self.table is None:
+            return self._foreign(columns)
+        there = {column.name: column for column in columns_of(self.table)}
+        if unknown := [name for name in columns if name not in there]:
+            raise ConfigError(f"the table has no column {unknown[0]!r}; it has {', '.join(there)}")
+        self.spark.dataSource.register(TableSource)
+        at_least = int(self.spark.sparkContext.defaultParallelism)
+        reading = Reading(self.table, tuple(there[name] for name in columns), where, at_least)
+        return self.spark.read.format(FORMAT).option("reading", reading.to_json()).load()
+
+    def between(self, spec: AuditSpec, from_ms: int | None, to_ms: int | None) -> DataFrame:
+        """The rows committed in [from, to); those whose time is not known are among them."""
+        if spec.row_time is None or (from_ms is None and to_ms is None):
+            return self.read(spec.columns)
+        frame = self.read(spec.columns, self._where(spec.row_time, from_ms, to_ms))
+        committed = committed_at(frame, spec.row_time)
+        inside = F.lit(True)
+        if from_ms is not None:
+            inside = inside & (committed >= F.timestamp_millis(F.lit(from_ms)))
+        if to_ms is not None:
+            inside = inside & (committed < F.timestamp_millis(F.lit(to_ms)))
+        return frame.filter(F.coalesce(inside, F.lit(True)))
+
+    def with_row(self, spec: AuditSpec, wanted: DataFrame) -> DataFrame:
+        """Of identities (one column ``id``), those that have a row anywhere in the table."""
+        columns = [term.column for term in spec.match]
+        values = [row["id"] for row in wanted.limit(LOOKUPS_MAX + 1).collect()]
+        if self.table is None or len(columns) > 1 or len(values) > LOOKUPS_MAX:
+            return wanted.join(row_identities(self.read(columns), spec), "id", "left_semi")
+        (kind,) = (column for column in columns_of(self.table) if column.name == columns[0])
+        found = [(value,) for value in values if self._is_there(self.table, kind, value)]
+        return self.spark.createDataFrame(found, "id string")
+
+    @staticmethod
+    def _is_there(table: Table, column: Column, value: str) -> bool:
+        parameter: object = bytes.fromhex(value) if column.spark == "binary" else value
+        sql = f"SELECT 1 FROM {table.quoted(table.name)} WHERE {table.quoted(column.name)} = ? LIMIT 1"  # noqa: S608
+        return bool(table.query(sql, (parameter,)))
+
+    def _where(self, row_time: RowTime, from_ms: int | None, to_ms: int | None) -> str:
+        """The window as SQL, so that an index on the time can serve; empty where only Spark can tell."""
+        if self.table is None:
+            return ""
+        kind = next(column for column in columns_of(self.table) if column.name == row_time.column)
+        if kind.is_number and row_time.unit is not None:
+            edges = [None if ms is None else str(ms * row_time.unit.value // 1000) for ms in (from_ms, to_ms)]
+        elif kind.spark == "timestamp":
+            edges = [None if ms is None else f"'{_sql_time(ms)}'" for ms in (from_ms, to_ms)]
+        else:
+            return ""
+        name = self.table.quoted(row_time.column)
+        # One unit more at the end: a fraction that was rounded away; Spark cuts exactly.
+        parts = [f"{name} >= {edges[0]}"] * (edges[0] is not None) + [f"{name} <= {edges[1]}"] * (edges[1] is not None)
+        return f"({' AND '.join(parts)} OR {name} IS NULL)"
+
+    def _foreign(self, columns: Sequence[str]) -> DataFrame:
+        if self.url.startswith("parquet:"):
+            frame = self.spark.read.parquet(self.url.removeprefix("parquet:"))
+        else:
+            frame = self.spark.read.format("jdbc").option("url", self.url).option("dbtable", self.name).load()
+        if unknown := [name for name in columns if name not in frame.columns]:
+            raise ConfigError(f"the table has no column {unknown[0]!r}; it has {', '.join(frame.columns)}")
+        return frame.select(*columns)
+
+
+def open_rows(spark: SparkSession, url: str, table: str | None, password: str | None = None) -> Rows:
+    """The table behind a URL; asks the database for its columns, so that a mistake is found at once.
+
+    Raises:
+        ConfigError: no such URL, table or file.
+        the driver's error: the database cannot be reached.
+    """
+    scheme = url.partition(":")[0]
+    if scheme == "parquet":
+        return Rows(spark, url, table or "", None)
+    if table is None:
+        raise ConfigError("which table? expected --table NAME")
+    checked_column(table)
+    if scheme == "jdbc":
+        return Rows(spark, url, table, None)
+    rows = Rows(spark, url, table, Table(*_connect_arguments(url, password), table))
+    rows.primary_key()
+    return rows
+
+
+def _connect_arguments(url: str, password: str | None) -> tuple[str, dict[str, Any]]:
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite" and parts.path.startswith("/") and not parts.netloc:
+        return "sqlite", {"database": unquote(parts.path[1:])}
+    if parts.scheme not in ("mysql", "mariadb") or not parts.path.strip("/"):
+        raise ConfigError(f"database = {_without_password(url)!r}: {_EXPECTED}")
+    given = {
+        "host": parts.hostname or "127.0.0.1", "port": parts.port or _MYSQL_PORT, "db": unquote(parts.path.strip("/")),
+        "user": unquote(parts.username or ""), "passwd": unquote(parts.password or "") or password or "",
+    }  # fmt: skip
+    extra = dict(parse_qsl(parts.query))
+    if unknown := extra.keys() - {"unix_socket", "read_default_file", "ssl_ca"}:
+        raise ConfigError(f"database: {min(unknown)!r} is not known here; expected unix_socket or read_default_file")
+    if "ssl_ca" in extra:
+        extra = {**extra, "ssl": {"ca": extra.pop("ssl_ca")}}  # type: ignore[dict-item]
+    return "mysql", {name: value for name, value in given.items() if value} | extra
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return url.replace(f":{parts.password}@", ":...@") if parts.password else url
+
+
+def _sql_time(ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
