@@ -48,6 +48,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/retry_store.py": (frozenset({"sqlite3", "pathlib"}), "the retry store is an SQLite file: section 3"),
     "txmq/client/spool.py": (frozenset({"sqlite3", "pathlib"}), "the spool is an SQLite file: DESIGN.md section 3"),
+    "txmq/spark/audit_tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
 }
 
