@@ -260,9 +260,14 @@ class Client(Process):
 
     # --- transactions ---
 
-    def _begin(self) -> Transaction:
+    def next_txid(self) -> str:
+        """An id never used before."""
         self.counter += 1
-        txid = f"{self.cluster}-{self.home}-{self.session:x}-{self.counter:x}"
+        return f"{self.cluster}-{self.home}-{self.session:x}-{self.counter:x}"
+
+    def begin(self) -> Transaction:
+        """A transaction over any partitions."""
+        txid = self.next_txid()
         parts = [(self.place(), self.values()) for _ in range(self.world.rng.randint(1, 4))]
         transaction = self.shared.history.transactions[txid] = Transaction(txid, parts)
         self.shared.history.owners |= {value: transaction for _, values in parts for value in values}
@@ -280,9 +285,10 @@ class Client(Process):
                 return None
         return count
 
-    def _request(
+    def request(
         self, transaction: Transaction, streamed: int, keys: str = ""
     ) -> tuple[dict[str, str | int | None], bytes]:
+        """The words and the body of ``commit`` or ``prepare``."""
         batches = [encoded_batch(values) for _, values in transaction.parts]
         ahead = b"".join(batches[:streamed])
         extensions: dict[str, str | int | None] = {}
@@ -295,12 +301,12 @@ class Client(Process):
 
     def local(self) -> Steps:
         """One local transaction; where the answer is lost, asked again."""
-        transaction = self._begin()
+        transaction = self.begin()
         streamed = yield from self._stream(transaction)
         if streamed is None or self.world.chance(0.1):
             yield from self._withdraw(transaction)
             return
-        extensions, body = self._request(transaction, streamed)
+        extensions, body = self.request(transaction, streamed)
         reply = yield from self.ask("commit", transaction.txid, body=body, extensions=extensions)
         if reply is not None and reply[0] == 200:
             if self.world.chance(0.1):
@@ -313,8 +319,12 @@ class Client(Process):
             self.world.meet("streamed committed" if streamed else "local committed")
         elif reply is not None and reply[0] < 500:
             transaction.told = "rolled-back"
+            self.refused(reply)
         else:
             yield from self.find_out(transaction)
+
+    def refused(self, reply: tuple[int, bytes]) -> None:
+        """A transaction was refused; nothing happened."""
 
     def _withdraw(self, transaction: Transaction) -> Steps:
         yield from self.connected()
@@ -328,7 +338,7 @@ class Client(Process):
         transaction.told = "rolled-back"
         self.world.meet("rolled back" if verb == "rollback" else "fence journaled")
         if self.world.chance(0.5):
-            extensions, body = self._request(transaction, 0)
+            extensions, body = self.request(transaction, 0)
             reply = yield from self.ask("commit", transaction.txid, body=body, extensions=extensions)
             if reply is not None and reply[0] == 200:
                 raise Violation(f"P6: committed behind its fence: {transaction.txid}")
@@ -351,7 +361,7 @@ class Client(Process):
 
     def last_resource(self) -> Steps:
         """The shell of a coordinator: effects in order, events back."""
-        database, transaction = self.shared.database, self._begin()
+        database, transaction = self.shared.database, self.begin()
         transaction.key, transaction.row = self.world.rng.randrange(3), "row-" + transaction.txid
         self.open = session = database.begin(transaction.row, transaction.key)
         if session is None:
@@ -383,7 +393,7 @@ class Client(Process):
     ) -> Generator[float | bytes, Reply, Event | None]:
         database = self.shared.database
         if effect is Effect.SEND_PREPARE:
-            extensions, body = self._request(transaction, streamed, f" keys={transaction.key}")
+            extensions, body = self.request(transaction, streamed, f" keys={transaction.key}")
             extensions |= {"resource": "db", "uuid": UUID}
             prepare.append(self.send("prepare", transaction.txid, "last-resource", body=body, extensions=extensions))
             return None
@@ -391,7 +401,10 @@ class Client(Process):
             reply = yield prepare[0]
             if reply is None or reply[0] >= 500:
                 return Event.PREPARE_UNKNOWN
-            return Event.PREPARED if reply[0] == 200 else Event.PREPARE_REFUSED
+            if reply[0] != 200:
+                self.refused(reply)
+                return Event.PREPARE_REFUSED
+            return Event.PREPARED
         if effect in (Effect.SEND_COMMIT, Effect.SEND_ROLLBACK):
             return (yield from self._tell(effect, transaction))
         yield self.world.rng.uniform(0.0, 0.005)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from txmq.log import records
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
-from .client import Client, Reply, Steps, encoded_batch
+from .client import Client, Reply, Steps
 from .history import Place, Shared, Transaction
 from .world import Violation
 
@@ -62,6 +62,9 @@ class Member(Client):
         self.view = self.order = 0
         self.joined_on: object = None
         self._to_release: list[Place] = []
+        self._offsets = b""
+        self._source: list[tuple[str, int, int]] = []
+        self.last: Transaction
         super().__init__(shared, name)
 
     def main(self) -> Steps:
@@ -189,25 +192,13 @@ class Member(Client):
 
     def _write(self, place: Place, held: Held, given: list[int]) -> Steps:
         """One message for each, and the offset, in one transaction."""
-        transaction = self._next(place, given)
         self.order += 1
         offset = given[-1] + 1
-        rows = OffsetRow(*place, held.generation, offset, None)
-        offsets = encode_offsets([GroupOffsets(self.group, self.order, (rows,))])
-        streamed: dict[str, str | int | None] = {"offsets": len(offsets)}
-        (output, values), *_ = transaction.parts
-        batch = encoded_batch(values)
-        body = offsets + f"{output[0]} {output[1]} {len(batch)}\r\n".encode() + batch
-        reply = yield from self.ask("commit", transaction.txid, body=body, extensions=streamed)
-        if reply is not None and reply[0] == 200:
-            transaction.told, transaction.lines = "committed", reply[1]
-        elif reply is not None and reply[0] < 500:
-            transaction.told = "rolled-back"
-            if reply[0] == 409:
-                self.world.meet("a fenced ack rolled its transaction back")
-                self.held.pop(place, None)
-        else:
-            yield from self.find_out(transaction)
+        row = OffsetRow(*place, held.generation, offset, None)
+        self._offsets = encode_offsets([GroupOffsets(self.group, self.order, (row,))])
+        self._source = [(*place, offset) for offset in given]
+        yield from self.last_resource() if self.world.chance(0.3) else self.local()
+        transaction, self._offsets = self.last, b""
         if transaction.told == "committed":
             self.world.meet("an offset was saved by a transaction")
             self._told(place, held, offset)
@@ -216,13 +207,26 @@ class Member(Client):
             self.held.pop(place, None)
             self.joined_on = None
 
-    def _next(self, place: Place, given: list[int]) -> Transaction:
-        self.counter += 1
-        txid = f"{self.cluster}-{self.home}-{self.session:x}-{self.counter:x}"
-        values = tuple(b"%b|%b %d %d" % (txid.encode(), place[0].encode(), place[1], offset) for offset in given)
-        transaction = Transaction(txid, [((OUTPUT, 0), values)])
-        self.shared.history.transactions[txid] = transaction
-        return transaction
+    def begin(self) -> Transaction:
+        """One output for each message that is consumed; the attempt's id tells them apart."""
+        txid = self.next_txid()
+        values = tuple(b"%b|%b %d %d" % (txid.encode(), t.encode(), p, o) for t, p, o in self._source)
+        self.last = self.shared.history.transactions[txid] = Transaction(txid, [((OUTPUT, 0), values)])
+        return self.last
+
+    def request(
+        self, transaction: Transaction, streamed: int, keys: str = ""
+    ) -> tuple[dict[str, str | int | None], bytes]:
+        """With the offsets in front of the parts."""
+        extensions, body = super().request(transaction, streamed, keys)
+        return extensions | {"offsets": len(self._offsets)}, self._offsets + body
+
+    def refused(self, reply: tuple[int, bytes]) -> None:
+        """A fenced ack rolls its transaction back."""
+        if reply[0] == 409:
+            self.world.meet("a fenced ack rolled its transaction back")
+            self.held.clear()
+            self.joined_on = None
 
 
 def check_groups(shared: Shared, consumption: Consumption, visible: dict[bytes, tuple[Place, int]]) -> None:
