@@ -1,4 +1,4 @@
-"""``python -m tests.crash [--xa | --groups] ...``: the long campaigns. Exit status 1 where a promise was broken."""
+"""``python -m tests.crash [--xa | --groups | --ordered]``: the long campaigns. Exit status 1: a promise was broken."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import shutil
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import txmq
 from tests.crash.campaign import SETTLE_S_MAX, Campaign, Report
 from tests.crash.group_campaign import GroupCampaign, GroupReport
+from tests.crash.ordered_campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
 from tests.crash.processes import CampaignError
 from tests.crash.xa_campaign import CELLS, XaCampaign
 from txmq.testing.checker import describe
@@ -25,12 +26,15 @@ def main() -> int:
     parser.add_argument("--sync", choices=("always", "interval", "never"), default="always")
     parser.add_argument("--xa", action="store_true", help="with two MariaDB servers: XA and last resource")
     parser.add_argument("--groups", action="store_true", help="a consumer group whose members come, go, pause and die")
+    parser.add_argument("--ordered", action="store_true", help="an ordered producer through outages and kills")
     parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
     parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     if arguments.groups:
         return _groups(seed, arguments.seconds)
+    if arguments.ordered:
+        return _ordered(seed, arguments.cycles, arguments.check_every)
     xa = " --xa" if arguments.xa else ""
     again = f"python -m tests.crash{xa} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
@@ -54,21 +58,48 @@ def main() -> int:
 
 
 def _groups(seed: int, seconds: float) -> int:
-    again = f"python -m tests.crash --groups --seconds {seconds:g} --seed {seed}"
+    def play(directory: Path) -> list[str]:
+        report = GroupCampaign(directory, seed, _say, coverage=int(seconds / 10)).run(seconds)
+        _group_summary(report)
+        return report.complaints
+
+    return _in_a_directory(play, f"python -m tests.crash --groups --seconds {seconds:g} --seed {seed}", seed)
+
+
+def _ordered(seed: int, cycles: int, check_every: int) -> int:
+    def play(directory: Path) -> list[str]:
+        report = OrderedCampaign(directory, seed, _say).run(cycles, check_every)
+        _ordered_summary(report)
+        missed = set(ORDERED_POINTS) - report.points_hit.keys() if cycles >= 3 * len(ORDERED_POINTS) else ()
+        return [*report.complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
+
+    return _in_a_directory(play, f"python -m tests.crash --ordered --cycles {cycles} --seed {seed}", seed)
+
+
+def _in_a_directory(play: Callable[[Path], list[str]], again: str, seed: int) -> int:
+    """Play in a directory of its own; kept, and said how to repeat it, where something was found."""
     directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
     print(f"seed {seed}, in {directory}", flush=True)
     try:
-        report = GroupCampaign(directory, seed, _say, coverage=int(seconds / 10)).run(seconds)
-    except (CampaignError, txmq.TxmqError) as error:
+        complaints = play(directory)
+    except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
         print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
         return 1
-    _group_summary(report)
-    if report.complaints:
-        print("\nBROKEN", *report.complaints, f"kept: {directory}", f"repeat: {again}", sep="\n")
+    if complaints:
+        print("\nBROKEN", *complaints, f"kept: {directory}", f"repeat: {again}", sep="\n")
         return 1
     shutil.rmtree(directory)
     print("every promise was kept")
     return 0
+
+
+def _ordered_summary(report: OrderedReport) -> None:
+    told, counts = report.told, report.verdict.counts
+    print(f"cycles: {', '.join(f'{name} {count}' for name, count in sorted(report.kinds.items()))}")
+    print(f"points hit: {', '.join(f'{name} {count}' for name, count in sorted(report.points_hit.items()))}")
+    print(f"told: {told['acknowledged']} acknowledged, {told['spooled']} spooled, {told['fail']} refused (spool full)")
+    print(f"stored: {counts['messages']}, of which {counts['info']} at most are of killed producers, told nothing")
+    print(f"in the spool at the end of a cycle: {report.spooled_max} at most")
 
 
 def _group_summary(report: GroupReport) -> None:

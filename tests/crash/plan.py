@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 from txmq.runtime.crashpoints import POINTS
 
-_ELSEWHERE = ("client.xa.", "resolver.xa.", "client.half.", "client.check.")  # reached by other campaigns and scenarios
+# Reached by other campaigns and scenarios.
+_ELSEWHERE = (
+    "client.xa.", "resolver.xa.", "client.half.", "client.check.", "client.ordered.", "client.aside.", "client.dead.",
+)  # fmt: skip
 SQLITE_POINTS = tuple(sorted(point for point in POINTS if not point.startswith(_ELSEWHERE)))
 WORKERS = 4
 RUN_S_MAX = 0.6  # until a kill at a random moment

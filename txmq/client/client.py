@@ -3,7 +3,8 @@
 ``control`` carries everything but reads, and the session that transactions and the first producer share. A second
 producer at the same time gets a connection and session of its own, because one session numbers the batches of one
 sender only; senders are kept and reused when producers close. ``reader`` carries ``get``: a long poll holds up nobody.
-Connections are made when they are first used, ``control`` at once, so that a wrong address is found out by ``connect``.
+Connections are made when they are first used, ``control`` at once (unless ``lazy``), so that a wrong address is found
+out by ``connect``.
 """
 
 from __future__ import annotations
@@ -45,19 +46,23 @@ NAME_LENGTH_MAX = 100
 _SCHEME = "txmq://"
 
 
-def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python") -> Client:
+def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
     """Connect to a broker.
 
     Args:
         bootstrap: ``txmq://host[:port][,host[:port]...]``; several addresses are tried in turn.
         timeout: seconds for connecting and for each request that is not told otherwise.
         name: this client's name in the broker's lists and logs.
+        lazy: connect when something is first asked for, so that a process can begin while its broker is away, as one
+            with an ordered producer should. A wrong address is then found out later.
 
     Raises:
         ConfigError: not such an address.
         ConnectionLostError: nobody answers there.
     """
     client = Client(parse_bootstrap(bootstrap), timeout=timeout, name=name)
+    if lazy:
+        return client
     try:
         client.control.link(client.clock.monotonic() + timeout)
     except ConnectionLostError as error:

@@ -4,14 +4,16 @@ What happens to a message is ``ordered_lane``'s; here it is checked and its part
 that drains the spool: it goes over the partitions with something in it, and waits out a back-off at those that cannot
 be written.
 
-The selector sees the topic's declared partitions. How many there are is kept in the spool as well, so that messages
-find their partition while the broker is away.
+The selector sees the topic's declared partitions. How many there are is asked of the broker, and kept in the spool, so
+that messages find their partition while the broker is away; a producer that has never reached it takes what its options
+declare. What was learnt counts before what was declared. Where the broker cannot be reached nothing waits for it: what
+is known is used, and asked for again ``TOPIC_AGE_S_MAX`` later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,7 +36,7 @@ from txmq.errors import (
 )
 from txmq.log import records
 from txmq.log.compression import CODECS
-from txmq.model import Message, SendResult, SendStatus
+from txmq.model import Message, SendResult, SendStatus, is_valid_name
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
 
@@ -55,6 +57,8 @@ class OrderedOptions:
         attempts_max: a message that the broker refuses for good that often is parked.
         visibility_wait_s: how long after the end of its session a batch is looked for in the log; not shorter than the
             broker's ``visibility_hold_ms_max``.
+        partitions: how many each topic has, by name, for a producer that begins while the broker is away and whose
+            spool does not know it yet. Messages for a partition that turns out not to exist are parked.
     """
 
     timeout: float = 5.0
@@ -62,6 +66,7 @@ class OrderedOptions:
     spool_size_bytes_max: int = SIZE_BYTES_MAX
     attempts_max: int = 5
     visibility_wait_s: float = VISIBILITY_WAIT_S
+    partitions: Mapping[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raises ConfigError for what is out of range."""
@@ -74,6 +79,9 @@ class OrderedOptions:
                 raise ConfigError(f"{name} = {value!r}: expected {low} to {high}")
         if self.compression is not None and self.compression not in CODECS:
             raise ConfigError(f"compression = {self.compression!r}: expected None, {', '.join(sorted(CODECS))}")
+        for topic, count in self.partitions.items():
+            if not is_valid_name(topic) or not isinstance(count, int) or count < 1:
+                raise ConfigError(f"partitions: {topic!r} = {count!r}: expected a topic and its number of partitions")
 
 
 ORDERED_DEFAULTS = OrderedOptions()
@@ -92,7 +100,8 @@ class OrderedMessageProducer:
         self._client, self._selector, self._options = client, selector, options
         self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
         self._sessions = Sessions(client.new_connection(), client.new_connection(), self._spool, client.name)
-        self._topics = {name: (count, float("-inf")) for name, count in self._spool.topics().items()}
+        known = {**options.partitions, **self._spool.topics()}
+        self._topics = {name: (count, float("-inf")) for name, count in known.items()}
         self._lanes: dict[Place, Lane] = {}
         self._retries: dict[Place, tuple[float, float]] = {}  # not before, back-off; of the drain
         self._lock = Lock()
@@ -128,7 +137,7 @@ class OrderedMessageProducer:
         Raises:
             SpoolFullError: nothing was stored.
             TooLargeError, UnknownTopicError, ...: refused for good; nothing was stored.
-            ConnectionLostError: nothing was stored: how many partitions the topic has was never learnt.
+            ConnectionLostError: nothing was stored: how many partitions the topic has was never learnt, nor declared.
             StorageError: the spool's disk failed; whether the message is stored is not known.
             TransactionStateError: the call stands in a transaction's block.
 
@@ -140,12 +149,13 @@ class OrderedMessageProducer:
         limit = self._sessions.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
         stored = checked_headers((key, value, headers, tag), limit)
         now_ms = self._client.clock.now_ms()
-        partitions = self._partitions_of(topic)
+        seconds = self._options.timeout if timeout is None else timeout
+        deadline = self._client.clock.monotonic() + seconds
+        partitions = self._partitions_of(topic, deadline)
         message = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
         place = topic, checked(self._selector.select(topic, partitions, message), topic, partitions)
         content = records.encode([(key, value, stored, now_ms)], compression=self._options.compression)
-        seconds = self._options.timeout if timeout is None else timeout
-        offset = self._send_to(place, bytes(content), self._client.clock.monotonic() + seconds)
+        offset = self._send_to(place, bytes(content), deadline)
         if offset is None:
             self._wake.set()
         return SendResult(*place, offset, SendStatus.SPOOLED if offset is None else SendStatus.ACKNOWLEDGED)
@@ -158,21 +168,30 @@ class OrderedMessageProducer:
             self._client.topics.forget(place[0])
             raise
 
-    def _partitions_of(self, topic: str) -> int:
+    def _partitions_of(self, topic: str, deadline: float) -> int:
         known = self._topics.get(topic)
         now = self._client.clock.monotonic()
         if known is not None and now - known[1] < TOPIC_AGE_S_MAX:
             return known[0]
         try:
+            if known is not None:
+                self._sessions.reach(deadline)  # so that nobody waits for a broker that is away
             count: int = self._client.topics.known(topic).config.partitions
         except (ConnectionLostError, RequestTimeoutError):
             if known is None:
                 raise
             count = known[0]
-        if known is None or count != known[0]:
-            self._spool.remember_topic(topic, count)
+        else:
+            self._learnt(topic, count)
         self._topics[topic] = count, now
         return count
+
+    def _learnt(self, topic: str, count: int) -> None:
+        known = self._topics.get(topic)
+        if known is None or known[0] != count or topic in self._options.partitions:
+            self._spool.remember_topic(topic, count)
+        if known is not None and known[0] != count:
+            self._log.warning("the topic has another number of partitions", topic=topic, was=known[0], now=count)
 
     def _lane(self, place: Place) -> Lane:
         lane = self._lanes.get(place)

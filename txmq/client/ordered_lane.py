@@ -52,6 +52,7 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import batch
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
@@ -109,6 +110,7 @@ class Lane:
             pin = self._pins(identity, 1)[0]
             self._owed = content, pin
             reply = self._sessions.start(pin, self.place, content, deadline)
+            crash_point("client.ordered.sent")
         except (StorageError, ClosedError, *POISON):
             self._owed = None
             raise
@@ -186,6 +188,7 @@ class Lane:
         front = _front(entries, lambda entry: entry.pin is None and _damage(entry) is None)
         pins = self._pins(self._sessions.current(deadline), len(front))
         self._spool.pin(list(zip(front, pins, strict=True)))
+        crash_point("client.ordered.pinned")
         self._sequence = pins[-1].sequence + 1 & SEQUENCE_MASK
         return [replace(entry, pin=pin) for entry, pin in zip(front, pins, strict=True)]
 
@@ -200,6 +203,7 @@ class Lane:
             except TxmqError as error:
                 failure = entry, error
                 break
+        crash_point("client.ordered.flown")
         done = []
         for entry, reply in zip(entries, replies, strict=False):
             try:
@@ -209,7 +213,9 @@ class Lane:
                 break
             done.append(entry)
         if done:
+            crash_point("client.ordered.answered")
             self._spool.done(done)
+            crash_point("client.ordered.removed")
         return failure
 
     def _failed(self, entry: Entry, error: TxmqError, deadline: float) -> None:

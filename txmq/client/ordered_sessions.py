@@ -123,6 +123,10 @@ class Sessions:
             if connection.live is not None:
                 connection.live.fail(ConnectionLostError("another connection took over the session"))
 
+    def reach(self, deadline: float) -> None:
+        """Raises ConnectionLostError, soon, where the broker is away."""
+        self._main.link(deadline)
+
     def close(self) -> None:
         """Close the connections."""
         self._main.close()

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from txmq.errors import SpoolFullError, StorageError
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.threads import Lock
 
@@ -166,7 +167,9 @@ class Spool:
                 " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values,
             )  # fmt: skip
             changes.append((place, 1, len(content)))
-            return int(added.lastrowid or 0)
+            number = int(added.lastrowid or 0)
+        crash_point("client.ordered.spooled")
+        return number
 
     def pin(self, pins: Sequence[tuple[Entry, Pin]]) -> None:
         """Note the numbers that batches are about to be sent by."""

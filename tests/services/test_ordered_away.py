@@ -1,0 +1,70 @@
+"""An ordered producer that begins while its broker is away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import txmq
+from txmq.testing.broker_process import BrokerProcess, free_port
+
+SELECTOR = txmq.KeyHashSelector()
+OPTIONS = txmq.OrderedOptions(timeout=1.0, partitions={"t": 4})
+SPOOLED = txmq.SendStatus.SPOOLED
+
+
+def _broker(tmp_path: Path) -> BrokerProcess:
+    return BrokerProcess(tmp_path / "broker", listen=f"127.0.0.1:{free_port()}")
+
+
+def _send(address: str, tmp_path: Path, options: txmq.OrderedOptions, *values: bytes) -> list[txmq.SendStatus]:
+    """One life of a producer."""
+    with (
+        txmq.connect(address, lazy=True) as client,
+        client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=options) as producer,
+    ):
+        return [producer.send("t", value, b"k").status for value in values]
+
+
+def test_a_first_life_spools_by_the_declared_partitions(tmp_path: Path) -> None:
+    broker = _broker(tmp_path)
+    assert _send(broker.address, tmp_path, OPTIONS, b"0", b"1") == [SPOOLED, SPOOLED]
+    with broker, txmq.connect(broker.address) as client:
+        client.topics.create("t", partitions=4)
+        with client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as producer:
+            producer.flush()
+            place = producer.send("t", b"2", b"k")
+        assert (place.partition, place.offset) == (SELECTOR.partition_of(b"k", 4), 2)
+        assert [message.value for message in client.browse("t")] == [b"0", b"1", b"2"]
+
+
+def test_a_later_life_goes_by_what_it_has_learnt_and_not_by_what_is_declared(tmp_path: Path) -> None:
+    with _broker(tmp_path) as broker:
+        with txmq.connect(broker.address) as client:
+            client.topics.create("t", partitions=7)
+        assert _send(broker.address, tmp_path, OPTIONS, b"0") == [txmq.SendStatus.ACKNOWLEDGED]
+        broker.kill()
+        assert _send(broker.address, tmp_path, OPTIONS, b"1") == [SPOOLED]
+        broker.start()
+        with txmq.connect(broker.address) as client:
+            with client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as producer:
+                producer.flush()
+            assert client.offsets("t", SELECTOR.partition_of(b"k", 7)).end == 2
+
+
+def test_a_topic_neither_learnt_nor_declared_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+    address = _broker(tmp_path).address
+    with (
+        txmq.connect(address, timeout=0.2, lazy=True) as client,
+        client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as producer,
+    ):
+        with pytest.raises(txmq.ConnectionLostError):
+            producer.send("t", b"0", b"k")
+        assert producer.spooled == 0
+
+
+@pytest.mark.parametrize("partitions", [{"t": 0}, {"": 1}, {"t": "4"}])
+def test_what_cannot_be_declared_is_refused(partitions: dict[str, int]) -> None:
+    with pytest.raises(txmq.ConfigError, match="partitions"):
+        txmq.OrderedOptions(partitions=partitions).check()
