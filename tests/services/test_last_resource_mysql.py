@@ -223,8 +223,35 @@ def test_an_error_that_comes_out_when_a_cursors_block_ends_dooms_the_transaction
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
+def test_a_transaction_costs_four_round_trips_and_six_where_statements_go_one_by_one(shop: Shop) -> None:
+    seen: list[Any] = []
+
+    class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
+        def query(self, query: Any) -> None:
+            seen.append(query)
+            super().query(query)
+
+        def commit(self) -> None:
+            seen.append("COMMIT")
+            super().commit()
+
+    for is_packed, trips in ((True, 4), (False, 6)):
+        arguments = shop.server.connect_arguments() | {"db": shop.database, "multi_statements": is_packed}
+        resource = LastResource("shop", connect=lambda given=arguments: Noting(**given))
+        for _ in range(2):  # the first verifies its connection
+            seen.clear()
+            with shop.producer.transaction(resource) as tx:
+                tx.connection(resource).cursor().execute("INSERT INTO orders (value) VALUES ('a')")
+                shop.producer.send(shop.topic, b"a")
+        assert len(seen) == trips, seen
+        resource.close()
+    assert len(shop.rows()) == len(shop.messages()) == 4
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "BEGIN", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"])
-def test_a_body_that_ends_the_transaction_by_itself_is_a_heuristic(shop: Shop, statement: str) -> None:
+def test_a_body_that_ends_the_transaction_by_itself_is_a_heuristic(shop: Shop, statement: str, is_packed: bool) -> None:
+    shop.arguments = {"multi_statements": is_packed}
     with pytest.raises(HeuristicError, match="by itself"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         tx.connection(shop.resource).cursor().execute(statement)

@@ -17,6 +17,7 @@ from txmq.client.transaction_home import RETRY_S, TransactionHome, rolled_back
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
+    HeuristicError,
     RequestTimeoutError,
     RolledBackError,
     TransactionConflictError,
@@ -103,7 +104,7 @@ class LastResourceRun:
     def _insert_marker(self) -> Event:
         try:
             self._branch.insert_marker(self._home.txid, self._home.timeout_s)
-        except RolledBackError as error:
+        except (RolledBackError, HeuristicError) as error:
             self.error = error
             return Event.MARKER_REFUSED
         crash_point("client.tx.marker_inserted")

@@ -42,13 +42,14 @@ class Session:
     Attributes:
         clock_ahead_ms: the database's clock minus ours, when it was measured.
         checked: when that was, on the monotonic clock.
+        takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
     """
 
-    __slots__ = ("__weakref__", "checked", "clock_ahead_ms", "connection", "table")
+    __slots__ = ("__weakref__", "checked", "clock_ahead_ms", "connection", "table", "takes_packets")
 
     def __init__(self, connection: Any, table: MarkerTable) -> None:
         self.connection, self.table = connection, table
-        self.clock_ahead_ms, self.checked = 0, float("-inf")
+        self.clock_ahead_ms, self.checked, self.takes_packets = 0, float("-inf"), False
 
 
 @dataclass(frozen=True, slots=True)

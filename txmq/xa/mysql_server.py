@@ -63,6 +63,11 @@ def require_driver(connection: Any, name: str) -> None:
         )
 
 
+def sends_packets(connection: Any) -> bool:
+    """Whether a connection, of whatever driver, is one of MySQLdb and may send several statements in one text."""
+    return driver_of(connection).__name__ == "MySQLdb" and _takes_packets(connection)
+
+
 def send(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> tuple[list[int], Exception | None]:
     """Run statements that give no rows, in order, up to the first that fails.
 
