@@ -33,6 +33,7 @@ from .broker import Broker
 from .client import RETAINED, Client, Process, Steps
 from .damage import Rest
 from .database import Database
+from .drivers import SINK, Driver, Written, check_batches
 from .history import History, Place, Put, Shared, Transaction
 from .members import GROUPS, OUTPUT, Consumption, Member, check_groups
 from .resolver import Resolver
@@ -58,6 +59,13 @@ class Result(NamedTuple):
     tail: list[str]
 
 
+class Told(NamedTuple):
+    """What members and drivers were told."""
+
+    consumption: Consumption
+    written: Written
+
+
 class Operator(Process):
     """Makes, alters and deletes topics, and reads."""
 
@@ -69,6 +77,7 @@ class Operator(Process):
             yield from self._topic("create", name, partitions)
         yield from self._topic("create", RETAINED, 1)
         yield from self._topic("create", OUTPUT, 1)
+        yield from self._topic("create", SINK, 2)
         history.topics = dict(wanted)
         while True:
             yield rng.uniform(0.01, 0.1)
@@ -147,8 +156,9 @@ def _simulate(world: World) -> None:
         logging.configure("info", _Log(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors):
-                consumption = _live(shared, threads)
-                _check(shared, consumption)
+                told = Told(Consumption(), Written())
+                _live(shared, threads, told)
+                _check(shared, told)
         finally:
             block._STREAM_AT_BYTES = _STREAM_AT_BYTES
             assert shared.rows is not None
@@ -172,7 +182,7 @@ class _Log:
         """Nothing is kept."""
 
 
-def _live(shared: Shared, threads: Threads) -> Consumption:
+def _live(shared: Shared, threads: Threads, told: Told) -> None:
     world, broker = shared.world, shared.broker
     broker.start()
     operator = Operator(shared, "op")
@@ -181,23 +191,40 @@ def _live(shared: Shared, threads: Threads) -> Consumption:
     resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
     applications = [Application(shared, threads, f"a{n}_") for n in range(world.rng.randint(1, 2))]
     settlers = [ResolverProgram(shared, threads, f"s{n}_") for n in range(world.rng.randint(1, 2))]
-    consumption = Consumption()
     members = [
-        Member(shared, consumption, f"m{n}{group}", group) for group in GROUPS for n in range(world.rng.randint(0, 3))
-    ]
+        Member(shared, told.consumption, f"m{n}{group}", group)
+        for group in GROUPS for n in range(world.rng.randint(0, 3))
+    ]  # fmt: skip
     _plan_faults(world, broker, clients, [*applications, *settlers])
+    drivers = [Driver(shared, told.written, "d0")] if world.rng.random() < 0.5 else []
+    _plan_drivers(shared, told.written, drivers)
     if members and world.rng.random() < 0.5:
         world.after(world.rng.uniform(0, SECONDS), members[0].die)
     world.run(SECONDS)
     _heal(world, shared, operator)
-    finite: list[Client | Application] = [*clients, *members, *applications]
+    finite: list[Client | Application] = [*clients, *members, *drivers, *applications]
     world.run(60.0, until=lambda: all(one.is_over for one in finite))
     for one in finite:
         if not one.is_over:
             raise Violation(f"{one.name} has not come to its end 60 s after healing")
+    if drivers:
+        drivers.append(Driver(shared, told.written, "d9", batches_max=0))  # what was left is rolled back
+        world.run(60.0, until=lambda: drivers[-1].is_over)
     world.run(HEAL_S)
     assert resolvers, broker.node
-    return consumption
+
+
+def _plan_drivers(shared: Shared, written: Written, drivers: list[Driver]) -> None:
+    """A driver is killed, or thought dead; another one goes on."""
+    world = shared.world
+    for number in range(1, world.rng.randint(1, 4) if drivers else 0):
+
+        def replace(name: str = f"d{number}", dies: bool = world.rng.random() < 0.5) -> None:
+            if dies and not drivers[-1].is_over:
+                drivers[-1].die()
+            drivers.append(Driver(shared, written, name))
+
+        world.after(world.rng.uniform(0, SECONDS), replace)
 
 
 def _plan_faults(world: World, broker: Broker, clients: list[Client], programs: list[Program]) -> None:
@@ -233,7 +260,7 @@ def _heal(world: World, shared: Shared, operator: Operator) -> None:
 # --- the checks ------------------------------------------------------------------------------------------------------
 
 
-def _check(shared: Shared, consumption: Consumption) -> None:
+def _check(shared: Shared, told: Told) -> None:
     node = shared.broker.node
     if node is None:
         raise Violation("the broker is not there after healing")
@@ -248,7 +275,8 @@ def _check(shared: Shared, consumption: Consumption) -> None:
     shared.bank.check()
     visible = _visible(node, shared.history)
     _check_all(shared, node, visible)
-    check_groups(shared, consumption, visible)
+    check_groups(shared, told.consumption, visible)
+    check_batches(shared, told.written, visible)
     before = node.state
     before.started(0)
     again = node
