@@ -166,6 +166,7 @@ def check_recovered(script: Script, node: Node, told: Told) -> None:
     for counter in script.transactions:
         _check_whole(script, counter, node, visible)
     _check_batches(script, node)
+    _check_offset(script, node)
     verdict = verify_log(node.disk)
     assert verdict.is_sound, f"P10: {verdict.findings}"
 
@@ -198,7 +199,7 @@ def _check_offset(script: Script, node: Node) -> None:
         return
     decided = [offset for counter, offset in saving.items() if session.outcomes.get(counter) is not None]
     saved = node.state.saved.named.get(GROUP)
-    place = next(iter(node.state.partitions_of)), 0
+    place = next(iter(node.state.partitions_of), 0), 0
     found = saved.offsets.get(place) if saved is not None else None
     assert (found.offset if found else 0) == max(decided, default=0), f"P6: {found} saved, decided were {decided}"
     waiting = {(SESSION, c) for c in saving if (SESSION, c) in {*node.state.transactions, *node.state.decisions.undone}}
