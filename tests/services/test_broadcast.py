@@ -128,9 +128,10 @@ def test_what_comes_into_being_later_is_consumed_from_its_first_message_on(
         assert set(values(take(consumer, 2))) == {b"first of a topic", b"first of a partition"}
 
 
-def test_a_topic_that_is_made_anew_is_another_one(client: txmq.Client) -> None:
+@pytest.mark.parametrize("name", [None, "shop-1"])
+def test_a_topic_that_is_made_anew_is_another_one(client: txmq.Client, name: str | None) -> None:
     client.topics.create("new")
-    with client.consumer(GROUP, ["new"], broadcast=True, options=options()) as consumer:
+    with client.consumer(GROUP, ["new"], broadcast=True, options=options(name)) as consumer:
         for number in range(3):
             until(lambda: len(consumer.assignment) == 1, "it has the topic")
             client.producer().send("new", b"%d" % number)
