@@ -25,10 +25,12 @@ class Written:
     """What all drivers were told.
 
     Attributes:
+        epoch: the latest that somebody was told has opened the query.
         newest: the newest batch that somebody was told is committed.
         winners: the txids of each batch that was told to be committed by its own request.
     """
 
+    epoch: int = 0
     newest: int = -1
     winners: dict[int, list[str]] = field(default_factory=dict)
 
@@ -48,6 +50,7 @@ class Driver(Client):
         opened = yield from self._insist("open")
         if opened is None:
             return
+        self.written.epoch = max(self.written.epoch, self.epoch_of_query)
         newest = json.loads(opened)["batch"]
         batch = 0 if newest is None else newest + 1
         if batch <= self.written.newest and not self.shared.broker.may_forget:
@@ -89,9 +92,12 @@ class Driver(Client):
                 return False
         yield self.world.rng.uniform(0.0, 0.05)
         body = b"".join(b"%b\n" % one.txid.encode() for one in winners)
+        was_former = self._is_former()
         found = yield from self._insist("commit", body, batch=batch)
         if found is None:
             return False
+        if was_former:
+            raise Violation(f"P6: a former driver committed batch {batch}")
         if not json.loads(found)["already_committed"]:
             self.written.winners[batch] = [one.txid for one in winners]
         else:
@@ -107,13 +113,21 @@ class Driver(Client):
         place = (SINK, self.world.rng.randrange(2))
         transaction = self.shared.history.transactions[txid] = Transaction(txid, [(place, values)])
         content = encoded_batch(values)
+        was_former = self._is_former()
         reply = yield from self.ask(
             "prepare", txid, "spark", body=f"{place[0]} {place[1]} {len(content)}\r\n".encode() + content,
             extensions={
                 "query": QUERY, "epoch": self.epoch_of_query, "batch": batch, "task": task, "attempt": attempt,
             },
         )  # fmt: skip
-        return transaction if reply is not None and reply[0] == 200 else None
+        if reply is None or reply[0] != 200:
+            return None
+        if was_former:
+            raise Violation(f"P6: a former driver prepared {transaction.txid}")
+        return transaction
+
+    def _is_former(self) -> bool:
+        return self.epoch_of_query < self.written.epoch and not self.shared.broker.may_forget
 
 
 def check_batches(shared: Shared, written: Written, visible: dict[bytes, tuple[Place, int]]) -> None:
