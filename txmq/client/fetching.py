@@ -118,6 +118,7 @@ class Fetching:
             topic_id = self._client.topics.known(topic).topic_id if body else 0
             messages = records.decode(body, topic, partition, topic_id=topic_id) if body else []
         except TxmqError as error:
+            self._client.topics.forget(topic)  # it may have been made anew: another id is stamped into what it holds
             self.failed(tracker, number, error)
             return
         with self._changed:
