@@ -27,8 +27,8 @@ import os, signal, sys, txmq
 from txmq.client.consumer import ConsumerOptions
 from txmq.client.retry_store import RetryStore
 put = RetryStore.put
-def put_and_die(self, stored):
-    assert put(self, stored)
+def put_and_die(self, rows):
+    assert put(self, rows)
     os.kill(os.getpid(), signal.SIGKILL)
 RetryStore.put = put_and_die
 consumer = txmq.connect(sys.argv[1]).consumer(

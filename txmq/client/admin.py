@@ -85,13 +85,13 @@ class Topics:
         body = self._connection().repeat("topic", "list", "*", timeout=self._timeout)
         return [_topic(fields).config for fields in json_object(body)["topics"]]
 
-    def ensure(self, name: str, partitions: int = 1) -> None:
-        """Create a topic where it is missing."""
+    def ensure(self, name: str, partitions: int = 1, **settings: Setting) -> None:
+        """Create a topic where it is missing; the settings are those of ``create``."""
         try:
             self.known(name)
         except UnknownTopicError:
             with suppress(TopicExistsError):  # somebody else was faster
-                self.create(name, partitions)
+                self.create(name, partitions, **settings)
 
     def known(self, name: str) -> Topic:
         """Id and settings, at most ``METADATA_AGE_S_MAX`` old. Raises as ``describe``."""

@@ -1,48 +1,84 @@
 """What a consumer does with messages it cannot deal with now: set aside, retried later, buried in the end.
 
-Theory of operation. A message that failed ``max_retries`` times in place is set aside: stored (``retry_store``), noted
-in its partition's tracker, then acknowledged, so that the partition moves on. The note travels in the group's saved
-offset (``aside``), which is the truth: JSON ``[[offset, failures, CRC of the key or null], ...]`` of offsets below the
-saved one. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows, and sends
-them to ``<group>.dead-letter`` after ``aside_retries`` more failures. Who gets a partition takes contents from its own
-store, and from the broker what that has not.
+Theory of operation. A message that failed ``max_retries`` times in place is set aside: its content is stored
+(``retry_store``: a file, or ``retry_topic``), its offset noted in its partition's tracker, then it is acknowledged, so
+that the partition moves on. The note travels in the group's saved offset (``aside``), which is the truth: JSON
+``[[offset, failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, ``copy`` only where it is in
+the retry topic. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows, and
+buries them (``dead_letters``) after ``aside_retries`` more failures. Who gets a partition takes contents from its own
+store, and from the log what that has not.
 
 Invariants:
     * store, then acknowledge, then save: a process that dies in between has the message delivered again;
-    * what cannot be stored or buried is retried in place: nothing is dropped;
-    * one partition has at most ``ASIDE_MESSAGES_MAX`` aside; where there is no room, a message becomes a dead letter.
+    * dealt with, then saved, then removed from the store: what the group names is somewhere;
+    * what the group names and cannot be read is told, and stays: its partition is not consumed;
+    * one partition has at most ``ASIDE_MESSAGES_MAX`` aside.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable
-from contextvars import Context
-from functools import partial
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
-from txmq.client.consumer_options import ConsumerSettings
+from txmq.client.dead_letters import DeadLetters
 from txmq.client.retry_store import RetryStore, Stored
-from txmq.client.tracker import Tracker, Waiting
+from txmq.client.retry_topic import RetryTopic
+from txmq.client.tracker import Slot, Tracker, Waiting
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
 from txmq.model import Message
 from txmq.runtime.threads import Condition, start_daemon
 
-ASIDE_MESSAGES_MAX = 1000  # 50 characters each at most: below what the broker takes for one partition
 ASIDE_S_MAX = 600.0
+FAILURES_MAX = 99_999  # that are told: the text is bounded
 FETCH_AGAIN_S = 0.2
+READ_AGAIN_S = 1.0
 FETCH_SIZE_BYTES = 64 << 10
-DEAD_LETTER_SUFFIX = ".dead-letter"
+IN_TOPIC = "topic"
+
+
+class Store(Protocol):
+    """Where contents are."""
+
+    def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
+        """Keep them, all or none; the ``copy`` of each. None: no room. Durable when this returns."""
+
+    def update(self, row: Stored) -> None:
+        """One that is kept failed again."""
+
+    def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
+        """Forget one."""
+
+    def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
+        """What there is of one partition, by offset."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
+def open_store(client: Any, group: str, member: str, where: str | None) -> Store | None:
+    """The store of ``client.consumer(retry_store=)``.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
+    if where is None:
+        return None
+    return RetryTopic(client, group, member) if where == IN_TOPIC else RetryStore(where)
 
 
 def aside_text(tracker: Tracker) -> str | None:
     """What is to be saved beside the tracker's position; what is not below it is delivered again anyway."""
-    rows = [
-        [offset, waiting.failures, waiting.key_crc]
-        for offset, waiting in sorted(tracker.aside.items())
-        if offset < tracker.position
-    ]
+    return text_of((at, waiting) for at, waiting in sorted(tracker.aside.items()) if at < tracker.position)
+
+
+def text_of(aside: Iterable[tuple[int, Waiting]]) -> str | None:
+    """Offsets and what is known of them, as it is saved."""
+    rows = []
+    for offset, waiting in aside:
+        row = [offset, min(waiting.failures, FAILURES_MAX), waiting.key_crc]
+        rows.append(row if waiting.copy is None else [*row, waiting.copy])
     return json.dumps(rows, separators=(",", ":")) if rows else None
 
 
@@ -54,121 +90,170 @@ def parsed(text: str | None) -> dict[int, Waiting]:
     """
     try:
         rows = json.loads(text) if text else []
-        return {int(offset): Waiting(None, int(failures), key_crc) for offset, failures, key_crc in rows}
-    except (TypeError, ValueError) as error:
+        return {int(row[0]): _waiting(*row[1:]) for row in rows}
+    except (TypeError, ValueError, IndexError) as error:
         raise StorageError(f"what the group has set aside cannot be read: {str(text)[:100]!r}") from error
 
 
-def key_crc(message: Message) -> int | None:
-    """What stands for a message's key among what is set aside."""
-    return None if message.key is None else zlib.crc32(message.key)
+def _waiting(failures: int, key_crc: int | None, copy: int | None = None) -> Waiting:
+    return Waiting(None, int(failures), key_crc if key_crc is None else int(key_crc), copy=copy)
 
 
 class Aside:
     """See the module's docstring; ``changed`` guards the trackers. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, settings: ConsumerSettings, member: str, store: RetryStore | None, changed: Condition
+        self, client: Any, group: str, store: Store | None, letters: DeadLetters, changed: Condition, log: Any
     ) -> None:
-        self._client, self._group, self._member, self._store, self._changed = (
-            client, settings.saved_as, member, store, changed
-        )  # fmt: skip
-        self._dead_letters = settings.group + DEAD_LETTER_SUFFIX
-        self._producer: Any = None
+        self._client, self._group, self._store, self._letters = client, group, store, letters
+        self._changed, self._log = changed, log
+
+    # --- contents ----------------------------------------------------------------------------------------------------
 
     @property
     def is_kept(self) -> bool:
         """Whether there is a store: without one a message becomes a dead letter at once."""
         return self._store is not None
 
-    def store(self, message: Message, failures: int, reason: str) -> bool:
-        """Keep the contents; False where there is no room. Durability: on disk when this returns True."""
-        return self._store is not None and self._store.put(Stored(self._group, message, failures, reason))
+    def store(self, messages: Sequence[Message], failures: int, reason: str) -> list[int | None] | None:
+        """Keep contents, all or none; the ``copy`` of each, None where there is no room.
 
-    def forget(self, message: Message, log: Any) -> None:
-        """It was dealt with. A row that stays is stale, and goes when the partition is assigned the next time."""
+        Raises:
+            TxmqError: the disk or the broker refused.
+
+        Durability: stored when this returns.
+        """
         if self._store is None:
-            return
+            return None
+        return self._store.put([Stored(self._group, message, failures, reason) for message in messages])
+
+    def update(self, message: Message, failures: int, reason: str) -> None:
+        """It failed again. Raises as ``store``."""
+        if self._store is not None:
+            self._store.update(Stored(self._group, message, failures, reason))
+
+    def remove(self, slot: Slot, offsets: Iterable[int]) -> None:
+        """The group knows that these are dealt with. A row that stays is stale, and goes at the next assignment."""
         try:
-            self._store.remove(self._group, message.topic, message.partition, message.offset)
+            for offset in offsets:
+                if self._store is not None:
+                    self._store.remove(self._group, *slot, offset)
         except StorageError as error:
-            log.warning("retry store: a message that was dealt with could not be removed", error=repr(error))
-
-    def take_over(self, tracker: Tracker, text: str | None, log: Any) -> None:
-        """A partition was assigned: its messages aside are ours to retry. Before the tracker is used."""
-        tracker.aside = {at: waiting for at, waiting in parsed(text).items() if at < tracker.position}
-        tracker.aside_saved = text
-        topic, partition = tracker.slot
-        kept = self._store.partition(self._group, topic, partition) if self._store is not None else {}
-        for offset, stored in kept.items():
-            waiting = tracker.aside.get(offset)
-            if waiting is None:
-                self.forget(stored.message, log)
-            else:
-                waiting.message = stored.message
-
-    def fetch_missing(self, tracker: Tracker, log: Any, is_current: Callable[[], bool]) -> None:
-        """Fetch from the broker, in a thread, what the store has not; once the tracker is in use."""
-        missing = [offset for offset, waiting in tracker.aside.items() if waiting.message is None]
-        if missing:
-            start_daemon("txmq-aside", lambda: self._fetch(tracker, missing, log, is_current))
-
-    def _fetch(self, tracker: Tracker, offsets: list[int], log: Any, is_current: Callable[[], bool]) -> None:
-        for offset in offsets:
-            while is_current():
-                try:
-                    found = self._client.fetch(*tracker.slot, offset, FETCH_SIZE_BYTES, FETCH_AGAIN_S)
-                except ClosedError:
-                    return
-                except OffsetOutOfRangeError:
-                    self._gone(tracker, offset, log)
-                    break
-                except TxmqError as error:
-                    log.warning("a message set aside could not be fetched; it is tried again", error=repr(error))
-                    self._client.clock.sleep(FETCH_AGAIN_S)
-                    continue
-                if found:
-                    self._fetched(tracker, found[0], log)
-                    break
-
-    def _fetched(self, tracker: Tracker, message: Message, log: Any) -> None:
-        waiting = tracker.aside.get(message.offset)
-        if waiting is None:
-            return
-        try:
-            self.store(message, waiting.failures, "taken over")
-        except StorageError as error:
-            log.warning("retry store: contents stay with the broker alone", error=repr(error))
-        with self._changed:
-            waiting.message = message
-            self._changed.notify_all()
-
-    def _gone(self, tracker: Tracker, offset: int, log: Any) -> None:
-        log.error(
-            "a message set aside was gone before it was consumed", topic=tracker.slot[0], partition=tracker.slot[1],
-            offset=offset,
-        )  # fmt: skip
-        with self._changed:
-            tracker.aside.pop(offset, None)
-
-    def bury(self, message: Message, failures: int, reason: str) -> None:
-        """Send it to the dead-letter topic. Raises TxmqError where that fails."""
-        topic = self._dead_letters
-        headers = {
-            **message.headers, "txmq.dead.reason": reason.encode()[:1000], "txmq.dead.topic": message.topic.encode(),
-            "txmq.dead.partition": b"%d" % message.partition, "txmq.dead.offset": b"%d" % message.offset,
-            "txmq.dead.attempts": b"%d" % failures, "txmq.dead.member": self._member.encode(),
-        }  # fmt: skip
-        if self._producer is None:
-            self._client.topics.ensure(topic)
-            self._producer = self._client.producer()
-        send = partial(self._producer.send, key=message.key, headers=headers, tag=message.tag)
-        # In a context of its own: a transaction's block that rolls back later must not take it along.
-        Context().run(send, topic, message.value or b"")
+            self._log.warning("retry store: a message that was dealt with could not be removed", error=repr(error))
 
     def close(self) -> None:
-        """Let go of the store and the producer."""
-        if self._producer is not None:
-            self._producer.close()
+        """Let go of the store."""
         if self._store is not None:
             self._store.close()
+
+    # --- a partition is assigned -------------------------------------------------------------------------------------
+
+    def take_over(self, tracker: Tracker, text: str | None) -> None:
+        """Its messages aside are ours to retry; before the tracker is used. Unreadable: it is not ready."""
+        tracker.aside_saved = text
+        try:
+            self._read(tracker, text)
+        except StorageError as error:
+            tracker.is_ready, tracker.stopped = False, str(error)
+            self._log.error(
+                "what is aside cannot be read: the partition is not consumed; see txmq retry list",
+                topic=tracker.slot[0], partition=tracker.slot[1], error=str(error),
+            )  # fmt: skip
+
+    def _read(self, tracker: Tracker, text: str | None) -> None:
+        tracker.aside = {at: waiting for at, waiting in parsed(text).items() if at < tracker.position}
+        kept = self._store.partition(self._group, *tracker.slot) if self._store is not None else {}
+        self.remove(tracker.slot, kept.keys() - tracker.aside.keys())
+        for offset, waiting in tracker.aside.items():
+            waiting.message = kept[offset].message if offset in kept else None
+
+    def go_on(self, tracker: Tracker, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
+        """Read, in a thread, what ``take_over`` could not; once the tracker is in use.
+
+        Args:
+            is_current: whether the partition is still ours under this tracker.
+            has_room: whether more contents may be held in memory now.
+        """
+        if not tracker.is_ready or self._missing(tracker):
+            start_daemon("txmq-aside", lambda: self._go_on(tracker, is_current, has_room))
+
+    def _missing(self, tracker: Tracker) -> list[int]:
+        with self._changed:
+            return [offset for offset, waiting in tracker.aside.items() if waiting.message is None]
+
+    def _go_on(self, tracker: Tracker, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
+        while not tracker.is_ready and is_current():
+            self._client.clock.sleep(READ_AGAIN_S)
+            try:
+                self._read(tracker, tracker.aside_saved)
+            except StorageError as error:
+                tracker.stopped = str(error)
+                continue
+            with self._changed:
+                tracker.is_ready, tracker.stopped = True, None
+                self._changed.notify_all()
+        missing = deque(self._missing(tracker))
+        failed = 0  # in a row; one that cannot be fetched holds up no other
+        while missing and is_current():
+            try:
+                if has_room() and self._is_fetched(tracker, missing[0]):
+                    missing.popleft()
+                    failed = 0
+                    continue
+            except ClosedError:
+                return
+            except TxmqError as error:
+                self._log.warning(
+                    "a message set aside could not be fetched; it is tried again", topic=tracker.slot[0],
+                    partition=tracker.slot[1], offset=missing[0], error=repr(error),
+                )  # fmt: skip
+            missing.rotate(-1)
+            failed += 1
+            if failed >= len(missing):
+                self._client.clock.sleep(FETCH_AGAIN_S)
+
+    def _is_fetched(self, tracker: Tracker, offset: int) -> bool:
+        waiting = tracker.aside.get(offset)
+        if waiting is None:
+            return True
+        try:
+            found = self._client.fetch(*tracker.slot, offset, FETCH_SIZE_BYTES, FETCH_AGAIN_S)
+        except OffsetOutOfRangeError:
+            copied = self._copied(tracker, offset, waiting)
+            if copied is None:
+                self._gone(tracker, offset, waiting)
+                return True
+            found = [copied]
+        if not found:
+            return False
+        if waiting.copy is None:
+            self._keep(found[0], waiting)
+        with self._changed:
+            waiting.message = found[0]
+            self._changed.notify_all()
+        return True
+
+    def _copied(self, tracker: Tracker, offset: int, waiting: Waiting) -> Message | None:
+        if waiting.copy is None:
+            return None
+        return RetryTopic(self._client, self._group, "").read(*tracker.slot, offset, waiting.copy)
+
+    def _keep(self, message: Message, waiting: Waiting) -> None:
+        try:
+            copies = self.store([message], waiting.failures, "taken over")
+        except TxmqError as error:
+            self._log.warning("retry store: contents stay in the log alone", error=repr(error))
+            return
+        if copies is not None:
+            waiting.copy = copies[0]
+
+    def _gone(self, tracker: Tracker, offset: int, waiting: Waiting) -> None:
+        """Retention was faster than everybody: a dead letter without content says so."""
+        self._log.error(
+            "the content of a message set aside is gone; a dead letter says which", topic=tracker.slot[0],
+            partition=tracker.slot[1], offset=offset,
+        )  # fmt: skip
+        self._letters.bury_gone(tracker.slot, offset, waiting.failures)
+        with self._changed:
+            tracker.forget_aside(offset)
+            self._changed.notify_all()

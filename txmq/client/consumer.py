@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from txmq.client.alone import Alone
-from txmq.client.aside import Aside
+from txmq.client.aside import Aside, open_store
 from txmq.client.connection import Connection
 from txmq.client.consumer_options import DEFAULTS, ConsumerOptions, ConsumerSettings
+from txmq.client.dead_letters import DeadLetters
 from txmq.client.failures import Failures
 from txmq.client.fetching import Fetching
 from txmq.client.listener import Handle, Listener
 from txmq.client.member import GroupMember, MemberSettings
-from txmq.client.retry_store import RetryStore
 from txmq.client.share import Share
 from txmq.client.tracker import Slot
 from txmq.errors import ClosedError, ConfigError, TransactionStateError
@@ -52,9 +52,10 @@ class Consumer:
         self._clock = client.clock
         log = get_logger(group=settings.group, member=self.name)
         self._share = share = Share(client, self, settings, log)
-        store = RetryStore(settings.retry_store) if settings.retry_store is not None else None
-        self._aside = share.aside = Aside(client, settings, self.name, store, share.changed)
-        self._failures = Failures(share, self._aside, settings, self._clock, log)
+        self._letters = DeadLetters(client, settings.group, self.name, log)
+        store = open_store(client, settings.saved_as, self.name, settings.retry_store)
+        self._aside = share.aside = Aside(client, settings.saved_as, store, self._letters, share.changed, log)
+        self._failures = Failures(share, self._letters, settings, self._clock, log)
         fetching, beating = connections
         self._fetching = Fetching(client, fetching, share.changed, share.trackers, settings.options.buffer_size_bytes)
         self._member: GroupMember | Alone
@@ -79,14 +80,16 @@ class Consumer:
             ClosedError: the consumer is closed.
         """
         deadline = self._clock.monotonic() + timeout
-        with self._share.changed:
-            while True:
+        while True:
+            with self._share.changed:
                 self._refuse_closed()
                 now = self._clock.monotonic()
                 taken = self._share.take(max_records, now)
-                if taken or now >= deadline:
-                    break
-                self._share.changed.wait(min(deadline - now, self._share.next_retry_in(now)))
+                if not taken and now < deadline:
+                    self._share.changed.wait(min(deadline - now, self._share.next_retry_in(now)))
+            self._failures.store_behind()
+            if taken or now >= deadline:
+                break
         if taken:
             self._fetching.more()
         return taken
@@ -140,6 +143,13 @@ class Consumer:
         with self._share.changed:
             return sorted(slot for slot, tracker in self._share.trackers.items() if not tracker.is_revoked)
 
+    @property
+    def stopped(self) -> dict[Slot, str]:
+        """Partitions that deliver nothing new because something is wrong, and what; it is tried again by itself."""
+        with self._share.changed:
+            held = self._share.trackers.items()
+            return {slot: tracker.stopped for slot, tracker in held if tracker.stopped is not None}
+
     def pause(self, slots: Iterable[Slot] | None = None) -> None:
         """Deliver nothing of these partitions (default: all) until ``resume``; they stay ours."""
         with self._share.changed:
@@ -185,6 +195,7 @@ class Consumer:
         self._member.stop(CLOSE_S)
         self._fetching.close()
         self._aside.close()
+        self._letters.close()
 
     def __enter__(self) -> Self:
         return self

@@ -31,6 +31,8 @@ class ConsumerOptions:
         offset_save_interval: between two times of saving what was acknowledged.
         aside_retries: how often a message set aside is delivered again before it becomes a dead letter.
         aside_delay: before the first of these; doubled each time, up to ten minutes.
+        keep_key_order: messages of a key wait behind one of it that was set aside, also in the hands of another member,
+            and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is set aside.
     """
 
     name: str | None = None
@@ -43,6 +45,7 @@ class ConsumerOptions:
     offset_save_interval: float = 1.0
     aside_retries: int = 10
     aside_delay: float = 10.0
+    keep_key_order: bool = False
 
 
 DEFAULTS = ConsumerOptions()
@@ -93,6 +96,8 @@ class ConsumerSettings:
             raise ConfigError("retry_store: a broadcast's member needs options.name, under which it is remembered")
         if not is_valid_name(self.saved_as):
             raise ConfigError(f"{self.saved_as!r} is longer than a group's name may be: 200")
+        if options.keep_key_order and self.retry_store is None:
+            raise ConfigError("keep_key_order needs a retry_store: without one no message is set aside")
         if options.aside_retries < 1 or options.aside_delay < 0:
             raise ConfigError("aside_retries from 1, aside_delay from 0 seconds")
         if self.max_retries < 0 or options.retry_delay < 0 or options.buffer_size_bytes < FETCH_SIZE_BYTES_MIN:

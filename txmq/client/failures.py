@@ -1,121 +1,166 @@
 """What becomes of messages that fail: retried in place, set aside, buried.
 
-A message that fails (``reject``, or a listener that raises) is delivered again after a growing pause; in ``run`` its
-partition waits for it. After ``max_retries`` it is set aside (``aside``) where there is a ``retry_store``, or goes to
-the topic ``<group>.dead-letter``, with headers that say why, from where and how often; and the partition moves on. What
-can be stored nowhere is tried again: nothing is dropped.
+Theory of operation. A message that fails (``reject``, or a listener that raises) is delivered again after a growing
+pause; in ``run`` its partition waits for it. After ``max_retries`` it is set aside (``aside``) where there is a
+``retry_store``, or buried (``dead_letters``); and the partition moves on. With ``keep_key_order`` later messages of its
+key are not delivered but set aside too, ``behind`` it, by whoever takes messages next.
+
+Invariants:
+    * what can be stored nowhere is tried again, and its partition waits and says so (``stopped``): nothing is dropped;
+    * a message that failed goes aside only where there is room, else it is buried; one that waits behind another is
+      never buried for want of room: its partition waits, and says so.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.aside import ASIDE_MESSAGES_MAX, ASIDE_S_MAX, Aside, key_crc
+from txmq.client.aside import ASIDE_S_MAX, Aside
 from txmq.client.consumer_options import ConsumerSettings
+from txmq.client.dead_letters import DeadLetters
+from txmq.client.retry_store import SIZE_BYTES_MAX
 from txmq.client.share import Share
-from txmq.client.tracker import Waiting
-from txmq.errors import StorageError, TxmqError
+from txmq.client.tracker import ASIDE_MESSAGES_MAX, Tracker, Waiting, key_crc
+from txmq.errors import TxmqError
 from txmq.model import Message
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 
 RETRY_S_MAX = 60.0
+STORE_AGAIN_S = 1.0
+BEHIND = "waits behind another message of its key"
 
 
 class Failures:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, share: Share, aside: Aside, settings: ConsumerSettings, clock: Clock, log: Any) -> None:
-        self._share, self._aside, self._settings, self._clock, self._log = share, aside, settings, clock, log
+    def __init__(self, share: Share, letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any) -> None:
+        self._share, self._letters, self._settings, self._clock, self._log = share, letters, settings, clock, log
+        self._aside: Aside = share.aside
 
     def acked(self, message: Message) -> None:
         """A message is dealt with: it waits nowhere any more."""
         with self._share.changed:
             tracker = self._share.trackers.get((message.topic, message.partition))
-            waiting = None
-            if tracker is not None:
-                tracker.ack(message.offset)
-                waiting = tracker.aside.pop(message.offset, None)
-        if waiting is not None:
-            self._aside.forget(message, self._log)
+            if tracker is None:
+                return
+            tracker.ack(message.offset)
+            if tracker.forget_aside(message.offset) is not None or tracker.keeps_key_order:
+                self._share.changed.notify_all()  # something may have waited behind it
 
     def failed(self, message: Message, reason: str) -> None:
         """A message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
         with self._share.changed:
             tracker = self._share.trackers.get((message.topic, message.partition))
             waiting = tracker.aside_in_hand(message.offset) if tracker is not None else None
+            is_under_way = tracker is not None and tracker.is_under_way(message.offset)
+            count = tracker.count_failure(message) if tracker is not None and is_under_way else 0
+        if tracker is None:
+            return  # somebody else has the partition, and will get the message
         if waiting is not None:
-            self._failed_aside(message, waiting, reason)
-        elif (count := self._again(message, reason)) > self._settings.max_retries:
-            self._give_up(message, count, reason)
+            self._failed_aside(tracker, message, waiting, reason)
+        elif is_under_way:
+            self._log.info(
+                "message failed", topic=message.topic, partition=message.partition, offset=message.offset, times=count,
+                reason=reason[:200],
+            )  # fmt: skip
+            if count <= self._settings.max_retries or not self._is_given_up(tracker, message, count, reason):
+                self._retry(tracker, message, count)
 
-    def _failed_aside(self, message: Message, waiting: Waiting, reason: str) -> None:
-        options, failures = self._settings.options, waiting.failures + 1
-        times = failures - self._settings.max_retries - 1
-        if times >= options.aside_retries and self._is_buried(message, failures, reason):
-            with self._share.changed:
-                tracker = self._share.trackers.get((message.topic, message.partition))
-                if tracker is not None and tracker.aside.get(message.offset) is waiting:
-                    del tracker.aside[message.offset]
-            self._aside.forget(message, self._log)
-            return
+    def _retry(self, tracker: Tracker, message: Message, count: int) -> None:
+        with self._share.changed:
+            if tracker.is_under_way(message.offset):
+                tracker.retry(message, self._clock.monotonic() + self._delay_s(count - 1))
+            self._share.changed.notify_all()
+
+    def _delay_s(self, failures: int) -> float:
+        return float(min(self._settings.options.retry_delay * 2 ** min(max(failures, 0), 20), RETRY_S_MAX))
+
+    # --- aside -------------------------------------------------------------------------------------------------------
+
+    def _is_given_up(self, tracker: Tracker, message: Message, count: int, reason: str) -> bool:
+        """Set a message aside or bury it, then acknowledge it; False where both failed."""
         try:
-            self._aside.store(message, failures, reason)
-        except StorageError as error:
+            waiting = self._stored(tracker, message, count, reason)
+            if waiting is None:
+                self._letters.bury(message, count, reason)
+                crash_point("client.dead.sent")
+        except TxmqError as error:
+            with self._share.changed:
+                self._share.stop(tracker, f"a message could be neither set aside nor buried: {error}")
+            return False
+        with self._share.changed:
+            tracker.stopped = None
+            if tracker.is_under_way(message.offset) and waiting is not None:
+                tracker.set_aside(message, waiting)
+            else:
+                tracker.ack(message.offset)
+            self._share.changed.notify_all()
+        return True
+
+    def _stored(self, tracker: Tracker, message: Message, count: int, reason: str) -> Waiting | None:
+        with self._share.changed:
+            if len(tracker.aside) + len(tracker.behind) >= ASIDE_MESSAGES_MAX or not self._has_room([message]):
+                return None
+        copies = self._aside.store([message], count, reason)
+        if copies is None:
+            return None
+        crash_point("client.aside.stored")
+        return Waiting(message, count, key_crc(message), self._clock.monotonic() + self._aside_s(count), copies[0])
+
+    def _has_room(self, messages: list[Message]) -> bool:
+        return self._share.aside_bytes + sum(len(message.value or b"") for message in messages) <= SIZE_BYTES_MAX
+
+    def _failed_aside(self, tracker: Tracker, message: Message, waiting: Waiting, reason: str) -> None:
+        failures = waiting.failures + 1
+        if failures > self._settings.max_retries + self._settings.options.aside_retries:
+            try:
+                self._letters.bury(message, failures, reason)
+                crash_point("client.dead.sent")
+            except TxmqError as error:
+                self._log.warning("dead letter could not be stored; it is tried again", error=repr(error))
+            else:
+                with self._share.changed:
+                    if tracker.aside.get(message.offset) is waiting:
+                        tracker.forget_aside(message.offset)
+                    self._share.changed.notify_all()
+                return
+        try:
+            self._aside.update(message, failures, reason)
+        except TxmqError as error:
             self._log.warning("retry store: the newest failure is not in it", error=repr(error))
         with self._share.changed:
             waiting.failures, waiting.is_out = failures, False
-            waiting.due_at = self._clock.monotonic() + self._aside_s(times)
+            waiting.due_at = self._clock.monotonic() + self._aside_s(failures)
             self._share.changed.notify_all()
 
-    def _aside_s(self, times: int) -> float:
-        return float(min(self._settings.options.aside_delay * 2 ** min(max(times, 0), 20), ASIDE_S_MAX))
+    def _aside_s(self, failures: int) -> float:
+        """The pause after so many failures; one that waited behind another has those in place still to come."""
+        times = failures - self._settings.max_retries - 1
+        if times < 0:
+            return self._delay_s(failures - 1)
+        return float(min(self._settings.options.aside_delay * 2 ** min(times, 20), ASIDE_S_MAX))
 
-    def _again(self, message: Message, reason: str) -> int:
-        with self._share.changed:
-            tracker = self._share.under_way(message)
-            if tracker is None:
-                return 0  # somebody else has the partition, and will get the message
-            count = tracker.attempts.get(message.offset, 0)
-            count = tracker.fail(message, self._clock.monotonic() + self._delay_s(count))
-            self._share.changed.notify_all()
-        self._log.info(
-            "message failed", topic=message.topic, partition=message.partition, offset=message.offset, times=count,
-            reason=reason[:200],
-        )  # fmt: skip
-        return count
+    # --- behind ------------------------------------------------------------------------------------------------------
 
-    def _delay_s(self, failures: int) -> float:
-        return float(min(self._settings.options.retry_delay * 2 ** min(failures, 20), RETRY_S_MAX))
-
-    def _give_up(self, message: Message, count: int, reason: str) -> None:
-        """Set a message aside or bury it, then acknowledge it; where both fail it stays to be retried in place."""
-        waiting = None
-        try:
-            if self._has_room_aside(message) and self._aside.store(message, count, reason):
-                waiting = Waiting(message, count, key_crc(message), self._clock.monotonic() + self._aside_s(0))
-        except StorageError as error:
-            self._log.warning("message could not be set aside; it is tried again", error=repr(error))
+    def store_behind(self) -> None:
+        """Set aside what waits behind other messages of its key; for whoever takes messages, without the lock."""
+        if not self._share.has_behind:
             return
-        if waiting is None and not self._is_buried(message, count, reason):
-            return
-        with self._share.changed:
-            tracker = self._share.under_way(message)
-            if tracker is not None and waiting is not None:
-                tracker.set_aside(message, waiting)
-            elif tracker is not None:
-                tracker.give_up_retry(message)
-                tracker.ack(message.offset)
-            self._share.changed.notify_all()
-
-    def _has_room_aside(self, message: Message) -> bool:
-        with self._share.changed:
-            tracker = self._share.under_way(message)
-            return tracker is not None and len(tracker.aside) < ASIDE_MESSAGES_MAX
-
-    def _is_buried(self, message: Message, failures: int, reason: str) -> bool:
-        try:
-            self._aside.bury(message, failures, reason)
-        except TxmqError as error:
-            self._log.warning("dead letter could not be stored; it is tried again", error=repr(error))
-            return False
-        return True
+        for tracker, messages in self._share.take_behind(self._clock.monotonic()):
+            copies, problem = None, "the retry store is full, and the next message has to wait behind one in it"
+            try:
+                if self._has_room(messages):
+                    copies = self._aside.store(messages, 0, BEHIND)
+            except TxmqError as error:
+                problem = f"a message that has to wait could not be set aside: {error}"
+            finally:
+                with self._share.changed:
+                    tracker.behind_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
+            with self._share.changed:
+                if copies is None:
+                    self._share.stop(tracker, problem)
+                else:
+                    tracker.stopped = None
+                    tracker.set_behind(zip(messages, copies, strict=True))
+                self._share.changed.notify_all()

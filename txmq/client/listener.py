@@ -42,14 +42,15 @@ class Listener:
     def _next(self) -> tuple[Message, Tracker] | None:
         """A message of a partition that nobody has in hand; None when it is over."""
         share = self._share
-        with share.changed:
-            while not share.is_closed:
+        found = None
+        while found is None:
+            self._failures.store_behind()
+            with share.changed:
+                if share.is_closed:
+                    return None
                 now = self._clock.monotonic()
                 found = share.take_in_order(now)
-                if found is not None:
-                    break
-                share.changed.wait(min(share.next_retry_in(now), IDLE_S_MAX))
-            else:
-                return None
+                if found is None:
+                    share.changed.wait(min(share.next_retry_in(now), IDLE_S_MAX))
         share.more()
         return found

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -76,33 +76,25 @@ class RetryStore:
         if version not in (0, VERSION):
             raise StorageError(f"{self.path}: version {version} of a retry store, this txmq reads {VERSION}")
 
-    def put(self, stored: Stored) -> bool:
-        """Keep a message; again, its newest number of attempts. False where the store is full.
+    def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
+        """Keep messages, all or none; again, their newest numbers of attempts. None where the store is full.
 
-        Durability: on disk when this returns True.
+        Durability: on disk when this returns.
         """
-        message = stored.message
-        headers = {name: value.hex() for name, value in message.headers.items()}
-        row = (
-            stored.group, message.topic, message.partition, message.offset, message.key, message.value,
-            json.dumps(headers), message.tag, message.timestamp_ms, message.txid, stored.attempts,
-            stored.reason[:1000], _size(message),
-        )  # fmt: skip
         with self._lock, self._told(), self._database:
             self._database.execute("BEGIN IMMEDIATE")
-            place = (stored.group, message.topic, message.partition, message.offset)
-            others = self._database.execute(
-                "SELECT coalesce(sum(size_bytes), 0) - coalesce((SELECT size_bytes FROM messages "
-                f"{_ONE}), 0) FROM messages", place,
-            ).fetchone()[0]  # fmt: skip
-            if others + _size(message) > self.size_bytes_max:
-                return False
-            marks = ", ".join("?" * len(row))
-            self._database.execute(
-                f"INSERT OR REPLACE INTO messages ({_COLUMNS}, size_bytes) VALUES ({marks})",
-                row,
-            )
-        return True
+            for row in rows:
+                self._database.execute(f"DELETE FROM messages {_ONE}", _place(row))
+                self._database.execute(f"INSERT INTO messages VALUES ({', '.join('?' * 13)})", _row(row))
+            held: int = self._database.execute("SELECT sum(size_bytes) FROM messages").fetchone()[0]
+            if held > self.size_bytes_max:
+                self._database.execute("ROLLBACK")
+                return None
+        return [None] * len(rows)
+
+    def update(self, row: Stored) -> None:
+        """As ``put``: the newest number of attempts and reason; a store that is full keeps the former ones."""
+        self.put([row])
 
     def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
         """Forget a message; whether it was there."""
@@ -143,6 +135,19 @@ class RetryStore:
             yield
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: {error}") from error
+
+
+def _place(stored: Stored) -> tuple[str, str, int, int]:
+    return stored.group, stored.message.topic, stored.message.partition, stored.message.offset
+
+
+def _row(stored: Stored) -> tuple[object, ...]:
+    message = stored.message
+    headers = json.dumps({name: value.hex() for name, value in message.headers.items()})
+    return (
+        *_place(stored), message.key, message.value, headers, message.tag, message.timestamp_ms, message.txid,
+        stored.attempts, stored.reason[:1000], _size(message),
+    )  # fmt: skip
 
 
 def _size(message: Message) -> int:

@@ -11,14 +11,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from txmq.client.aside import Aside, aside_text
+from txmq.client.aside import Aside, aside_text, parsed
 from txmq.client.consumer_options import ConsumerSettings
 from txmq.client.member import Assigned, Position
+from txmq.client.retry_store import SIZE_BYTES_MAX
 from txmq.client.tracker import Slot, Tracker
 from txmq.model import Message
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.threads import Condition
 
 IDLE_S_MAX = 1.0
@@ -34,6 +36,7 @@ class Share:
         paused: what the application wants no messages of.
         is_closed: nothing more is delivered.
         is_left: the group is being left.
+        has_behind: something is to be stored behind other messages of its key.
     """
 
     aside: Aside
@@ -46,7 +49,7 @@ class Share:
         self.changed = Condition()
         self.trackers: dict[Slot, Tracker] = {}
         self.paused: set[Slot] = set()
-        self.is_closed = self.is_left = False
+        self.is_closed = self.is_left = self.has_behind = False
         self._revoked_until: dict[Slot, float] = {}
         self._turn = 0
 
@@ -56,10 +59,24 @@ class Share:
             self.is_closed = True
             self.changed.notify_all()
 
-    def under_way(self, message: Message) -> Tracker | None:
-        """The partition of a message that is delivered and not acknowledged; under ``changed``."""
-        tracker = self.trackers.get((message.topic, message.partition))
-        return tracker if tracker is not None and tracker.is_under_way(message.offset) else None
+    @property
+    def aside_bytes(self) -> int:
+        """How much of what is aside is in memory."""
+        return sum(tracker.aside_bytes for tracker in list(self.trackers.values()))
+
+    def stop(self, tracker: Tracker, problem: str) -> None:
+        """Say why a partition delivers nothing new; under ``changed``."""
+        tracker.stopped = problem
+        self._tell(tracker)
+
+    def _tell(self, tracker: Tracker) -> None:
+        if tracker.stopped != tracker.told:
+            tracker.told = tracker.stopped
+            if tracker.stopped is not None:
+                self._log.error(
+                    "partition stopped: nothing new is delivered until this is over", topic=tracker.slot[0],
+                    partition=tracker.slot[1], problem=tracker.stopped,
+                )  # fmt: skip
 
     # --- delivery, under ``changed`` ---------------------------------------------------------------------------------
 
@@ -71,7 +88,7 @@ class Share:
             tracker = trackers[(self._turn + number) % len(trackers)]
             if tracker.is_busy:
                 continue
-            taken += self._accepted(tracker, tracker.take(limit - len(taken), now))
+            taken += self._accepted(tracker, self._take(tracker, limit - len(taken), now))
             if len(taken) >= limit:
                 self._turn += number + 1
                 break
@@ -84,12 +101,29 @@ class Share:
             tracker = trackers[(self._turn + number) % len(trackers)]
             if tracker.is_busy or (tracker.retries and min(at for at, _ in tracker.retries) > now):
                 continue
-            while taken := tracker.take(1, now):
+            while taken := self._take(tracker, 1, now):
                 if accepted := self._accepted(tracker, taken):
                     tracker.is_busy = True
                     self._turn += number + 1
                     return accepted[0], tracker
         return None
+
+    def _take(self, tracker: Tracker, limit: int, now: float) -> list[Message]:
+        taken = tracker.take(limit, now)
+        if tracker.keeps_key_order:
+            self.has_behind = self.has_behind or bool(tracker.behind)
+            self._tell(tracker)
+        return taken
+
+    def take_behind(self, now: float) -> list[tuple[Tracker, list[Message]]]:
+        """What is to be stored behind others of its key, and by nobody else meanwhile."""
+        with self.changed:
+            waiting = [tracker for tracker in self.trackers.values() if tracker.behind]
+            self.has_behind = bool(waiting)
+            found = [tracker for tracker in waiting if tracker.behind_at <= now]
+            for tracker in found:
+                tracker.behind_at = float("inf")
+            return [(tracker, list(tracker.behind.values())) for tracker in found]
 
     def _accepted(self, tracker: Tracker, messages: list[Message]) -> list[Message]:
         accept = self._settings.options.accept
@@ -100,13 +134,13 @@ class Share:
                 kept.append(message)
             else:
                 tracker.ack(message.offset)
+                tracker.forget_aside(message.offset)
         return kept
 
     def next_retry_in(self, now: float) -> float:
         """Seconds until a message is due that failed."""
-        due = [at for tracker in self.trackers.values() for at, _ in tracker.retries]
-        for tracker in self.trackers.values():
-            due += [item.due_at for item in tracker.aside.values() if item.message is not None and not item.is_out]
+        due = [at for tracker in self.trackers.values() if (at := tracker.next_due()) is not None]
+        due += [tracker.behind_at for tracker in self.trackers.values() if tracker.behind]
         return max(min(due) - now, 0.0) if due else IDLE_S_MAX
 
     # --- the group says (``member.Partitions``) ----------------------------------------------------------------------
@@ -124,12 +158,13 @@ class Share:
                     return  # lost meanwhile; the next view says whose it is
                 saved = offset
         tracker = Tracker(assigned.slot, assigned.generation, offset, saved)
-        self.aside.take_over(tracker, assigned.aside, self._log)
+        tracker.keeps_key_order = self._settings.options.keep_key_order
+        self.aside.take_over(tracker, assigned.aside)
         with self.changed:
             tracker.is_paused = assigned.slot in self.paused
             self.trackers[assigned.slot] = tracker
             self._revoked_until.pop(assigned.slot, None)
-        self.aside.fetch_missing(tracker, self._log, lambda: self._has(tracker))
+        self.aside.go_on(tracker, lambda: self._has(tracker), lambda: self.aside_bytes < SIZE_BYTES_MAX)
         self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
         self.more()
 
@@ -181,15 +216,29 @@ class Share:
                 for slot, tracker in self.trackers.items()
                 if ((text := aside_text(tracker)) != tracker.aside_saved or tracker.position != tracker.saved)
                 and (everything or tracker.saved is not None or tracker.position)
+                and tracker.is_ready
             ]
 
     def were_saved(self, positions: Iterable[Position]) -> None:
         """See ``Partitions``."""
-        with self.changed:
-            for position in positions:
+        for position in positions:
+            with self.changed:
                 tracker = self.trackers.get(position.slot)
-                if tracker is not None and tracker.generation == position.generation:
-                    tracker.saved, tracker.aside_saved = position.offset, position.aside
+                if tracker is None or tracker.generation != position.generation:
+                    continue
+                is_other = tracker.aside_saved != position.aside
+                tracker.saved, tracker.aside_saved = position.offset, position.aside
+            if is_other:
+                self._aside_saved(tracker, parsed(position.aside).keys())
+
+    def _aside_saved(self, tracker: Tracker, named: Collection[int]) -> None:
+        crash_point("client.aside.saved")
+        with self.changed:
+            done = [offset for offset in tracker.dealt if offset not in named]
+            tracker.dealt = [offset for offset in tracker.dealt if offset in named]
+        if done:
+            self.aside.remove(tracker.slot, done)
+            crash_point("client.aside.removed")
 
     def drained(self) -> list[Slot]:
         """See ``Partitions``."""

@@ -11,26 +11,44 @@
 Invariants:
     * messages are delivered in order of their offsets, each once, but for a *retry*, which delivers one again;
     * ``position`` never passes a message that is not acknowledged, and never falls but by ``seek``;
-    * a reply to a fetch that ``seek`` or the loss of the partition has overtaken changes nothing.
+    * a reply to a fetch that ``seek`` or the loss of the partition has overtaken changes nothing;
+    * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or aside. The partition
+      waits for one in hand; one that is aside lets it pass, and what comes of its key goes *behind* it, to be stored.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from txmq.model import Message
 
 Slot = tuple[str, int]  # topic, partition
+ASIDE_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
+NO_ROOM = f"{ASIDE_MESSAGES_MAX} messages are aside, and the next one has to wait behind one of them"
+
+
+def key_crc(message: Message) -> int | None:
+    """What stands for a message's key among what is set aside."""
+    return None if message.key is None else zlib.crc32(message.key)
 
 
 class Waiting:
-    """A message set aside. ``message`` is None until its contents are there; ``is_out`` while somebody has it."""
+    """A message set aside. ``message`` is None until its contents are there; ``is_out`` while somebody has it.
 
-    __slots__ = ("due_at", "failures", "is_out", "key_crc", "message")
+    Attributes:
+        failures: how often it failed; 0 for one that waits behind another of its key and was never delivered.
+        copy: where in the retry topic its contents are, if they are there.
+    """
 
-    def __init__(self, message: Message | None, failures: int, key_crc: int | None, due_at: float = 0.0) -> None:
+    __slots__ = ("copy", "due_at", "failures", "is_out", "key_crc", "message")
+
+    def __init__(
+        self, message: Message | None, failures: int, key_crc: int | None, due_at: float = 0.0, copy: int | None = None
+    ) -> None:
         self.message, self.failures, self.key_crc, self.due_at = message, failures, key_crc, due_at
+        self.copy = copy
         self.is_out = False
 
 
@@ -45,12 +63,18 @@ class Tracker:
         is_busy: a listener has a message of it in hand.
         aside: messages that were set aside and acknowledged, by offset; they are delivered again when due.
         aside_saved: the text about them that the group has.
+        behind: by offset, what is to be stored behind others of its key; in nobody's hand, but under way until then.
+        dealt: offsets that were aside and are dealt with, which the group may still take for aside.
+        is_ready: what is aside has been read; before that nothing is delivered, fetched or saved.
+        keeps_key_order: see the module's docstring.
+        behind_at: monotonic time before which nobody stores what is behind.
+        stopped: why nothing new is delivered, where something is wrong; ``told``: what was said of that.
     """
 
     __slots__ = (
-        "_acked", "aside", "aside_saved", "attempts", "buffer", "buffer_bytes",
-        "fetch", "fetch_at", "generation", "is_busy", "is_paused",
-        "is_revoked", "next_deliver", "next_fetch", "position", "retries", "saved", "slot",
+        "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
+        "dealt", "fetch", "fetch_at", "generation", "is_busy", "is_paused", "is_ready", "is_revoked", "keeps_key_order",
+        "next_deliver", "next_fetch", "position", "retries", "saved", "slot", "stopped", "told",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
@@ -65,13 +89,25 @@ class Tracker:
         self.is_paused = self.is_busy = self.is_revoked = False
         self.aside: dict[int, Waiting] = {}
         self.aside_saved: str | None = None
+        self.behind: dict[int, Message] = {}
+        self.dealt: list[int] = []
+        self.is_ready, self.keeps_key_order = True, False
+        self.stopped: str | None = None
+        self.told: str | None = None
+        self.behind_at = 0.0
+        self._keys_in_hand: dict[int, int] = {}  # CRC of the key, by offset
         self._acked: dict[int, bool] = {}  # delivered and above ``position``, in order
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing is delivered, whatever there is."""
+        return self.is_paused or self.is_revoked or not self.is_ready
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def wants_more(self, now: float, buffer_bytes_max: int) -> bool:
         """Whether to fetch: nothing is under way, and there is room."""
-        if self.fetch or self.is_paused or self.is_revoked:
+        if self.fetch or self.is_silent:
             return False
         return now >= self.fetch_at and self.buffer_bytes < buffer_bytes_max
 
@@ -98,18 +134,45 @@ class Tracker:
 
     def take(self, limit: int, now: float) -> list[Message]:
         """Deliver: what is to be retried first, then what is new."""
-        if self.is_paused or self.is_revoked:
+        if self.is_silent:
             return []
         taken = self._due_retries(limit, now)
         if self.aside and len(taken) < limit:
             taken += self._due_aside(limit - len(taken), now)
+        if self.keeps_key_order:
+            self._take_in_key_order(limit, taken)
+            return taken
         while self.buffer and len(taken) < limit:
-            message = self.buffer.popleft()
-            self.buffer_bytes -= _size(message)
-            self._acked[message.offset] = False
-            self.next_deliver = message.offset + 1
-            taken.append(message)
+            taken.append(self._next())
         return taken
+
+    def _next(self) -> Message:
+        message = self.buffer.popleft()
+        self.buffer_bytes -= _size(message)
+        self._acked[message.offset] = False
+        self.next_deliver = message.offset + 1
+        return message
+
+    def _take_in_key_order(self, limit: int, taken: list[Message]) -> None:
+        waiting = {item.key_crc for item in self.aside.values()} | set(map(key_crc, self.behind.values()))
+        in_hand = set(self._keys_in_hand.values())
+        if self.stopped == NO_ROOM:
+            self.stopped = None
+        while self.buffer and len(taken) < limit:
+            crc = key_crc(self.buffer[0])
+            if crc is not None and crc in waiting:
+                if self.stopped is not None or len(self.aside) + len(self.behind) >= ASIDE_MESSAGES_MAX:
+                    self.stopped = self.stopped or NO_ROOM
+                    return
+                message = self._next()
+                self.behind[message.offset] = message
+                continue
+            if crc is not None and crc in in_hand:
+                return
+            taken.append(self._next())
+            if crc is not None:
+                self._keys_in_hand[taken[-1].offset] = crc
+                in_hand.add(crc)
 
     def _due_retries(self, limit: int, now: float) -> list[Message]:
         due = [message for at, message in self.retries if at <= now][:limit]
@@ -119,17 +182,55 @@ class Tracker:
 
     def _due_aside(self, limit: int, now: float) -> list[Message]:
         taken: list[Message] = []
-        for waiting in self.aside.values():
-            if waiting.message is not None and not waiting.is_out and waiting.due_at <= now and len(taken) < limit:
+        for waiting in self._deliverable_aside():
+            if waiting.due_at <= now and len(taken) < limit and waiting.message is not None:
                 waiting.is_out = True
                 taken.append(waiting.message)
         return taken
+
+    def _deliverable_aside(self) -> Iterator[Waiting]:
+        """What is aside and may be delivered when it is due: with order of keys, the first of each."""
+        keys: set[int] = set()
+        for _, waiting in sorted(self.aside.items()) if self.keeps_key_order else self.aside.items():
+            if self.keeps_key_order and waiting.key_crc is not None:
+                if waiting.key_crc in keys:
+                    continue
+                keys.add(waiting.key_crc)
+            if waiting.message is not None and not waiting.is_out:
+                yield waiting
+
+    def next_due(self) -> float | None:
+        """When something that failed may be delivered again; None: nothing waits for a time."""
+        if self.is_silent or self.is_busy:
+            return None
+        due = [at for at, _ in self.retries]
+        due += [waiting.due_at for waiting in self._deliverable_aside()]
+        return min(due, default=None)
 
     def set_aside(self, message: Message, waiting: Waiting) -> None:
         """It is stored, and waits outside the order: the position may pass it."""
         self.aside[message.offset] = waiting
         self.give_up_retry(message)
         self.ack(message.offset)
+
+    def set_behind(self, stored: Iterable[tuple[Message, int | None]]) -> None:
+        """Messages of ``behind`` are stored, each with its ``copy``: they are aside now, due at once."""
+        for message, copy in stored:
+            if self.behind.get(message.offset) is message:  # else a seek has forgotten it meanwhile
+                del self.behind[message.offset]
+                self.set_aside(message, Waiting(message, 0, key_crc(message), copy=copy))
+
+    @property
+    def aside_bytes(self) -> int:
+        """How much of it is in memory."""
+        return sum(len(item.message.value or b"") for item in self.aside.values() if item.message is not None)
+
+    def forget_aside(self, offset: int) -> Waiting | None:
+        """A message that was aside is dealt with."""
+        waiting = self.aside.pop(offset, None)
+        if waiting is not None:
+            self.dealt.append(offset)
+        return waiting
 
     def aside_in_hand(self, offset: int) -> Waiting | None:
         """The message set aside that somebody has in hand, if it is one."""
@@ -141,6 +242,7 @@ class Tracker:
         if offset not in self._acked:
             return
         self._acked[offset] = True
+        self._keys_in_hand.pop(offset, None)
         self.attempts.pop(offset, None)
         while self._acked:
             lowest = next(iter(self._acked))
@@ -154,12 +256,15 @@ class Tracker:
         """Whether a message is delivered and not acknowledged."""
         return self._acked.get(offset) is False
 
-    def fail(self, message: Message, again_at: float) -> int:
-        """A message failed and is delivered again from ``again_at`` on; how often it failed by now."""
-        count = self.attempts.get(message.offset, 0) + 1
-        self.attempts[message.offset] = count
-        self.retries.append((again_at, message))
+    def count_failure(self, message: Message) -> int:
+        """A message failed; how often it did by now."""
+        count = self.attempts[message.offset] = self.attempts.get(message.offset, 0) + 1
         return count
+
+    def retry(self, message: Message, again_at: float) -> None:
+        """A message under way is delivered again from ``again_at`` on."""
+        self.give_up_retry(message)
+        self.retries.append((again_at, message))
 
     def give_up_retry(self, message: Message) -> None:
         """It will not be delivered again."""
@@ -183,9 +288,8 @@ class Tracker:
         self.buffer.clear()
         self.buffer_bytes = self.fetch = 0
         self.fetch_at = 0.0
-        self._acked.clear()
-        self.attempts.clear()
-        self.retries.clear()
+        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.retries, self.behind):
+            forgotten.clear()
 
 
 def _size(message: Message) -> int:

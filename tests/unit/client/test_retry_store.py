@@ -22,8 +22,8 @@ def stored(offset: int, group: str = "g", value: bytes = b"v", failures: int = 3
 
 def test_what_was_put_is_there_for_whoever_opens_the_file_next(tmp_path: Path) -> None:
     first = RetryStore(tmp_path / "r")
-    assert first.put(stored(4))
-    assert first.put(stored(2))
+    assert first.put([stored(4)])
+    assert first.put([stored(2)])
     second = RetryStore(tmp_path / "r")  # no close before: as after a death
     assert second.read("g") == [stored(2), stored(4)]
     assert second.partition("g", "t", 1) == {2: stored(2), 4: stored(4)}
@@ -35,9 +35,9 @@ def test_what_was_put_is_there_for_whoever_opens_the_file_next(tmp_path: Path) -
 
 def test_a_message_put_again_replaces_itself_and_is_removed_once(tmp_path: Path) -> None:
     store = RetryStore(tmp_path / "r")
-    store.put(stored(4))
-    store.put(stored(4, group="h"))
-    store.put(stored(4, failures=9))
+    store.put([stored(4)])
+    store.put([stored(4, group="h")])
+    store.put([stored(4, failures=9)])
     assert [row.attempts for row in store.read()] == [9, 3]
     assert store.remove("g", "t", 1, 4)
     assert not store.remove("g", "t", 1, 4)
@@ -47,9 +47,9 @@ def test_a_message_put_again_replaces_itself_and_is_removed_once(tmp_path: Path)
 
 def test_a_full_store_refuses_but_lets_a_message_replace_itself(tmp_path: Path) -> None:
     store = RetryStore(tmp_path / "r", size_bytes_max=1500)
-    assert store.put(stored(1, value=b"x" * 1000))
-    assert not store.put(stored(2, value=b"x" * 1000))
-    assert store.put(stored(1, value=b"x" * 1000, failures=4))
+    assert store.put([stored(1, value=b"x" * 1000)])
+    assert not store.put([stored(2, value=b"x" * 1000)])
+    assert store.put([stored(1, value=b"x" * 1000, failures=4)])
     assert [row.attempts for row in store.read()] == [4]
     store.close()
 

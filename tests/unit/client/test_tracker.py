@@ -53,12 +53,14 @@ def test_what_was_not_delivered_cannot_be_acknowledged() -> None:
 def test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_position() -> None:
     made = tracker(3)
     first, second = made.take(2, 0.0)
-    assert made.fail(first, again_at=5.0) == 1
+    assert made.count_failure(first) == 1
+    made.retry(first, again_at=5.0)
     made.ack(second.offset)
     assert [taken.offset for taken in made.take(9, 4.9)] == [2]
     assert made.position == 0
     assert made.take(9, 5.0) == [first]
-    assert made.fail(first, again_at=6.0) == 2
+    assert made.count_failure(first) == 2
+    made.retry(first, again_at=6.0)
     assert made.take(9, 6.0) == [first]
     made.ack(0)
     assert made.position == 2

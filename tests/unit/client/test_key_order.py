@@ -1,0 +1,151 @@
+"""``keep_key_order``: whatever fails, is set aside or changes hands, a key's messages are dealt with in order."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from txmq.client.aside import aside_text, parsed
+from txmq.client.tracker import ASIDE_MESSAGES_MAX, NO_ROOM, Tracker, Waiting, key_crc
+from txmq.model import Message
+
+SLOT = ("t", 0)
+
+
+def message(offset: int, key: bytes | None) -> Message:
+    """A message with nothing in it."""
+    return Message("t", 0, offset, key, b"v", {}, None, 0, None)
+
+
+def fetch(member: Tracker, log: list[Message], count: int) -> None:
+    """So many more messages come from the broker."""
+    member.fetch = 1
+    member.fetched(1, log[member.next_fetch : member.next_fetch + count])
+
+
+def tracker(log: list[Message], offset: int = 0, aside: str | None = None) -> Tracker:
+    """Of a member that has just got the partition."""
+    made = Tracker(SLOT, 1, offset, offset)
+    made.keeps_key_order = True
+    made.aside = parsed(aside)
+    for at, waiting in made.aside.items():
+        waiting.message = log[at]
+    return made
+
+
+class World:
+    """A member of the group after another, and an application that fails at random."""
+
+    def __init__(self, random: Random, log: list[Message]) -> None:
+        self.random, self.log, self.member = random, log, tracker(log)
+        self.done: set[int] = set()
+        self.in_hand: list[Message] = []
+        self.saved: tuple[int, str | None] = (0, None)
+
+    def delivered(self, messages: list[Message]) -> None:
+        """The promise: everything earlier of the key is dealt with, and nothing of it is in hand."""
+        for found in messages:
+            if found.key is not None:
+                earlier = {other.offset for other in self.log[: found.offset] if other.key == found.key}
+                assert earlier <= self.done
+                assert found.key not in [other.key for other in self.in_hand]
+            self.in_hand.append(found)
+
+    def step(self) -> None:
+        """Something happens."""
+        what = self.random.randrange(8)
+        if what == 0:
+            self.delivered(self.member.take(self.random.randrange(1, 5), 0.0))
+        elif what == 1 and self.member.behind:
+            self.member.set_behind([(found, None) for found in self.member.behind.values()])
+        elif what in (2, 3, 4) and self.in_hand:
+            self.deal_with(self.in_hand.pop(self.random.randrange(len(self.in_hand))), is_good=what == 2)
+        elif what == 7:
+            fetch(self.member, self.log, 1)
+        elif what == 5:
+            self.saved = self.member.position, aside_text(self.member)
+        elif what == 6 and self.random.random() < 0.2:  # it dies: what was not saved comes again
+            self.in_hand, self.member = [], tracker(self.log, *self.saved)
+
+    def deal_with(self, found: Message, *, is_good: bool) -> None:
+        """It works, or fails: then it is retried in place, set aside, retried from there, or buried."""
+        waiting = self.member.aside_in_hand(found.offset)
+        if is_good or self.random.random() < 0.1:
+            self.done.add(found.offset)
+            self.member.ack(found.offset)
+            self.member.forget_aside(found.offset)
+        elif waiting is not None:
+            waiting.is_out = False
+        elif self.random.random() < 0.5:
+            self.member.retry(found, 0.0)
+        else:
+            self.member.set_aside(found, Waiting(found, 1, key_crc(found)))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_message_is_delivered_before_an_earlier_one_of_its_key_is_dealt_with(seed: int) -> None:
+    random = Random(seed)
+    keys = random.choices([b"a", b"b", None], k=20)
+    world = World(random, [message(offset, key) for offset, key in enumerate(keys)])
+    for _ in range(300):
+        world.step()
+    while world.member.position < len(keys) or world.member.aside:  # and in the end nothing is left
+        fetch(world.member, world.log, 9)
+        world.delivered(world.member.take(9, 0.0))
+        world.member.set_behind([(found, None) for found in world.member.behind.values()])
+        while world.in_hand:
+            world.deal_with(world.in_hand.pop(), is_good=True)
+    assert world.done == set(range(len(keys)))
+    assert (world.member.position, aside_text(world.member)) == (len(keys), None)
+
+
+def test_the_partition_passes_a_message_aside_and_later_ones_of_its_key_go_behind_it() -> None:
+    log = [message(offset, key) for offset, key in enumerate([b"a", b"a", b"b", None, b"a"])]
+    member = tracker(log)
+    fetch(member, log, len(log))
+    (first,) = member.take(9, 0.0)  # the next one is of the same key: not while the first is in hand
+    member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=5.0))
+    assert [found.offset for found in member.take(9, 0.0)] == [2, 3]
+    assert sorted(member.behind) == [1, 4]
+    assert member.position == 1
+    member.set_behind([(found, 7) for found in member.behind.values()])
+    member.ack(2)
+    member.ack(3)
+    crc = key_crc(first)
+    assert (member.position, aside_text(member)) == (5, f"[[0,1,{crc}],[1,0,{crc},7],[4,0,{crc},7]]")
+    assert member.next_due() == 5.0  # those behind are due, and not deliverable
+    for offset in (0, 1, 4):
+        assert [found.offset for found in member.take(9, 5.0)] == [offset]
+        member.forget_aside(offset)
+
+
+def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself() -> None:
+    log = [message(offset, b"a") for offset in range(ASIDE_MESSAGES_MAX + 5)] + [message(ASIDE_MESSAGES_MAX + 5, None)]
+    member = tracker(log)
+    fetch(member, log, len(log))
+    (first,) = member.take(1, 0.0)
+    member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=9.0))
+    assert member.take(9, 0.0) == []
+    member.set_behind([(found, None) for found in member.behind.values()])
+    assert member.take(9, 0.0) == []
+    assert (len(member.aside), member.stopped, member.position) == (ASIDE_MESSAGES_MAX, NO_ROOM, ASIDE_MESSAGES_MAX)
+    dealt = []
+    while len(dealt) < len(log):
+        for found in member.take(9, 9.0):
+            dealt.append(found.offset)
+            member.ack(found.offset)
+            member.forget_aside(found.offset)
+        member.set_behind([(found, None) for found in member.behind.values()])
+    assert [offset for offset in dealt if log[offset].key] == list(range(ASIDE_MESSAGES_MAX + 5))
+    assert (member.stopped, member.position) == (None, len(log))
+
+
+def test_without_the_option_nothing_waits_for_a_key() -> None:
+    log = [message(offset, b"a") for offset in range(3)]
+    member = tracker(log)
+    fetch(member, log, len(log))
+    member.keeps_key_order = False
+    (first,) = member.take(1, 0.0)
+    member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=9.0))
+    assert [found.offset for found in member.take(9, 0.0)] == [1, 2]
