@@ -130,7 +130,7 @@ def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself(
     member.set_behind([(found, None) for found in member.behind.values()])
     assert member.take(9, 0.0) == []
     assert (len(member.aside), member.stopped, member.position) == (ASIDE_MESSAGES_MAX, NO_ROOM, ASIDE_MESSAGES_MAX)
-    dealt = []
+    dealt: list[int] = []
     while len(dealt) < len(log):
         for found in member.take(9, 9.0):
             dealt.append(found.offset)
