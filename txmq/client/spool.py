@@ -5,46 +5,59 @@ row is one encoded batch, kept as it was encoded; who sent it under which number
 in columns of its own, so that the same row and pin always give the same bytes, which is what the broker knows a
 duplicate by. A row without a pin was certainly never stored. What may be sent is pinned before it is sent.
 
+Appending is in two steps, so that many threads share one synced transaction: ``enqueue`` takes a place in the order,
+without I/O; ``settle`` waits for it, and whoever finds the file free writes for all who wait. So a thread waits for the
+transaction under way and for its own, however many there are (64 threads: one sync for some 30 messages).
+
 Invariants:
     * Rows of a partition come out in the order in which they went in; parked ones stand aside.
     * One process owns a spool (lock file); anybody may read it meanwhile.
-    * All rows together hold at most ``size_bytes_max``, plus those of unknown fate, at most one a partition.
-    * Counts in memory are those of the file: after a write that was cut short they are taken from it anew.
+    * All rows together hold at most ``size_bytes_max``, plus those of unknown fate, at most a flight a partition.
+    * Counts in memory are those of the file, plus what is enqueued: after a write that was cut short the former are
+      taken from it anew.
     * A commit whose sync failed is never repeated: the spool refuses to go on until it is opened anew.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from txmq.errors import SpoolFullError, StorageError
+from txmq.errors import SpoolFullError, StorageError, TxmqError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.threads import Lock
 
 SIZE_BYTES_MAX = 1 << 30
 FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
-VERSION = 1
+VERSION = 2
+GROUP_MAX = 500  # appends that share one transaction
 _SCHEMA = """
 CREATE TABLE batches (
   number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL, content BLOB NOT NULL,
   created_ms INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
   parked INTEGER NOT NULL DEFAULT 0, cluster TEXT, home TEXT, session TEXT, epoch INTEGER, sequence INTEGER,
-  floor INTEGER);
+  floor INTEGER, messages INTEGER NOT NULL DEFAULT 1);
 CREATE INDEX waiting ON batches (topic, partition, number) WHERE NOT parked;
 CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER,
   PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
 """
+_FROM_VERSION_1 = "ALTER TABLE batches ADD COLUMN messages INTEGER NOT NULL DEFAULT 1;"
 _COLUMNS = (
-    "number, topic, partition, content, created_ms, attempts, reason, parked,"
+    "number, topic, partition, content, created_ms, attempts, reason, parked, messages,"
     " cluster, home, session, epoch, sequence, floor"
+)
+_INSERT = (
+    "INSERT INTO batches (topic, partition, content, created_ms, messages, cluster, home, session, epoch, sequence,"
+    " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _UNPINNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
 _UNPIN = "UPDATE batches SET " + _UNPINNED + " WHERE number = ?"  # noqa: S608  constants
@@ -54,7 +67,7 @@ _UNPIN_BEHIND = (
     " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
 )
 Place = tuple[str, int]  # topic and partition
-Change = tuple[Place, int, int]  # how many batches and bytes more
+Change = tuple[Place, int, int]  # how many messages and bytes more
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,24 @@ class Entry:
     attempts: int
     reason: str
     is_parked: bool
+    messages: int
     pin: Pin | None
+
+
+class Ticket:
+    """A batch that is to be appended.
+
+    Attributes:
+        number: of its row, once it is written.
+        error: why it was not.
+    """
+
+    __slots__ = ("content", "created_ms", "error", "is_done", "messages", "number", "pin", "place")
+
+    def __init__(self, place: Place, content: bytes, created_ms: int, pin: Pin | None, messages: int) -> None:
+        self.place, self.content, self.created_ms, self.pin, self.messages = place, content, created_ms, pin, messages
+        self.number, self.is_done = 0, False
+        self.error: TxmqError | None = None
 
 
 class Spool:
@@ -111,6 +141,9 @@ class Spool:
         self._lock = Lock()
         self._counts: dict[Place, int] = {}
         self._size_bytes = 0
+        self._queue_lock = Lock()  # held for a moment
+        self._queue: deque[Ticket] = deque()
+        self._queued: dict[Place, int] = {}
         self._failure: str | None = None
         self._owner = None
         if not read_only:
@@ -130,46 +163,108 @@ class Spool:
             target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
             database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
             version = database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in ((VERSION,) if read_only else (0, VERSION)):
+            if version not in ((VERSION,) if read_only else (0, 1, VERSION)):
                 raise StorageError(f"{file}: version {version} of a spool, this txmq reads {VERSION}")
             if not read_only:
                 mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
                 database.execute("PRAGMA synchronous=FULL")
                 if mode != "wal":
                     raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
-                if version == 0:
-                    database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+                if version != VERSION:
+                    change = _SCHEMA if version == 0 else _FROM_VERSION_1
+                    database.executescript(f"BEGIN IMMEDIATE; {change} PRAGMA user_version={VERSION}; COMMIT;")
         except sqlite3.Error as error:
             raise StorageError(f"{file}: {error}") from error
         return database
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def append(self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None) -> int:
-        """Add a batch behind all of its partition; its number.
+    def enqueue(
+        self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None, messages: int = 1
+    ) -> Ticket:  # fmt: skip
+        """Take a place behind all of its partition, without I/O; ``settle`` says what becomes of it."""
+        ticket = Ticket(place, content, now_ms, pin, messages)
+        with self._queue_lock:
+            self._queued[place] = self._queued.get(place, 0) + messages
+            self._queue.append(ticket)
+        return ticket
+
+    def settle(self, ticket: Ticket) -> int:
+        """Wait until a batch is written; its number. Whoever finds the file free writes what everybody enqueued.
 
         A pinned one finds room even in a full spool: nobody could be told what became of it.
 
         Raises:
-            SpoolFullError: nothing was written.
+            SpoolFullError: it was not written.
+            StorageError: it was not written, or whether it was is not known; the text says which.
         """
-        with self._writing() as changes:
-            size = self._size_bytes + len(content)
-            if pin is None and size > self.size_bytes_max:
-                raise SpoolFullError(
-                    f"{self.path} holds {self._size_bytes} bytes and cannot take {len(content)} more "
-                    f"(spool_size_bytes_max {self.size_bytes_max}): nothing was stored; "
-                    "it empties when its partitions can be written"
-                )
-            values = (*place, content, now_ms, *_columns(pin))
-            added = self._database.execute(
-                "INSERT INTO batches (topic, partition, content, created_ms, cluster, home, session, epoch, sequence,"
-                " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values,
-            )  # fmt: skip
-            changes.append((place, 1, len(content)))
-            number = int(added.lastrowid or 0)
+        while not ticket.is_done:
+            with self._lock:
+                if not ticket.is_done:
+                    self._write_queue()
+        if ticket.error is not None:
+            raise type(ticket.error)(*ticket.error.args)
         crash_point("client.ordered.spooled")
-        return number
+        return ticket.number
+
+    def settle_all(self) -> None:
+        """Write what was enqueued and nobody waits for, as after an interrupt."""
+        while self._queue:
+            with self._lock:
+                self._write_queue()
+
+    def append(self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None) -> int:
+        """Add a batch behind all of its partition; its number. Raises as ``settle``."""
+        return self.settle(self.enqueue(place, content, now_ms, pin))
+
+    def _write_queue(self) -> None:
+        """One transaction for those at the front of the queue; the caller holds the lock."""
+        tickets = list(islice(self._queue, GROUP_MAX))
+        if not tickets:
+            return
+        try:
+            with self._transaction() as changes:
+                for ticket in tickets:
+                    self._insert(ticket, changes)
+        except StorageError as error:
+            for ticket in tickets:
+                ticket.error = error
+        except BaseException:  # interrupted, before the commit or behind it
+            if not self._holds(tickets):
+                raise
+            self._leave_queue(tickets)
+            raise
+        self._leave_queue(tickets)
+
+    def _insert(self, ticket: Ticket, changes: list[Change]) -> None:
+        size = self._size_bytes + sum(change[2] for change in changes) + len(ticket.content)
+        if ticket.pin is None and size > self.size_bytes_max:
+            ticket.error = SpoolFullError(
+                f"{self.path} holds {size - len(ticket.content)} bytes and cannot take {len(ticket.content)} more "
+                f"(spool_size_bytes_max {self.size_bytes_max}): nothing was stored; "
+                "it empties when its partitions can be written"
+            )
+            return
+        values = (*ticket.place, ticket.content, ticket.created_ms, ticket.messages, *_columns(ticket.pin))
+        ticket.error, ticket.number = None, int(self._database.execute(_INSERT, values).lastrowid or 0)
+        changes.append((ticket.place, ticket.messages, len(ticket.content)))
+
+    def _holds(self, tickets: Sequence[Ticket]) -> bool:
+        """Whether a transaction that was cut short is in the file: all of it is, or nothing."""
+        written = [ticket.number for ticket in tickets if ticket.error is None and ticket.number]
+        query = "SELECT 1 FROM batches WHERE number = ?"
+        return bool(written) and self._database.execute(query, (written[-1],)).fetchone() is not None
+
+    def _leave_queue(self, tickets: Sequence[Ticket]) -> None:
+        """Their counts are the file's from here on."""
+        with self._queue_lock:
+            for ticket in tickets:
+                self._queue.popleft()
+                left = self._queued[ticket.place] - ticket.messages
+                self._queued[ticket.place] = left
+                if not left:
+                    del self._queued[ticket.place]
+                ticket.is_done = True
 
     def pin(self, pins: Sequence[tuple[Entry, Pin]]) -> None:
         """Note the numbers that batches are about to be sent by."""
@@ -189,7 +284,7 @@ class Spool:
         """They are stored at the broker."""
         with self._writing() as changes:
             self._database.executemany("DELETE FROM batches WHERE number = ?", [(entry.number,) for entry in entries])
-            changes.extend(((entry.topic, entry.partition), -1, -len(entry.content)) for entry in entries)
+            changes.extend(((entry.topic, entry.partition), -entry.messages, -len(entry.content)) for entry in entries)
 
     def failed(self, entry: Entry, reason: str) -> None:
         """Refused for good, once more."""
@@ -201,7 +296,7 @@ class Spool:
     def park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
         """Set a batch aside; with ``renumber``, those behind it of its session were refused because of it."""
         with self._writing() as changes:
-            changes.append(((entry.topic, entry.partition), -1, 0))
+            changes.append(((entry.topic, entry.partition), -entry.messages, 0))
             if renumber and entry.pin is not None:
                 self._database.execute(
                     _UNPIN_BEHIND,
@@ -237,23 +332,27 @@ class Spool:
 
     @contextmanager
     def _writing(self) -> Iterator[list[Change]]:
-        """One transaction, forced when the block ends; the counts in memory follow by what the block lists."""
-        with self._lock:
-            if self._failure is not None:
-                raise StorageError(self._failure)
-            changes: list[Change] = []
-            try:
-                self._database.execute("BEGIN IMMEDIATE")
-                yield changes
-                self._commit()
-                for place, count, size in changes:
-                    self._add(place, count, size)
-            except BaseException as error:
-                self._roll_back()
-                self._recount()
-                if isinstance(error, sqlite3.Error):
-                    raise StorageError(f"{self.path}: {error}; nothing was written") from error
-                raise
+        with self._lock, self._transaction() as changes:
+            yield changes
+
+    @contextmanager
+    def _transaction(self) -> Iterator[list[Change]]:
+        """Forced when the block ends; counts in memory follow by what the block lists. The caller holds the lock."""
+        if self._failure is not None:
+            raise StorageError(self._failure)
+        changes: list[Change] = []
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            yield changes
+            self._commit()
+            for place, count, size in changes:
+                self._add(place, count, size)
+        except BaseException as error:
+            self._roll_back()
+            self._recount()
+            if isinstance(error, sqlite3.Error):
+                raise StorageError(f"{self.path}: {error}; nothing was written") from error
+            raise
 
     def _commit(self) -> None:
         try:
@@ -279,7 +378,7 @@ class Spool:
     def _recount(self) -> None:
         try:
             rows = self._database.execute(
-                "SELECT topic, partition, count(*) FROM batches WHERE NOT parked GROUP BY topic, partition"
+                "SELECT topic, partition, sum(messages) FROM batches WHERE NOT parked GROUP BY topic, partition"
             ).fetchall()
             size = self._database.execute("SELECT coalesce(sum(length(content)), 0) FROM batches").fetchone()[0]
         except sqlite3.Error as error:
@@ -290,13 +389,14 @@ class Spool:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def count(self, place: Place) -> int:
-        """How many batches of a partition wait."""
-        return self._counts.get(place, 0)
+        """How many messages of a partition wait."""
+        # The queue first: what leaves it is in the file's count before.
+        return self._queued.get(place, 0) + self._counts.get(place, 0)
 
     @property
     def waiting(self) -> dict[Place, int]:
-        """The partitions with batches that wait, and how many."""
-        return dict(self._counts)
+        """The partitions with messages that wait, and how many."""
+        return {place: self.count(place) for place in (*self._queued.copy(), *self._counts.copy())}
 
     @property
     def size_bytes(self) -> int:
@@ -316,10 +416,10 @@ class Spool:
         return self._read("ORDER BY number LIMIT ?", (limit,))
 
     def summary(self) -> list[tuple[str, int, int, int, int, int]]:
-        """A row a partition: topic, partition, batches waiting, parked, bytes, time of the oldest in ms."""
+        """A row a partition: topic, partition, messages waiting, parked, bytes, time of the oldest in ms."""
         return self._rows(
-            "SELECT topic, partition, sum(NOT parked), sum(parked), sum(length(content)), min(created_ms) FROM batches"
-            " GROUP BY topic, partition ORDER BY topic, partition", (),
+            "SELECT topic, partition, sum(messages * NOT parked), sum(messages * parked), sum(length(content)),"
+            " min(created_ms) FROM batches GROUP BY topic, partition ORDER BY topic, partition", (),
         )  # fmt: skip
 
     def topics(self) -> dict[str, int]:
@@ -356,6 +456,8 @@ class Spool:
 
     def close(self) -> None:
         """Let go of the file; what is in it stays."""
+        with suppress(StorageError):  # told to whoever waits for it
+            self.settle_all()
         with self._lock:
             self._database.close()
             self._release()
@@ -380,9 +482,9 @@ def _columns(pin: Pin | None) -> tuple[object, ...]:
 
 
 def _entry(row: tuple) -> Entry:  # type: ignore[type-arg]
-    number, topic, partition, content, created_ms, attempts, reason, parked, *pin = row
+    number, topic, partition, content, created_ms, attempts, reason, parked, messages, *pin = row
     pinned = None
     if pin[0] is not None:
         identity = Identity(int(pin[0], 16), int(pin[1], 16), int(pin[2], 16), pin[3])
         pinned = Pin(identity, pin[4], pin[5])
-    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), pinned)
+    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, pinned)

@@ -7,7 +7,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,104 @@ def test_counts_follow_the_file_after_a_write_that_was_cut_short(spool: Spool, m
     assert (spool.count(PLACE), spool.size_bytes, _values(spool)) == (2, 2, [b"1", b"2"])
     spool.append(PLACE, b"3", 1)
     assert spool.count(PLACE) == 3
+
+
+def _commits(spool: Spool) -> list[str]:
+    """The commits from now on."""
+    seen: list[str] = []
+    spool._database.set_trace_callback(lambda statement: seen.append(statement) if statement == "COMMIT" else None)
+    return seen
+
+
+def test_threads_that_spool_at_the_same_time_share_one_synced_transaction(spool: Spool) -> None:
+    commits = _commits(spool)
+    tickets = [spool.enqueue(("orders", number % 4), b"%d" % number, 1) for number in range(100)]
+    assert (spool.count(PLACE), spool.head(PLACE, 100)) == (25, [])
+    threads = [threading.Thread(target=spool.settle, args=(ticket,)) for ticket in reversed(tickets)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(commits) == 1
+    assert [ticket.number for ticket in tickets] == list(range(1, 101))
+    assert [entry.content for entry in spool.entries()] == [b"%d" % number for number in range(100)]
+    assert spool.waiting == {("orders", number): 25 for number in range(4)}
+
+
+def test_one_that_does_not_fit_is_refused_and_its_company_is_written(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, size_bytes_max=10)
+    small, large, other = (spool.enqueue(PLACE, content, 1) for content in (b"1234", b"12345678", b"5678"))
+    assert spool.settle(other) == 2
+    with pytest.raises(SpoolFullError, match="4 bytes and cannot take 8 more"):
+        spool.settle(large)
+    assert spool.settle(small) == 1
+    assert (_values(spool), spool.waiting, spool.size_bytes) == ([b"1234", b"5678"], {PLACE: 2}, 8)
+    spool.close()
+
+
+def _interrupted_before(commit: Callable[[], None]) -> None:
+    raise KeyboardInterrupt
+
+
+def _interrupted_behind(commit: Callable[[], None]) -> None:
+    commit()
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupted", [_interrupted_before, _interrupted_behind])
+def test_what_others_enqueued_is_written_once_though_the_writer_was_interrupted(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, interrupted: Callable[[Callable[[], None]], None]
+) -> None:
+    tickets = [spool.enqueue(PLACE, b"%d" % number, 1) for number in range(3)]
+    commit = spool._commit
+    monkeypatch.setattr(spool, "_commit", lambda: interrupted(commit))
+    with pytest.raises(KeyboardInterrupt):
+        spool.settle(tickets[1])
+    assert spool.count(PLACE) == 3
+    monkeypatch.undo()
+    spool.settle(tickets[2])
+    assert _values(spool) == [b"0", b"1", b"2"]
+    assert all(ticket.is_done for ticket in tickets)
+    assert (spool.count(PLACE), spool.size_bytes) == (3, 3)
+
+
+def test_what_nobody_waits_for_is_written_at_the_end(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.enqueue(PLACE, b"1", 1)
+    spool.close()
+    with Spool(tmp_path, read_only=True) as reader:
+        assert _values(reader) == [b"1"]
+
+
+def test_a_disk_that_fails_is_told_to_all_who_wait(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tickets = [spool.enqueue(PLACE, b"1", 1) for _ in range(2)]
+
+    def failed() -> None:
+        raise StorageError("failed")
+
+    monkeypatch.setattr(spool, "_commit", failed)
+    for ticket in tickets:
+        with pytest.raises(StorageError, match="failed"):
+            spool.settle(ticket)
+    assert spool.count(PLACE) == 0
+
+
+def test_a_row_of_several_messages_counts_as_many(spool: Spool) -> None:
+    spool.settle(spool.enqueue(PLACE, b"three", 1, Pin(IDENTITY, 5, 0), 3))
+    spool.append(PLACE, b"one", 1)
+    assert (spool.count(PLACE), [entry.messages for entry in spool.entries()]) == (4, [3, 1])
+    assert spool.summary()[0][2:4] == (4, 0)
+    spool._recount()
+    assert spool.count(PLACE) == 4
+    spool.done(spool.head(PLACE, 1))
+    assert spool.count(PLACE) == 1
+
+
+def test_a_spool_of_the_first_version_is_taken_on(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append(PLACE, b"1", 1, Pin(IDENTITY, 5, 0))
+    spool._database.executescript("ALTER TABLE batches DROP COLUMN messages; PRAGMA user_version = 1;")
+    spool.close()
+    with Spool(tmp_path) as taken:
+        (entry,) = taken.entries()
+        assert (entry.messages, entry.pin, taken.count(PLACE)) == (1, Pin(IDENTITY, 5, 0), 1)
