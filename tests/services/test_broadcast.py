@@ -34,13 +34,24 @@ for message in consumer:
 """
 
 
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One for all."""
+    with BrokerProcess(tmp_path_factory.mktemp("broadcast") / "broker") as process:
+        yield process
+
+
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
-    """A client of a broker with the topic, which holds a message that is older than every member."""
+    """A client of a broker with the topic, which holds a message that is older than every member, and nothing else."""
     with txmq.connect(broker.address) as made:
         made.topics.create(TOPIC, partitions=PARTITIONS)
         made.producer().send(TOPIC, b"old")
         yield made
+        for topic in made.topics.list():
+            made.topics.delete(topic.name)
+        for known in made.groups.list():
+            made.groups.delete(known["group"])
 
 
 def options(name: str | None = None) -> txmq.ConsumerOptions:
