@@ -20,7 +20,7 @@ from typing import Any, Self
 from txmq.client.ordered_lane import VISIBILITY_WAIT_S, Lane
 from txmq.client.ordered_sessions import Sessions
 from txmq.client.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
-from txmq.client.producer_core import BACKOFF_S_MAX, BACKOFF_S_MIN
+from txmq.client.producer_core import BACKOFF_S_MAX, BACKOFF_S_MIN, Record
 from txmq.client.selector import PartitionSelector, checked
 from txmq.client.spool import SIZE_BYTES_MAX, Entry, Place, Spool
 from txmq.client.transaction import current_transaction
@@ -146,15 +146,19 @@ class OrderedMessageProducer:
         self._refuse_closed()
         if current_transaction() is not None or associated_branch(self._client) is not None:
             raise TransactionStateError("an ordered producer cannot join a transaction: send it outside of this block")
-        limit = self._sessions.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
-        stored = checked_headers((key, value, headers, tag), limit)
+        stored = checked_headers((key, value, headers, tag), self.request_size_bytes_max)
         now_ms = self._client.clock.now_ms()
         seconds = self._options.timeout if timeout is None else timeout
         deadline = self._client.clock.monotonic() + seconds
-        partitions = self._partitions_of(topic, deadline)
+        partitions = self.partitions_of(topic, deadline)
         message = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
         place = topic, checked(self._selector.select(topic, partitions, message), topic, partitions)
-        content = records.encode([(key, value, stored, now_ms)], compression=self._options.compression)
+        return self.send_to(place, (key, value, stored, now_ms), deadline)
+
+    def send_to(self, place: Place, record: Record, deadline: float) -> SendResult:
+        """For ``RetryingProducer``: as ``send``, of a message that is checked, to a partition that is chosen."""
+        self._refuse_closed()
+        content = records.encode([record], compression=self._options.compression)
         offset = self._send_to(place, bytes(content), deadline)
         if offset is None:
             self._wake.set()
@@ -168,7 +172,13 @@ class OrderedMessageProducer:
             self._client.topics.forget(place[0])
             raise
 
-    def _partitions_of(self, topic: str, deadline: float) -> int:
+    @property
+    def request_size_bytes_max(self) -> int:
+        """The broker's limit, or what it usually is until it is known."""
+        return self._sessions.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
+
+    def partitions_of(self, topic: str, deadline: float) -> int:
+        """How many partitions a topic has, as far as is known. Raises as ``send``."""
         known = self._topics.get(topic)
         now = self._client.clock.monotonic()
         if known is not None and now - known[1] < TOPIC_AGE_S_MAX:
