@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,19 +20,6 @@ from txmq.testing.broker_process import BrokerProcess
 TOPIC, GROUP, WAIT_S = "orders", "billing", 60.0
 NOW = ConsumerOptions(retry_delay=0.0, aside_delay=0.0, aside_retries=3)
 LATER = ConsumerOptions(retry_delay=0.0, aside_delay=3600.0)
-_DIES = """
-import os, signal, sys, txmq
-from txmq.client.consumer import ConsumerOptions
-from txmq.client.retry_store import RetryStore
-put = RetryStore.put
-def put_and_die(self, rows):
-    assert put(self, rows)
-    os.kill(os.getpid(), signal.SIGKILL)
-RetryStore.put = put_and_die
-consumer = txmq.connect(sys.argv[1]).consumer(
-    "billing", ["orders"], max_retries=0, retry_store=sys.argv[2], options=ConsumerOptions(session_timeout=1.0))
-consumer.run(lambda message: 1 / 0)
-"""
 
 
 @pytest.fixture
@@ -113,17 +98,6 @@ def test_after_the_limit_it_is_a_dead_letter_with_where_and_why(client: txmq.Cli
     assert (dead.value, dead.key, dead.headers["txmq.dead.attempts"]) == (b"bad", b"k", b"5")
     assert (dead.headers["txmq.dead.topic"], dead.headers["txmq.dead.offset"]) == (TOPIC.encode(), b"1")
     assert b"cannot" in dead.headers["txmq.dead.reason"]
-
-
-def test_killed_between_the_store_and_the_ack_it_is_delivered_again(
-    client: txmq.Client, broker: BrokerProcess, tmp_path: Path
-) -> None:
-    store = tmp_path / "retry"
-    arguments = [sys.executable, "-c", _DIES, broker.address, str(store)]
-    assert subprocess.run(arguments, check=False, timeout=WAIT_S).returncode == -signal.SIGKILL
-    assert len(RetryStore(store).read()) == 1
-    assert run(client, store, LATER, 0, 3) == [b"one", b"bad", b"two"]
-    assert RetryStore(store).read() == []
 
 
 def test_a_reset_of_the_group_keeps_what_is_aside(client: txmq.Client, tmp_path: Path) -> None:

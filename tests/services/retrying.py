@@ -1,0 +1,75 @@
+"""What tests of retries share: a listener in a thread, and what the group has saved."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import txmq
+from tests.services.consuming import WAIT_S, until
+from txmq.client.consumer import Consumer, ConsumerOptions
+from txmq.model import Message
+
+TOPIC, GROUP = "orders", "billing"
+NOW = ConsumerOptions(retry_delay=0.0, aside_delay=0.0, aside_retries=3)
+LATER = ConsumerOptions(retry_delay=0.0, aside_delay=3600.0)
+IN_ORDER = ConsumerOptions(retry_delay=0.0, aside_delay=3600.0, keep_key_order=True)
+
+
+class Listening:
+    """A consumer and what its listener saw."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.seen: list[Message] = []
+
+    @property
+    def values(self) -> list[bytes]:
+        """In the order of delivery."""
+        return [message.value or b"" for message in self.seen]
+
+    def wait(self, count: int) -> None:
+        """Until so many were delivered."""
+        until(lambda: len(self.seen) >= count, f"{count} deliveries, {self.values} so far")
+
+
+@contextmanager
+def listening(
+    client: txmq.Client, store: str | None, options: ConsumerOptions, fails: Callable[[Message], bool],
+    max_retries: int = 0,
+) -> Iterator[Listening]:  # fmt: skip
+    """A member of the group, whose listener fails where it is told."""
+    consumer = client.consumer(GROUP, [TOPIC], max_retries=max_retries, retry_store=store, options=options)
+    found = Listening(consumer)
+
+    def handle(message: Message) -> None:
+        found.seen.append(message)
+        if fails(message):
+            raise ValueError("cannot")
+
+    thread = threading.Thread(target=lambda: consumer.run(handle, threads=2))
+    thread.start()
+    try:
+        yield found
+    finally:
+        consumer.close()
+        thread.join(WAIT_S)
+
+
+def never(_message: Message) -> bool:
+    """Nothing fails."""
+    return False
+
+
+def bad(message: Message) -> bool:
+    """What is bad fails always."""
+    return (message.value or b"").startswith(b"bad")
+
+
+def saved(client: txmq.Client, partition: int = 0) -> tuple[int | None, list[list[int]] | None]:
+    """The group's offset, and offsets with failures of what is aside."""
+    row = client.groups.describe(GROUP)["partitions"][partition]
+    text = row["aside"]
+    return row["offset"], [found[:2] for found in json.loads(text)] if text else None

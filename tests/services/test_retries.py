@@ -1,0 +1,211 @@
+"""Retries against a real broker: order of keys, the retry topic, what is gone, too large, full or cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.services.consuming import until
+from tests.services.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, listening, never, saved
+from txmq.client import failures
+from txmq.client.retry_store import RetryStore
+from txmq.client.retry_topic import original
+from txmq.errors import StorageError
+from txmq.testing.broker_process import BrokerProcess
+
+REQUEST_SIZE_BYTES_MAX = 1 << 20
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that looks for old segments all the time, and takes no large requests."""
+    limits = {"request_size_bytes_max": REQUEST_SIZE_BYTES_MAX, "batch_size_bytes_max": REQUEST_SIZE_BYTES_MAX}
+    with BrokerProcess(tmp_path / "broker", settings={"retention_check_interval_ms": 10, **limits}) as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of it, with a topic of one partition whose old segments can be made to go."""
+    with txmq.connect(broker.address) as made:
+        made.topics.create(TOPIC, segment_size_bytes=4096)
+        yield made
+
+
+def forget(client: txmq.Client, below: int) -> None:
+    """Retention takes what is below an offset."""
+    client.topics.alter(TOPIC, retention_size_bytes=1)
+    for _ in range(4):
+        client.producer().send(TOPIC, bytes(3000), key=b"filler")
+    until(lambda: client.offsets(TOPIC, 0).start >= below, "retention takes the messages")
+
+
+def test_later_messages_of_a_key_wait_behind_the_stored_one_also_across_a_hand_over(
+    client: txmq.Client, tmp_path: Path
+) -> None:
+    producer = client.producer()
+    for value, key in ((b"bad1", b"k"), (b"x1", b"x"), (b"a2", b"k"), (b"none", None), (b"a3", b"k"), (b"x2", b"x")):
+        producer.send(TOPIC, value, key=key)
+    with listening(client, str(tmp_path / "one"), IN_ORDER, bad) as first:
+        first.wait(4)
+        until(lambda: saved(client)[0] == 6, "the partition moves on")
+    assert first.values == [b"bad1", b"x1", b"none", b"x2"]
+    assert saved(client) == (6, [[0, 1], [2, 0], [4, 0]])
+    producer.send(TOPIC, b"a4", key=b"k")
+    with listening(client, str(tmp_path / "two"), IN_ORDER, never) as second:  # on another host, with another disk
+        second.wait(4)
+    assert second.values == [b"bad1", b"a2", b"a3", b"a4"]
+    assert saved(client) == (7, None)
+
+
+def test_one_that_waited_behind_is_retried_and_set_aside_like_any_other(client: txmq.Client, tmp_path: Path) -> None:
+    for value in (b"bad1", b"bad2", b"good"):
+        client.producer().send(TOPIC, value, key=b"k")
+    at_once = txmq.ConsumerOptions(retry_delay=0.0, aside_delay=0.0, aside_retries=2, keep_key_order=True)
+    with listening(client, str(tmp_path / "r"), at_once, bad, max_retries=1) as found:
+        until(lambda: b"good" in found.values, "dead letters let the key go on")
+    assert found.values == [b"bad1"] * 4 + [b"bad2"] * 4 + [b"good"]
+    letters = list(client.browse(f"{GROUP}.dead-letter"))
+    assert [(letter.value, letter.headers["txmq.dead.attempts"]) for letter in letters] == [
+        (b"bad1", b"4"),
+        (b"bad2", b"4"),
+    ]
+    assert saved(client) == (3, None)
+
+
+def test_where_what_waits_finds_no_room_the_partition_stops_says_so_and_loses_nothing(
+    client: txmq.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "SIZE_BYTES_MAX", 5000)
+    for value in (b"bad1", bytes(9000), b"after"):
+        client.producer().send(TOPIC, value, key=b"k")
+    with listening(client, str(tmp_path / "r"), IN_ORDER, bad) as found:
+        until(lambda: (TOPIC, 0) in found.consumer.stopped, "it says so")
+        assert "full" in found.consumer.stopped[TOPIC, 0]
+        assert saved(client)[0] in (None, 1)
+        monkeypatch.setattr(failures, "SIZE_BYTES_MAX", 50_000)
+        until(lambda: saved(client)[0] == 3, "it goes on by itself")
+        assert found.consumer.stopped == {}
+    assert saved(client) == (3, [[0, 1], [1, 0], [2, 0]])
+    assert found.values == [b"bad1"]
+
+
+def test_key_order_without_a_retry_store_is_refused(client: txmq.Client) -> None:
+    with pytest.raises(txmq.errors.ConfigError, match="keep_key_order needs a retry_store"):
+        client.consumer(GROUP, [TOPIC], options=IN_ORDER)
+
+
+def test_the_retry_topic_keeps_contents_that_retention_took(client: txmq.Client) -> None:
+    client.producer().send(TOPIC, b"bad", key=b"k", headers={"h": b"\xff"}, tag="red")
+    (sent,) = client.fetch(TOPIC, 0, 0)
+    with listening(client, "topic", LATER, bad) as first:
+        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+    (copy,) = client.browse(f"{GROUP}.retry")
+    assert (copy.headers["txmq.retry.topic"], copy.headers["txmq.retry.offset"]) == (TOPIC.encode(), b"0")
+    assert (copy.headers["txmq.retry.attempts"], b"cannot" in copy.headers["txmq.retry.reason"]) == (b"1", True)
+    assert original(copy) == sent
+    forget(client, 1)
+    with listening(client, "topic", LATER, never) as second:  # on another host
+        until(lambda: sent in second.seen, "its content comes from the copy")
+    assert first.values == [b"bad"]
+    assert second.seen.count(sent) == 1
+    assert saved(client)[1] is None
+
+
+def test_the_retry_topic_has_the_same_limits_and_dead_letters(client: txmq.Client) -> None:
+    for value in (b"bad", b"good"):
+        client.producer().send(TOPIC, value, key=b"k")
+    with listening(client, "topic", NOW, bad) as found:
+        found.wait(5)
+        until(lambda: saved(client) == (2, None), "buried")
+    assert sorted(found.values) == [b"bad"] * 4 + [b"good"]
+    (letter,) = client.browse(f"{GROUP}.dead-letter")
+    assert (letter.value, letter.key, letter.headers["txmq.dead.attempts"]) == (b"bad", b"k", b"4")
+    assert len(list(client.browse(f"{GROUP}.retry"))) == 1
+
+
+def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client: txmq.Client, tmp_path: Path) -> None:
+    client.producer().send(TOPIC, b"bad", key=b"k")
+    with listening(client, str(tmp_path / "lost"), LATER, bad):
+        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+    forget(client, 1)
+    with listening(client, str(tmp_path / "new"), LATER, never):
+        until(lambda: saved(client)[1] is None, "it is told and forgotten")
+    (letter,) = client.browse(f"{GROUP}.dead-letter")
+    assert (letter.value, letter.headers["txmq.dead.value"]) == (b"", b"gone")
+    assert (letter.headers["txmq.dead.offset"], letter.headers["txmq.dead.attempts"]) == (b"0", b"1")
+    assert b"gone" in letter.headers["txmq.dead.reason"]
+
+
+@pytest.mark.parametrize(("room", "said"), [(400, None), (0, b"too-large")])
+def test_no_dead_letter_is_too_large(client: txmq.Client, room: int, said: bytes | None) -> None:
+    value = b"bad" + bytes(REQUEST_SIZE_BYTES_MAX - 1024 - 3 - room)
+    client.producer().send(TOPIC, value)
+    client.producer().send(TOPIC, b"good")
+    consumer = client.consumer(GROUP, [TOPIC], max_retries=0)
+    with consumer:
+        for message in consumer:
+            if bad(message):
+                message.reject("x" * 2000)
+            else:
+                message.ack()
+                break
+    assert saved(client) == (2, None)
+    (letter,) = client.browse(f"{GROUP}.dead-letter")
+    assert letter.headers.get("txmq.dead.value") == said
+    assert letter.value == (value if said is None else b"")
+    assert letter.headers["txmq.dead.offset"] == b"0"
+
+
+def save_as_a_member(client: txmq.Client, aside: str) -> None:
+    """Save such a text for partition 0, as a member of another version would."""
+    words: dict[str, str | int] = {"member": "other", "topics": TOPIC}
+    join = client.control.call("group", "join", GROUP, timeout=5.0, extensions=words, body=[b"[]"])
+    (row,) = json.loads(join)["assigned"]
+    save = json.dumps([[TOPIC, 0, row[2], 1, aside]]).encode()
+    client.control.call("group", "save", GROUP, timeout=5.0, extensions={"member": "other"}, body=[save])
+    client.control.call("group", "leave", GROUP, timeout=5.0, extensions={"member": "other"}, body=[b"[]"])
+
+
+def test_what_is_aside_and_cannot_be_read_stops_its_partition_alone_and_stays(
+    client: txmq.Client, tmp_path: Path
+) -> None:
+    client.producer().send(TOPIC, b"one")
+    client.producer().send(TOPIC, b"two")
+    save_as_a_member(client, "[[of another version")
+    client.topics.alter(TOPIC, partitions=3)
+    client.producer().send(TOPIC, b"elsewhere", partition=2)
+    with listening(client, str(tmp_path / "r"), LATER, never) as found:
+        found.wait(1)
+        assert "cannot be read" in found.consumer.stopped[TOPIC, 0]
+    assert found.values == [b"elsewhere"]
+    row = client.groups.describe(GROUP)["partitions"][0]
+    assert (row["offset"], row["aside"]) == (1, "[[of another version")
+
+
+def test_a_store_that_cannot_be_read_for_a_moment_is_read_again(
+    client: txmq.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.producer().send(TOPIC, b"bad")
+    with listening(client, str(tmp_path / "r"), LATER, bad) as first:
+        first.wait(1)
+    client.producer().send(TOPIC, b"new")
+    read = RetryStore.partition
+    failed: list[object] = []
+
+    def locked(store: RetryStore, *place: str | int) -> object:
+        if not failed:
+            failed.append(place)
+            raise StorageError("database is locked")
+        return read(store, *place)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RetryStore, "partition", locked)
+    with listening(client, str(tmp_path / "r"), LATER, never) as second:
+        second.wait(2)
+        assert second.consumer.stopped == {}
+    assert sorted(second.values) == [b"bad", b"new"]
+    assert saved(client) == (2, None)

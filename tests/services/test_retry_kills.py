@@ -1,0 +1,119 @@
+"""A member that is killed at each step of setting a message aside, retrying it and burying it: nothing is lost.
+
+The steps are store, acknowledge and save (``stored``, ``saved`` the first time), deal with it, save (``saved`` the
+second time), remove the content (``removed``); or bury it (``dead.sent``). A second life with the same store goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.services.consuming import WAIT_S, until
+from tests.services.retrying import GROUP, LATER, NOW, TOPIC, bad, listening, never, saved
+from txmq.client.retry_store import RetryStore
+from txmq.runtime.crashpoints import VARIABLE
+from txmq.testing.broker_process import BrokerProcess
+
+# "bad" fails always, or once: then it is dealt with, but not before the group knows that it is aside.
+_MEMBER = """
+import sys, time, txmq
+client = txmq.connect(sys.argv[1])
+options = txmq.ConsumerOptions(
+    retry_delay=0.0, aside_delay=0.0, aside_retries=1, session_timeout=1.0, offset_save_interval=0.02)
+consumer = client.consumer("billing", ["orders"], max_retries=0, retry_store=sys.argv[2] or None, options=options)
+failures = 0
+def handle(message):
+    global failures
+    if message.value != b"bad":
+        return
+    if failures and sys.argv[2]:
+        while not client.groups.describe("billing")["partitions"][0]["aside"]:
+            time.sleep(0.01)
+    if not failures or sys.argv[3] == "always":
+        failures += 1
+        raise ValueError("cannot")
+consumer.run(handle)
+"""
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of a broker with three messages in one partition."""
+    with txmq.connect(broker.address) as made:
+        made.topics.create(TOPIC)
+        for value in (b"one", b"bad", b"two"):
+            made.producer().send(TOPIC, value, key=b"k")
+        yield made
+
+
+def die(broker: BrokerProcess, store: str, point: str, *, fails: str = "once") -> None:
+    """A member that is killed at a point."""
+    arguments = [sys.executable, "-c", _MEMBER, broker.address, store, fails]
+    done = subprocess.run(arguments, check=False, timeout=WAIT_S, env={**os.environ, VARIABLE: point})
+    assert done.returncode == -signal.SIGKILL
+
+
+def rows(store: Path) -> list[bytes | None]:
+    """What a file has."""
+    opened = RetryStore(store)
+    try:
+        return [row.message.value for row in opened.read()]
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "topic"])
+@pytest.mark.parametrize("point", ["client.aside.stored:1", "client.aside.saved:1"])
+def test_killed_while_a_message_is_set_aside_it_comes_again_and_its_copy_does_not(
+    client: txmq.Client, broker: BrokerProcess, tmp_path: Path, kind: str, point: str
+) -> None:
+    file = tmp_path / "r"
+    store = str(file) if kind == "file" else "topic"
+    die(broker, store, point)
+    is_named = saved(client)[1] is not None
+    assert is_named is point.startswith("client.aside.saved")
+    assert (rows(file) if kind == "file" else [copy.value for copy in client.browse(f"{GROUP}.retry")]) == [b"bad"]
+    with listening(client, store, LATER, never) as found:
+        until(lambda: b"bad" in found.values and saved(client) == (3, None), "it is dealt with, and the rest")
+        client.producer().send(TOPIC, b"last", key=b"k")
+        until(lambda: b"last" in found.values, "nothing comes after it")
+    assert found.values.count(b"bad") == 1
+    assert kind == "topic" or rows(file) == []
+
+
+@pytest.mark.parametrize(("point", "left"), [("client.aside.saved:2", [b"bad"]), ("client.aside.removed:1", [])])
+def test_killed_after_it_was_dealt_with_it_does_not_come_again(
+    client: txmq.Client, broker: BrokerProcess, tmp_path: Path, point: str, left: list[bytes]
+) -> None:
+    file = tmp_path / "r"
+    die(broker, str(file), point)
+    assert (saved(client)[1], rows(file)) == (None, left)
+    client.producer().send(TOPIC, b"last", key=b"k")
+    with listening(client, str(file), NOW, never) as found:
+        until(lambda: b"last" in found.values, "the rest comes")
+    assert b"bad" not in found.values
+    assert rows(file) == []  # what the group does not name is stale
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_killed_after_the_dead_letter_it_is_buried_again_and_never_lost(
+    client: txmq.Client, broker: BrokerProcess, tmp_path: Path, has_store: bool
+) -> None:
+    file = tmp_path / "r"
+    store = str(file) if has_store else None
+    die(broker, store or "", "client.dead.sent:1", fails="always")
+    assert [letter.value for letter in client.browse(f"{GROUP}.dead-letter")] == [b"bad"]
+    assert saved(client)[1] == ([[1, 1]] if has_store else None)
+    with listening(client, store, NOW, bad):
+        until(lambda: saved(client) == (3, None), "buried, and the rest dealt with")
+    letters = [letter.headers["txmq.dead.offset"] for letter in client.browse(f"{GROUP}.dead-letter")]
+    assert letters == [b"1", b"1"]
+    assert not has_store or rows(file) == []
