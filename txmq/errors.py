@@ -52,6 +52,10 @@ class ClosedError(TxmqError):
     """The client, producer or transaction was used after it was closed."""
 
 
+class DataLossError(TxmqError):
+    """Messages that were to be read are gone: retention passed them, or their topic was deleted; the text names them."""
+
+
 class InvariantError(TxmqError):
     """A defect in txmq: something that must always hold does not. The broker stops; the journal is what is true."""
 

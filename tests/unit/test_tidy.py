@@ -50,6 +50,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/client/spool.py": (frozenset({"sqlite3", "pathlib"}), "the spool is an SQLite file: DESIGN.md section 3"),
     "txmq/spark/audit_tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
+    "txmq/spark/path_source.py": (frozenset({"pathlib"}), "the directory that a user names, before it is opened"),
 }
 
 

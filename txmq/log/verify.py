@@ -158,25 +158,30 @@ class _Scan:
     def _report(self, file: File, position: int, reason: str, *, is_last: bool) -> None:
         if not is_last or self._end is not None:
             self._damaged(file.path, position, reason)
-        elif self._whole_batch_follows(file, position + 1):
+        elif whole_batch_follows(file, self._place, position + 1):
             self._damaged(file.path, position, f"{reason}; whole batches follow")
         else:
             text = f"{reason}; a tail that the journal writes again at the next start, if the broker was not stopped"
             self._verdict.findings.append(Finding(file.path, position, text, is_damage=False))
 
-    def _whole_batch_follows(self, file: File, position: int) -> bool:
-        """Whether some later header has the placement CRC of this partition (by chance: once in 2^32 candidates)."""
-        while len(content := file.pread(STEP_BYTES, position)) >= HEADER_SIZE:
-            magic = content.find(b"\x02", 16)
-            while 0 <= magic <= len(content) - HEADER_SIZE + 16:
-                base, length, placed, _, crc = HEADER.unpack_from(content, magic - 16)[:5]
-                if length >= HEADER_SIZE - 12 and placed & 0xFFFFFFFF == place_checksum(
-                    *self._place, base, length, crc
-                ):
-                    return True
-                magic = content.find(b"\x02", magic + 1)
-            position += len(content) - HEADER_SIZE + 1
-        return False
-
     def _damaged(self, path: str, position: int, text: str) -> None:
         self._verdict.findings.append(Finding(path, position, text, is_damage=True))
+
+
+def whole_batch_follows(file: File, place: tuple[int, int], position: int) -> bool:
+    """Whether some header behind ``position`` has the placement CRC of this partition.
+
+    By chance one of 2^32 candidates does.
+
+    Args:
+        place: topic id, partition.
+    """
+    while len(content := file.pread(STEP_BYTES, position)) >= HEADER_SIZE:
+        magic = content.find(b"\x02", 16)
+        while 0 <= magic <= len(content) - HEADER_SIZE + 16:
+            base, length, placed, _, crc = HEADER.unpack_from(content, magic - 16)[:5]
+            if length >= HEADER_SIZE - 12 and placed & 0xFFFFFFFF == place_checksum(*place, base, length, crc):
+                return True
+            magic = content.find(b"\x02", magic + 1)
+        position += len(content) - HEADER_SIZE + 1
+    return False

@@ -16,14 +16,19 @@ from contextlib import contextmanager
 from typing import Protocol
 
 __all__ = [
-    "Condition", "Forked", "Future", "Lock", "Signal", "start_daemon", "start_threads", "until_terminated",
-    "watch_forks",
+    "Condition", "Forked", "Future", "Lock", "Signal", "processor_count", "start_daemon", "start_threads",
+    "until_terminated", "watch_forks",
 ]  # fmt: skip
 
 Condition = threading.Condition
 Lock = threading.Lock
 _JOIN_S = 0.2
 _TIMEOUT_S_MAX = threading.TIMEOUT_MAX
+
+
+def processor_count() -> int:
+    """How many processors this machine has."""
+    return os.cpu_count() or 1
 
 
 class Signal:

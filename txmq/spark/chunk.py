@@ -43,7 +43,6 @@ from txmq.runtime.ports import Buffer
 from txmq.spark.varints import Bytes, Ints
 
 PIECE_SIZE_BYTES: Final = 32 << 20
-ROWS_MAX: Final = 100_000
 _FIELDS: Final = np.dtype(
     [
         ("base", ">i8"), ("length", ">i4"), ("placed", ">u4"), ("magic", "i1"), ("crc", ">u4"), ("codec", ">i2"),
@@ -52,7 +51,7 @@ _FIELDS: Final = np.dtype(
     ]
 )  # fmt: skip
 _CODECS: Final = np.array([CODEC_NONE, CODEC_GZIP, CODEC_LZ4, CODEC_ZSTD])
-_LENGTH_COUNT: Final = Struct(">8xi45xi")
+_LENGTH: Final = Struct(">i")
 _LENGTH_MIN: Final = HEADER_SIZE - 12
 
 
@@ -122,16 +121,14 @@ class Piece:
     ends: Ints
 
 
-def check(
-    content: bytes, origin: Origin, expected_offset: int | None, *, position: int = 0, rows_max: int = ROWS_MAX
-) -> Chunk:
-    """Take whole batches, one behind the other, until they hold ``rows_max`` records; at least one.
+def check(content: bytes, origin: Origin, expected_offset: int | None, *, position: int = 0) -> Chunk:
+    """Take whole batches, one behind the other.
 
     Args:
         expected_offset: base offset of the first; None takes the first as it comes.
         position: where in the file ``content`` begins, for errors.
     """
-    places, stop = _walk(content, rows_max)
+    places, stop = _walk(content)
     fields = _header_fields(content, places)
     taken = _sound_count(content, origin, fields, places, expected_offset)
     next_offset = int(fields["base"][taken - 1] + fields["count"][taken - 1]) if taken else expected_offset
@@ -148,17 +145,16 @@ def check(
     return Chunk(origin, content, position, stop, next_offset, wanted_bytes, damage, starts, ends, *columns)
 
 
-def _walk(content: bytes, rows_max: int) -> tuple[list[int], int]:
+def _walk(content: bytes) -> tuple[list[int], int]:
     """Positions of whole batches by their length fields alone, and where that ended."""
     places: list[int] = []
-    at, rows, size, last, unpack = 0, 0, len(content), len(content) - HEADER_SIZE, _LENGTH_COUNT.unpack_from
-    while at <= last and rows < rows_max:
-        length, count = unpack(content, at)
+    at, size, last, unpack = 0, len(content), len(content) - HEADER_SIZE, _LENGTH.unpack_from
+    while at <= last:
+        (length,) = unpack(content, at + 8)
         end = at + 12 + length
         if length < _LENGTH_MIN or end > size:
             break
         places.append(at)
-        rows += count
         at = end
     return places, at
 

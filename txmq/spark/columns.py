@@ -21,10 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from txmq.log.records import TXID_HEADER
-from txmq.spark.chunk import ROWS_MAX, Chunk, pieces
+from txmq.spark.chunk import Chunk, pieces
 from txmq.spark.fields import Headers, Rows, Span, fields_of, rows_of
 from txmq.spark.varints import Bytes, Ints
 
+ROWS_MAX: Final = 100_000
 _TXID: Final = np.frombuffer(TXID_HEADER.encode(), np.uint8)
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 TYPES: Final[dict[str, Any]] = {
@@ -55,8 +56,10 @@ def decode(chunk: Chunk, columns: Sequence[str], start: int, end: int) -> Iterat
         rows = rows_of(piece)
         txids = np.full(piece.last - piece.first, None, object)
         offset = int(chunk.bases[piece.first])
-        for first in range(0, len(rows.starts), ROWS_MAX):
-            part = rows.part(slice(first, first + ROWS_MAX))
+        parts = -(-len(rows.starts) // ROWS_MAX)
+        size = -(-len(rows.starts) // parts)  # equal parts: a small rest costs as much as a large one
+        for first in range(0, len(rows.starts), size):
+            part = rows.part(slice(first, first + size))
             maker = _Columns(part, txids, offset + first)
             low, high = max(start - maker.offset, 0), min(end - maker.offset, len(part.starts))
             if low < high:

@@ -8,7 +8,13 @@ Source: PySpark 4.3, pyspark/sql/datasource.py.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
 
 
 class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look into pyspark: 30 s of every check
@@ -18,3 +24,32 @@ class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look in
     def name(cls) -> str:
         """The name of the format."""
         return "txmq"
+
+    def schema(self) -> StructType:
+        """The columns of a source, where the user declares none."""
+        from txmq.spark.options import parse_columns
+        from txmq.spark.schema import schema_of
+
+        return schema_of(*parse_columns(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """``spark.read``: through a broker, or from segment files (option ``path``)."""
+        from txmq.spark.options import parse
+        from txmq.spark.schema import names_of
+
+        options, columns = parse(self.options, is_stream=False), names_of(schema)
+        if options.path is not None:
+            from txmq.spark.path_source import PathReader
+
+            return PathReader(options, columns)
+        from txmq.spark.source_batch import BatchReader
+
+        return BatchReader(options, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """``spark.readStream``."""
+        from txmq.spark.options import parse
+        from txmq.spark.schema import names_of
+        from txmq.spark.source_stream import StreamReader
+
+        return StreamReader(parse(self.options, is_stream=True), names_of(schema))

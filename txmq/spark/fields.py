@@ -1,9 +1,9 @@
 """Where every field of every record of many batches lies, without a loop over records.
 
 Theory of operation. A record begins with its length: where the next one begins is known only by following the chain.
-The chains of all batches are followed in lockstep: step n finds the n-th record of every batch that has one. Where fewer
-than ``LOCKSTEP_MIN`` batches are left a plain loop is faster; the same loop takes batches with a record of 8 KiB or
-more, whose length has more than two bytes: bytes outnumber records there. Once the starts are known, fields are read
+The chains of all batches are followed in lockstep: step n finds the n-th record of every batch that has one. Where
+fewer than ``LOCKSTEP_MIN`` batches are left a plain loop is faster; the same loop takes batches with a record of 8 KiB
+or more, whose length has more than two bytes: bytes outnumber records there. Once the starts are known, fields are read
 for all records at once; headers in lockstep again, the n-th header of every record that has one.
 
 Invariants:

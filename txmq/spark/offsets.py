@@ -1,0 +1,109 @@
+"""What a stream remembers between its micro-batches: how far each partition was read, as JSON in Spark's checkpoint.
+
+Layout::
+
+    {"topics": {"orders": {"id": 7, "offsets": {"0": 23, "1": 5}}}, "initial": true}
+    {"topics": {...}, "from": {"orders": {"0": 0, "1": 0}}}
+
+The topic's id says which topic was meant: one of the same name that was made anew has another one. ``initial`` marks
+where a query begins, before its first micro-batch. Spark asks for that anew when the first micro-batch is repeated
+after a crash, and "latest" would then be somewhere else; so the end of the first micro-batch says, in ``from``, where
+it began.
+
+Invariants: equal positions have equal text, byte for byte: Spark compares texts to see whether anything is new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from txmq.errors import ConfigError
+
+Ends = dict[str, dict[int, int]]  # by topic and partition
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a query has read.
+
+    Attributes:
+        ids: of the topics, by name.
+        ends: the first offset that was not read, by topic and partition.
+        begins: where the first micro-batch began, in its end only.
+        is_initial: nothing was read yet.
+    """
+
+    ids: dict[str, int] = field(default_factory=dict)
+    ends: Ends = field(default_factory=dict)
+    begins: Ends | None = None
+    is_initial: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        topics = {name: {"id": self.ids[name], "offsets": _words(self.ends[name])} for name in sorted(self.ends)}
+        found: dict[str, Any] = {"topics": topics}
+        if self.is_initial:
+            found["initial"] = True
+        if self.begins is not None:
+            found["from"] = {name: _words(self.begins[name]) for name in sorted(self.begins)}
+        return found
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Position:
+        """The reverse of ``to_json``.
+
+        Raises:
+            ConfigError: another source, or a newer version, wrote it.
+        """
+        try:
+            topics = fields["topics"]
+            begins = fields.get("from")
+            return cls(
+                {name: int(topic["id"]) for name, topic in topics.items()},
+                {name: _numbers(topic["offsets"]) for name, topic in topics.items()},
+                None if begins is None else {name: _numbers(offsets) for name, offsets in begins.items()},
+                bool(fields.get("initial", False)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ConfigError(f"the checkpoint holds no offsets of txmq: {json.dumps(fields)[:200]}") from None
+
+    def start_of(self, end: Position) -> Ends:
+        """Where the micro-batch that ends at ``end`` begins, if it begins here; what is not named begins at 0."""
+        if not self.is_initial:
+            return self.ends
+        return end.ends if end.is_initial else end.begins or {}
+
+
+def _words(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(number): offsets[number] for number in sorted(offsets)}
+
+
+def _numbers(words: Mapping[str, int]) -> dict[int, int]:
+    return {int(number): int(offset) for number, offset in words.items()}
+
+
+def lag(progress: Mapping[str, Any]) -> dict[str, int]:
+    """How many messages a streaming query had not read when it last told its progress, by ``topic-partition``.
+
+    Args:
+        progress: ``query.lastProgress``; sources that are not txmq's are passed over.
+    """
+    found: dict[str, int] = {}
+    for source in progress.get("sources", ()):
+        read, there = (_position(source.get(name)) for name in ("endOffset", "latestOffset"))
+        if read is not None and there is not None:
+            for topic, ends in there.ends.items():
+                for number, end in ends.items():
+                    done = read.ends.get(topic, {}).get(number, 0)
+                    found[f"{topic}-{number}"] = max(end - done, 0)
+    return found
+
+
+def _position(offset: Any) -> Position | None:
+    try:
+        return Position.from_json(json.loads(offset) if isinstance(offset, str) else offset)
+    except (ConfigError, ValueError, TypeError):
+        return None
