@@ -395,6 +395,45 @@ def _reset(request: _Request) -> None:
     request.answer({})
 
 
+def _set_aside(request: _Request) -> None:
+    """Change what is aside: ``[topic, partition, known, wanted]``; refused, with what there is, where it is another.
+
+    A partition that somebody has is taken from it and handed over anew: it knows the former text, and would save that.
+    """
+    context, membership = request.context, request.context.groups.get(request.group)
+    state = context.state.saved
+    saved = state.named.get(request.group) or SavedGroup()
+    rows: list[list[Any]] = []
+    refused: list[list[Any]] = []
+    for row in request.rows:
+        slot, known, wanted = _aside_row(row)
+        place = _place(context, slot)
+        at = saved.offsets.get(place) if place is not None else None
+        if place is None or at is None:
+            raise BadRequestError(f"nothing is saved of partition {slot[1]} of topic {slot[0][:80]!r}")
+        if at.aside != known or (request.group, *place) in state.held:
+            refused.append([*slot, at.aside])
+            continue
+        rows.append([*place, at.offset, wanted])
+        if membership is not None:
+            membership.take_back(slot)
+    _journal_offsets(context, request.group, rows)
+    # Also where nobody has it: whoever was taken for gone may come back with what it knew.
+    _journal_owned(
+        context, request.group, [[*row[:2], state.next_generation(request.group, (row[0], row[1]))] for row in rows]
+    )
+    settle(context, request.group)
+    request.answer({"refused": refused})
+
+
+def _aside_row(row: list[Any]) -> tuple[Slot, str | None, str | None]:
+    if len(row) != 4:
+        raise BadRequestError("what is aside is changed by [topic, partition, known, wanted]")
+    slot = _slot(row[:2])
+    known, wanted = (offset_row([*slot, 0, 0, text]).aside for text in row[2:])
+    return slot, known, wanted
+
+
 def _delete(request: _Request) -> None:
     context = request.context
     _refuse_active(request)
@@ -418,5 +457,5 @@ def _refuse_active(request: _Request) -> None:
 
 _ACTIONS: dict[str, Callable[[_Request], None]] = {
     "join": _join, "heartbeat": _heartbeat, "leave": _leave, "save": _save, "describe": _describe, "list": _list,
-    "reset": _reset, "delete": _delete,
+    "reset": _reset, "aside": _set_aside, "delete": _delete,
 }  # fmt: skip

@@ -137,6 +137,12 @@ class Membership:
                 del self.owned[slot]
                 self.members[name].version += 1
 
+    def take_back(self, slot: Slot) -> None:
+        """Nobody has it any more, whoever had it; it is handed over anew."""
+        owned = self.owned.pop(slot, None)
+        if owned is not None:
+            self.members[owned.member].version += 1
+
     def set_partitions(self, partitions: Mapping[str, int], topic_ids: Mapping[str, int]) -> None:
         """The topics that there are, how many partitions they have, and their ids: one made anew is another one."""
         if partitions != self._partitions or topic_ids != self._topic_ids:

@@ -44,6 +44,20 @@ class Groups:
         """
         self._ask("reset", group, [list(row) for row in offsets])
 
+    def change_aside(self, group: str, rows: Iterable[Sequence[Any]]) -> FieldsList:
+        """Change what is set aside, also while members are active: they get those partitions anew.
+
+        Args:
+            rows: topic, partition, the text there is, and the text there should be (``describe``: ``aside``) each.
+
+        Returns:
+            Rows that were refused, because another text is there by now: ``topic``, ``partition``, ``aside``.
+
+        Durability: forced in the broker when this returns.
+        """
+        refused = self._ask("aside", group, [list(row) for row in rows])["refused"]
+        return [dict(zip(("topic", "partition", "aside"), row, strict=True)) for row in refused]
+
     def delete(self, group: str) -> None:
         """Forget a group. Raises as ``describe`` and ``reset``. Durability: forced when this returns."""
         self._ask("delete", group)

@@ -260,6 +260,31 @@ def test_offsets_are_reset_only_while_nobody_consumes() -> None:
     assert json.loads(made.connect().ask("group", "list", "*", body=b"").body) == {"groups": []}
 
 
+def test_what_is_aside_is_changed_under_the_members_hands_and_only_from_what_is_known() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    one.save(A0, 1, 7, "[[3,1,null]]")
+    one.save(["a", 1], 1, 5, "[[2,1,null]]")
+    client = made.connect()
+
+    def change(known: str | None, wanted: str | None) -> Any:
+        rows = json.dumps([["a", 0, known, wanted]]).encode()
+        return json.loads(client.ask("group", "aside", GROUP, body=rows).body)["refused"]
+
+    assert change("[[3,2,null]]", None) == [["a", 0, "[[3,1,null]]"]]  # it has changed since
+    assert one.beat().generation("a", 0) == 1
+    assert change("[[3,1,null]]", None) == []
+    assert one.save(A0, 1, 8, "[[3,1,null]]")[0][:2] == ["a", 0]  # what it knows is of before
+    row = next(row for row in one.beat().view["assigned"] if row[:2] == A0)
+    assert (row[2] > 1, row[3:]) == (True, [7, None])
+    assert one.generation("a", 1) == 1  # the other partition goes on
+    assert one.save(A0, row[2], 8) == []
+    one.ask("leave", [], member="one")
+    assert change(None, "[[3,0,null]]") == []
+    again = restarted(made)
+    assert Consumer(again, "two").join().view["assigned"][0][3:] == [8, "[[3,0,null]]"]
+
+
 def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
     made = node()
     one = Consumer(made, "one").join()
@@ -269,7 +294,7 @@ def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
     client.ask("topic", "create", "b")
     pass_time(made, 0.1)
     again = restarted(made)
-    assert Consumer(again, "one").join().view["assigned"][-1][:4] == ["b", 0, 1, None]
+    assert Consumer(again, "one").join().view["assigned"][-1][:4] == ["b", 0, 3, None]
 
 
 def test_members_agree_on_a_strategy() -> None:
@@ -290,6 +315,8 @@ def test_members_agree_on_a_strategy() -> None:
         ("join", {"member": "m", "topics": "a"}, b'[["a", 0, "1"]]'), ("save", {"member": "m"}, b'[["a", 0, 1]]'),
         ("save", {"member": "m"}, b'[["a", 0, 1, -1, null]]'), ("save", {"member": "m"}, b'[["a", 0, 1, 1, 5]]'),
         ("save", {"member": "m"}, b'[["a", true, 1, 1, null]]'), ("reset", {}, b'[["a", 0, -1]]'),
+        ("aside", {}, b'[["a", 0, null]]'), ("aside", {}, b'[["a", 0, null, 5]]'),
+        ("aside", {}, b'[["a", 0, null, null]]'),
     ],
 )  # fmt: skip
 def test_malformed_requests_are_refused(action: str, words: dict[str, Any], body: bytes) -> None:
@@ -339,3 +366,26 @@ def test_partitions_that_nobody_has_read_are_described_with_their_lag() -> None:
     assert [(row["topic"], row["partition"], row["offset"], row["lag"]) for row in rows] == [
         ("a", 0, 0, 0), ("a", 1, None, 2),
     ]  # fmt: skip
+
+
+def test_a_topic_made_anew_is_another_one_and_its_generations_go_on() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    one.save(A0, 1, 7)
+    operator = made.connect()
+    assert operator.ask("topic", "delete", "a").code == 200
+    assert operator.ask("topic", "create", "a", extensions={"partitions": 2}).code == 200
+    one.beat()  # nothing was heard in between
+    assert one.view["assigned"] == [["a", 0, 2, None, None], ["a", 1, 2, None, None], ["b", 0, 1, None, None]]
+    assert one.save(A0, 1, 8) == [["a", 0, 2]]
+
+
+def test_a_topic_made_anew_while_the_broker_was_restarted_is_not_claimed() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    held = [row[:3] for row in one.view["assigned"]]
+    operator = made.connect()
+    operator.ask("topic", "delete", "a")
+    operator.ask("topic", "create", "a", extensions={"partitions": 2})
+    again = Consumer(restarted(made), "one").join(*held)
+    assert again.view["assigned"] == [["a", 0, 2, None, None], ["a", 1, 2, None, None], ["b", 0, 1, None, None]]
