@@ -119,7 +119,7 @@ class BrokerSettings:
         section="Journal",
     )  # fmt: skip
     inline_sync_ms: float = _decimal(
-        0.3, 0.0, 100.0, "The event loop syncs by itself only while recent syncs took less than this.",
+        1.0, 0.0, 100.0, "The event loop syncs by itself only while recent syncs took less than this.",
         section="Journal",
     )  # fmt: skip
 

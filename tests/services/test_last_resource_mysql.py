@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import MySQLdb
@@ -237,7 +238,7 @@ def test_a_transaction_costs_four_round_trips_and_six_where_statements_go_one_by
 
     for is_packed, trips in ((True, 4), (False, 6)):
         arguments = shop.server.connect_arguments() | {"db": shop.database, "multi_statements": is_packed}
-        resource = LastResource("shop", connect=lambda given=arguments: Noting(**given))
+        resource = LastResource("shop", connect=partial(Noting, **arguments))
         for _ in range(2):  # the first verifies its connection
             seen.clear()
             with shop.producer.transaction(resource) as tx:

@@ -40,7 +40,7 @@ from txmq.client.session import Session
 from txmq.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError, broker_error
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
-from txmq.protocol.commands import Word
+from txmq.protocol.commands import Stated, Word
 from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX, Stream
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Lock, Signal
@@ -189,11 +189,12 @@ class Link:
         opaque = b"%x" % next(self._numbers)
         self._start(pending, opaque, commands.request(verb, *arguments, extensions=extensions, opaque=opaque))
 
-    def commit(self, deadline: float, txid: str, numbers: Mapping[str, int], body: Sequence[Buffer]) -> Reply:
-        """Send ``commit``: ``request`` for the hot path of transactions."""
+    def transaction(self, deadline: float, head: str, stated: Stated, body: Sequence[Buffer] | None) -> Reply:
+        """``request`` for the hot path of transactions; see ``commands.transaction_line``."""
         opaque = b"%x" % next(self._numbers)
         reply = Reply(self, deadline, opaque)
-        self._start(reply, opaque, (commands.commit_line(txid, numbers, sum(map(len, body)), opaque), *body))
+        length = None if body is None else sum(map(len, body))
+        self._start(reply, opaque, (commands.transaction_line(head, stated, length, opaque), *(body or ())))
         if self._stuck:
             self.push(deadline)
         return reply

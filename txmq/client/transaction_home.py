@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from txmq.client.transaction_acks import TransactionAcks
 from txmq.client.transaction_parts import EncodedPart, MessageBuffer, Streamed
 from txmq.errors import (
     ConnectionLostError,
@@ -44,6 +45,7 @@ class TransactionHome:
         deadline: monotonic time.
         streamed: what was sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
+        acks: what is acknowledged together with the messages.
     """
 
     def __init__(self, client: Any, clock: Clock, timeout_s: float) -> None:
@@ -52,6 +54,7 @@ class TransactionHome:
         self.deadline = clock.monotonic() + timeout_s
         self.streamed = Streamed()
         self.may_have_arrived = False
+        self.acks: TransactionAcks | None = None
         self._session: Any = None
         self._counter = 0
         self._txid = ""
@@ -173,7 +176,7 @@ class TransactionHome:
 
     def fits_one_request(self, parts: Sequence[EncodedPart], beside_bytes: int = 0) -> bool:
         """Whether the parts can go with the decision, and with ``beside_bytes`` of something else."""
-        size = beside_bytes
+        size = beside_bytes + (len(self.acks.stated()) if self.acks is not None else 0)
         for part in parts:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
@@ -184,8 +187,10 @@ class TransactionHome:
         Raises:
             TxmqError: nothing was sent.
         """
-        given: Extensions = {"resource": resource, "uuid": uuid, "deadline": self.deadline_ms}
-        return self.submit_prepare_as("last-resource", given, parts)
+        given: dict[str, str | int] = {"resource": resource, "uuid": uuid, "deadline": self.deadline_ms}
+        stated = given | self._floor() | self._stated()
+        head = f"prepare {self.txid} last-resource"
+        return self.client.control.submit_transaction(head, stated, self._body(parts), self._until(0.0))
 
     def submit_prepare_as(self, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> Any:
         """Send ``prepare`` of any kind, with the words of that kind; its answer is to be waited for.
@@ -194,8 +199,8 @@ class TransactionHome:
             TxmqError: nothing was sent.
         """
         return self.client.control.submit(
-            "prepare", self.txid, kind, extensions=given | self._floor() | self.streamed.extensions(),
-            body=_body(parts), timeout=max(self.remaining_s, 0.0),
+            "prepare", self.txid, kind, extensions=given | self._floor() | self._stated(),
+            body=self._body(parts), timeout=max(self.remaining_s, 0.0),
         )  # fmt: skip
 
     def commit_local(self, parts: Sequence[EncodedPart]) -> list[PartResult]:
@@ -206,13 +211,13 @@ class TransactionHome:
             TransactionTimeoutError: the deadline passed and nothing was ever sent.
             ConnectionLostError, RequestTimeoutError, UnavailableError: the deadline passed without an answer.
         """
-        body, stated = _body(parts), self.streamed.extensions()
+        body, stated = self._body(parts), self._stated()
         while True:
             if not self.may_have_arrived:
                 self.check_deadline()
-            is_sent = False
+            is_sent, head = False, f"commit {self.txid}"
             try:
-                reply = self.client.control.submit_commit(self.txid, self._floor() | stated, body, self.deadline)
+                reply = self.client.control.submit_transaction(head, self._floor() | stated, body, self.deadline)
                 is_sent = True
                 return parse_result_lines(reply.result())
             except _UNANSWERED:
@@ -223,7 +228,8 @@ class TransactionHome:
 
     def submit_commit(self, timeout_s: float) -> Any:
         """Send ``commit`` of what is prepared; its answer is to be waited for."""
-        return self.client.control.submit("commit", self.txid, extensions=self._floor(), body=(), timeout=timeout_s)
+        until = self._clock.monotonic() + timeout_s
+        return self.client.control.submit_transaction(f"commit {self.txid}", self._floor(), (), until)
 
     def submit_decide(self, parts: Sequence[EncodedPart], branches: Sequence[bytes], timeout_s: float) -> Any:
         """Send ``decide`` with every branch, as ``encode_branch`` made them; its answer is to be waited for.
@@ -231,15 +237,14 @@ class TransactionHome:
         Raises:
             TxmqError: nothing was sent.
         """
-        extensions: Extensions = {"branches": len(branches), **self._floor(), **self.streamed.extensions()}
-        body = [*branches, *_body(parts)]
-        return self.client.control.submit("decide", self.txid, extensions=extensions, body=body, timeout=timeout_s)
+        stated = {"branches": len(branches), **self._floor(), **self._stated()}
+        until, body = self._clock.monotonic() + timeout_s, [*branches, *self._body(parts)]
+        return self.client.control.submit_transaction(f"decide {self.txid}", stated, body, until)
 
     def submit_complete(self, uuid: str) -> Any:
         """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
-        return self.client.control.submit(
-            "complete", self.txid, extensions={"uuid": uuid}, timeout=max(self.remaining_s, ROLLBACK_TIMEOUT_S)
-        )
+        until = self._until(ROLLBACK_TIMEOUT_S)
+        return self.client.control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
 
     def rollback(self) -> None:
         """Roll back, also what has not arrived yet.
@@ -262,6 +267,18 @@ class TransactionHome:
     def _call(self, verb: str, *arguments: str | int, **named: Any) -> bytes:
         body: bytes = self.client.control.call(verb, *arguments, timeout=max(self.remaining_s, RETRY_S), **named)
         return body
+
+    def _until(self, seconds_min: float) -> float:
+        """The deadline; later where it is closer than that."""
+        return max(self.deadline, self._clock.monotonic() + seconds_min)
+
+    def _stated(self) -> Numbers:
+        """What was streamed, and what stands in front of the parts."""
+        streamed = self.streamed.extensions()
+        return streamed if self.acks is None else {"offsets": len(self.acks.stated()), **streamed}
+
+    def _body(self, parts: Sequence[EncodedPart]) -> list[Buffer]:
+        return _body(parts) if self.acks is None else [self.acks.stated(), *_body(parts)]
 
     def _floor(self) -> Numbers:
         floor = self._session.floor if self._session is not None else 0

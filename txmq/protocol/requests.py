@@ -91,6 +91,12 @@ _PLAIN_PREPARE = re.compile(
     rb"prepare ([!-<>-~]{1,200}+) ([!-<>-~]{1,200}+) resource=([!-~]{1,200}+) uuid=([0-9a-f]{32}) "
     rb"deadline=(0|[1-9][0-9]{0,19}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
+# And what an XA transaction asks: 2.2 us against 9, and 2.1 against 7.
+_PLAIN_DECIDE = re.compile(
+    rb"decide ([!-<>-~]{1,200}+) branches=([1-9][0-9]{0,9}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?"
+    rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
+).match  # fmt: skip
+_PLAIN_COMPLETE = re.compile(rb"complete ([!-<>-~]{1,200}+) uuid=([0-9a-f]{32}) ([0-9A-Za-z]{1,16}+)\r?\n").match
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)+").match
 _UNPRINTABLE = re.compile(rb"[^ -~]").search
 _PRINTABLE = re.compile(rb"[ -~]*").fullmatch
@@ -170,6 +176,9 @@ class RequestReader:
 
     def _next(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
         """Take the request, or the beginning of one, at ``position``; returns where to go on."""
+        behind = self._plain_xa(chunk, position, found)
+        if behind:
+            return behind
         line_end = chunk.find(b"\n", position, position + LINE_SIZE_BYTES_MAX)
         line = chunk[position:line_end].removesuffix(b"\r") if line_end >= 0 else b""
         if not line:
@@ -185,6 +194,24 @@ class RequestReader:
             self._violate(found, BadRequestError(str(error)), error.opaque)
             return len(chunk)
         return self._take_body(parsed, chunk, line_end + 1, found)
+
+    def _plain_xa(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
+        """Take a plain ``decide`` or ``complete`` that is whole; returns where it ends, 0 where there is none."""
+        match = _PLAIN_COMPLETE(chunk, position)
+        if match is not None:
+            found.append((b"complete", [match[1]], {b"uuid": match[2]}, None, match[3]))
+            return match.end()
+        match = _PLAIN_DECIDE(chunk, position)
+        if match is None:
+            return 0
+        txid, branches, floor, length, opaque = match.groups()
+        start = match.end()
+        end = start + int(length)
+        if end > len(chunk) or end - start > self._limit:
+            return 0
+        given = {b"branches": branches} if floor is None else {b"branches": branches, b"floor": floor}
+        found.append((b"decide", [txid], given, bytearray(chunk[start:end]), opaque))
+        return end
 
     def _keep_line(self, rest: bytes, found: list[Request | Violation]) -> None:
         """Keep a line that has no end yet, unless it can never become a request; tell what is wrong first in it."""

@@ -139,12 +139,13 @@ class FakeHome:
         """As ``Connection.repeat``, except that a planned loss is not tried again."""
         return self.call(verb, *arguments, timeout=timeout, **named)
 
-    def submit_commit(
-        self, txid: str, numbers: Mapping[str, int], body: Sequence[Buffer], deadline: float
+    def submit_transaction(
+        self, head: str, stated: Mapping[str, str | int], body: Sequence[Buffer] | None, deadline: float
     ) -> FakeReply:
-        """As ``Connection.submit_commit``."""
+        """As ``Connection.submit_transaction``."""
+        verb, *arguments = head.split(" ")
         timeout = max(deadline - self.clock.monotonic(), 0.0)
-        return self.submit("commit", txid, extensions=numbers, body=body, timeout=timeout)
+        return self.submit(verb, *arguments, extensions=dict(stated), body=body, timeout=timeout)
 
     def _failed(self, fault: Fault) -> FakeReply:
         if isinstance(fault.error, ConnectionLostError):

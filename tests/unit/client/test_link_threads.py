@@ -264,7 +264,7 @@ def test_requests_that_come_during_a_write_go_out_together_and_nobody_waits_for_
     stream.meanwhile = [
         lambda: replies.append(link.request(DEADLINE_S, "ping")),
         lambda: link.put(link.request(DEADLINE_S, "version"), b"t", 0, batch),
-        lambda: replies.append(link.commit(DEADLINE_S, "1-1-1-1", {"floor": 3}, (b"part", batch))),
+        lambda: replies.append(link.transaction(DEADLINE_S, "commit 1-1-1-1", {"floor": 3}, (b"part", batch))),
     ]
     link.request(DEADLINE_S, "ping")
     assert stream.writes == [
@@ -370,7 +370,7 @@ def test_a_large_body_is_not_copied_and_what_the_system_did_not_take_follows() -
     stream = Short()
     link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
     batch = bytearray(range(256)) * 400
-    reply = link.commit(0.0, "1-1-1-1", {}, (b"part", memoryview(batch)))
+    reply = link.transaction(0.0, "commit 1-1-1-1", {}, (b"part", memoryview(batch)))
     assert link.has_unsent
     for _ in range(2):
         link._write_stuck()

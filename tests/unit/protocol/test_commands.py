@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.errors import LocalProtocolError
-from txmq.protocol.commands import Buffer, Word, commit_line, put_line, request
+from txmq.protocol.commands import Buffer, Word, put_line, request, transaction_line
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.xid import TxId
 
@@ -153,7 +153,17 @@ def test_the_line_of_a_put_is_the_one_of_a_request() -> None:
 @given(
     st.integers(1, 2**64 - 1), st.dictionaries(st.sampled_from(["floor", "parts", "bytes", "crc"]), st.integers(0, 9))
 )
-def test_the_unchecked_commit_is_the_checked_one(counter: int, numbers: dict[str, int]) -> None:
+def test_the_unchecked_lines_of_transactions_are_the_checked_ones(counter: int, numbers: dict[str, int]) -> None:
     txid = str(TxId(2**64 - 1, 0, 2**48 - 1, counter))
-    (line,) = request("commit", txid, extensions=numbers, body=(), opaque=b"z1")
-    assert commit_line(txid, numbers, 0, b"z1") == line
+    prepared: dict[str, str | int] = {"resource": "orders-db", "uuid": "0f" * 16, "deadline": 1_700_000_000_000}
+    asked: list[tuple[str, tuple[str, ...], Mapping[str, str | int], bytes | None]] = [
+        ("commit", (), numbers, b""),
+        ("prepare", ("last-resource",), prepared | numbers, b"part"),
+        ("decide", (), {"branches": 2} | numbers, b"branches"),
+        ("complete", (), {"uuid": "0f" * 16}, None),
+    ]
+    for verb, arguments, stated, body in asked:
+        buffers = None if body is None else [body]
+        line, *_ = request(verb, txid, *arguments, extensions=stated, body=buffers, opaque=b"z1")
+        head = " ".join((verb, txid, *arguments))
+        assert transaction_line(head, stated, None if body is None else len(body), b"z1") == line

@@ -194,18 +194,28 @@ PLAIN_PREPARE = (
 )
 
 
+PLAIN_DECIDE = b"decide 0123456789abcdef-fedcba9876543210-1-1 branches=2 %b4 A1\r\nbody"
+PLAIN_COMPLETE = b"complete 0123456789abcdef-fedcba9876543210-1-1 uuid=00112233445566778899aabbccddeeff A1\r\n"
+
+
 @pytest.mark.parametrize("floor", [b"", b"floor=0 ", b"floor=18446744073709551616 "])
-def test_the_short_way_of_a_prepare_gives_what_the_table_gives(floor: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = PLAIN_PREPARE % floor
+@pytest.mark.parametrize("plain", [PLAIN_PREPARE, PLAIN_DECIDE, PLAIN_COMPLETE])
+def test_the_short_way_of_a_request_gives_what_the_table_gives(
+    plain: bytes, floor: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = plain % floor if b"%b" in plain else plain
     by_the_table = _read(_one_by_one(stream))  # a line without its body goes through the table
     monkeypatch.setattr(requests, "parse_line", None)  # which is not asked for a whole one
     assert _read([stream * 2]) == (by_the_table[0] * 2, True)
 
 
-@settings(max_examples=200, deadline=None)
-@given(at=st.integers(0, 160), byte=st.sampled_from(list(b" =-A0\r\n\x7f")), is_cut=st.booleans())
-def test_a_prepare_that_is_not_plain_is_read_or_refused_as_ever(at: int, byte: int, is_cut: bool) -> None:
-    stream = bytearray(PLAIN_PREPARE % b"floor=7 ")
+@settings(max_examples=300, deadline=None)
+@given(
+    plain=st.sampled_from([PLAIN_PREPARE % b"floor=7 ", PLAIN_DECIDE % b"floor=7 ", PLAIN_COMPLETE]),
+    at=st.integers(0, 160), byte=st.sampled_from(list(b" =-A0\r\n\x7f")), is_cut=st.booleans(),
+)  # fmt: skip
+def test_what_is_not_plain_is_read_or_refused_as_ever(plain: bytes, at: int, byte: int, is_cut: bool) -> None:
+    stream = bytearray(plain)
     at %= len(stream)
     stream[at : at + is_cut] = bytes([byte])
     assert _read([bytes(stream)]) == _read(_one_by_one(bytes(stream)))
