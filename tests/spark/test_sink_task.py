@@ -1,0 +1,151 @@
+"""A task of a sink against a real broker, without Spark: what is prepared, what is left, what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import txmq
+from txmq.client.client import Client, parse_bootstrap
+from txmq.client.queries import Attempt
+from txmq.errors import FencedError, TransactionConflictError, UnavailableError, UnknownTopicError
+from txmq.spark import sink_task
+from txmq.spark.sink_options import SinkOptions
+from txmq.spark.sink_task import Written
+from txmq.testing.broker_process import BrokerProcess
+
+
+def options(broker: BrokerProcess, topic: str = "out", timeout_s: float = 60.0) -> SinkOptions:
+    """Of a sink to one topic."""
+    return SinkOptions(broker.address, topic, None, timeout_s, None, None)
+
+
+def rows(*values: bytes) -> Any:
+    """One Arrow batch."""
+    return pa.record_batch([pa.array(values, pa.binary())], names=["value"])
+
+
+def attempt(client: txmq.Client, query: str, *, batch: int = 0, task: int = 0, number: int = 0) -> Attempt:
+    """An attempt of this client's epoch, whose query is open."""
+    epoch = client.queries.new_epoch()
+    client.queries.open(query, epoch)
+    return Attempt(query, epoch, batch, task, number)
+
+
+def values(client: txmq.Client, topic: str) -> list[bytes | None]:
+    """Everything readers see."""
+    return [message.value for message in client.browse(topic)]
+
+
+@pytest.fixture
+def topic(client: txmq.Client, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    name = request.node.name[:60]
+    client.topics.create(name, partitions=1)
+    return str(name)
+
+
+def decide(client: txmq.Client, *winners: Written) -> bool:
+    """The driver's commit."""
+    at = winners[0].attempt
+    return client.queries.commit(at.query, at.epoch, at.batch, [txid for one in winners for txid in one.txids])
+
+
+def test_winners_of_a_batch_are_seen_once_and_losers_never(
+    broker: BrokerProcess, client: txmq.Client, topic: str
+) -> None:
+    told = options(broker, topic)
+    first = sink_task.write(client, told, attempt(client, topic), iter([rows(b"a", b"b")]))
+    loser = sink_task.write(client, told, attempt(client, topic, task=1), iter([rows(b"c")]))
+    winner = sink_task.write(client, told, attempt(client, topic, task=1, number=1), iter([rows(b"c")]))
+    assert (values(client, topic), first.rows, len(client.transactions.list())) == ([], 2, 3)
+    assert decide(client, first, winner) is True
+    assert decide(client, first, winner) is False
+    assert values(client, topic) == [b"a", b"b", b"c"]
+    assert [client.outcome(txid) for txid in loser.txids] == [txmq.Outcome.ROLLED_BACK]
+    assert client.transactions.list() == []
+    with pytest.raises(TransactionConflictError):
+        sink_task.write(client, told, attempt(client, topic, task=2), iter([rows(b"late")]))
+    client.queries.delete(topic)
+
+
+def test_a_broker_that_dies_within_a_task_costs_nothing(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address, timeout=60.0) as client:
+        client.topics.create("out", partitions=2)
+
+        def dying() -> Iterator[Any]:
+            for number in range(6):
+                yield rows(*[b"%d-%d-" % (number, n) + bytes(1500) for n in range(1500)])  # half a chunk
+                if number in (2, 4):
+                    broker.kill()
+                    broker.start()
+
+        written = sink_task.write(client, options(broker), attempt(client, "q"), dying())
+        assert (written.rows, len(written.txids) > 2) == (9000, True)
+        broker.kill()
+        broker.start()
+        assert values(client, "out") == []
+        assert decide(client, written) is True
+        seen = values(client, "out")
+        assert (len(seen), len(set(seen))) == (9000, 9000)
+
+
+def test_a_task_that_fails_rolls_back_what_it_has_prepared(
+    broker: BrokerProcess, client: txmq.Client, topic: str
+) -> None:
+    def failing() -> Iterator[Any]:
+        yield rows(*[bytes(3000)] * 1500)
+        yield rows(*[bytes(3000)] * 1500)
+        assert len(client.transactions.list()) > 0
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sink_task.write(client, options(broker, topic), attempt(client, topic), failing())
+    assert client.transactions.list() == []
+    with pytest.raises(UnknownTopicError):
+        sink_task.write(client, options(broker, "nosuch"), attempt(client, topic), iter([rows(b"x")]))
+
+
+def test_a_later_life_of_the_driver_fences_the_former_ones_tasks(
+    broker: BrokerProcess, client: txmq.Client, topic: str
+) -> None:
+    told = options(broker, topic)
+    before = attempt(client, topic)
+    left = sink_task.write(client, told, before, iter([rows(b"left")]))
+    with txmq.connect(broker.address) as other:
+        after = attempt(other, topic)
+        assert after.epoch > before.epoch
+        assert client.transactions.list() == []
+        for late in (
+            lambda: sink_task.write(client, told, before, iter([rows(b"zombie")])),
+            lambda: decide(client, left),
+        ):
+            with pytest.raises(FencedError):
+                late()
+        assert decide(other, sink_task.write(other, told, after, iter([rows(b"once")]))) is True
+    assert values(client, topic) == [b"once"]
+
+
+def test_a_broker_that_stays_away_or_is_full_is_told_and_nothing_hangs(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", settings={"prepared_bytes_max": 2 << 20}) as broker:
+        client = Client(parse_bootstrap(broker.address), timeout=2.0)
+        client.topics.create("out")
+        at = attempt(client, "q")
+        with pytest.raises(UnavailableError, match=r"did not take a part of task 0 within 2 s: .*prepared_bytes_max"):
+            sink_task.write(client, options(broker, timeout_s=2.0), at, iter([rows(*[bytes(1000)] * 3000)]))
+        broker.kill()
+        with pytest.raises(txmq.ConnectionLostError):
+            sink_task.write(client, options(broker, timeout_s=0.5), at, iter([rows(b"x")]))
+
+        def goes_away() -> Iterator[Any]:
+            broker.start()
+            yield rows(b"x")
+            broker.kill()
+
+        with pytest.raises(UnavailableError, match=r"within 0\.5 s: cannot connect"):
+            sink_task.write(client, options(broker, timeout_s=0.5), at, goes_away())
+        client.close()
