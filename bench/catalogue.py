@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bench.model import Row
-from bench.rows import backlog, brokers, client, last_resource, peers, process, put, transactions, xa
+from bench.rows import backlog, brokers, client, last_resource, peers, process, put, spark, transactions, xa
 
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *client.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
-    *process.ROWS, *backlog.ROWS, *peers.ROWS, *brokers.ROWS,
+    *process.ROWS, *backlog.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip
