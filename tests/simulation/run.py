@@ -31,6 +31,7 @@ from .application import Application, Program, ResolverProgram, watched_prove
 from .bank import Bank
 from .broker import Broker
 from .client import RETAINED, Client, Process, Steps
+from .consumers import OWN, ConsumerProgram, Dealt, check_dealt
 from .damage import Rest
 from .database import Database
 from .drivers import SINK, Driver, Written, check_batches
@@ -64,6 +65,7 @@ class Told(NamedTuple):
 
     consumption: Consumption
     written: Written
+    dealt: Dealt
 
 
 class Operator(Process):
@@ -156,7 +158,7 @@ def _simulate(world: World) -> None:
         logging.configure("info", _Log(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors):
-                told = Told(Consumption(), Written())
+                told = Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
                 _live(shared, threads, told)
                 _check(shared, told)
         finally:
@@ -195,14 +197,15 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
         Member(shared, told.consumption, f"m{n}{group}", group)
         for group in GROUPS for n in range(world.rng.randint(0, 3))
     ]  # fmt: skip
-    _plan_faults(world, broker, clients, [*applications, *settlers])
+    consumers = [ConsumerProgram(shared, threads, f"k{n}_", told.dealt) for n in range(world.rng.randint(0, 2))]
+    _plan_faults(world, broker, clients, [*applications, *settlers, *consumers])
     drivers = [Driver(shared, told.written, "d0")] if world.rng.random() < 0.5 else []
     _plan_drivers(shared, told.written, drivers)
     if members and world.rng.random() < 0.5:
         world.after(world.rng.uniform(0, SECONDS), members[0].die)
     world.run(SECONDS)
     _heal(world, shared, operator)
-    finite: list[Client | Application] = [*clients, *members, *drivers, *applications]
+    finite: list[Client | Program] = [*clients, *members, *drivers, *applications, *consumers]
     world.run(60.0, until=lambda: all(one.is_over for one in finite))
     for one in finite:
         if not one.is_over:
@@ -277,6 +280,7 @@ def _check(shared: Shared, told: Told) -> None:
     _check_all(shared, node, visible)
     check_groups(shared, told.consumption, visible)
     check_batches(shared, told.written, visible)
+    check_dealt(shared, told.dealt)
     before = node.state
     before.started(0)
     again = node
@@ -312,6 +316,8 @@ def _visible(node: Node, history: History) -> Visible:
     known = {v for put in history.puts for v in put.values}
     known |= {v for t in history.transactions.values() for _, values in t.parts for v in values}
     for partition in node.state.all_partitions():
+        if partition.topic.startswith(OWN):
+            continue
         messages = node.messages(partition)
         if len(messages) != partition.high_watermark - partition.log_start:
             raise Violation(f"P2: a hole in {partition.topic}-{partition.number}")

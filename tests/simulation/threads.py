@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -254,6 +255,65 @@ class SimLock:
         self.release()
 
 
+class SimCondition:
+    """In place of ``threading.Condition`` with its lock, which its holder may take again."""
+
+    def __init__(self) -> None:
+        self._lock = SimLock()
+        self._holder: Task | None = None
+        self._depth = 0
+        self._waiters: list[SimSignal] = []
+
+    def acquire(self) -> bool:
+        """See ``threading.Condition``."""
+        task = required_task()
+        if self._holder is not task:
+            self._lock.acquire()
+            self._holder = task
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        """See ``threading.Condition``."""
+        self._depth -= 1
+        if not self._depth:
+            self._holder = None
+            self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See ``threading.Condition``."""
+        task, depth, signal = self._holder, self._depth, SimSignal()
+        if task is not required_task():
+            raise RuntimeError("cannot wait on un-acquired lock")
+        self._waiters.append(signal)
+        self._holder, self._depth = None, 0
+        self._lock.release()
+        try:
+            return signal.wait(1e9 if timeout is None else timeout)
+        finally:
+            if signal in self._waiters:
+                self._waiters.remove(signal)
+            if task.host.is_alive:
+                self._lock.acquire()
+            self._holder, self._depth = task, depth
+
+    def notify(self, n: int = 1) -> None:
+        """See ``threading.Condition``."""
+        woken, self._waiters = self._waiters[:n], self._waiters[n:]
+        for signal in woken:
+            signal.set()
+
+    def notify_all(self) -> None:
+        """See ``threading.Condition``."""
+        self.notify(len(self._waiters))
+
+
 class SimSignal:
     """In place of ``txmq.runtime.threads.Signal``."""
 
@@ -279,6 +339,18 @@ class SimSignal:
         return found
 
 
+class SimFuture(Future[Any]):
+    """In place of ``concurrent.futures.Future``."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """See ``Future``."""
+        if not self.done():
+            signal = SimSignal()
+            self.add_done_callback(lambda _: signal.set())
+            signal.wait(1e9 if timeout is None else timeout)
+        return super().result(0)
+
+
 def _start_daemon(name: str, run: Callable[[], None]) -> None:
     required_task().host.start(name, run)
 
@@ -293,8 +365,8 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     """Simulated doors in every module of the client; ``replaced`` has more of them: the real one and its stand-in."""
     global _threads
     doors = {
-        threads.Lock: SimLock, threads.Signal: SimSignal, threads.start_daemon: _start_daemon,
-        owner.current_owner: _current_owner,
+        threads.Lock: SimLock, threads.Signal: SimSignal, threads.Condition: SimCondition,
+        threads.Future: SimFuture, threads.start_daemon: _start_daemon, owner.current_owner: _current_owner,
     } | replaced  # fmt: skip
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):
