@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
     from pyspark.sql.types import StructType
 
 
@@ -53,3 +58,15 @@ class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look in
         from txmq.spark.source_stream import StreamReader
 
         return StreamReader(parse(self.options, is_stream=True), names_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """``df.write``."""
+        from txmq.spark.sink import make_writer
+
+        return make_writer(dict(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """``df.writeStream``."""
+        from txmq.spark.sink import make_stream_writer
+
+        return make_stream_writer(dict(self.options), schema, overwrite=overwrite)
