@@ -125,9 +125,8 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
         place = "t", SELECTOR.partition_of(b"k", 4)
-        lane = producer._lane(place)
-        assert lane._identity is not None
-        identity = lane._identity
+        identity = producer._sender.core.identity
+        assert identity is not None
     pin = Pin(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
     content = bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
@@ -247,7 +246,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(client: txmq.Client, t
 class _Child:
     """A process that sends until it is killed."""
 
-    def __init__(self, broker: BrokerProcess, spool: Path, life: int) -> None:
+    def __init__(self, broker: BrokerProcess, spool: Path, life: int, kind: str) -> None:
         command = [
             sys.executable,
             "-m",
@@ -256,6 +255,7 @@ class _Child:
             str(spool),
             str(life),
             str(KEYS),
+            kind,
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.lines: list[str] = []
@@ -286,13 +286,14 @@ class _Child:
         return [(int(line.split()[1]), line.split()[0]) for line in self.lines if line.endswith("\n")]
 
 
+@pytest.mark.parametrize("kind", ["ordered", "plain"])
 def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
-    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path, kind: str
 ) -> None:
     told: dict[int, list[str]] = defaultdict(list)
     spooled = 0
     for life in range(LIVES):
-        child = _Child(broker, tmp_path / "spool", life)
+        child = _Child(broker, tmp_path / "spool", life, kind)
         child.wait_for(20)
         broker.kill()
         child.wait_for(20)

@@ -24,6 +24,7 @@ from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
 from txmq.client.queries import Queries
 from txmq.client.resolver import resolver_of, stop_resolver
+from txmq.client.retrying_producer import RetryingProducer
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
 from txmq.client.session import Session
@@ -159,6 +160,7 @@ class Client:
         self, *, partition_selector: PartitionSelector | None = None, linger_ms: float = 0,
         batch_size_bytes: int = 256 << 10, buffer_size_bytes: int = 64 << 20, max_in_flight: int = 8,
         compression: str | None = None, timeout: float = 5.0, group: str | None = None, checker: Checker | None = None,
+        retry_store: str | None = None,
     ) -> Producer:  # fmt: skip
         """Make a producer; many may exist.
 
@@ -174,14 +176,22 @@ class Client:
             checker: what became of the work a half message stands for. Called in a thread of this client, also for
                 halves of other members, until the client is closed; the newest one of a group counts. It answers
                 ROLLBACK only where the work is not done and never will be, and UNKNOWN where it cannot tell.
+            retry_store: a directory on local disk, of this producer alone; made if it is absent. What cannot be sent
+                is kept there (SPOOLED) and sent in the background, by this producer or the next that opens it.
 
         Raises:
             ConfigError: an argument out of range.
+            DirectoryInUseError, StorageError: the retry store is another's, or cannot be opened.
         """
         settings = ProducerSettings(linger_ms, batch_size_bytes, buffer_size_bytes, max_in_flight, compression, timeout)
         _check(settings)
         self._refuse_closed()
-        return Producer(self, partition_selector, settings, self._check_backs(group, checker))
+        checks = self._check_backs(group, checker)
+        if retry_store is None:
+            return Producer(self, partition_selector, settings, checks)
+        if linger_ms:
+            raise ConfigError(f"linger_ms = {linger_ms}: with a retry_store nothing lingers in memory")
+        return RetryingProducer(self, partition_selector, settings, checks, retry_store)
 
     def _check_backs(self, group: str | None, checker: Checker | None) -> CheckBacks | None:
         if group is None and checker is None:

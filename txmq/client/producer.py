@@ -17,9 +17,10 @@ from txmq.client.admin import Topics
 from txmq.client.bulk import Pair, SendResults, Slice
 from txmq.client.foreign import ForeignBranch
 from txmq.client.half import Desk, Half
-from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers
+from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers, Record
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.sender import Sender
+from txmq.client.spool import Entry
 from txmq.client.transaction import TIMEOUT_S_MAX, Transaction, current_transaction
 from txmq.client.xa_resource import associated_branch
 from txmq.errors import ClosedError, ConfigError, LocalProtocolError, TooLargeError, TransactionStateError, TxmqError
@@ -106,7 +107,7 @@ class Producer:
             timeout: seconds; the producer's by default. Retries stay within it.
 
         Returns:
-            Where it is: ACKNOWLEDGED with its offset, or PENDING in a transaction.
+            Where it is: ACKNOWLEDGED with its offset, PENDING in a transaction, or SPOOLED (``retry_store``).
 
         Raises:
             UnknownTopicError, TopicClosedError, TooLargeError, DiskFullError, ...: nothing was stored.
@@ -122,7 +123,7 @@ class Producer:
         transaction = self._joined()
         if transaction is not None:
             return transaction.add(topic, where, *record)
-        return self._open_sender().send(topic, where, record, self._deadline(timeout))
+        return self._send_alone(topic, where, record, self._deadline(timeout))
 
     def send_async(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
@@ -140,7 +141,7 @@ class Producer:
             future: Future[SendResult] = Future()
             future.set_result(transaction.add(topic, where, *record))
             return future
-        return self._open_sender().send_async(topic, where, record, self._deadline(timeout))
+        return self._send_alone_async(topic, where, record, self._deadline(timeout))
 
     def send_many(self, topic: str, messages: Sequence[Pair], *, timeout: float | None = None) -> Sequence[SendResult]:
         """Send (key, value) pairs, pipelined, and wait until all are acknowledged; inside a block they join.
@@ -159,6 +160,17 @@ class Producer:
         transaction = self._joined()
         if transaction is not None:
             return [self.send(topic, value, key) for key, value in pairs]
+        return self._send_pairs(topic, pairs, timeout)
+
+    # --- outside of transactions: ``RetryingProducer`` has its own ---------------------------------------------------
+
+    def _send_alone(self, topic: str, partition: int, record: Record, deadline: float) -> SendResult:
+        return self._open_sender().send(topic, partition, record, deadline)
+
+    def _send_alone_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
+        return self._open_sender().send_async(topic, partition, record, deadline)
+
+    def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
         sender = self._open_sender()
         slices: list[Slice] = []
         try:
@@ -184,11 +196,20 @@ class Producer:
         return assigned
 
     def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int) -> array[int]:
-        partitions = self._home.topics.known(topic).config.partitions
+        partitions = self._partitions_of(topic)
         if self._key_hash is not None:
             return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
         chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
         return bulk.assigned(chosen)
+
+    @property
+    def spooled(self) -> int:
+        """How many messages wait on local disk; without ``retry_store`` none ever do."""
+        return 0
+
+    def parked(self) -> Sequence[Entry]:
+        """Messages on local disk that the broker refuses for good, each with its reason."""
+        return ()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged or failed (futures hold the failures).
@@ -273,6 +294,9 @@ class Producer:
             raise ClosedError("the producer is closed")
         return checked_headers((key, value, headers, tag), self._batch_size_bytes_max(self._sender))
 
+    def _partitions_of(self, topic: str) -> int:
+        return self._home.topics.known(topic).config.partitions
+
     def _batch_size_bytes_max(self, sender: Sender | None) -> int:
         session = None if sender is None else sender.connection.session
         return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
@@ -280,7 +304,7 @@ class Producer:
     def _partition_for(
         self, topic: str, record: tuple[bytes | None, bytes, Headers, int], tag: str | None, partition: int | None
     ) -> int:
-        partitions = self._home.topics.known(topic).config.partitions
+        partitions = self._partitions_of(topic)
         if partition is not None:
             if not isinstance(partition, int) or not 0 <= partition < partitions:
                 partitions = self._home.topics.refresh(topic).config.partitions  # it may have grown

@@ -1,0 +1,194 @@
+"""A plain producer with a retry store against a real broker; kills of both sides are in ``test_ordered_producer``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.services.consuming import until
+from txmq.testing.broker_process import BrokerProcess
+
+ACKNOWLEDGED, SPOOLED, PENDING = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED, txmq.SendStatus.PENDING
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One for all."""
+    with BrokerProcess(tmp_path_factory.mktemp("retrying") / "broker") as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of the broker, which has the topic ``t``, empty."""
+    with txmq.connect(broker.address) as made:
+        made.topics.create("t", partitions=PARTITIONS)
+        yield made
+        if not broker.is_running:
+            broker.start()
+        made.topics.delete("t")
+
+
+@pytest.fixture
+def producer(client: txmq.Client, tmp_path: Path) -> Iterator[txmq.Producer]:
+    """With a store."""
+    with client.producer(retry_store=str(tmp_path / "store"), timeout=1.0) as made:
+        yield made
+
+
+def arrived(client: txmq.Client) -> dict[int, list[bytes | None]]:
+    """Values by partition."""
+    found: dict[int, list[bytes | None]] = {number: [] for number in range(PARTITIONS)}
+    for message in client.browse("t"):
+        found[message.partition].append(message.value)
+    return found
+
+
+def test_while_the_broker_is_there_it_is_a_producer_like_any(client: txmq.Client, producer: txmq.Producer) -> None:
+    plain = client.producer()
+    assert plain.send("t", b"0", b"k").partition == producer.send("t", b"1", b"k").partition
+    assert {producer.send("t", b"any").partition for _ in range(PARTITIONS)} == set(range(PARTITIONS))
+    placed = producer.send("t", b"there", b"k", partition=3, headers={"h": b"1"}, tag="red", timeout=5.0)
+    assert (placed.partition, placed.status) == (3, ACKNOWLEDGED)
+    assert placed.offset is not None
+    (message,) = client.fetch("t", 3, placed.offset)
+    assert (message.value, message.key, message.headers["h"], message.tag) == (b"there", b"k", b"1", "red")
+    assert producer.send_async("t", b"later").result(30.0).status is ACKNOWLEDGED
+    results = producer.send_many("t", [(b"%d" % number, b"%d" % number) for number in range(20)])
+    for number, result in enumerate(results):
+        assert result.offset is not None
+        assert client.fetch("t", result.partition, result.offset)[0].value == b"%d" % number
+    assert (producer.spooled, list(producer.parked())) == (0, [])
+
+
+def test_what_cannot_be_sent_is_kept_and_sent_in_the_background_in_order(
+    broker: BrokerProcess, client: txmq.Client, producer: txmq.Producer
+) -> None:
+    sent = [producer.send("t", b"0", b"k")]
+    broker.kill()
+    sent += [producer.send("t", b"%d" % number, b"k") for number in range(1, 10)]
+    sent += [producer.send_async("t", b"10", b"k").result(0)]
+    sent += producer.send_many("t", [(b"k", b"%d" % number) for number in range(11, 20)])
+    assert [result.status for result in sent] == [ACKNOWLEDGED] + 19 * [SPOOLED]
+    assert {result.offset for result in sent[1:]} == {None}
+    assert producer.spooled == 19
+    with pytest.raises(txmq.RequestTimeoutError):
+        producer.flush(timeout=0.1)
+    broker.start()
+    until(lambda: producer.spooled == 0, "it is sent in the background")
+    sent.append(producer.send("t", b"20", b"k"))
+    assert (sent[-1].status, sent[-1].offset) == (ACKNOWLEDGED, 20)
+    assert arrived(client)[sent[0].partition] == [b"%d" % number for number in range(21)]
+
+
+def test_what_is_kept_survives_its_process_and_the_next_one_sends_it(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    program = (
+        "import os, sys, txmq\n"
+        "client = txmq.connect(sys.argv[1], lazy=True)\n"
+        "producer = client.producer(retry_store=sys.argv[2])\n"
+        "for number in range(5):\n"
+        "    assert producer.send('t', b'%d' % number, b'k').status is txmq.SendStatus.SPOOLED\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    store = str(tmp_path / "store")
+    with client.producer(retry_store=store) as first:
+        place = first.send("t", b"first", b"k").partition
+    broker.kill()
+    done = subprocess.run([sys.executable, "-c", program, broker.address, store], check=False, timeout=60)
+    assert done.returncode == -9
+    broker.start()
+    with client.producer(retry_store=store) as following:
+        assert following.send("t", b"5", b"k").is_success
+        following.flush(timeout=60.0)
+    assert arrived(client)[place] == [b"first", *(b"%d" % number for number in range(6))]
+
+
+def test_inside_a_transaction_it_joins_and_a_failure_is_told(
+    broker: BrokerProcess, client: txmq.Client, producer: txmq.Producer
+) -> None:
+    with producer.transaction() as tx:
+        assert producer.send("t", b"in", b"k").status is PENDING
+        assert [result.status for result in producer.send_many("t", [(b"k", b"too")])] == [PENDING]
+    assert tx.outcome is txmq.Outcome.COMMITTED
+
+    def without_a_broker() -> None:
+        with producer.transaction(timeout=1.0):
+            producer.send("t", b"lost", b"k")
+            broker.kill()
+
+    with pytest.raises(txmq.TransactionError):
+        without_a_broker()
+    assert producer.spooled == 0
+    assert producer.send("t", b"kept", b"k").status is SPOOLED
+    broker.start()
+    producer.flush(timeout=60.0)
+    assert [value for values in arrived(client).values() for value in values] == [b"in", b"too", b"kept"]
+
+
+def test_what_is_refused_for_good_is_told_and_not_kept(client: txmq.Client, producer: txmq.Producer) -> None:
+    with pytest.raises(txmq.TooLargeError):
+        producer.send("t", bytes(20 << 20))
+    with pytest.raises(txmq.UnknownTopicError):
+        producer.send("absent", b"x")
+    with pytest.raises(txmq.LocalProtocolError):
+        producer.send("t", b"x", partition=PARTITIONS)
+    with pytest.raises(TypeError):
+        producer.send_many("t", [(None, "text")])  # type: ignore[list-item]
+    with pytest.raises(txmq.UnknownTopicError):
+        producer.send_many("absent", [(None, b"x")])
+    assert (producer.spooled, list(client.browse("t"))) == (0, [])
+
+
+def test_a_failure_in_send_many_says_how_many_are_safe(client: txmq.Client, producer: txmq.Producer) -> None:
+    with pytest.raises(txmq.TooLargeError) as caught:
+        producer.send_many("t", [(b"k", b"small"), (b"k", bytes(20 << 20)), (b"k", b"small, too")])
+    assert "2 of 3" in caught.value.__notes__[0]
+    assert sorted(values for values in arrived(client).values() if values) == [[b"small", b"small, too"]]
+
+
+def test_a_closed_topic_is_waited_for(client: txmq.Client, producer: txmq.Producer) -> None:
+    client.topics.alter("t", accept_publish=False)
+    assert producer.send("t", b"0", b"k").status is SPOOLED
+    client.topics.alter("t", accept_publish=True)
+    producer.flush(timeout=60.0)
+    assert [value for values in arrived(client).values() for value in values] == [b"0"]
+
+
+def test_a_store_has_one_owner_and_nothing_lingers_in_memory(client: txmq.Client, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    with client.producer(retry_store=store) as producer:
+        with pytest.raises(txmq.DirectoryInUseError):
+            client.producer(retry_store=store)
+        with pytest.raises(txmq.ConfigError, match="linger_ms"):
+            client.producer(retry_store=str(tmp_path / "other"), linger_ms=5)
+    with pytest.raises(txmq.ClosedError):
+        producer.send("t", b"x")
+    with client.producer(retry_store=store) as again:
+        assert again.send("t", b"x").is_success
+
+
+def test_the_command_line_shows_what_is_kept_and_drains_it(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    with client.producer(retry_store=store) as producer:
+        producer.send("t", b"0", b"k")
+        broker.kill()
+        producer.send_many("t", [(b"k", b"1"), (b"k", b"2")])
+    command = [sys.executable, "-m", "txmq.cli.main", "spool"]
+    shown = subprocess.run([*command, "show", store, "--json"], capture_output=True, text=True, check=True, timeout=60)
+    assert [row["value"] for row in json.loads(shown.stdout)] == ["1", "2"]
+    broker.start()
+    drain = [*command, "drain", store, "--bootstrap", broker.address, "--json"]
+    drained = subprocess.run(drain, capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(drained.stdout) == {"sent": 2, "parked": 0}
+    assert [value for values in arrived(client).values() for value in values] == [b"0", b"1", b"2"]
