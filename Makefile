@@ -1,4 +1,5 @@
 # make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
+# make demo-audit  see the audit find what was damaged: installs Spark and Java where they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
 # make check     what to run before each commit (under a minute)
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings)
@@ -16,7 +17,7 @@ SEEDS ?= 500
 WORKERS ?= 2
 export PY
 
-.PHONY: demo test check bench crash simulate clean
+.PHONY: demo demo-audit test check bench crash simulate clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -34,6 +35,9 @@ export PY
 
 demo: .venv/.core
 	@$(BIN)/txmq demo
+
+demo-audit: .venv/.spark
+	@$(BIN)/txmq demo-audit
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -48,6 +48,8 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/retry_store.py": (frozenset({"sqlite3", "pathlib"}), "the retry store is an SQLite file: section 3"),
     "txmq/client/spool.py": (frozenset({"sqlite3", "pathlib"}), "the spool is an SQLite file: DESIGN.md section 3"),
+    "txmq/spark/audit_output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
+    "txmq/spark/audit_follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
     "txmq/spark/audit_tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/spark/path_source.py": (frozenset({"pathlib"}), "the directory that a user names, before it is opened"),

@@ -12,16 +12,20 @@ from typing import Annotated
 import typer
 
 from txmq.cli import (
+    audit,
     bench,
     broker,
     consume,
+    dead_letter,
     demo,
+    demo_audit,
     group,
     journal,
     log,
     output,
     produce,
     resolver,
+    retry,
     spool,
     stats,
     topic,
@@ -53,6 +57,8 @@ app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(retry.app, name="retry")
+app.add_typer(dead_letter.app, name="dead-letter")
 app.command("stats")(stats.stats)
 app.add_typer(tx.app, name="tx")
 app.command("resolver")(resolver.resolver)
@@ -60,7 +66,9 @@ app.add_typer(spool.app, name="spool")
 app.add_typer(journal.app, name="journal")
 app.add_typer(log.app, name="log")
 app.command("bench", help=bench.HELP)(bench.bench)
+app.command("audit")(audit.audit)
 app.command("demo")(demo.demo)
+app.command("demo-audit")(demo_audit.demo_audit)
 
 
 def _say_version(wanted: bool) -> None:

@@ -225,13 +225,18 @@ class _Findings:
         if broken := [(run.partition, run.bucket) for run in runs if not run.adds_up]:
             inside = audit_findings.holes_in(self.pairs, broken).limit(HOLES_MAX).collect()
             holes += [Hole(**row.asDict()) for row in inside]
-        if not holes:
-            return []
+        holes = [hole for hole in holes if self._is_inside(hole)]
         lines = [
             (Kind.GAP.value, None, self.spec.topic, hole.partition, hole.first, None, None, None, None, str(hole))
             for hole in sorted(holes)[:HOLES_MAX]
         ]
+        if not lines:
+            return []
         return [self.pairs.sparkSession.createDataFrame(lines, audit_findings.SCHEMA)]
+
+    def _is_inside(self, hole: Hole) -> bool:
+        """Whether it lies behind the offsets that were audited before."""
+        return self.window.offsets is None or hole.last >= self.window.offsets.get(hole.partition, 0)
 
     def _frame_of(self, doubts: Sequence[InDoubt]) -> DataFrame:
         lines = [(doubt.txid, doubt.detail, doubt.prepared_ms) for doubt in doubts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 BUCKETS_MAX = 1500  # of time: what the driver holds and a drawing shows
 MINUTE_S = 60
+SHORT_BUCKETS = 60
+_SHORT_S = (1, 2, 5, 10)
 _PERCENTILES = (0.5, 0.99)
 _ACCURACY = 10_000
 
@@ -88,8 +91,7 @@ def moments(pairs: DataFrame, span: Totals) -> tuple[int, list[Moment]]:
     """Seconds of a bucket (a minute, or more where the window is long), and the buckets in order."""
     if span.first_ms is None or span.last_ms is None:
         return MINUTE_S, []
-    minutes = -(-(span.last_ms - span.first_ms) // (BUCKETS_MAX * MINUTE_S * 1000)) or 1
-    bucket_ms = minutes * MINUTE_S * 1000
+    bucket_ms = bucket_seconds((span.last_ms - span.first_ms) / 1000) * 1000
 
     def bucket(column: str) -> Any:
         return (F.floor(F.unix_millis(column) / bucket_ms) * bucket_ms).cast("long").alias("at_ms")
@@ -116,6 +118,12 @@ def moments(pairs: DataFrame, span: Totals) -> tuple[int, list[Moment]]:
         for row in found.limit(2 * BUCKETS_MAX).collect()
     ]
     return bucket_ms // 1000, lines
+
+
+def bucket_seconds(span_s: float) -> int:
+    """A minute; less where the window is short, whole minutes more where there would be too many."""
+    short = next((seconds for seconds in _SHORT_S if span_s <= seconds * SHORT_BUCKETS), None)
+    return short or max(1, math.ceil(span_s / (BUCKETS_MAX * MINUTE_S))) * MINUTE_S
 
 
 def runs(pairs: DataFrame) -> list[Run]:

@@ -5,7 +5,7 @@
     jdbc:mysql://host/shop                   through Java: the driver's jar must be with Spark (--jars)
     parquet:orders/                          a dataset
 
-A password that is not in the URL is taken from ``password`` (the command passes TXMQ_DATABASE_PASSWORD).
+A password that is not in the URL is taken from ``password`` (the command passes AUDIT_DATABASE_PASSWORD).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _connect_arguments(url: str, password: str | None) -> tuple[str, dict[str, A
     if parts.scheme == "sqlite" and parts.path.startswith("/") and not parts.netloc:
         return "sqlite", {"database": unquote(parts.path[1:])}
     if parts.scheme not in ("mysql", "mariadb") or not parts.path.strip("/"):
-        raise ConfigError(f"database = {_without_password(url)!r}: {_EXPECTED}")
+        raise ConfigError(f"database = {without_password(url)!r}: {_EXPECTED}")
     given = {
         "host": parts.hostname or "127.0.0.1", "port": parts.port or _MYSQL_PORT, "db": unquote(parts.path.strip("/")),
         "user": unquote(parts.username or ""), "passwd": unquote(parts.password or "") or password or "",
@@ -152,7 +152,8 @@ def _connect_arguments(url: str, password: str | None) -> tuple[str, dict[str, A
     return "mysql", {name: value for name, value in given.items() if value} | extra
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
     parts = urlsplit(url)
     return url.replace(f":{parts.password}@", ":...@") if parts.password else url
 

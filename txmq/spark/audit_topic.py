@@ -28,6 +28,7 @@ from txmq.spark.audit_gaps import Ranges
 from txmq.spark.audit_match import Window
 from txmq.spark.audit_rows import Rows
 from txmq.spark.audit_spec import AuditSpec, Kind, Place
+from txmq.spark.datasource import TxmqDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -203,6 +204,7 @@ class TopicAudit:
 
     def messages(self, topic: str, ranges: Ranges) -> DataFrame:
         """These offsets, as the source reads them."""
+        self.spark.dataSource.register(TxmqDataSource)  # an editable installation is not found by its name
         reader = self.spark.read.format("txmq").option("bootstrap", self.bootstrap).option("topic", topic)
         for name, side in (("startingOffsets", 0), ("endingOffsets", 1)):
             reader = reader.option(name, json.dumps({topic: {str(p): span[side] for p, span in ranges.items()}}))

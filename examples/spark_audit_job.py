@@ -1,0 +1,65 @@
+"""The audit as a job for spark-submit: one topic against one table, on whatever cluster runs it.
+
+    spark-submit --master yarn examples/spark_audit_job.py --bootstrap txmq://broker:8123 --topic orders \
+        --database mysql://app@db/shop --table orders --match "id = json:$.id" --output audit-orders
+
+Ends with status 1 where something was found. The executors need txmq[spark], and txmq[mysql] for MySQL and MariaDB; the
+password comes from AUDIT_DATABASE_PASSWORD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import txmq
+from txmq.spark.audit_output import save
+from txmq.spark.audit_rows import open_rows, without_password
+from txmq.spark.audit_spec import AuditSpec, parse_row_time, parse_terms
+from txmq.spark.audit_summary import summary_of, verdict
+from txmq.spark.audit_topic import TopicAudit
+
+
+def options() -> argparse.Namespace:
+    """The words of ``txmq audit`` that a job needs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("--bootstrap", "--topic", "--database"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--match", action="append", required=True)
+    parser.add_argument("--compare", action="append", default=[])
+    for name in ("--table", "--order", "--row-time", "--row-txid", "--dataset"):
+        parser.add_argument(name)
+    parser.add_argument("--settle-ms", type=int, default=30_000)
+    parser.add_argument("--output", type=Path, default=Path("audit"))
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Audit, write what was found, and say it in a line."""
+    given = options()
+    spark = SparkSession.builder.appName(f"audit of {given.topic}").getOrCreate()
+    spec = AuditSpec(
+        given.topic,
+        parse_terms(given.match),
+        parse_terms(given.compare),
+        order=given.order,
+        row_time=None if given.row_time is None else parse_row_time(given.row_time),
+        row_txid=given.row_txid,
+        settle_ms=given.settle_ms,
+    )
+    with txmq.connect(given.bootstrap) as client:
+        rows = open_rows(spark, given.database, given.table, os.environ.get("AUDIT_DATABASE_PASSWORD"))
+        result = TopicAudit(spark, client, given.bootstrap, rows, spec, say=print).run()
+        facts = {"table": given.table, "database": without_password(given.database), "bootstrap": given.bootstrap}
+        print(verdict(save(result, summary_of(result, facts), given.output, given.dataset)))
+        is_clean = result.is_clean
+    spark.stop()
+    return 0 if is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
