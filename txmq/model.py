@@ -92,9 +92,13 @@ class Message:
             f"key={self.key!r}, value={len(self.value or b'')} bytes)"
         )
 
-    def ack(self, *, sync: bool = False) -> None:
-        """The message is dealt with; with ``sync`` that is saved when this returns. Of a consumer's messages only."""
-        self.consumer.ack(self, sync=sync)
+    def ack(self, connection: Any = None, *, sync: bool = False) -> None:
+        """The message is dealt with; with ``sync`` that is saved when this returns. Of a consumer's messages only.
+
+        Args:
+            connection: save that in the database transaction it is in; see ``Consumer.ack``.
+        """
+        self.consumer.ack(self, connection, sync=sync)
 
     def reject(self, reason: str = "rejected") -> None:
         """The message could not be dealt with: it is delivered again, or becomes a dead letter."""

@@ -15,7 +15,8 @@ Invariants:
 from __future__ import annotations
 
 from txmq.client.admin import Topics
-from txmq.client.member import RETRY_S, Assigned, MemberSettings, Partitions, Position
+from txmq.client.member import RETRY_S, Assigned, MemberSettings, Partitions
+from txmq.client.offset_store import Position
 from txmq.client.tracker import Slot
 from txmq.errors import ClosedError, TxmqError, UnknownTopicError
 from txmq.runtime.logging import get_logger
@@ -42,8 +43,12 @@ class Alone:
         self._wake.set()
         self._ended.wait(timeout)
 
-    def save(self, *, everything: bool = False) -> None:
+    def save(self, *, everything: bool = False) -> tuple[Slot, ...]:
         """Nothing: see the module's docstring."""
+        return ()
+
+    def wait_saved(self) -> None:
+        """Nothing is."""
 
     def save_start(self, start: Position) -> bool:
         """Nothing, and the partition is ours."""

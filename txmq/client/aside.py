@@ -73,6 +73,13 @@ def aside_text(tracker: Tracker) -> str | None:
     return text_of((at, waiting) for at, waiting in sorted(tracker.aside.items()) if at < tracker.position)
 
 
+def aside_text_with(tracker: Tracker, offset: int, owner: object) -> str | None:
+    """The same beside an offset that a transaction saves, without what that transaction acknowledges."""
+    dealt = {at for at, claim in tracker.claims.items() if claim.owner is owner}
+    rows = sorted(tracker.aside.items())
+    return text_of((at, waiting) for at, waiting in rows if at < offset and at not in dealt)
+
+
 def text_of(aside: Iterable[tuple[int, Waiting]]) -> str | None:
     """Offsets and what is known of them, as it is saved."""
     rows = []

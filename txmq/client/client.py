@@ -19,6 +19,7 @@ from txmq.client.connection import Connection
 from txmq.client.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.fetch import Fetcher
 from txmq.client.groups import Groups
+from txmq.client.offset_store import OffsetStore
 from txmq.client.ordered import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import ProducerLimits
@@ -275,7 +276,8 @@ class Client:
 
     def consumer(
         self, group: str, topics: Sequence[str], *, start: str | int | None = None, max_retries: int = 5,
-        retry_store: str | None = None, broadcast: bool = False, options: ConsumerOptions = DEFAULTS,
+        retry_store: str | None = None, broadcast: bool = False, offset_store: OffsetStore | None = None,
+        options: ConsumerOptions = DEFAULTS,
     ) -> Consumer:  # fmt: skip
         """Join a consumer group and share its work: each partition has one consumer of the group at a time.
 
@@ -290,13 +292,18 @@ class Client:
                 while their partition moves on. None: what failed too often becomes a dead letter at once.
             broadcast: share with nobody: this consumer gets every message. With ``options.name`` it goes on where
                 its name stopped; without, it begins anew each time, and leaves no trace.
+            offset_store: where the group's offsets are: in the broker (None), in a database of yours
+                (``MySQLOffsetStore``), in a file (``FileOffsetStore``: a group of one), or a store of your own.
             options: a filter, the member's name, the strategy, times and sizes.
 
         Raises:
             ConfigError: an argument out of range.
+            StorageError: the offset store cannot be used.
         """
         begin = start if start is not None else "latest" if broadcast else "earliest"
-        settings = ConsumerSettings(group, tuple(topics), begin, max_retries, options, retry_store, broadcast)
+        settings = ConsumerSettings(
+            group, tuple(topics), begin, max_retries, options, retry_store, broadcast, offset_store
+        )
         settings.check()
         self._refuse_closed()
         membership = settings.member(f"{self.name}-{OSRandom().bits(48):012x}")

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from txmq.client.alone import Alone
 from txmq.client.aside import Aside, open_store
+from txmq.client.claims import Claims
 from txmq.client.connection import Connection
 from txmq.client.consumer_options import DEFAULTS, ConsumerOptions, ConsumerSettings
 from txmq.client.dead_letters import DeadLetters
@@ -29,7 +30,7 @@ from txmq.client.listener import Handle, Listener
 from txmq.client.member import GroupMember, MemberSettings
 from txmq.client.share import Share
 from txmq.client.tracker import Slot
-from txmq.errors import ClosedError, ConfigError, TransactionStateError
+from txmq.errors import ClosedError, ConfigError, FencedError, TransactionStateError
 from txmq.model import Message
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import start_threads, until_terminated
@@ -59,11 +60,17 @@ class Consumer:
         fetching, beating = connections
         self._fetching = Fetching(client, fetching, share.changed, share.trackers, settings.options.buffer_size_bytes)
         self._member: GroupMember | Alone
-        if settings.broadcast and settings.options.name is None:
+        is_alone = settings.broadcast and settings.options.name is None
+        if is_alone:
             self._member = Alone(client.topics, membership, share)
         else:
-            self._member = GroupMember(beating, self._clock, membership, share)
+            self._member = GroupMember(beating, self._clock, membership, share, settings.offset_store)
         share.more, share.save_start = self._fetching.more, self._member.save_start
+        self.claims = Claims(client, share, settings.saved_as, settings.offset_store, is_alone=is_alone)
+        share.wait_saved, share.settle = self._member.wait_saved, self.claims.settle
+        share.rejected = self.claims.rejected
+        if settings.offset_store is not None:
+            settings.offset_store.enter(settings.saved_as)
         self._member.start()
         self._fetching.start(log)
 
@@ -78,6 +85,7 @@ class Consumer:
 
         Raises:
             ClosedError: the consumer is closed.
+            GroupActiveError: the group has a member, and one of the two must be alone (``FileOffsetStore``).
         """
         deadline = self._clock.monotonic() + timeout
         while True:
@@ -104,14 +112,31 @@ class Consumer:
 
     # --- acknowledging -----------------------------------------------------------------------------------------------
 
-    def ack(self, message: Message, *, sync: bool = False) -> None:
+    def ack(self, message: Message, connection: Any = None, *, sync: bool = False) -> None:
         """The message is dealt with. As ``message.ack``.
+
+        Args:
+            connection: save the group's offset in the transaction that this connection is in; the consumer's
+                ``offset_store`` must be in that database. Commit soon: the next owner of the partition waits for it.
+            sync: save the group's offset now.
+
+        Raises:
+            FencedError: the partition is somebody else's: nothing was saved, and a transaction cannot commit.
+            TransactionStateError, ConfigError: see ``Transaction.ack``; a transaction cannot commit.
 
         Durability: with ``sync`` the group's offset is saved, and forced in the broker, when this returns.
         """
+        if connection is not None:
+            self.claims.claim_in(message, connection)
+            return
+        with self._share.changed:
+            tracker = self._share.trackers.get((message.topic, message.partition))
         self._failures.acked(message)
         if sync:
             self._member.save()
+            with self._share.changed:
+                if tracker is None or self._share.trackers.get(tracker.slot) is not tracker:
+                    raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more: not saved")
 
     def reject(self, message: Message, reason: str = "rejected") -> None:
         """The message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
@@ -127,6 +152,9 @@ class Consumer:
 
         Args:
             threads: how many messages are in hand at a time.
+
+        Raises:
+            GroupActiveError: as ``poll``.
         """
         if not 1 <= threads <= 1000:
             raise ConfigError(f"threads = {threads}: expected 1 to 1000")
@@ -134,6 +162,7 @@ class Consumer:
         with until_terminated(self._share.stop_delivery):
             start_threads(f"txmq-{self.settings.group}", threads, listener.work)
         self.close()
+        self._refuse_failed()
 
     # --- control -----------------------------------------------------------------------------------------------------
 
@@ -193,6 +222,8 @@ class Consumer:
                 return
             self._share.is_left = True
         self._member.stop(CLOSE_S)
+        if self.settings.offset_store is not None:
+            self.settings.offset_store.leave(self.settings.saved_as)
         self._fetching.close()
         self._aside.close()
         self._letters.close()
@@ -206,5 +237,10 @@ class Consumer:
         self.close()
 
     def _refuse_closed(self) -> None:
+        self._refuse_failed()
         if self._share.is_closed:
             raise ClosedError("the consumer is closed")
+
+    def _refuse_failed(self) -> None:
+        if self._share.failure is not None:
+            raise self._share.failure

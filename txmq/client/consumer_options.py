@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from txmq.client.fetching import FETCH_SIZE_BYTES_MIN
 from txmq.client.member import MemberSettings
+from txmq.client.offset_store import OffsetStore
 from txmq.errors import ConfigError
 from txmq.model import Message, is_valid_name
 from txmq.registry.assignment import STRATEGIES
@@ -21,7 +22,8 @@ class ConsumerOptions:
     Args:
         name: this member's name in the group; by default made up. Two members must not share one. A broadcast's member
             finds its offsets again under it.
-        accept: which messages are delivered; the others count as acknowledged.
+        accept: which messages are delivered; the others count as acknowledged. Where it raises, the message is
+            delivered: a filter that fails loses nothing.
         strategy: "sticky", "range", "round-robin", "consistent-hash" or "exclusive" (one member has everything, the
             others stand by); the same for all members. Without meaning in a broadcast.
         retry_delay: before the first retry; doubled each time, up to a minute.
@@ -62,6 +64,7 @@ class ConsumerSettings:
     options: ConsumerOptions
     retry_store: str | None = None
     broadcast: bool = False
+    offset_store: OffsetStore | None = None
 
     @property
     def saved_as(self) -> str:
@@ -94,6 +97,8 @@ class ConsumerSettings:
             raise ConfigError(f"name = {options.name!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
         if self.broadcast and options.name is None and self.retry_store is not None:
             raise ConfigError("retry_store: a broadcast's member needs options.name, under which it is remembered")
+        if self.broadcast and self.offset_store is not None:
+            raise ConfigError("offset_store: a broadcast's offsets are in the broker, or nowhere")
         if not is_valid_name(self.saved_as):
             raise ConfigError(f"{self.saved_as!r} is longer than a group's name may be: 200")
         if options.keep_key_order and self.retry_store is None:

@@ -50,6 +50,8 @@ class Failures:
 
     def failed(self, message: Message, reason: str) -> None:
         """A message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
+        if self._share.rejected(message):
+            return
         with self._share.changed:
             tracker = self._share.trackers.get((message.topic, message.partition))
             waiting = tracker.aside_in_hand(message.offset) if tracker is not None else None

@@ -8,24 +8,27 @@ cannot reach the broker for the session timeout takes itself for expelled and co
 Invariants:
     * a partition is released only when its messages under way are dealt with (or their time is over) and its offset is
       saved;
-    * an offset is saved with the generation it was consumed under; refused means lost.
+    * an offset is saved with the generation it was consumed under; refused means lost;
+    * offsets that cannot be loaded or saved now (a store that is away) stop neither the beat nor other partitions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.connection import Connection
+from txmq.client.offset_store import BrokerOffsetStore, OffsetStore, Position, StoredOffset
 from txmq.client.tracker import Slot
-from txmq.errors import ClosedError, TxmqError, UnknownMemberError
+from txmq.errors import ClosedError, FencedError, GroupActiveError, StorageError, TxmqError, UnknownMemberError
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, Signal, start_daemon
 
 REQUEST_TIMEOUT_S = 5.0
 RETRY_S = 0.1
+Words = dict[str, str | int | None]
 
 
 class Assigned(NamedTuple):
@@ -41,15 +44,6 @@ class Assigned(NamedTuple):
     offset: int | None
     aside: str | None
     is_later: bool = False
-
-
-class Position(NamedTuple):
-    """An offset to be saved."""
-
-    slot: Slot
-    generation: int
-    offset: int
-    aside: str | None = None
 
 
 class Partitions(Protocol):
@@ -79,6 +73,12 @@ class Partitions(Protocol):
     def drained(self) -> list[Slot]:
         """Revoked partitions with nothing under way any more."""
 
+    def settle(self) -> None:
+        """Look what became of messages that a transaction acknowledged."""
+
+    def refused(self, error: TxmqError) -> None:
+        """The group does not take us: it is over."""
+
 
 class MemberSettings(NamedTuple):
     """Times in seconds."""
@@ -95,8 +95,12 @@ class MemberSettings(NamedTuple):
 class GroupMember:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, connection: Connection, clock: Clock, settings: MemberSettings, partitions: Partitions) -> None:
+    def __init__(
+        self, connection: Connection, clock: Clock, settings: MemberSettings, partitions: Partitions,
+        store: OffsetStore | None = None,
+    ) -> None:  # fmt: skip
         self._connection, self._clock, self._settings, self._partitions = connection, clock, settings, partitions
+        self._store: OffsetStore = store if store is not None else BrokerOffsetStore(self._save_in_broker)
         self._log = get_logger(group=settings.group, member=settings.name)
         self._view, self._is_joined, self._is_closing = 0, False, False
         self._has_view = False
@@ -114,6 +118,7 @@ class GroupMember:
         """Save everything and leave."""
         self._is_closing = True
         try:
+            self._partitions.settle()
             self.save(everything=True)
             self._call("leave", [], {})
         except TxmqError as error:
@@ -121,35 +126,46 @@ class GroupMember:
         self._connection.close()
         self._ended.wait(timeout)
 
-    def save(self, *, everything: bool = False) -> None:
-        """Save what the group does not know. Durability: forced in the broker when this returns.
+    def save(self, *, everything: bool = False) -> Collection[Slot]:
+        """Save what the group does not know. Durability: saved when this returns; in the broker: forced.
+
+        Returns:
+            Partitions whose offset was refused: they are lost.
 
         Raises:
-            TxmqError: the broker cannot be reached.
+            TxmqError: the broker, or where else the offsets are, cannot be reached.
         """
         with self._saving:
             positions = self._partitions.to_save(everything=everything)
             if not positions:
-                return
-            rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
-            answer = json.loads(self._call("save", rows, {}))
-            refused = {(topic, partition) for topic, partition, _ in answer["refused"]}
+                return ()
+            refused = self._store.save(self._settings.group, positions)
             self._partitions.were_saved(position for position in positions if position.slot not in refused)
         for slot in refused:
             self._log.warning("offset refused: somebody else has the partition", topic=slot[0], partition=slot[1])
             self._partitions.lost(slot)
+        return refused
+
+    def wait_saved(self) -> None:
+        """No save that began before this is under way when it returns."""
+        with self._saving:
+            pass
 
     def save_start(self, start: Position) -> bool:
         """Save where the group begins in a partition; False where the partition is somebody else's.
 
         Raises:
-            TxmqError: the broker cannot be reached.
+            TxmqError: the broker, or where else the offsets are, cannot be reached.
 
-        Durability: forced in the broker when this returns.
+        Durability: saved when this returns.
         """
-        row = [*start.slot, start.generation, start.offset, None]
-        refused: list[Any] = json.loads(self._call("save", [row], {}))["refused"]
-        return not refused
+        return not self._store.save(self._settings.group, [start])
+
+    def _save_in_broker(self, positions: Sequence[Position]) -> list[Slot]:
+        rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
+        order = max(position.order for position in positions)
+        answer = json.loads(self._call("save", rows, {"order": order} if order else {}))
+        return [(topic, partition) for topic, partition, _ in answer["refused"]]
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -162,6 +178,9 @@ class GroupMember:
                     return
                 except UnknownMemberError:
                     self._is_joined = False
+                except GroupActiveError as error:
+                    if self._is_refused(error):
+                        return
                 except TxmqError as error:
                     self._cannot_reach(error)
         finally:
@@ -176,13 +195,23 @@ class GroupMember:
             self._join()
         self._heard_at = self._clock.monotonic()
 
+    def _is_refused(self, error: GroupActiveError) -> bool:
+        """One of the two must be alone; but who was killed a moment ago is a member until the group has noticed."""
+        if self._clock.monotonic() - self._heard_at < self._settings.session_timeout_s + RETRY_S:
+            self._clock.sleep(RETRY_S)
+            return False
+        self._partitions.refused(error)
+        return True
+
     def _join(self) -> None:
         settings = self._settings
         claims = [[*slot, generation] for slot, generation in self._partitions.held()]
-        words: dict[str, str | int] = {
+        words: Words = {
             "topics": ",".join(settings.topics), "strategy": settings.strategy,
             "timeout": int(settings.session_timeout_s * 1000),
         }  # fmt: skip
+        if not self._store.is_shared:
+            words["alone"] = None
         view = self._call("join", claims, words)
         self._is_joined, self._released = True, []
         self._apply(json.loads(view))
@@ -193,7 +222,7 @@ class GroupMember:
         if self._partitions.held():
             wait_s = min(wait_s, max(self._save_at - now, 0.0))
         released, self._released = self._released, []
-        words: dict[str, str | int] = {"view": self._view}
+        words: Words = {"view": self._view}
         if not self._has_revoked:
             words["wait"] = max(1, int(wait_s * 1000))
         try:
@@ -229,19 +258,43 @@ class GroupMember:
             if held.get(item.slot) == item.generation:
                 self._partitions.kept(item.slot)
             else:
-                self._partitions.assigned(item)
+                self._begin(item)
         self._has_revoked = bool(revoked)
+
+    def _begin(self, item: Assigned) -> None:
+        """Load a partition. Where that cannot be now it is not ours yet, and the next view says it again."""
+        if isinstance(self._store, BrokerOffsetStore):
+            told = None if item.offset is None else StoredOffset(item.offset, item.aside)
+            self._store.told(item.slot, item.generation, told)
+        try:
+            found = self._store.load(self._settings.group, item.slot, item.generation)
+        except (FencedError, StorageError) as error:
+            topic, partition = item.slot
+            self._log.warning("offset could not be loaded", topic=topic, partition=partition, error=repr(error))
+            return
+        offset, aside = found if found is not None else (None, None)
+        self._partitions.assigned(item._replace(offset=offset, aside=aside))
 
     def _save_if_due(self) -> None:
         now = self._clock.monotonic()
+        if self._is_joined and (now >= self._save_at or self._has_revoked):
+            self._partitions.settle()
         if self._is_joined and now >= self._save_at:
             self._save_at = now + self._settings.save_interval_s
-            self.save()
+            self._is_saved()
+
+    def _is_saved(self, *, everything: bool = False) -> bool:
+        """Save; False where that cannot be now, and will be tried again: the beat goes on meanwhile."""
+        try:
+            self.save(everything=everything)
+        except StorageError as error:
+            self._log.warning("offsets could not be saved; it is tried again", error=repr(error))
+            return False
+        return True
 
     def _release_drained(self) -> None:
         drained = self._partitions.drained()
-        if drained and self._is_joined:
-            self.save(everything=True)
+        if drained and self._is_joined and self._is_saved(everything=True):
             for slot in drained:
                 self._partitions.lost(slot)
             self._released.extend(drained)
@@ -255,8 +308,8 @@ class GroupMember:
         self._log.debug("the broker cannot be reached", error=repr(error), away_s=round(away_s, 1))
         self._clock.sleep(RETRY_S)
 
-    def _call(self, action: str, rows: Sequence[Any], words: dict[str, str | int]) -> bytes:
-        wait_s = int(words.get("wait", 0)) / 1000
+    def _call(self, action: str, rows: Sequence[Any], words: Words) -> bytes:
+        wait_s = int(words.get("wait") or 0) / 1000
         return self._connection.call(
             "group", action, self._settings.group, timeout=REQUEST_TIMEOUT_S + wait_s,
             extensions={"member": self._settings.name, **words}, body=[json.dumps(rows).encode()],

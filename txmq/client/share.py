@@ -16,14 +16,17 @@ from typing import Any
 
 from txmq.client.aside import Aside, aside_text, parsed
 from txmq.client.consumer_options import ConsumerSettings
-from txmq.client.member import Assigned, Position
+from txmq.client.member import Assigned
+from txmq.client.offset_store import Position, next_order
 from txmq.client.retry_store import SIZE_BYTES_MAX
 from txmq.client.tracker import Slot, Tracker
+from txmq.errors import TxmqError
 from txmq.model import Message
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.threads import Condition
 
 IDLE_S_MAX = 1.0
+REFUSED_MAX = 500  # by the filter, before others get the lock
 HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
 
 
@@ -37,10 +40,14 @@ class Share:
         is_closed: nothing more is delivered.
         is_left: the group is being left.
         has_behind: something is to be stored behind other messages of its key.
+        failure: why it is over, where it was not the application that ended it.
     """
 
     aside: Aside
     save_start: Callable[[Position], bool]  # ``GroupMember.save_start``
+    wait_saved: Callable[[], None]  # ``GroupMember.wait_saved``
+    settle: Callable[[], None]  # ``Claims.settle``
+    rejected: Callable[[Message], bool]  # ``Claims.rejected``
     more: Callable[[], None]  # ``Fetching.more``
 
     def __init__(self, client: Any, consumer: Any, settings: ConsumerSettings, log: Any) -> None:
@@ -50,14 +57,21 @@ class Share:
         self.trackers: dict[Slot, Tracker] = {}
         self.paused: set[Slot] = set()
         self.is_closed = self.is_left = self.has_behind = False
+        self.failure: TxmqError | None = None
         self._revoked_until: dict[Slot, float] = {}
         self._turn = 0
+        self._has_refused = False
 
     def stop_delivery(self) -> None:
         """Deliver nothing more."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
+
+    def refused(self, error: TxmqError) -> None:
+        """See ``Partitions``."""
+        self.failure = error
+        self.stop_delivery()
 
     @property
     def aside_bytes(self) -> int:
@@ -82,6 +96,7 @@ class Share:
 
     def take(self, limit: int, now: float) -> list[Message]:
         """Messages of any partition, at most so many."""
+        self._has_refused = False
         taken: list[Message] = []
         trackers = list(self.trackers.values())
         for number in range(len(trackers)):
@@ -96,12 +111,15 @@ class Share:
 
     def take_in_order(self, now: float) -> tuple[Message, Tracker] | None:
         """A message of a partition that nobody has in hand, which has the partition now: ``is_busy``."""
+        self._has_refused = False
         trackers = list(self.trackers.values())
+        refused = 0
         for number in range(len(trackers)):
             tracker = trackers[(self._turn + number) % len(trackers)]
             if tracker.is_busy or (tracker.retries and min(at for at, _ in tracker.retries) > now):
                 continue
-            while taken := self._take(tracker, 1, now):
+            while refused < REFUSED_MAX and (taken := self._take(tracker, 1, now)):
+                refused += 1
                 if accepted := self._accepted(tracker, taken):
                     tracker.is_busy = True
                     self._turn += number + 1
@@ -126,19 +144,32 @@ class Share:
             return [(tracker, list(tracker.behind.values())) for tracker in found]
 
     def _accepted(self, tracker: Tracker, messages: list[Message]) -> list[Message]:
-        accept = self._settings.options.accept
         kept = []
         for message in messages:
             message.consumer = self._consumer
-            if accept is None or accept(message):
+            if self._is_accepted(message):
                 kept.append(message)
             else:
+                self._has_refused = True
                 tracker.ack(message.offset)
                 tracker.forget_aside(message.offset)
         return kept
 
+    def _is_accepted(self, message: Message) -> bool:
+        accept = self._settings.options.accept
+        try:
+            return accept is None or accept(message)
+        except Exception as error:  # noqa: BLE001  the application's own code
+            self._log.error(
+                "the filter failed: the message is delivered", topic=message.topic, partition=message.partition,
+                offset=message.offset, error=repr(error),
+            )  # fmt: skip
+            return True
+
     def next_retry_in(self, now: float) -> float:
-        """Seconds until a message is due that failed."""
+        """Seconds until a message is due that failed; none where the filter refused some, and more may be there."""
+        if self._has_refused:
+            return 0.0
         due = [at for tracker in self.trackers.values() if (at := tracker.next_due()) is not None]
         due += [tracker.behind_at for tracker in self.trackers.values() if tracker.behind]
         return max(min(due) - now, 0.0) if due else IDLE_S_MAX
@@ -211,12 +242,15 @@ class Share:
     def to_save(self, *, everything: bool) -> list[Position]:
         """See ``Partitions``."""
         with self.changed:
+            order = next_order()
             return [
-                Position(slot, tracker.generation, tracker.position, text)
+                Position(slot, tracker.generation, tracker.position, text, order)
                 for slot, tracker in self.trackers.items()
                 if ((text := aside_text(tracker)) != tracker.aside_saved or tracker.position != tracker.saved)
                 and (everything or tracker.saved is not None or tracker.position)
                 and tracker.is_ready
+                and tracker.saving is None
+                and not (self._settings.offset_store is not None and tracker.claims)
             ]
 
     def were_saved(self, positions: Iterable[Position]) -> None:

@@ -11,6 +11,7 @@
 Invariants:
     * messages are delivered in order of their offsets, each once, but for a *retry*, which delivers one again;
     * ``position`` never passes a message that is not acknowledged, and never falls but by ``seek``;
+    * what a transaction acknowledges counts when its outcome is known, not before, and in order;
     * a reply to a fetch that ``seek`` or the loss of the partition has overtaken changes nothing;
     * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or aside. The partition
       waits for one in hand; one that is aside lets it pass, and what comes of its key goes *behind* it, to be stored.
@@ -21,10 +22,11 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from txmq.client.offset_store import Slot as Slot  # everybody knows it from here
 from txmq.model import Message
 
-Slot = tuple[str, int]  # topic, partition
 ASIDE_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
 NO_ROOM = f"{ASIDE_MESSAGES_MAX} messages are aside, and the next one has to wait behind one of them"
 
@@ -52,6 +54,13 @@ class Waiting:
         self.is_out = False
 
 
+class Claim(NamedTuple):
+    """A message whose acknowledgement stands or falls with a transaction; ``owner`` is what stands for that one."""
+
+    owner: object
+    message: Message
+
+
 class Tracker:
     """One partition under one generation.
 
@@ -68,13 +77,17 @@ class Tracker:
         is_ready: what is aside has been read; before that nothing is delivered, fetched or saved.
         keeps_key_order: see the module's docstring.
         behind_at: monotonic time before which nobody stores what is behind.
+        claims: messages under way that transactions acknowledge, by offset; they count when the outcome is known.
+        saving: the transaction that saves its offset, from when it was sent until the outcome is known here.
+        is_in_doubt: that transaction's outcome could not be known at its end: nothing is delivered until it is.
         stopped: why nothing new is delivered, where something is wrong; ``told``: what was said of that.
     """
 
     __slots__ = (
         "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
-        "dealt", "fetch", "fetch_at", "generation", "is_busy", "is_paused", "is_ready", "is_revoked", "keeps_key_order",
-        "next_deliver", "next_fetch", "position", "retries", "saved", "slot", "stopped", "told",
+        "claims", "dealt", "fetch", "fetch_at", "generation", "is_busy", "is_in_doubt", "is_paused", "is_ready",
+        "is_revoked", "keeps_key_order", "next_deliver", "next_fetch", "position", "retries", "saved", "saving", "slot",
+        "stopped", "told",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
@@ -95,13 +108,16 @@ class Tracker:
         self.stopped: str | None = None
         self.told: str | None = None
         self.behind_at = 0.0
+        self.claims: dict[int, Claim] = {}
+        self.saving: object | None = None
+        self.is_in_doubt = False
         self._keys_in_hand: dict[int, int] = {}  # CRC of the key, by offset
         self._acked: dict[int, bool] = {}  # delivered and above ``position``, in order
 
     @property
     def is_silent(self) -> bool:
         """Nothing is delivered, whatever there is."""
-        return self.is_paused or self.is_revoked or not self.is_ready
+        return self.is_paused or self.is_revoked or self.is_in_doubt or not self.is_ready
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
@@ -238,8 +254,8 @@ class Tracker:
         return waiting if waiting is not None and waiting.is_out else None
 
     def ack(self, offset: int) -> None:
-        """A message has been dealt with; again, or of another time: nothing."""
-        if offset not in self._acked:
+        """A message has been dealt with; again, of another time, or claimed by a transaction: nothing."""
+        if offset not in self._acked or offset in self.claims:
             return
         self._acked[offset] = True
         self._keys_in_hand.pop(offset, None)
@@ -251,6 +267,27 @@ class Tracker:
                 return
             del self._acked[lowest]
             self.position = lowest + 1
+
+    def lowest_before(self, offset: int, owner: object) -> int | None:
+        """A message before this one that is not acknowledged, nor by that transaction; None: there is none."""
+        before = self.claims.get(offset - 1)
+        if before is not None and before.owner is owner:
+            return None  # which was asked of that one
+        for lower, is_acked in self._acked.items():
+            if lower >= offset:
+                return None
+            if not is_acked and (lower not in self.claims or self.claims[lower].owner is not owner):
+                return lower
+        return None
+
+    def position_with(self, owner: object) -> int:
+        """What the position will be once a transaction has committed."""
+        position = self.position
+        for offset, is_acked in self._acked.items():
+            if not is_acked and (offset not in self.claims or self.claims[offset].owner is not owner):
+                return offset
+            position = offset + 1
+        return position
 
     def is_under_way(self, offset: int) -> bool:
         """Whether a message is delivered and not acknowledged."""
@@ -288,7 +325,8 @@ class Tracker:
         self.buffer.clear()
         self.buffer_bytes = self.fetch = 0
         self.fetch_at = 0.0
-        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.retries, self.behind):
+        self.is_in_doubt = False
+        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.retries, self.behind, self.claims):
             forgotten.clear()
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from txmq.client import transaction_local
 from txmq.client.resolver import resolver_of
+from txmq.client.transaction_acks import TransactionAcks
 from txmq.client.transaction_home import TransactionHome, rolled_back
 from txmq.client.transaction_last_resource import LastResourceRun
 from txmq.client.transaction_parts import MessageBuffer
@@ -35,7 +36,7 @@ from txmq.errors import (
     TransactionStateError,
     TxmqError,
 )
-from txmq.model import Outcome, SendResult
+from txmq.model import Message, Outcome, SendResult
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource, marker
@@ -92,6 +93,7 @@ class Transaction:
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._token: Token[Transaction | None] | None = None
         self._lock = Lock()
+        self._acks: TransactionAcks | None = None
         self._state: Literal["new", "open", "over"] = "new"
 
     # --- in the block ------------------------------------------------------------------------------------------------
@@ -131,6 +133,25 @@ class Transaction:
             if self._messages.size_bytes > _STREAM_AT_BYTES:
                 self._stream(home)
         return result
+
+    def ack(self, message: Message) -> None:
+        """A message that a consumer delivered is dealt with, exactly when this transaction commits.
+
+        Its offset is saved in the broker together with the decision. Acknowledge a partition's messages in order. When
+        the block has rolled back the message is as it was: reject it, or run the block again.
+
+        Raises:
+            TransactionStateError: a message before it is not acknowledged; it is not under way, or another
+                transaction's.
+            RolledBackError: its partition is somebody else's now, or an earlier transaction's outcome is not known yet.
+            ConfigError: the consumer's offsets are not in the broker.
+
+        Durability: with the decision.
+        """
+        with self._lock:
+            home = self._require_open()
+            home.acks = self._acks = self._acks or TransactionAcks(self.client)
+            self._acks.add(message)
 
     def connection(self, resource: LastResource | XAResource) -> Any:
         """The database connection of this transaction: the driver's own, without commit, rollback and close."""
@@ -183,15 +204,29 @@ class Transaction:
             self._state = "over"
         if self._token is not None:
             _current.reset(self._token)
-        if self._run is not None:
-            self._end_last_resource(home, self._run, error)
-        elif self._xa is not None:
-            self._end_xa(self._xa, error)
-        elif error is None:
-            self._commit_local(home)
-        else:
-            self._undo_local(home)
+        try:
+            if self._run is not None:
+                self._end_last_resource(home, self._run, error)
+            elif self._xa is not None:
+                self._end_xa(self._xa, error)
+            elif error is None:
+                self._commit_local(home)
+            else:
+                self._undo_local(home)
+        finally:
+            if self._acks is not None:
+                self._acks.ended(self._known_outcome(), home.txid if home.has_txid else None)
         return False
+
+    def _known_outcome(self) -> Outcome:
+        """What the broker is known to have made of it: a database that decided may not have told it yet."""
+        run = self._run
+        if run is None:
+            return self.outcome
+        if run.coordinator.state is State.COMMITTED:
+            return Outcome.COMMITTED
+        is_over = self.outcome is Outcome.ROLLED_BACK and run.is_told is not False
+        return Outcome.ROLLED_BACK if is_over and run.coordinator.state is not State.BROKER_ALONE else Outcome.UNKNOWN
 
     def _require_open(self) -> TransactionHome:
         if self._state != "open" or self._home is None:
@@ -230,7 +265,7 @@ class Transaction:
     # --- local -------------------------------------------------------------------------------------------------------
 
     def _commit_local(self, home: TransactionHome) -> None:
-        if not self._messages:
+        if not self._messages and not self._acks:
             self._ended(home, Outcome.COMMITTED)
             return
         try:

@@ -155,3 +155,13 @@ class GuardedConnection:
         self._guard.check()
         if name in _ENDS_THE_TRANSACTION:
             raise TransactionStateError(f"{name} is not for the body of a transaction block: the block ends it")
+
+
+def doom(connection: Any, error: BaseException) -> bool:
+    """Let a transaction's block fail, as if a statement had; False where the connection is no block's."""
+    if not isinstance(connection, GuardedConnection):
+        return False
+    guard: Guard = object.__getattribute__(connection, "_guard")
+    if guard.error is None:
+        guard.error = error
+    return True

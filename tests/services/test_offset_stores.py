@@ -1,0 +1,343 @@
+"""Every offset store keeps the one contract: the broker's, MySQL's, the file's; and wrong ones are found out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq.client.file_offset_store import FileOffsetStore
+from txmq.client.mysql_offset_store import MySQLOffsetStore
+from txmq.client.offset_store import BrokerOffsetStore, OffsetStore, Position, Slot, StoredOffset
+from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
+from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
+from txmq.testing.offset_store_contract import (
+    GROUP,
+    SLOT,
+    OffsetStoreContract,
+    OffsetStoreWithTransactionsContract,
+)
+
+TOPICS = {"orders": 12, "Orders": 2, "orders.1": 2, "order_": 2, "order-": 2}
+_numbers = itertools.count(1)
+
+
+class BrokerMember:
+    """A member of a group, typed by hand."""
+
+    def __init__(self, client: txmq.Client, group: str) -> None:
+        self._connection, self._group, self.name = client.new_connection(), group, f"m{next(_numbers)}"
+        self.store = BrokerOffsetStore(self._save)
+        self.generations: dict[Slot, int] = {}
+
+    def join(self) -> None:
+        """Take everything."""
+        for topic, partition, generation, offset, aside in self._call("join", [], topics=",".join(TOPICS))["assigned"]:
+            found = None if offset is None else StoredOffset(offset, aside)
+            self.store.told((topic, partition), generation, found)
+            self.generations[topic, partition] = generation
+
+    def leave(self) -> None:
+        """As if it had been taken for gone; its store goes on."""
+        self._call("leave", [])
+
+    def close(self) -> None:
+        """The test is over."""
+        self._connection.close()
+
+    def _save(self, positions: Sequence[Position]) -> list[Slot]:
+        rows = [[*position.slot, *position[1:4]] for position in positions]
+        return [(topic, partition) for topic, partition, _ in self._call("save", rows)["refused"]]
+
+    def _call(self, action: str, rows: list[Any], **words: str) -> Any:
+        extensions = {"member": self.name, **words}
+        body = [json.dumps(rows).encode()]
+        return json.loads(
+            self._connection.call("group", action, self._group, timeout=30.0, extensions=extensions, body=body)
+        )
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+class TestBrokerOffsetStore(OffsetStoreContract):
+    """The default."""
+
+    @pytest.fixture(autouse=True)
+    def _world(self, bus: BrokerProcess) -> Iterator[None]:
+        with txmq.connect(bus.address) as self.client:
+            for topic, partitions in TOPICS.items():
+                self.client.topics.create(topic, partitions=partitions)
+            self.members: dict[str, BrokerMember] = {}
+            self.former: list[BrokerMember] = []
+            yield
+            for member in self.members.values():
+                member.leave()
+            for member in self.former:
+                member.close()
+            for topic in TOPICS:
+                self.client.topics.delete(topic)
+
+    def open(self) -> OffsetStore:
+        return BrokerOffsetStore(lambda _positions: [])
+
+    def next_owner(self, slot: Slot, group: str = GROUP) -> tuple[OffsetStore, int]:
+        """The one before leaves, another one joins."""
+        before = self.members.pop(group, None)
+        if before is not None:
+            before.leave()
+        member = self.members[group] = BrokerMember(self.client, group)
+        self.former.append(member)
+        member.join()
+        return member.store, member.generations[slot]
+
+
+class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
+    """On a real MariaDB."""
+
+    @pytest.fixture(autouse=True)
+    def _world(self, mariadb: MariaDB) -> Iterator[None]:
+        self.mariadb, self.table = mariadb, f"txmq_offset_{next(_numbers)}"
+        self.stores: list[MySQLOffsetStore] = []
+        self.connections: list[Any] = []
+        self.open().install()  # type: ignore[attr-defined]
+        yield
+        for store in self.stores:
+            store.leave(GROUP)
+        for connection in self.connections:
+            connection.close() if connection.open else None
+        mariadb.execute(f"DROP TABLE {self.table}")
+
+    def open(self) -> OffsetStore:
+        store = MySQLOffsetStore(self.mariadb.connect, table=self.table)
+        self.stores.append(store)
+        return store
+
+    def connect(self) -> Any:
+        self.connections.append(self.mariadb.connect())
+        return self.connections[-1]
+
+    def test_a_table_that_is_missing_is_said_at_once(self) -> None:
+        with pytest.raises(StorageError, match="nowhere"):
+            MySQLOffsetStore(self.mariadb.connect, table="nowhere").enter(GROUP)
+
+    def test_a_connection_in_autocommit_is_refused_unless_it_is_in_a_transaction(self) -> None:
+        store, generation = self.with_transactions()
+        connection = self.connect()
+        connection.autocommit(True)
+        connection.query("BEGIN")
+        store.save_in(connection, GROUP, Position(SLOT, generation, 3), None)
+        connection.query("ROLLBACK")
+        with pytest.raises(ConfigError, match="autocommit"):
+            store.save_in(connection, GROUP, Position(SLOT, generation, 4), None)
+        assert store.saved(GROUP, SLOT) is None
+
+    def test_a_table_name_is_a_name(self) -> None:
+        with pytest.raises(ConfigError, match="table"):
+            MySQLOffsetStore(self.mariadb.connect, table="x; DROP TABLE y")
+
+    def test_a_lost_connection_is_made_again(self) -> None:
+        store, generation = self.owner()
+        assert isinstance(store, MySQLOffsetStore)
+        assert store._own is not None
+        self.mariadb.execute(f"KILL {store._own.thread_id()}")  # type: ignore[attr-defined]
+        with pytest.raises(StorageError):
+            store.save(GROUP, [Position(SLOT, generation, 1)])
+        assert not store.save(GROUP, [Position(SLOT, generation, 1)])
+
+
+class TestFileOffsetStore(OffsetStoreContract):
+    """A group of one."""
+
+    @pytest.fixture(autouse=True)
+    def _world(self, tmp_path: Path) -> Iterator[None]:
+        self.path = tmp_path / "deep" / "billing.offsets"
+        self.store = FileOffsetStore(str(self.path))
+        self.store.enter(GROUP)
+        yield
+        self.store.leave(GROUP)
+
+    def open(self) -> OffsetStore:
+        return self.store
+
+    def test_another_life_finds_what_was_saved(self) -> None:
+        store, generation = self.owner()
+        store.save(GROUP, [Position(SLOT, generation, 7, "w")])
+        self.store.leave(GROUP)
+        self.store = FileOffsetStore(str(self.path))
+        self.store.enter(GROUP)
+        assert self.store.load(GROUP, SLOT, generation + 1) == StoredOffset(7, "w")
+
+    def test_a_second_member_is_refused_in_this_process_and_in_another(self) -> None:
+        with pytest.raises(DirectoryInUseError):
+            self.store.enter(GROUP)
+        with pytest.raises(DirectoryInUseError, match="held by process"):
+            FileOffsetStore(str(self.path)).enter(GROUP)
+
+    def test_another_groups_file_is_refused_and_an_older_generation_too(self) -> None:
+        _, generation = self.owner()
+        with pytest.raises(FencedError, match="generation"):
+            self.store.load(GROUP, SLOT, generation - 1)
+        self.store.leave(GROUP)
+        with pytest.raises(ConfigError, match="other"):
+            FileOffsetStore(str(self.path)).enter("other")
+        self.store.enter(GROUP)
+
+    def test_every_flipped_bit_is_found(self) -> None:
+        store, generation = self.owner()
+        store.save(GROUP, [Position(SLOT, generation, 7, "w")])
+        self.store.leave(GROUP)
+        whole = self.path.read_bytes()
+        for position in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << (position % 8)
+            self.path.write_bytes(damaged)
+            with pytest.raises(CorruptRecordError):
+                FileOffsetStore(str(self.path)).enter(GROUP)
+        self.path.write_bytes(whole[:-5])
+        with pytest.raises(CorruptRecordError):
+            FileOffsetStore(str(self.path)).enter(GROUP)
+        self.path.write_bytes(whole)
+        self.store.enter(GROUP)
+
+    def test_a_newer_format_is_left_alone(self) -> None:
+        line = json.dumps({"format": 2, "group": GROUP, "partitions": []}).encode()
+        path = self.path.with_name("newer")
+        path.write_bytes(b"%b\n%08x\n" % (line, zlib.crc32(line)))
+        with pytest.raises(StorageError, match="newer txmq"):
+            FileOffsetStore(str(path)).enter(GROUP)
+
+
+def _on(disk: SimDisk) -> FileOffsetStore:
+    store = FileOffsetStore("offsets", disk=disk)
+    store.enter(GROUP)
+    return store
+
+
+def test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved() -> None:
+    """Whatever the disk kept of what was not synced: the file is whole, and no older than the last answer."""
+    from txmq.runtime.sim_images import enumerate_images
+
+    disk = SimDisk(record=True)
+    store = _on(disk)
+    store.load(GROUP, SLOT, 1)
+    for offset in range(1, 6):
+        store.save(GROUP, [Position(SLOT, 1, offset)])
+        disk.note(("saved", offset))
+    assert disk.trace is not None
+    count = 0
+    for _label, image in enumerate_images(disk.trace):
+        told = [note[1] for note in image.notes if isinstance(note, tuple) and note[0] == "saved"]
+        found = _on(image).load(GROUP, SLOT, 2)
+        least = max(told, default=0)
+        assert (found.offset if found else 0) in (least, least + 1), _label
+        count += 1
+    assert count > 30
+
+
+# --- wrong ones ------------------------------------------------------------------------------------------------------
+
+
+class Careless:
+    """Saves whatever it is told, as MetaQ's stores did."""
+
+    is_shared = True
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, Slot], StoredOffset] = {}
+        self.newest: dict[tuple[str, Slot], int] = {}
+
+    def enter(self, group: str) -> None:
+        """Nothing."""
+
+    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+        """No fence."""
+        return self.kept.get((group, slot))
+
+    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+        """No check."""
+        for position in positions:
+            self.kept[group, position.slot] = StoredOffset(position.offset, position.aside)
+        return []
+
+    def leave(self, group: str) -> None:
+        """Nothing."""
+
+
+class FencesWhenSaving(Careless):
+    """The newest generation is known from saves only: who has loaded and not saved yet fences nobody."""
+
+    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+        """The highest generation so far may save."""
+        refused = []
+        for position in positions:
+            key = (group, position.slot)
+            if position.generation < self.newest.get(key, 0):
+                refused.append(position.slot)
+            else:
+                self.newest[key] = position.generation
+                super().save(group, [position])
+        return refused
+
+
+class ForgetsAside(FencesWhenSaving):
+    """Fences as it should, and keeps the offset alone."""
+
+    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+        """Fence, then read."""
+        self.newest[group, slot] = generation
+        return super().load(group, slot, generation)
+
+    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+        """Without the text."""
+        known = [p for p in positions if self.newest.get((group, p.slot)) == p.generation]
+        super().save(group, [position._replace(aside=None) for position in known])
+        return [position.slot for position in positions if position not in known]
+
+
+def failures(store: OffsetStore) -> set[str]:
+    """The tests of the contract that a store does not pass."""
+    failed = set()
+    for name in (name for name in dir(OffsetStoreContract) if name.startswith("test_")):
+        contract = type("Contract", (OffsetStoreContract,), {"open": lambda _self: store})()
+        store.__init__()  # type: ignore[misc]
+        try:
+            getattr(contract, name)()
+        except AssertionError:
+            failed.add(name)
+    return failed
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The race ends soon where nobody is ever fenced."""
+    monkeypatch.setattr("txmq.testing.offset_store_contract.WAIT_S", 0.2)
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_store_that_does_not_fence_fails_the_contract() -> None:
+    found = failures(Careless())
+    assert "test_who_was_fenced_saves_nothing" in found
+    assert "test_what_was_never_loaded_cannot_be_saved" in found
+    assert "test_what_the_new_owner_read_stays_true_while_the_old_one_saves_on" in found
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_store_that_fences_too_late_or_forgets_what_is_aside_fails_the_contract() -> None:
+    found = failures(FencesWhenSaving())
+    assert "test_loading_fences_also_where_nothing_was_saved" in found
+    found = failures(ForgetsAside())
+    assert "test_the_next_owner_finds_what_the_one_before_saved_and_what_it_had_set_aside" in found
+    assert "test_who_was_fenced_saves_nothing" not in found

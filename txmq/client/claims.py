@@ -1,0 +1,274 @@
+"""Messages of a consumer that transactions acknowledge: ``tx.ack(message)``, ``message.ack(connection)``.
+
+Theory of operation. Such a message is *claimed*: still under way, and nobody else's to acknowledge. When the
+transaction is sent, the offset it saves is looked at, and until its outcome is known nothing else of that partition is
+saved. Then the messages are acknowledged, or in the application's hands again: it may run the block once more, or
+reject them.
+
+Where the outcome cannot be known at the block's end, the partition is *in doubt*: nothing of it is delivered, a thread
+asks the broker (fencing the id, so that the answer is final), and then the messages count as acknowledged or are
+delivered again. Where the broker does not keep the outcome any more, the partition is loaded anew: the saved offset is
+the truth.
+
+A message that is acknowledged in a transaction of the application's own database counts when its offset is seen there,
+committed. Rolled back, it stays under way: rejected, it is delivered again; else whoever has the partition next gets
+it.
+
+Invariants:
+    * messages of a partition are claimed in order: nothing before them is left unacknowledged;
+    * a claimed message is acknowledged only when the transaction that claimed it is known to have committed;
+    * while an outcome is not known, nothing of that partition is saved or delivered by this member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from txmq.client.aside import aside_text_with, parsed
+from txmq.client.offset_store import OffsetStoreWithTransactions, Position, next_order
+from txmq.client.share import Share
+from txmq.client.tracker import Claim, Tracker
+from txmq.errors import (
+    ClosedError,
+    ConfigError,
+    FencedError,
+    RolledBackError,
+    StorageError,
+    TransactionStateError,
+    TxmqError,
+)
+from txmq.model import Message, Outcome
+from txmq.protocol.offsets import OffsetRow
+from txmq.protocol.parts import parse_outcome
+from txmq.runtime.threads import start_daemon
+from txmq.xid import TxId
+
+ASK_TIMEOUT_S = 5.0
+ASK_AGAIN_S, ASK_AGAIN_S_MAX = 0.05, 1.0
+_ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
+
+
+class Claims:
+    """See the module's docstring. Thread safety: any thread.
+
+    Args:
+        group: the offsets are saved under it.
+        store: where, if not in the broker.
+        is_alone: nothing is saved at all.
+    """
+
+    def __init__(self, client: Any, share: Share, group: str, store: Any, *, is_alone: bool = False) -> None:
+        self.client, self.group = client, group
+        self._share, self._is_alone = share, is_alone
+        self._store = store
+
+    # --- transactions of the broker ----------------------------------------------------------------------------------
+
+    def claim(self, message: Message, owner: object) -> Tracker:
+        """A transaction acknowledges a message.
+
+        Raises:
+            ConfigError: the broker does not have this consumer's offsets.
+            TransactionStateError: the message is not under way, another transaction's, or not the next one.
+            RolledBackError: its partition is somebody else's now, or an earlier transaction's outcome is not known.
+        """
+        if self._store is not None or self._is_alone:
+            raise ConfigError("tx.ack needs a consumer whose offsets are in the broker; see message.ack(connection)")
+        with self._share.changed:
+            return self._claim(message, owner)
+
+    def _claim(self, message: Message, owner: object) -> Tracker:
+        tracker = self._share.trackers.get((message.topic, message.partition))
+        name = f"message {message.offset} of {message.topic}-{message.partition}"
+        if tracker is None:
+            raise RolledBackError(f"{name}: the partition is not this consumer's any more")
+        if tracker.saving is not None:
+            raise RolledBackError(f"{name}: the outcome of a transaction before this one is not known yet")
+        known = tracker.claims.get(message.offset)
+        if known is not None and known.owner is not owner:
+            raise TransactionStateError(f"{name}: another transaction acknowledges it")
+        if tracker.aside_in_hand(message.offset) is None:
+            if not tracker.is_under_way(message.offset):
+                raise TransactionStateError(f"{name} is acknowledged already, or was taken back by a seek")
+            lower = tracker.lowest_before(message.offset, owner)
+            if lower is not None:
+                raise TransactionStateError(f"{name}: acknowledge message {lower} before it, too: in order of offsets")
+        tracker.claims[message.offset] = Claim(owner, message)
+        return tracker
+
+    def look(self, trackers: Iterable[Tracker], owner: object) -> tuple[int, list[OffsetRow]]:
+        """What a transaction saves, as it is sent; from now on nothing else of these partitions is saved.
+
+        Raises:
+            RolledBackError: a partition was lost, or a seek went elsewhere, since the claim.
+        """
+        with self._share.changed:
+            for tracker in trackers:
+                is_ours = self._share.trackers.get(tracker.slot) is tracker
+                if not is_ours or all(claim.owner is not owner for claim in tracker.claims.values()):
+                    raise RolledBackError(f"{tracker.slot[0]}-{tracker.slot[1]} is not this consumer's any more")
+            rows = []
+            for tracker in trackers:
+                tracker.saving, offset = owner, tracker.position_with(owner)
+                text = aside_text_with(tracker, offset, owner)
+                rows.append(OffsetRow(*tracker.slot, tracker.generation, offset, text))
+            return next_order(), rows
+
+    def end(self, trackers: Iterable[Tracker], owner: object, outcome: Outcome, rows: Iterable[OffsetRow] = ()) -> None:
+        """The outcome is known."""
+        committed = {(row.topic, row.partition): row for row in rows if outcome is Outcome.COMMITTED}
+        for tracker in trackers:
+            with self._share.changed:
+                for message in _released(tracker, owner):
+                    if outcome is Outcome.COMMITTED:
+                        _acknowledge(tracker, message)
+                    elif tracker.is_in_doubt:
+                        self._deliver_again(tracker, message)
+                if tracker.saving is owner:
+                    tracker.saving, tracker.is_in_doubt = None, False
+                self._share.changed.notify_all()
+            row = committed.get(tracker.slot)
+            if row is not None:
+                self._share.were_saved([Position(tracker.slot, row.generation, row.offset, row.aside)])
+        self._share.more()
+
+    def _deliver_again(self, tracker: Tracker, message: Message) -> None:
+        now = self.client.clock.monotonic()
+        waiting = tracker.aside_in_hand(message.offset)
+        if waiting is not None:
+            waiting.is_out, waiting.due_at = False, now
+        elif tracker.is_under_way(message.offset):
+            tracker.retry(message, now)
+
+    def doubt(self, trackers: list[Tracker], owner: object, txid: str, rows: list[OffsetRow]) -> None:
+        """The outcome is not known: ask until it is."""
+        with self._share.changed:
+            for tracker in trackers:
+                tracker.is_in_doubt = True
+        start_daemon("txmq-doubt", lambda: self._settle(trackers, owner, txid, rows))
+
+    def _settle(self, trackers: list[Tracker], owner: object, txid: str, rows: list[OffsetRow]) -> None:
+        pause_s = ASK_AGAIN_S
+        while not self._share.is_left:
+            try:
+                outcome = self._ask(txid)
+            except FencedError:
+                for tracker in trackers:
+                    self._share.lost(tracker.slot)  # and given anew, with the offset that is saved
+                return
+            except ClosedError:
+                return
+            except TxmqError:
+                outcome = None
+            if outcome is not None:
+                self.end(trackers, owner, outcome, rows)
+                return
+            self.client.clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, ASK_AGAIN_S_MAX)
+
+    def _ask(self, txid: str) -> Outcome | None:
+        control = self.client.control
+        told: Outcome | None = control.told(TxId.parse(txid))
+        if told is not None:
+            return told
+        reply = control.call("outcome", txid, extensions={"fence": None}, timeout=ASK_TIMEOUT_S)
+        return _ENDS.get(parse_outcome(reply)[0])
+
+    # --- transactions of the application's database ------------------------------------------------------------------
+
+    def claim_in(self, message: Message, connection: Any) -> None:
+        """A transaction of the application's database acknowledges a message: its offset is saved there.
+
+        Raises:
+            ConfigError: the consumer's offsets are not in that database.
+            FencedError, TransactionStateError, RolledBackError: as ``claim``; the transaction is doomed.
+        """
+        store = self._store
+        if not isinstance(store, OffsetStoreWithTransactions):
+            raise ConfigError(
+                "ack(connection) needs a consumer with an offset_store in that database: MySQLOffsetStore"
+            )
+        try:
+            position, above, tracker = self._claimed(message)
+            self._share.wait_saved()  # a save that is under way must not come behind this one
+            try:
+                store.save_in(connection, self.group, position, above)
+            except BaseException:
+                with self._share.changed:
+                    tracker.claims.pop(message.offset, None)
+                raise
+        except TxmqError as error:
+            store.doom(connection, error)
+            raise
+
+    def _claimed(self, message: Message) -> tuple[Position, int | None, Tracker]:
+        with self._share.changed:
+            known = self._share.trackers.get((message.topic, message.partition))
+            if known is None:
+                raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more")
+            is_aside = known.aside_in_hand(message.offset) is not None
+            if is_aside and known.claims:
+                raise RolledBackError(
+                    "an earlier message of the partition is acknowledged in a transaction: commit first"
+                )
+            tracker = self._claim(message, self)
+            above = max((at for at in tracker.claims if at < message.offset), default=None)
+            offset = tracker.position if is_aside else message.offset + 1
+            text = aside_text_with(tracker, offset, self)
+            position = Position(tracker.slot, tracker.generation, offset, text, next_order())
+        return position, above, tracker
+
+    def settle(self) -> None:
+        """See what of these has been committed; a store that is away is asked again later."""
+        with self._share.changed:
+            waiting = [tracker for tracker in self._share.trackers.values() if self._has_claims(tracker)]
+        for tracker in waiting:
+            self._look_up(tracker)
+
+    def _has_claims(self, tracker: Tracker) -> bool:
+        return any(claim.owner is self for claim in tracker.claims.values())
+
+    def _look_up(self, tracker: Tracker) -> None:
+        found = self._store.saved(self.group, tracker.slot)
+        if found is None:
+            return
+        named = parsed(found.aside).keys()
+        with self._share.changed:
+            for offset, claim in list(tracker.claims.items()):
+                is_done = offset not in named if offset in tracker.aside else offset < found.offset
+                if claim.owner is self and is_done:
+                    del tracker.claims[offset]
+                    _acknowledge(tracker, claim.message)
+            is_known = not self._has_claims(tracker) and tracker.position == found.offset
+            self._share.changed.notify_all()
+        if is_known:
+            self._share.were_saved([Position(tracker.slot, tracker.generation, found.offset, found.aside)])
+
+    def rejected(self, message: Message) -> bool:
+        """The application rejects a message; whether it is a transaction's to say what becomes of it."""
+        with self._share.changed:
+            tracker = self._share.trackers.get((message.topic, message.partition))
+            claim = tracker.claims.get(message.offset) if tracker is not None else None
+        if tracker is None or claim is None:
+            return False
+        if claim.owner is not self:
+            return True
+        try:
+            self._look_up(tracker)
+        except StorageError:
+            return True  # not known: whoever has the partition next will see
+        with self._share.changed:
+            return tracker.claims.pop(message.offset, None) is None
+
+
+def _released(tracker: Tracker, owner: object) -> list[Message]:
+    messages = [claim.message for claim in tracker.claims.values() if claim.owner is owner]
+    for message in messages:
+        del tracker.claims[message.offset]
+    return messages
+
+
+def _acknowledge(tracker: Tracker, message: Message) -> None:
+    if tracker.forget_aside(message.offset) is None:
+        tracker.ack(message.offset)

@@ -1,0 +1,151 @@
+"""Where a consumer group's offsets are: the port, and the values it speaks of.
+
+Theory of operation. The broker says who has which partition, under which *generation*: a number that grows with each
+change of ownership. Where the offsets are kept is the ``OffsetStore``'s business: in the broker (the default), in the
+application's own MySQL database, in a file, or wherever a store of yours puts them. The consumer's thread *loads* a
+partition when it is handed over, and *saves* it every ``offset_save_interval`` and before it is handed on.
+
+Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
+    * loading fences: from its return on, nothing is saved under an older generation, whoever slept through what;
+    * an offset is saved under the newest generation or not at all; one that was refused changed nothing;
+    * what was saved is found by whoever loads next, in another process, too, with the text about what is set aside;
+    * a store that cannot answer raises: it never says "nothing saved" for "not known".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+Slot = tuple[str, int]  # topic, partition
+next_order = count(1).__next__  # ``Position.order``, of one process
+
+
+class StoredOffset(NamedTuple):
+    """What a store has of one partition.
+
+    Attributes:
+        offset: the next one to be consumed.
+        aside: the consumer's own text about messages that are set aside; not for anybody else to understand.
+    """
+
+    offset: int
+    aside: str | None = None
+
+
+class Position(NamedTuple):
+    """An offset to be saved.
+
+    Attributes:
+        generation: under which the partition was handed to the one who saves.
+        offset: the next one to be consumed.
+        aside: as in ``StoredOffset``.
+        order: grows with each look of this process at its offsets; for stores whose requests may be delayed.
+    """
+
+    slot: Slot
+    generation: int
+    offset: int
+    aside: str | None = None
+    order: int = 0
+
+
+class OffsetStore(Protocol):
+    """See the module's docstring. Called by one thread of the consumer at a time.
+
+    Attributes:
+        is_shared: other members of the group, on other hosts, find what this one saved. Where they do not, the member
+            is alone in its group: a second one is refused.
+    """
+
+    is_shared: bool
+
+    def enter(self, group: str) -> None:
+        """A consumer begins to use it.
+
+        Raises:
+            TxmqError: it cannot be used; the consumer is not made.
+        """
+
+    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+        """A partition is ours under this generation: fence those before, then say what is saved.
+
+        Returns:
+            None where nothing was ever saved: the consumer's ``start`` applies.
+
+        Raises:
+            FencedError: a newer generation has loaded it.
+            StorageError: it cannot be known now; asked again a moment later.
+
+        Durability: the generation is, when this returns.
+        """
+
+    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+        """Save each whose generation is the newest.
+
+        Returns:
+            Those that were refused: their partitions are somebody else's.
+
+        Raises:
+            StorageError: some may be saved and some not; all are saved again later.
+
+        Durability: what was not refused is saved when this returns.
+        """
+
+    def leave(self, group: str) -> None:
+        """The consumer is closed."""
+
+
+@runtime_checkable
+class OffsetStoreWithTransactions(Protocol):
+    """A store in a database of the application: an offset can be saved in the application's own transaction there."""
+
+    def save_in(self, connection: Any, group: str, position: Position, above: int | None) -> None:
+        """Save in the transaction that the connection is in; nothing is committed here.
+
+        Args:
+            above: the offset that is saved must be above this one by now, in this transaction or a committed one. None:
+                whatever it is.
+
+        Raises:
+            FencedError: the generation is not the newest: the transaction is doomed.
+            TransactionStateError: what is saved is not above ``above``: doomed, too.
+        """
+
+    def doom(self, connection: Any, error: BaseException) -> None:
+        """Whatever the application does now, the transaction that the connection is in does not commit."""
+
+    def saved(self, group: str, slot: Slot) -> StoredOffset | None:
+        """What is committed now, without waiting for anybody."""
+
+
+Save = Callable[[Sequence[Position]], Iterable[Slot]]
+
+
+class BrokerOffsetStore:
+    """The default: the broker that hands the partitions out keeps their offsets, and tells them with the partition."""
+
+    is_shared = True
+
+    def __init__(self, save: Save) -> None:
+        self._save = save
+        self._told: dict[tuple[Slot, int], StoredOffset | None] = {}
+
+    def enter(self, group: str) -> None:
+        """Nothing to do: the member joins."""
+
+    def told(self, slot: Slot, generation: int, found: StoredOffset | None) -> None:
+        """The broker has handed a partition over, and said what is saved; it has fenced those before."""
+        self._told[slot, generation] = found
+
+    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+        """What came with the partition."""
+        return self._told.pop((slot, generation))
+
+    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+        """One request for all. Durability: forced in the broker when this returns."""
+        return set(self._save(positions))
+
+    def leave(self, group: str) -> None:
+        """Nothing to do: the member leaves."""
