@@ -20,7 +20,7 @@ class Put:
 
     place: Place
     values: tuple[bytes, ...]
-    told: int | str = "unknown"  # the base offset, "not stored" or "unknown"
+    told: int | str = "unknown"  # the base offset, "spooled", "not stored" or "unknown"
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ from .database import Database
 from .drivers import SINK, Driver, Written, check_batches
 from .history import History, Place, Put, Shared, Transaction
 from .members import GROUPS, OUTPUT, Consumption, Member, check_groups
+from .ordered import SPOOLED, OrderedProgram
 from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
@@ -198,14 +199,15 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
         for group in GROUPS for n in range(world.rng.randint(0, 3))
     ]  # fmt: skip
     consumers = [ConsumerProgram(shared, threads, f"k{n}_", told.dealt) for n in range(world.rng.randint(0, 2))]
-    _plan_faults(world, broker, clients, [*applications, *settlers, *consumers])
+    producers = [OrderedProgram(shared, threads, f"o{n}_", told.dealt.folder) for n in range(world.rng.randint(0, 2))]
+    _plan_faults(world, broker, clients, [*applications, *settlers, *consumers, *producers])
     drivers = [Driver(shared, told.written, "d0")] if world.rng.random() < 0.5 else []
     _plan_drivers(shared, told.written, drivers)
     if members and world.rng.random() < 0.5:
         world.after(world.rng.uniform(0, SECONDS), members[0].die)
     world.run(SECONDS)
     _heal(world, shared, operator)
-    finite: list[Client | Program] = [*clients, *members, *drivers, *applications, *consumers]
+    finite: list[Client | Program] = [*clients, *members, *drivers, *applications, *consumers, *producers]
     world.run(60.0, until=lambda: all(one.is_over for one in finite))
     for one in finite:
         if not one.is_over:
@@ -343,6 +345,8 @@ def _check_put(put: Put, visible: Visible, history: History, weak: bool) -> None
         raise Violation(f"P2: a part of {put}")
     if put.told == "not stored" and there:
         raise Violation(f"P6: told not stored: {put}")
+    if put.told == SPOOLED and not weak and not there:
+        raise Violation(f"P6: spooled, drained and not there: {put.place} {put.values[0][:12]!r}")
     if isinstance(put.told, int) and not weak and not _stands(put.values, put.place, put.told, visible):
         raise Violation(f"P1: acknowledged and not there: {put.place} {put.told} {put.values[0][:12]!r}")
 

@@ -31,6 +31,8 @@ SITUATIONS = frozenset(
         "a batch was committed", "a batch was committed already", "a former driver was fenced",
         "a consumer's disk was lost", "a message was rejected", "a message was acknowledged", "a message was buried",
         "a message is set aside",
+        "an ordered message was spooled", "an ordered message was acknowledged",
+        "a spool was full or a topic not known",
         "a member slept", "a partition was handed over", "a fenced save was refused", "an offset was saved",
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
         "bit flip written over by redo", "bit flip in the journal without effect",

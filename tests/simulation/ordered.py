@@ -1,0 +1,82 @@
+"""Programs that run txmq's real ordered producer: one key, one partition, one order, through kills and outages.
+
+Each has a spool on its local disk, which outlives its process. Its values count up over all its lives; the history
+holds each as a put, told as the producer told it, so that the general checks (there if acknowledged, not there if
+refused, once, in order) hold it to P1, P6 and P7. What is spooled must be there once the spool is drained, which it is
+after healing.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from txmq.client.ordered import OrderedOptions
+from txmq.client.selector import FixedSelector
+from txmq.errors import ConnectionLostError, SpoolFullError, StorageError, TxmqError
+from txmq.model import SendStatus
+
+from .application import Program
+from .history import Put, Shared
+from .threads import Threads, pause
+
+SPOOLED = "spooled"
+
+
+class OrderedProgram(Program):
+    """One ordered producer, which writes to one partition of each topic."""
+
+    ends_with_the_world = False
+
+    def __init__(self, shared: Shared, threads: Threads, name: str, folder: str) -> None:
+        self._spool = f"{folder}/{name}spool"
+        self._count = 0
+        self._open: Any = None
+        super().__init__(shared, threads, name)
+
+    def _died(self) -> None:
+        if self._open is not None:
+            self._open._database.close()
+            self._open._release()
+            self._open = None
+        super()._died()
+
+    def main(self) -> None:
+        """One life; the last one ends when the spool is empty."""
+        client, rng = self.client(), self.world.rng
+        options = OrderedOptions(
+            timeout=rng.choice((0.05, 0.3)), spool_size_bytes_max=rng.choice((2048, 1 << 20)), visibility_wait_s=0.5
+        )
+        with suppress(TxmqError):
+            client.session  # noqa: B018
+        producer = client.ordered_producer(FixedSelector(0), self._spool, options=options)
+        self._open = producer._spool
+        while not self.shared.stopping:
+            self._send(producer)
+            pause(rng.uniform(0.0, 0.02))
+        drained = False
+        while not drained:
+            with suppress(TxmqError):
+                producer.flush(1.0)
+                drained = True
+        producer.close()
+        client.close()
+        self._open = None
+
+    def _send(self, producer: Any) -> None:
+        topic = self.world.rng.choice(sorted(name for name in self.shared.history.topics if name != "temporary"))
+        self._count += 1
+        value = b"%b-%06d-%b" % (self.name.encode(), self._count, b"." * self.world.rng.choice((10, 400)))
+        put = Put((topic, 0), (value,))
+        self.shared.history.puts.append(put)
+        try:
+            result = producer.send(topic, value, key=self.name.encode())
+        except (SpoolFullError, ConnectionLostError):
+            put.told = "not stored"
+            self.world.meet("a spool was full or a topic not known")
+        except StorageError:
+            return
+        else:
+            is_spooled = result.status is SendStatus.SPOOLED
+            put.told = SPOOLED if is_spooled else result.offset
+            self.world.meet("an ordered message was spooled" if is_spooled else "an ordered message was acknowledged")
