@@ -65,7 +65,7 @@ def plan(options: SourceOptions) -> list[Range]:
         UnknownTopicError, ConnectionLostError: as their names say.
     """
     assert options.bootstrap is not None
-    with connect(options.bootstrap) as client:
+    with connect(options.bootstrap, options.timeout) as client:
         catalog = Catalog(client, options)
         topics = catalog.topics()
         found = [catalog.held(topic) for topic in topics]

@@ -47,9 +47,9 @@ class Held:
     partitions: dict[int, Range]
 
 
-def connect(bootstrap: str) -> Client:
-    """A client whose broker may still be away."""
-    return txmq.connect(bootstrap, timeout=REQUEST_S, name=NAME, lazy=True)
+def connect(bootstrap: str, timeout: float) -> Client:
+    """A client whose broker may still be away; one question of it takes no longer than ``timeout``."""
+    return txmq.connect(bootstrap, timeout=min(REQUEST_S, timeout), name=NAME, lazy=True)
 
 
 def patiently(client: Client, timeout: float, ask: Callable[[], T]) -> T:
@@ -96,8 +96,9 @@ class Catalog:
         Raises:
             UnknownTopicError: there is none of that name; names the nearest one.
         """
+        client = self._client
         try:
-            body = self._ask(lambda: self._client.control.repeat("topic", "describe", topic, timeout=REQUEST_S))
+            body = self._ask(lambda: client.control.repeat("topic", "describe", topic, timeout=client.timeout))
         except UnknownTopicError:
             near = difflib.get_close_matches(topic, self._names(), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -34,7 +34,7 @@ from txmq.runtime.logging import get_logger
 from txmq.spark import columns
 from txmq.spark.chunk import Origin, check
 from txmq.spark.ranges import Range
-from txmq.spark.source_catalog import PASSING, REQUEST_S, connect, made_anew, patiently
+from txmq.spark.source_catalog import PASSING, connect, made_anew, patiently
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -64,7 +64,7 @@ def read_range(task: Range, reading: Reading) -> Iterator[RecordBatch]:
         InvalidBatchError: what came is damaged; names partition and offset.
         ConnectionLostError, RequestTimeoutError, UnavailableError: the broker stayed away.
     """
-    with connect(reading.bootstrap) as client:
+    with connect(reading.bootstrap, reading.timeout) as client:
         yield from _RangeReader(client, task, reading).rows()
 
 
@@ -123,7 +123,10 @@ class _RangeReader:
 
     def _ask_ahead(self, offset: int) -> None:
         try:
-            self._ahead = offset, self._client.control.submit("get", *self._question(offset), timeout=REQUEST_S)
+            self._ahead = (
+                offset,
+                self._client.control.submit("get", *self._question(offset), timeout=self._client.timeout),
+            )
         except PASSING:
             self._ahead = None
 
@@ -137,7 +140,7 @@ class _RangeReader:
         return _filled(self._patiently(lambda: self._get(offset)), offset)
 
     def _get(self, offset: int) -> bytes:
-        return self._client.control.call("get", *self._question(offset), timeout=REQUEST_S)
+        return self._client.control.call("get", *self._question(offset), timeout=self._client.timeout)
 
     def _question(self, offset: int) -> tuple[str, int, int, int]:
         return self._task.topic, self._task.partition, offset, ANSWER_SIZE_BYTES

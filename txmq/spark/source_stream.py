@@ -166,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def _catalog(self) -> Catalog:
         if self._client is None:
-            self._client = connect(self._reading.bootstrap)
+            self._client = connect(self._reading.bootstrap, self._reading.timeout)
         return Catalog(self._client, self._options)
 
     def _held(self, names: Iterable[str], position: Position) -> dict[str, Held]:
