@@ -43,6 +43,7 @@ from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
+from txmq.runtime.processor import preemptions
 
 log = get_logger()
 TICK_S = 0.05
@@ -87,7 +88,8 @@ class Server:
     async def start(self, host: str, port: int, backlog: int = 1024) -> tuple[str, int]:
         """Listen. Returns the real address."""
         self._loop = asyncio.get_running_loop()
-        self._busy_poll = BusyPoll(self.settings.busy_poll_us / 1e6, self.clock.monotonic, self._loop.call_soon)
+        window_s = self.settings.busy_poll_us / 1e6
+        self._busy_poll = BusyPoll(window_s, self.clock.monotonic, self._loop.call_soon, preemptions)
         self.stopped = self._loop.create_future()
         self._loop.set_exception_handler(self._unexpected)
         self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)

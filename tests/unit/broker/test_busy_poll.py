@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
-from txmq.broker.busy_poll import BusyPoll
+from txmq.broker.busy_poll import REST_S_MAX, REST_S_MIN, BusyPoll
 from txmq.runtime.sim_clock import SimClock
 
 WINDOW_S = 100e-6
@@ -17,7 +18,8 @@ class Loop:
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self.clock, self.due = SimClock(), list[Callable[[], None]]()
-        self.poll = BusyPoll(window_s, self.clock.monotonic, self.due.append)
+        self.lost, self.is_wanted = 0, False
+        self.poll = BusyPoll(window_s, self.clock.monotonic, self.due.append, lambda: self.lost)
 
     def polled(self, seconds: float) -> int:
         """Let so much time pass; how many iterations did not sleep."""
@@ -28,6 +30,7 @@ class Loop:
                 callback()
             self.clock.advance(1e-6)
             count += 1
+            self.lost += self.is_wanted
         self.clock.advance(max(0.0, until - self.clock.monotonic()))
         return count
 
@@ -75,3 +78,26 @@ def test_a_window_of_zero_is_off() -> None:
     loop = Loop(0.0)
     assert sum(loop.exchange(0.0) for _ in range(50)) == 0
     assert not loop.due
+
+
+def test_who_takes_the_processor_from_the_polling_loop_gets_it() -> None:
+    loop, gap_s = Loop(), 90e-6
+    for _ in range(50):
+        loop.exchange(gap_s)
+    loop.is_wanted = True
+    counts = [loop.exchange(gap_s) for _ in range(10_000)]
+    polls = [index for index, count in enumerate(counts) if count > 1]  # one: the last callback, which ends it
+    rests = [(later - earlier) * gap_s for earlier, later in pairwise(polls)]
+    assert sum(counts) < 1000  # of 900,000
+    assert REST_S_MIN <= rests[0] < 1.1 * REST_S_MIN
+    assert all(1.8 < later / earlier < 2.2 for earlier, later in pairwise(rests))
+
+
+def test_the_loop_polls_again_when_nobody_minds_any_more() -> None:
+    loop, gap_s = Loop(), 90e-6
+    loop.is_wanted = True
+    for _ in range(5000):
+        loop.exchange(gap_s)
+    loop.is_wanted = False
+    counts = [loop.exchange(gap_s) for _ in range(int(REST_S_MAX / gap_s) + 300)]
+    assert counts[-1] >= 89
