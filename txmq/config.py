@@ -76,7 +76,8 @@ class BrokerSettings:
     busy_poll_us: int = _number(
         0, 0, 10_000,
         "For so long after an answer the event loop polls instead of sleeping, while requests keep coming that soon. "
-        "Answers a lone caller 50 us earlier on a virtual machine, for processor time that nobody else wants. 0 is off.",
+        "Answers a lone caller 50 us earlier on a virtual machine, for processor time that nobody else wants. "
+        "0 is off.",
         section="Broker",
     )  # fmt: skip
 
