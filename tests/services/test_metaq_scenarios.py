@@ -47,10 +47,10 @@ MessageIteratorUnitTest                  tests/unit/log/test_batch.py::
                                          test_messages_before_the_offset_are_dropped
 FetchRequestQueueUnitTest                tests/unit/client/test_tracker.py::
                                          test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up
-DefaultStrategyUnitTest,                 tests/unit/registry/test_assignment.py::
-ConsistStrategyUnitTest                  test_every_partition_of_metaqs_own_cases_is_consumed
-BaseOffsetStorage-, LocalOffsetStorage-, tests/services/test_offset_stores.py::
-UnitTest                                 test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved
+DefaultStrategy-, ConsistStrategyUnitTest tests/unit/registry/test_assignment.py::
+                                         test_every_partition_of_metaqs_own_cases_is_consumed
+BaseOffset-, LocalOffsetStorageUnitTest  tests/services/test_offset_stores.py::
+                                         test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved
 RecoverStorageManagerUnitTest            tests/unit/client/test_retry_store.py::
                                          test_what_was_put_is_there_for_whoever_opens_the_file_next;
                                          tests/unit/client/test_retry_store.py::
@@ -64,8 +64,8 @@ OrderedMessageSenderUnitTest             tests/unit/client/test_ordered_lane.py:
                                          test_direct_sending_goes_on_only_when_the_spool_is_empty;
                                          tests/unit/client/test_ordered_lane.py::
                                          test_whatever_fails_nothing_is_lost_repeated_or_reordered
-OrderedLocalMessageStorageManager-       tests/unit/client/test_spool.py::
-UnitTest                                 test_batches_come_out_in_the_order_in_which_they_went_in
+OrderedLocalMessageStorageManagerUnitT.  tests/unit/client/test_spool.py::
+                                         test_batches_come_out_in_the_order_in_which_they_went_in
 AsyncMetaMessageProducerUnitTest         tests/unit/client/test_client.py::
                                          test_a_failed_future_holds_what_send_would_raise
 SlidingWindowUnitTest                    tests/unit/client/test_client.py::
