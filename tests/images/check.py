@@ -67,8 +67,8 @@ class Player:
         arguments, extensions, body = list(ask.arguments), dict(ask.extensions), ask.body
         if ask.verb == "query":
             body = "".join(f"{self.node.txid(SESSION, counter)}\n" for counter in ask.winners).encode()
-            while self.node.state.next_session <= int(extensions["epoch"] or 0):
-                self.node.session()  # a life of the driver
+            while self.node.state.queries.last_epoch < int(extensions["epoch"] or 0):
+                self.node.connect().ask("query", "epoch", "*", body=b"")
         if ask.counter:
             txid = self.node.txid(SESSION, ask.counter)
             if "tx" in extensions:
@@ -252,6 +252,7 @@ def _check_query(ask: Ask, node: Node) -> None:
     """A driver's life that opened is never taken for an older one; a batch that is committed never comes again."""
     known, epoch = node.state.queries.named.get(QUERY), ask.extensions["epoch"]
     assert known is not None, "P1: the query is lost"
+    assert node.state.queries.last_epoch >= int(epoch or 0), f"P1: epoch {epoch} may be drawn again"
     assert known.epoch >= int(epoch or 0), f"P1: epoch {known.epoch} after {epoch} was opened"
     if ask.arguments[0] == "commit":
         assert known.batch >= int(ask.extensions["batch"] or 0), f"P1: batch {ask.extensions['batch']} is lost"

@@ -1,8 +1,7 @@
 """Queries of parallel writers (Spark): who drives each, and the newest batch it has committed. A fold over the journal.
 
 A *query* is what writes batch after batch in one name, through restarts of its driver. Its *epoch* says which life of
-the driver speaks: the number of a session that this life made, so that it is never handed out twice and a later life
-has a higher one.
+the driver speaks: a number drawn when that life begins. It is never handed out twice, and a later one is higher.
 
 Invariants:
     * an epoch of a query never falls, a batch number never falls;
@@ -46,6 +45,11 @@ class Queries:
 
     def __init__(self) -> None:
         self.named: dict[str, Query] = {}
+        self.last_epoch = 0
+
+    def drawn(self, epoch: int) -> None:
+        """An epoch is handed out."""
+        self.last_epoch = epoch
 
     def known(self, name: str) -> Query:
         """One of them.
@@ -90,10 +94,12 @@ class Queries:
         """Forget a query."""
         self.named.pop(name, None)
 
-    def snapshot(self) -> list[list[Any]]:
+    def snapshot(self) -> dict[str, Any]:
         """JSON-able state."""
-        return [[query.name, query.epoch, query.batch, query.time_ms] for query in self.named.values()]
+        named = [[query.name, query.epoch, query.batch, query.time_ms] for query in self.named.values()]
+        return {"last_epoch": self.last_epoch, "named": named}
 
-    def restore(self, snapshot: list[list[Any]]) -> None:
+    def restore(self, snapshot: dict[str, Any]) -> None:
         """The reverse of ``snapshot``."""
-        self.named = {fields[0]: Query(*fields) for fields in snapshot}
+        self.last_epoch = snapshot["last_epoch"]
+        self.named = {fields[0]: Query(*fields) for fields in snapshot["named"]}

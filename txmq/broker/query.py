@@ -62,8 +62,19 @@ def query(
         context.answer_settled(peer, opaque, text)
 
 
+def _epoch(context: Context, name: str, _given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
+    """A life of a driver begins: draw its number."""
+    if name != ANY_QUERY:
+        raise BadRequestError("query epoch takes *: a number is of no query before it opens one")
+    queries = context.state.queries
+    epoch = queries.last_epoch + 1
+    context.group.add_entry(entries.encode_epoch_drawn(json.dumps({"epoch": epoch}).encode()))
+    queries.drawn(epoch)
+    return {"epoch": epoch}, True
+
+
 def _open(context: Context, name: str, given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
-    """A life of a driver begins, or is known: tell the newest committed batch."""
+    """A life of a driver writes from now on, or does already: tell the newest committed batch."""
     epoch = _stated(given, b"epoch")
     queries = context.state.queries
     known = queries.named.get(name)
@@ -71,8 +82,8 @@ def _open(context: Context, name: str, given: Given, _body: bytearray) -> tuple[
         raise known.fenced(epoch)
     if known is not None and epoch == known.epoch:
         return _described(known), False
-    if name == ANY_QUERY or not 0 < epoch < context.state.next_session:
-        raise BadRequestError("query open needs a query's name, and epoch=<number of a session that the driver made>")
+    if name == ANY_QUERY or not 0 < epoch <= queries.last_epoch:
+        raise BadRequestError("query open needs a query's name, and epoch=<number drawn with query epoch>")
     if known is None and len(queries.named) >= context.settings.queries_max:
         raise OverloadedError(
             f"queries_max {context.settings.queries_max} queries are kept: delete those that never write again"
@@ -130,7 +141,9 @@ def _delete(context: Context, name: str, given: Given, _body: bytearray) -> tupl
 
 
 _Action = Callable[[Context, str, Given, bytearray], tuple[dict[str, Any], bool]]
-_ACTIONS: dict[str, _Action] = {"open": _open, "commit": _commit, "abort": _abort, "list": _list, "delete": _delete}
+_ACTIONS: dict[str, _Action] = {
+    "epoch": _epoch, "open": _open, "commit": _commit, "abort": _abort, "list": _list, "delete": _delete,
+}  # fmt: skip
 
 
 # --- what the actions have in common ---------------------------------------------------------------------

@@ -273,7 +273,7 @@ class State:
             self._redo_decisions(kind, json.loads(bytes(body)))
         elif kind in (entries.SAVED, entries.HANDED_OVER, entries.GROUP_DELETED):
             self._redo_group(kind, json.loads(bytes(body)))
-        elif kind in (entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
+        elif kind in (entries.EPOCH_DRAWN, entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
             self._redo_query(kind, body, write, touched)
         elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
@@ -330,7 +330,9 @@ class State:
             self._redo_batch(entries.decode_batch_committed(body), write, touched)
             return
         fields = json.loads(bytes(body))
-        if kind == entries.QUERY_OPENED:
+        if kind == entries.EPOCH_DRAWN:
+            self.queries.drawn(fields["epoch"])
+        elif kind == entries.QUERY_OPENED:
             self.queries.open(fields["query"], fields["epoch"], fields["time_ms"])
         else:
             self.queries.delete(fields["query"])
@@ -419,7 +421,7 @@ class State:
         self.decisions.restore(snapshot["decisions"], self.partition)
         self.saved.restore(snapshot["groups"])
         self.saved.generation_floor = snapshot.get("generation_floor", 0)
-        self.queries.restore(snapshot.get("queries", []))
+        self.queries.restore(snapshot.get("queries") or Queries().snapshot())
 
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
         """Give a restored transaction one of its parts back, in order."""

@@ -40,12 +40,9 @@ class Queries:
         self._client, self._timeout = client, timeout
 
     def new_epoch(self) -> int:
-        """The number of this driver's life: higher than any drawn before, of whichever query.
-
-        The same for the life of this client's session.
-        """
-        session: int = self._client.session.id
-        return session
+        """Draw a number for a life of a driver: higher than any drawn before, for whichever query."""
+        epoch: int = self._ask("epoch", ANY_QUERY, {})["epoch"]
+        return epoch
 
     def open(self, query: str, epoch: int, *, timeout: float | None = None) -> int | None:
         """This life writes from now on; former ones are fenced, and what they prepared is rolled back.

@@ -139,7 +139,7 @@ _TABLE = (
     ),
     Verb(
         b"query", ("action", "query"), {b"epoch": "long", b"batch": "long"}, has_body=True,
-        teaches="open, commit, abort, list, delete: batches of parallel writers: query list * 0 1",
+        teaches="epoch, open, commit, abort, list, delete: batches of parallel writers: query list * 0 1",
     ),
     Verb(b"ping", teaches="is the broker there? ping 1"),
     Verb(b"stats", opaque_optional=True, optional="item", teaches="figures; stats help lists the items"),

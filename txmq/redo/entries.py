@@ -39,6 +39,7 @@ Bodies::
     25 BATCH_COMMITTED  number of transactions u32, then of each what COMMITTED holds, then meta (JSON): the query,
                       epoch and batch that are decided; all its messages are placed
     26 QUERY_DELETED  JSON
+    27 EPOCH_DRAWN    JSON: the number of a driver's life, never handed out again
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ GROUP_DELETED: Final = 19
 QUERY_OPENED: Final = 24
 BATCH_COMMITTED: Final = 25
 QUERY_DELETED: Final = 26
+EPOCH_DRAWN: Final = 27
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -79,6 +81,7 @@ NAMES: Final = {
     SESSION_ENDED: "session-ended", DECIDED: "decided", COMPLETED: "completed", SHOWN: "shown", HEURISTIC: "heuristic",
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
+    EPOCH_DRAWN: "epoch-drawn",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -457,3 +460,8 @@ def encode_query_opened(fields: bytes) -> bytes:
 def encode_query_deleted(fields: bytes) -> bytes:
     """A QUERY_DELETED entry; ``fields`` is JSON."""
     return frame(QUERY_DELETED, fields)
+
+
+def encode_epoch_drawn(fields: bytes) -> bytes:
+    """An EPOCH_DRAWN entry; ``fields`` is JSON."""
+    return frame(EPOCH_DRAWN, fields)

@@ -6,8 +6,8 @@ batch which Spark repeats after a crash is found to be committed. Spark makes a 
 pickles it to the tasks; for a stream it makes *another one* where it commits. So what the commit needs to know comes
 with the tasks' messages.
 
-A life of the driver is known by its *epoch*, drawn in the process that plans. The first task of a later life fences the
-former one and rolls back what it left.
+A life of the driver is known by its *epoch*, drawn where a batch is planned. The first task of a later epoch fences the
+former ones and rolls back what they left: tasks of a driver that died, and of an attempt at the batch that failed.
 
 A batch write without ``queryId`` has a name of its own, which is forgotten once it is committed.
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from pyspark import TaskContext
@@ -31,7 +30,6 @@ from txmq.spark.sink_options import SinkOptions, check_columns, parse_options
 from txmq.spark.sink_task import Written, client_of, write
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's own, of a task of a stream
-_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def make_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> Dat
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)  # a missing topic is told before the first row is computed
     epoch = client.queries.new_epoch()
-    query = parsed.query or f"write-{epoch:x}-{next(_numbers)}"
+    query = parsed.query or f"write-{epoch}"
     committed = client.queries.open(query, epoch)
     batch = parsed.batch or 0
     return BatchWriter(parsed, Attempt(query, epoch, batch, 0, 0), is_over=committed is not None and committed >= batch)

@@ -23,7 +23,9 @@ def write(
 ) -> Answer:  # fmt: skip
     """One task attempt's part."""
     body = b"".join(part(topic, partition, content) for topic, partition, content in contents)
-    words = {"query": query, "epoch": epoch, "batch": number, "task": task, "attempt": attempt}
+    words: dict[str, str | int | None] = {
+        "query": query, "epoch": epoch, "batch": number, "task": task, "attempt": attempt,
+    }  # fmt: skip
     return client.ask("prepare", txid, "spark", extensions=words, body=body)
 
 
@@ -48,6 +50,7 @@ def commit(client: Client, *txids: str, epoch: int = 1, number: int = 0, name: s
 def two_tasks(made: Node) -> tuple[Client, Client, list[str]]:
     """A driver (session 1) that opened, and a worker (session 2); tasks 0 and 1 wrote, task 1 in two attempts."""
     driver, worker = made.session(), made.session()
+    assert told(ask(driver, "epoch", "*")) == {"epoch": 1}
     assert told(ask(driver, "open", epoch=1)) == {"query": "q", "epoch": 1, "batch": None}
     txids = [made.txid(2, counter) for counter in (1, 2, 3)]
     assert write(worker, txids[0], ("a", 0, batch(b"x1", b"x2")), ("b", 0, batch(b"y1"))).code == 200
@@ -81,6 +84,7 @@ def test_a_batch_is_committed_once_however_often_and_by_whom_it_is_repeated(chec
     assert write(worker, made.txid(2, 4), ("a", 0, batch(b"late"))).error == "transaction-conflict"
     again = lives(made, checkpoint=checkpoint)
     successor, worker = again.session(), again.session("2.0")
+    assert [told(ask(successor, "epoch", "*"))["epoch"] for _ in range(2)] == [2, 3]
     assert told(ask(successor, "open", epoch=3)) == {"query": "q", "epoch": 3, "batch": 0}
     assert told(commit(successor, epoch=3))["already_committed"] is True
     assert write(worker, again.txid(2, 5), ("a", 0, batch(b"later")), epoch=3).error == "transaction-conflict"
@@ -129,6 +133,7 @@ def test_a_new_driver_fences_the_old_one_and_its_tasks_and_rolls_back_what_they_
     ask(driver, "open", "other", epoch=1)
     write(worker, made.txid(2, 8), ("a", 0, batch(b"stays")), query="other")
     successor = made.session()
+    assert [told(ask(successor, "epoch", "*"))["epoch"] for _ in range(2)] == [2, 3]
     assert told(ask(successor, "open", epoch=3)) == {"query": "q", "epoch": 3, "batch": None}
     assert [row["query"] for row in listed(driver)] == ["other"]
     made = lives(made, checkpoint=checkpoint)
@@ -143,24 +148,27 @@ def test_a_new_driver_fences_the_old_one_and_its_tasks_and_rolls_back_what_they_
     assert told(commit(driver, epoch=3))["already_committed"] is False
 
 
-def test_an_epoch_is_the_number_of_a_session_and_must_have_opened() -> None:
+def test_an_epoch_is_drawn_once_and_must_have_opened() -> None:
     made = node()
     driver = made.session()
-    for words in ({"epoch": 2}, {"epoch": 0}, {}):
-        assert ask(driver, "open", **words).error == "bad-request"
+    assert told(ask(driver, "epoch", "*")) == {"epoch": 1}
+    assert ask(driver, "epoch").error == "bad-request"
+    wrong: tuple[dict[str, int], ...] = ({"epoch": 2}, {"epoch": 0}, {})
+    for words in wrong:
+        assert ask(driver, "open", "q", "", **words).error == "bad-request"
     assert ask(driver, "open", "*", epoch=1).error == "bad-request"
     assert ask(driver, "open", "-", epoch=1).error == "invalid-name"
     assert write(driver, made.txid(1, 1), ("a", 0, batch(b"x"))).error == "unknown-query"
     assert commit(driver).error == "unknown-query"
     assert told(ask(driver, "open", epoch=1))["epoch"] == 1
-    made.session()
+    assert told(ask(driver, "epoch", "*")) == {"epoch": 2}
     assert write(driver, made.txid(1, 1), ("a", 0, batch(b"x")), epoch=2).error == "bad-request"
     assert commit(driver, epoch=2).error == "bad-request"
     assert ask(driver, "commit", body="no line end", epoch=1, batch=0).error == "bad-request"
     assert ask(driver, "nosuch").error == "bad-request"
-    words = {"query": "q", "epoch": 1, "batch": 0, "task": 0}
+    stated: dict[str, str | int | None] = {"query": "q", "epoch": 1, "batch": 0, "task": 0}
     body = part("a", 0, batch(b"x"))
-    assert driver.ask("prepare", made.txid(1, 1), "spark", extensions=words, body=body).error == "bad-request"
+    assert driver.ask("prepare", made.txid(1, 1), "spark", extensions=stated, body=body).error == "bad-request"
 
 
 def test_only_the_driver_commits_a_part_but_an_operator_who_says_so() -> None:
@@ -233,6 +241,15 @@ def test_a_query_is_forgotten_only_by_command(checkpoint: bool) -> None:
     assert [row["query"] for row in told(ask(driver, "list", "*"))["queries"]] == ["second"]
     assert listed(driver) == []
     assert told(ask(driver, "open", "third", epoch=1))["batch"] is None
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_no_two_lives_of_a_broker_hand_out_the_same_epoch(checkpoint: bool) -> None:
+    made = node()
+    drawn = [told(ask(made.connect(), "epoch", "*"))["epoch"] for _ in range(2)]
+    made = lives(made, checkpoint=checkpoint)
+    drawn.append(told(ask(made.connect(), "epoch", "*"))["epoch"])
+    assert drawn == [1, 2, 3]
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

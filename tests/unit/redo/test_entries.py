@@ -65,7 +65,7 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     for encode, kind in (
         (entries.encode_session, entries.SESSION), (entries.encode_topic, entries.TOPIC),
         (entries.encode_started, entries.STARTED), (entries.encode_query_opened, entries.QUERY_OPENED),
-        (entries.encode_query_deleted, entries.QUERY_DELETED),
+        (entries.encode_query_deleted, entries.QUERY_DELETED), (entries.encode_epoch_drawn, entries.EPOCH_DRAWN),
     ):  # fmt: skip
         assert bytes(_only(encode(b'{"a": 1}'), kind)) == b'{"a": 1}'
 
