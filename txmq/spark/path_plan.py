@@ -19,7 +19,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from txmq.broker.state import State
 from txmq.errors import ConfigError, CorruptRecordError, DataLossError, StorageError
 from txmq.log import records
 from txmq.log.batch import HEADER, HEADER_SIZE, MAGIC, place_checksum
@@ -31,7 +30,7 @@ from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import File
 from txmq.spark.options import SourceOptions, Where
 from txmq.spark.path_layout import ARCHIVE, Place, Segment, segments_below
-from txmq.spark.path_state import fold, is_data_directory, locked
+from txmq.spark.path_state import Folded, fold, is_data_directory, locked
 from txmq.spark.ranges import Range
 from txmq.spark.source_batch import within
 from txmq.spark.source_catalog import Held, check_offsets, placed
@@ -81,13 +80,13 @@ def plan(options: SourceOptions, root: str, tasks_min: int) -> list[tuple[FileTa
     try:
         is_whole = is_data_directory(disk)
         with locked(disk) if is_whole else nullcontext():
-            state = _state(disk, options) if is_whole else None
-            return _Planner(disk, root, options, state).run(tasks_min)
+            folded = _folded(disk, options) if is_whole else None
+            return _Planner(disk, root, options, folded).run(tasks_min)
     finally:
         disk.close()
 
 
-def _state(disk: OSDisk, options: SourceOptions) -> State | None:
+def _folded(disk: OSDisk, options: SourceOptions) -> Folded | None:
     try:
         return fold(disk)
     except StorageError as error:
@@ -100,8 +99,10 @@ def _state(disk: OSDisk, options: SourceOptions) -> State | None:
 
 
 class _Planner:
-    def __init__(self, disk: OSDisk, root: str, options: SourceOptions, state: State | None) -> None:
-        self._disk, self._root, self._options, self._state = disk, root, options, state
+    def __init__(self, disk: OSDisk, root: str, options: SourceOptions, folded: Folded | None) -> None:
+        self._disk, self._root, self._options = disk, root, options
+        self._state = None if folded is None else folded.state
+        self._forced = {} if folded is None else folded.forced
         self._chains: dict[Place, list[Segment]] = {}
 
     def run(self, tasks_min: int) -> list[tuple[FileTask, ...]]:
@@ -124,9 +125,12 @@ class _Planner:
     def _held(self) -> list[Held]:
         """The topics that are wanted, with what their files hold."""
         topics: dict[str, Held] = {}
+        names: dict[str, None] = {}
         found = segments_below(self._disk, self._root)
         for place in sorted({*found, *self._known_places()}):
             name = self._name(place[0])
+            if name is not None:
+                names[name] = None
             if name is None or not self._options.takes(name):
                 continue
             chain, end = self._chain(place, found.get(place, []))
@@ -137,9 +141,7 @@ class _Planner:
             held.partitions[place[1]] = Range(name, place[0], place[1], start, end, size_bytes)
         for name in self._options.topics or ():
             if name not in topics:
-                raise ConfigError(
-                    f"no topic {name!r} below {self._root}; there are {', '.join(sorted(topics)) or 'none'}"
-                )
+                raise ConfigError(f"no topic {name!r} below {self._root}; there are {', '.join(names) or 'none'}")
         return list(topics.values())
 
     def _known_places(self) -> Iterator[Place]:
@@ -191,6 +193,9 @@ class _Planner:
             chain.append(file)
         if end >= partition.high_watermark:
             return chain, partition.high_watermark
+        if end < self._forced.get(place, 0) and self._options.fails_on_loss:
+            path, size = (partition.segment_path(base), 0) if file is None else (file.path, file.size_bytes)
+            raise CorruptRecordError(f"{self._root}/{path}", size, f"ends at offset {end}; more was forced into it")
         text = (
             f"{partition.topic}-{partition.number}: offsets {end} to {partition.high_watermark - 1} are not in the "
             "segment files; start the broker on the directory once: it writes them again from its journal"
@@ -277,6 +282,9 @@ class _Planner:
         pieces = -(-size // share)
         marks = [(task.position, task.offset)]
         for batch in self._batches(task.place, Segment(task.path, task.offset, task.end_position)):
+            if batch.position == 0 and batch.base_offset != task.offset:
+                yield task  # misnamed: its reader says so
+                return
             if batch.base_offset <= task.start:
                 marks = [(batch.position, batch.base_offset)]
             elif batch.position >= marks[-1][0] + size // pieces:

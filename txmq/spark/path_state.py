@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 from txmq.broker.context import new_state
 from txmq.broker.payloads import PayloadFiles
@@ -51,20 +52,31 @@ def is_data_directory(disk: Disk) -> bool:
     return disk.exists(identity.PATH)
 
 
-def fold(disk: Disk) -> State:
+class Folded(NamedTuple):
     """The state that a start of the broker would come back with.
+
+    ``forced``: by topic id and partition, the offset up to which the checkpoint knows the files to be on disk.
+    """
+
+    state: State
+    forced: dict[tuple[int, int], int]
+
+
+def fold(disk: Disk) -> Folded:
+    """Read checkpoint and journal.
 
     Raises:
         StorageError: checkpoint or journal is damaged or missing.
     """
     state = new_state(BrokerSettings())
     lsn = _restore(disk, state)
+    forced = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
     touched: dict[Partition, None] = {}
     for record in inspect.dump(disk, from_lsn=lsn):
         if record.kind == "group":
             state.redo(record.payload, _write_nothing, touched)
     state.publish_recovered()
-    return state
+    return Folded(state, forced)
 
 
 def _write_nothing(_partition: Partition, _segment_base: int, _position: int, _data: Buffer) -> None:
