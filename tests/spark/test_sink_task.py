@@ -29,11 +29,11 @@ def rows(*values: bytes) -> Any:
     return pa.record_batch([pa.array(values, pa.binary())], names=["value"])
 
 
-def attempt(client: txmq.Client, query: str, *, batch: int = 0, task: int = 0, number: int = 0) -> Attempt:
-    """An attempt of this client's epoch, whose query is open."""
+def life(client: txmq.Client, query: str) -> Attempt:
+    """A life of a driver, whose query is open: its task 0, attempt 0 of batch 0."""
     epoch = client.queries.new_epoch()
     client.queries.open(query, epoch)
-    return Attempt(query, epoch, batch, task, number)
+    return Attempt(query, epoch, 0, 0, 0)
 
 
 def values(client: txmq.Client, topic: str) -> list[bytes | None]:
@@ -58,10 +58,10 @@ def decide(client: txmq.Client, *winners: Written) -> bool:
 def test_winners_of_a_batch_are_seen_once_and_losers_never(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
-    told = options(broker, topic)
-    first = sink_task.write(client, told, attempt(client, topic), iter([rows(b"a", b"b")]))
-    loser = sink_task.write(client, told, attempt(client, topic, task=1), iter([rows(b"c")]))
-    winner = sink_task.write(client, told, attempt(client, topic, task=1, number=1), iter([rows(b"c")]))
+    told, driver = options(broker, topic), life(client, topic)
+    first = sink_task.write(client, told, driver, iter([rows(b"a", b"b")]))
+    loser = sink_task.write(client, told, driver._replace(task=1), iter([rows(b"c")]))
+    winner = sink_task.write(client, told, driver._replace(task=1, attempt=1), iter([rows(b"c")]))
     assert (values(client, topic), first.rows, len(client.transactions.list())) == ([], 2, 3)
     assert decide(client, first, winner) is True
     assert decide(client, first, winner) is False
@@ -69,7 +69,7 @@ def test_winners_of_a_batch_are_seen_once_and_losers_never(
     assert [client.outcome(txid) for txid in loser.txids] == [txmq.Outcome.ROLLED_BACK]
     assert client.transactions.list() == []
     with pytest.raises(TransactionConflictError):
-        sink_task.write(client, told, attempt(client, topic, task=2), iter([rows(b"late")]))
+        sink_task.write(client, told, driver._replace(task=2), iter([rows(b"late")]))
     client.queries.delete(topic)
 
 
@@ -84,7 +84,7 @@ def test_a_broker_that_dies_within_a_task_costs_nothing(tmp_path: Path) -> None:
                     broker.kill()
                     broker.start()
 
-        written = sink_task.write(client, options(broker), attempt(client, "q"), dying())
+        written = sink_task.write(client, options(broker), life(client, "q"), dying())
         assert (written.rows, len(written.txids) > 2) == (9000, True)
         broker.kill()
         broker.start()
@@ -104,20 +104,20 @@ def test_a_task_that_fails_rolls_back_what_it_has_prepared(
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        sink_task.write(client, options(broker, topic), attempt(client, topic), failing())
+        sink_task.write(client, options(broker, topic), life(client, topic), failing())
     assert client.transactions.list() == []
     with pytest.raises(UnknownTopicError):
-        sink_task.write(client, options(broker, "nosuch"), attempt(client, topic), iter([rows(b"x")]))
+        sink_task.write(client, options(broker, "nosuch"), life(client, topic), iter([rows(b"x")]))
 
 
 def test_a_later_life_of_the_driver_fences_the_former_ones_tasks(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     told = options(broker, topic)
-    before = attempt(client, topic)
+    before = life(client, topic)
     left = sink_task.write(client, told, before, iter([rows(b"left")]))
     with txmq.connect(broker.address) as other:
-        after = attempt(other, topic)
+        after = life(other, topic)
         assert after.epoch > before.epoch
         assert client.transactions.list() == []
         for late in (
@@ -134,7 +134,7 @@ def test_a_broker_that_stays_away_or_is_full_is_told_and_nothing_hangs(tmp_path:
     with BrokerProcess(tmp_path / "data", settings={"prepared_bytes_max": 2 << 20}) as broker:
         client = Client(parse_bootstrap(broker.address), timeout=2.0)
         client.topics.create("out")
-        at = attempt(client, "q")
+        at = life(client, "q")
         with pytest.raises(UnavailableError, match=r"did not take a part of task 0 within 2 s: .*prepared_bytes_max"):
             sink_task.write(client, options(broker, timeout_s=2.0), at, iter([rows(*[bytes(1000)] * 3000)]))
         broker.kill()
