@@ -7,7 +7,7 @@ fill, and is held to the same promises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -139,14 +139,7 @@ class Application(Program):
 
     def main(self) -> None:
         """One life."""
-        self._count = 0
-        self._mine: list[Transaction] = []
-        client, self._resource = self.client(), self.resource()
-        self._client = client
-        self._banks = self.banks()
-        for install in (self._resource.install, *(bank.install for bank in self._banks)):
-            self._until_done(install)
-        producer = client.producer(timeout=self.world.rng.choice((0.2, 1.0, 5.0)))
+        producer = self._open()
         while not self.shared.stopping:
             draw = self.world.rng.random()
             if draw < 0.3:
@@ -160,9 +153,20 @@ class Application(Program):
             else:
                 self._look_back()
             pause(self.world.rng.uniform(0.0, 0.01))
+        self._close(producer)
+
+    def _open(self) -> Producer:
+        self._count = 0
+        self._mine: list[Transaction] = []
+        self._client, self._resource, self._banks = self.client(), self.resource(), self.banks()
+        for install in (self._resource.install, *(bank.install for bank in self._banks)):
+            self._until_done(install)
+        return self._client.producer(timeout=self.world.rng.choice((0.2, 1.0, 5.0)))
+
+    def _close(self, producer: Producer) -> None:
         with suppress(TxmqError):
             producer.close()
-        client.close()
+        self._client.close()
         self._resource.close()
 
     def _until_done(self, call: Callable[[], Any]) -> None:
@@ -206,7 +210,7 @@ class Application(Program):
 
     # --- blocks ---
 
-    def _block(self, producer: Producer, resources: Resources) -> None:
+    def _block(self, producer: Producer, resources: Resources) -> Outcome:
         timeout = self.world.rng.choice((0.05, 0.3, 2.0, 30.0))
         block = producer.transaction(*resources, timeout=timeout)
         told: list[Transaction] = []
@@ -219,6 +223,7 @@ class Application(Program):
         self.world.trace(self.host.name, "block", block.outcome.value, type(error).__name__)
         if told:
             self._judge(told[0], block, error)
+        return block.outcome
 
     def _body(self, block: Block, producer: Producer, resources: Resources, told: list[Transaction]) -> None:
         rng, history = self.world.rng, self.shared.history
@@ -230,14 +235,17 @@ class Application(Program):
             self._row(block, resources[0], transaction)
         elif resources:
             self._xa_rows(block, resources, transaction)
-        for _ in range(rng.randint(1, 4)):
-            topic, partition = self._place()
-            value = self._value()
+        for topic, partition, value in self._messages(block):
             history.owners[value] = transaction
             result = producer.send(topic, value, b"%d" % transaction.key, partition=partition)
             transaction.parts.append(((topic, result.partition), (value,)))
         if rng.random() < 0.1:
             raise AbandonedError
+
+    def _messages(self, _block: Block) -> Iterator[tuple[str, int | None, bytes]]:
+        """What a block sends."""
+        for _ in range(self.world.rng.randint(1, 4)):
+            yield (*self._place(), self._value())
 
     def _row(self, block: Block, resource: LastResource, transaction: Transaction) -> None:
         connection = block.connection(resource)

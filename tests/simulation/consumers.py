@@ -9,6 +9,7 @@ key wait for each other, that none was dealt with before an earlier one of its k
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,14 @@ from txmq.client.aside import parsed
 from txmq.client.client import Client
 from txmq.client.consumer_options import ConsumerOptions
 from txmq.client.dead_letters import HEADER, SUFFIX
+from txmq.client.transaction import Transaction as Block
 from txmq.errors import TxmqError
 from txmq.log.batch import checksum
-from txmq.model import Message
+from txmq.model import Message, Outcome
 
-from .application import Program
+from .application import Application, Program
 from .history import Place, Shared
+from .members import EXACT, OUTPUT
 from .threads import Threads, pause
 from .world import Violation
 
@@ -48,6 +51,11 @@ class Dealt:
     order: dict[Place, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     keys: dict[Place, dict[int, bytes | None]] = field(default_factory=lambda: defaultdict(dict))
     count: int = 0
+
+
+def consumed_topics(shared: Shared) -> list[str]:
+    """Those that are never deleted."""
+    return sorted(name for name in shared.history.topics if name != "temporary")
 
 
 class ConsumerProgram(Program):
@@ -98,7 +106,7 @@ class ConsumerProgram(Program):
             retry_delay=0.01, session_timeout=0.5, heartbeat_interval=0.05, aside_delay=0.02, aside_retries=2,
             offset_save_interval=rng.choice((0.02, 0.2)), keep_key_order=self._dealt.keep_key_order,
         )  # fmt: skip
-        topics = sorted(name for name in self.shared.history.topics if name != "temporary")
+        topics = consumed_topics(self.shared)
         consumer = client.consumer(
             GROUP, topics, max_retries=rng.randint(0, 2), retry_store=self._store, options=options
         )
@@ -120,6 +128,44 @@ class ConsumerProgram(Program):
         if self.world.chance(0.95):
             message.ack()
             self.world.meet("a message was acknowledged")
+
+
+class ExactProgram(Application):
+    """Consumes, and writes one message for each in the transaction that saves the offset: in the group ``exact``."""
+
+    def main(self) -> None:
+        """One life."""
+        rng = self.world.rng
+        producer, consumer = self._open(), None
+        while consumer is None and not self.shared.stopping:
+            with suppress(TxmqError):
+                consumer = self._consumer()
+            pause(0.02)
+        while consumer is not None and not self.shared.stopping:
+            self._given = consumer.poll(rng.randint(1, 4), timeout=0.1)
+            if self._given:
+                resources = rng.choice(([], [], [self._resource], self._banks))
+                outcome = self._block(producer, resources)
+                if outcome is Outcome.COMMITTED:
+                    self.world.meet("a real consumer acknowledged in a transaction")
+                for message in self._given if outcome is not Outcome.COMMITTED else ():
+                    with suppress(TxmqError):
+                        message.reject("not committed")
+        if consumer is not None:
+            consumer.close()
+        self._close(producer)
+
+    def _consumer(self) -> Any:
+        options = ConsumerOptions(
+            retry_delay=0.01, session_timeout=0.5, heartbeat_interval=0.05, offset_save_interval=0.05
+        )
+        return self._client.consumer(EXACT, consumed_topics(self.shared), max_retries=100_000, options=options)
+
+    def _messages(self, block: Block) -> Iterator[tuple[str, int | None, bytes]]:
+        for message in self._given:
+            source = b"%b %d %d" % (message.topic.encode(), message.partition, message.offset)
+            yield OUTPUT, 0, b"%b|%b" % (block.txid.encode(), source)
+            block.ack(message)
 
 
 def check_dealt(shared: Shared, dealt: Dealt) -> None:

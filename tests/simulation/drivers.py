@@ -45,8 +45,10 @@ class Driver(Client):
 
     def main(self) -> Steps:
         """Until the world stops, a later driver opens the query, or nothing is left to do."""
-        yield from self.connected()
-        self.epoch_of_query = self.session
+        begun = yield from self._insist("epoch", query="*")
+        if begun is None:
+            return
+        self.epoch_of_query = json.loads(begun)["epoch"]
         opened = yield from self._insist("open")
         if opened is None:
             return
@@ -66,12 +68,16 @@ class Driver(Client):
 
     is_fenced = False
 
-    def _insist(self, action: str, body: bytes = b"", **given: int) -> Generator[float | bytes, Reply, bytes | None]:
+    def _insist(
+        self, action: str, body: bytes = b"", query: str = QUERY, **given: int
+    ) -> Generator[float | bytes, Reply, bytes | None]:
         """Ask until there is an answer; None where it is a refusal."""
-        words: dict[str, str | int | None] = {"epoch": self.epoch_of_query, **given}
+        words: dict[str, str | int | None] = {**given}
+        if query == QUERY:
+            words["epoch"] = self.epoch_of_query
         while True:
             yield from self.connected()
-            reply = yield from self.ask("query", action, QUERY, extensions=words, body=body)
+            reply = yield from self.ask("query", action, query, extensions=words, body=body)
             if reply is not None and reply[0] == 410:
                 self.is_fenced = True
                 self.world.meet("a former driver was fenced")

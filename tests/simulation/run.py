@@ -12,6 +12,7 @@ import errno
 import json
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from .application import Application, Program, ResolverProgram, watched_prove
 from .bank import Bank
 from .broker import Broker
 from .client import RETAINED, Client, Process, Steps
-from .consumers import OWN, ConsumerProgram, Dealt, check_dealt
+from .consumers import OWN, ConsumerProgram, Dealt, ExactProgram, check_dealt
 from .damage import Rest
 from .database import Database
 from .drivers import SINK, Driver, Written, check_batches
@@ -192,22 +193,20 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     world.run(30.0, until=lambda: bool(shared.history.topics))
     clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(0, 3))]
     resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
-    applications = [Application(shared, threads, f"a{n}_") for n in range(world.rng.randint(1, 2))]
-    settlers = [ResolverProgram(shared, threads, f"s{n}_") for n in range(world.rng.randint(1, 2))]
     members = [
         Member(shared, told.consumption, f"m{n}{group}", group)
         for group in GROUPS for n in range(world.rng.randint(0, 3))
     ]  # fmt: skip
-    consumers = [ConsumerProgram(shared, threads, f"k{n}_", told.dealt) for n in range(world.rng.randint(0, 2))]
-    producers = [OrderedProgram(shared, threads, f"o{n}_", told.dealt.folder) for n in range(world.rng.randint(0, 2))]
-    _plan_faults(world, broker, clients, [*applications, *settlers, *consumers, *producers])
+    programs = _programs(shared, threads, told)
+    _plan_faults(world, broker, clients, programs)
     drivers = [Driver(shared, told.written, "d0")] if world.rng.random() < 0.5 else []
     _plan_drivers(shared, told.written, drivers)
     if members and world.rng.random() < 0.5:
         world.after(world.rng.uniform(0, SECONDS), members[0].die)
     world.run(SECONDS)
     _heal(world, shared, operator)
-    finite: list[Client | Program] = [*clients, *members, *drivers, *applications, *consumers, *producers]
+    finite: list[Client | Program] = [*clients, *members, *drivers]
+    finite += [program for program in programs if not isinstance(program, ResolverProgram)]
     world.run(60.0, until=lambda: all(one.is_over for one in finite))
     for one in finite:
         if not one.is_over:
@@ -217,6 +216,19 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
         world.run(60.0, until=lambda: drivers[-1].is_over)
     world.run(HEAL_S)
     assert resolvers, broker.node
+
+
+def _programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
+    """What runs txmq's real client."""
+    dealt = told.dealt
+    kinds: list[tuple[int, int, Callable[[int], Program]]] = [
+        (1, 2, lambda n: Application(shared, threads, f"a{n}_")),
+        (1, 2, lambda n: ResolverProgram(shared, threads, f"s{n}_")),
+        (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", dealt)),
+        (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),
+        (0, 2, lambda n: OrderedProgram(shared, threads, f"o{n}_", dealt.folder)),
+    ]
+    return [make(n) for least, most, make in kinds for n in range(shared.world.rng.randint(least, most))]
 
 
 def _plan_drivers(shared: Shared, written: Written, drivers: list[Driver]) -> None:

@@ -33,6 +33,7 @@ SITUATIONS = frozenset(
         "a message is set aside",
         "an ordered message was spooled", "an ordered message was acknowledged",
         "a spool was full or a topic not known",
+        "a real consumer acknowledged in a transaction",
         "a member slept", "a partition was handed over", "a fenced save was refused", "an offset was saved",
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
         "bit flip written over by redo", "bit flip in the journal without effect",
