@@ -1,8 +1,8 @@
 """``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
 
-What happens to a message is ``ordered_lane``'s; here it is checked and its partition chosen, and here is the thread
-that drains the spool: it goes over the partitions with something in it, and waits out a back-off at those that cannot
-be written.
+What happens to a message is ``ordered_lane``'s; here it is checked and its partition chosen, and here are the threads:
+the *drain* goes over the partitions with something in the spool, and waits out a back-off at those that cannot be
+written; the *keeper* has lanes take over what was sent directly and failed.
 
 The selector sees the topic's declared partitions. How many there are is asked of the broker, and kept in the spool, so
 that messages find their partition while the broker is away; a producer that has never reached it takes what its options
@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from txmq.client.ordered_lane import VISIBILITY_WAIT_S, Lane
+from txmq.client.ordered_sender import OrderedSender
 from txmq.client.ordered_sessions import Sessions
 from txmq.client.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
-from txmq.client.producer_core import BACKOFF_S_MAX, BACKOFF_S_MIN, Record
-from txmq.client.selector import PartitionSelector, checked
+from txmq.client.producer_core import BACKOFF_S_MAX, BACKOFF_S_MIN, ProducerLimits, Record
+from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.spool import SIZE_BYTES_MAX, Entry, Place, Spool
 from txmq.client.transaction import current_transaction
 from txmq.client.xa_resource import associated_branch
@@ -32,13 +33,11 @@ from txmq.errors import (
     RequestTimeoutError,
     TransactionStateError,
     TxmqError,
-    UnknownTopicError,
 )
-from txmq.log import records
 from txmq.log.compression import CODECS
 from txmq.model import Message, SendResult, SendStatus, is_valid_name
 from txmq.runtime.logging import get_logger
-from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
+from txmq.runtime.threads import Future, Lock, Signal, start_daemon, watch_forks
 
 TOPIC_AGE_S_MAX = 30.0  # how many partitions a topic has is asked again after that
 _IDLE_S = 5.0  # the drain looks that often without being called
@@ -98,6 +97,7 @@ class OrderedMessageProducer:
         if not callable(getattr(selector, "select", None)):
             raise ConfigError(f"partition_selector = {selector!r}: expected a PartitionSelector")
         self._client, self._selector, self._options = client, selector, options
+        self._key_hash = selector if type(selector) is KeyHashSelector else None
         self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
         self._sessions = Sessions(client.new_connection(), client.new_connection(), self._spool, client.name)
         known = {**options.partitions, **self._spool.topics()}
@@ -106,10 +106,15 @@ class OrderedMessageProducer:
         self._retries: dict[Place, tuple[float, float]] = {}  # not before, back-off; of the drain
         self._lock = Lock()
         self._wake, self._stopped = Signal(), Signal()
+        self._given_up, self._kept = Signal(), Signal()
+        limits = ProducerLimits(compression=options.compression)
+        self._sender = OrderedSender(self._sessions, client.clock, limits, self._given_up.set)
+        self._sender.on_unknown_topic = self._forget_topic
         self._closed: str | None = None
         self._log = get_logger(spool=spool)
         watch_forks(self)
         start_daemon("txmq-spool", self._drain)
+        start_daemon("txmq-keeper", self._keep)
 
     def __enter__(self) -> Self:
         return self
@@ -143,34 +148,53 @@ class OrderedMessageProducer:
 
         Durability: an acknowledged message is on the broker's disk, a spooled one on this host's.
         """
+        return self.send_to(*self._checked(topic, (key, value, headers, tag), timeout))
+
+    def send_async(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, timeout: float | None = None,
+    ) -> Future[SendResult]:  # fmt: skip
+        """As ``send``, without waiting for the broker: the future holds the result, or the error ``send`` would raise.
+
+        Waits where the message is spooled, until that is synced. Raises what is found out before anything is stored.
+        """
+        place, record, deadline = self._checked(topic, (key, value, headers, tag), timeout)
+        self._sender.wait_for_room(len(value), deadline)
+        future = self._lane(place).send_async(record, deadline)
+        if self._spool.count(place):
+            self._wake.set()
+        return future
+
+    def _checked(
+        self, topic: str, message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None],
+        timeout: float | None,
+    ) -> tuple[Place, Record, float]:  # fmt: skip
         self._refuse_closed()
         if current_transaction() is not None or associated_branch(self._client) is not None:
             raise TransactionStateError("an ordered producer cannot join a transaction: send it outside of this block")
-        stored = checked_headers((key, value, headers, tag), self.request_size_bytes_max)
+        key, value, _, tag = message
+        stored = checked_headers(message, self.request_size_bytes_max)
         now_ms = self._client.clock.now_ms()
-        seconds = self._options.timeout if timeout is None else timeout
-        deadline = self._client.clock.monotonic() + seconds
+        deadline = self._client.clock.monotonic() + (self._options.timeout if timeout is None else timeout)
         partitions = self.partitions_of(topic, deadline)
-        message = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
-        place = topic, checked(self._selector.select(topic, partitions, message), topic, partitions)
-        return self.send_to(place, (key, value, stored, now_ms), deadline)
+        if self._key_hash is not None and key is not None:
+            where = self._key_hash.partition_of(key, partitions)
+        else:
+            shown = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
+            where = checked(self._selector.select(topic, partitions, shown), topic, partitions)
+        return (topic, where), (key, value, stored, now_ms), deadline
 
     def send_to(self, place: Place, record: Record, deadline: float) -> SendResult:
         """For ``RetryingProducer``: as ``send``, of a message that is checked, to a partition that is chosen."""
         self._refuse_closed()
-        content = records.encode([record], compression=self._options.compression)
-        offset = self._send_to(place, bytes(content), deadline)
-        if offset is None:
+        result = self._lane(place).send(record, deadline)
+        if result.status is SendStatus.SPOOLED:
             self._wake.set()
-        return SendResult(*place, offset, SendStatus.SPOOLED if offset is None else SendStatus.ACKNOWLEDGED)
+        return result
 
-    def _send_to(self, place: Place, content: bytes, deadline: float) -> int | None:
-        try:
-            return self._lane(place).send(content, deadline)
-        except UnknownTopicError:
-            self._topics.pop(place[0], None)
-            self._client.topics.forget(place[0])
-            raise
+    def _forget_topic(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        self._client.topics.forget(topic)
 
     @property
     def request_size_bytes_max(self) -> int:
@@ -210,7 +234,7 @@ class OrderedMessageProducer:
                 lane = self._lanes.get(place)
                 if lane is None:
                     lane = self._lanes[place] = Lane(
-                        place, self._spool, self._sessions, self._client, self._client.clock,
+                        place, self._spool, self._sender, self._sessions, self._client, self._client.clock,
                         attempts_max=self._options.attempts_max, visibility_wait_s=self._options.visibility_wait_s,
                     )  # fmt: skip
         return lane
@@ -227,7 +251,7 @@ class OrderedMessageProducer:
         return self._spool.parked()
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Wait until the spool is empty but for what is parked, and nothing of a former life is on its way any more.
+        """Wait until nothing is under way, the spool is empty but for what is parked, and former lives have ended.
 
         So what is in the topic then is all that this spool's producers have sent.
 
@@ -235,6 +259,7 @@ class OrderedMessageProducer:
             RequestTimeoutError: it is not so yet; it goes on being sent.
         """
         deadline = self._client.clock.monotonic() + timeout
+        self._sender.flush(deadline)
         while self.spooled or not self._has_ended_former_lives(deadline):
             self._refuse_closed()
             if self._client.clock.monotonic() >= deadline:
@@ -249,6 +274,18 @@ class OrderedMessageProducer:
         except (ConnectionLostError, RequestTimeoutError):
             return False
         return True
+
+    def _keep(self) -> None:
+        """Have the lanes take over what is given up; a thread of its own, because a flight takes its time."""
+        while self._closed is None:
+            self._given_up.wait(_IDLE_S)
+            for place in self._sender.given_up():
+                try:
+                    self._lane(place).take_over(self._client.clock.monotonic() + self._options.timeout)
+                except Exception as error:  # noqa: BLE001  the thread is the shell: the others are still to be seen to
+                    self._log.error("taking over failed", topic=place[0], partition=place[1], error=repr(error))
+            self._wake.set()
+        self._kept.set()
 
     def _drain(self) -> None:
         while self._closed is None:
@@ -296,10 +333,13 @@ class OrderedMessageProducer:
             self._closed = "the producer is closed"
         self._sessions.close()
         self._wake.set()
+        self._given_up.set()
         self._stopped.wait(_STOP_S)
+        self._kept.wait(_STOP_S)
         try:
             for lane in list(self._lanes.values()):
                 lane.close()
+            self._sender.close()
         finally:
             self._spool.close()
 

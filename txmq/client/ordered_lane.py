@@ -1,14 +1,15 @@
 """One partition of an ordered producer: direct while its spool is empty, through the spool until it is empty again.
 
-Theory of operation. ``send`` runs one at a time. Where nothing of the partition waits, the batch gets the next number
-of the current session and goes out; its answer ends it. Where the broker cannot be reached or refuses for now,
-it goes to the spool. Where the fate is unknown (no answer), it goes there *with its number*, and only ``flight``, the
-drain's part, sends it again: by that number, in that session, so that the broker knows it if it has it. What is sent
-afterwards queues behind it. ``flight`` pins the head of the queue on disk, sends it, and deletes what is acknowledged.
+Theory of operation. While nothing of the partition waits, messages go out directly, pipelined, many of them in flight
+(``ordered_sender``). At the first failure the partition is given up, and the *keeper*, a thread of the producer, has
+the lane take over: what is not acknowledged goes to the spool, in order. What may be stored (no answer came) goes there
+*with its number*, and only ``flight``, the drain's part, sends it again: by that number, in that session, so that the
+broker knows it if it has it. What is sent afterwards queues behind it. ``flight`` pins the head of the queue on disk,
+sends it, and deletes what is acknowledged.
 
 What if the process dies right here:
     * before the answer to a direct send: the caller was told nothing; the message is stored once or not at all;
-    * between a spool's commit and its return: as before, the message will be sent;
+    * between taking over and the spool's commit, or between that and its return: the same; the latter will be sent;
     * behind the pins, the sending, or the answers of a flight: the same bytes go out again in the same session, which
       the next life resumes; the broker answers those it has as duplicates.
 
@@ -18,25 +19,27 @@ the log is read (``ordered_fate``): what is there is done, what is not gets a ne
 of the log that would tell, the message is parked, never guessed.
 
 Invariants:
-    * Direct sending happens only while no batch of the partition is in the spool, and under the lane's lock.
+    * Direct sending begins only while no message of the partition is in the spool, or enqueued for it.
+    * Nothing is enqueued in the spool while something sent directly is under way: that is taken over first.
     * A number is used for one batch only; it is given to another one only after a refusal that is certain.
-    * A batch that was handed to a connection is in ``_owed`` until its fate or its row in the spool is certain.
+    * Only the keeper takes over: it is no thread of the application, so no KeyboardInterrupt strikes in the middle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from txmq.client.link import Reply
 from txmq.client.ordered_fate import Fate, Reader, look_up
+from txmq.client.ordered_sender import OrderedSender, TakenOver, Unsent
 from txmq.client.ordered_sessions import Sessions
-from txmq.client.producer_core import SEQUENCE_MASK
-from txmq.client.spool import Entry, Identity, Pin, Place, Spool
+from txmq.client.producer_core import SEQUENCE_MASK, Batch, Record
+from txmq.client.sender import Completion
+from txmq.client.spool import Entry, Identity, Pin, Place, Spool, Ticket
 from txmq.errors import (
     BadRequestError,
-    BrokerError,
     ClosedError,
     FencedError,
     ForbiddenError,
@@ -48,14 +51,14 @@ from txmq.errors import (
     StorageError,
     TooLargeError,
     TxmqError,
-    UnavailableError,
     UnknownTopicError,
 )
 from txmq.log import batch
+from txmq.model import SendResult, SendStatus
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import Future, Lock
 
 FLIGHT_BATCHES_MAX = 8
 VISIBILITY_WAIT_S = 35.0  # behind the broker's visibility_hold_ms_max: what is stored by then is visible
@@ -63,93 +66,151 @@ POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, U
 
 
 class Lane:
-    """See the module's docstring. Thread safety: ``send`` any thread, ``flight`` one thread."""
+    """See the module's docstring. Thread safety: ``send`` any thread, ``flight`` and ``take_over`` one thread each."""
 
     def __init__(
-        self, place: Place, spool: Spool, sessions: Sessions, reader: Reader, clock: Clock, *, attempts_max: int,
-        visibility_wait_s: float = VISIBILITY_WAIT_S,
+        self, place: Place, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader, clock: Clock, *,
+        attempts_max: int, visibility_wait_s: float = VISIBILITY_WAIT_S,
     ) -> None:  # fmt: skip
         self.place = place
-        self._spool, self._sessions, self._reader, self._clock = spool, sessions, reader, clock
+        self._spool, self._sender, self._sessions = spool, sender, sessions
+        self._reader, self._clock = reader, clock
         self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
         self._lock = Lock()
+        self._is_direct = False  # then the sender has the next number, else it is here
         self._identity: Identity | None = None  # the session that ``_sequence`` counts in
         self._sequence = 0
         self._floor: int | None = None  # an offset the partition has reached
-        self._owed: tuple[bytes, Pin] | None = None
         self._contradicted: dict[Identity, float] = {}  # sessions whose numbers no longer count here, and since when
         self._is_closed = False
         self._log = get_logger(topic=place[0], partition=place[1])
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def send(self, content: bytes, deadline: float) -> int | None:
-        """Send a batch, or spool it; its offset, or None where it is in the spool.
+    def send(self, record: Record, deadline: float) -> SendResult:
+        """Send a message, or spool it.
 
         Raises:
             SpoolFullError, StorageError: it is neither sent nor spooled.
             TooLargeError, InvalidBatchError, UnknownTopicError, ...: refused for good, nothing was stored.
         """
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("the producer is closed")
-            self._store_owed()
-            if self._spool.count(self.place) == 0:
-                offset = self._direct(content, deadline)
-                if offset is not None:
-                    return offset
-                if self._spool.count(self.place):  # with its number
-                    return None
-            self._spool.append(self.place, content, self._clock.now_ms())
-            return None
+        begun = self._begin(record, deadline, None)
+        if isinstance(begun, Ticket):
+            return self._spooled(begun)
+        completion, number = begun
+        self._sender.drive(completion)
+        return completion.result(number)
 
-    def _direct(self, content: bytes, deadline: float) -> int | None:
-        """The offset; or None, and then it is in the spool if its fate is unknown, else nothing was stored."""
+    def send_async(self, record: Record, deadline: float) -> Future[SendResult]:
+        """As ``send``, without waiting for the broker; what is spooled is synced when this returns."""
+        future: Future[SendResult] = Future()
+        begun = self._begin(record, deadline, future)
+        if isinstance(begun, Ticket):
+            try:
+                future.set_result(self._spooled(begun))
+            except TxmqError as error:
+                future.set_exception(error)
+        else:
+            self._sender.see_to_futures(deadline)
+        return future
+
+    def _spooled(self, ticket: Ticket) -> SendResult:
+        self._spool.settle(ticket)
+        return SendResult(*self.place, None, SendStatus.SPOOLED)
+
+    def _begin(
+        self, record: Record, deadline: float, future: Future[SendResult] | None
+    ) -> Ticket | tuple[Completion, int]:  # fmt: skip
+        """Give the message its place in the order: behind what is sent directly, or in the spool."""
+        begun = self._sender.start(self.place, record, deadline, future)  # without the lock, where all is well
+        while begun is None:
+            with self._lock:
+                if self._is_closed:
+                    raise ClosedError("the producer is closed")
+                if not self._sender.is_given_up(self.place):
+                    begun = self._direct(record, deadline, future) if self._spool.count(self.place) == 0 else None
+                    if begun is not None:
+                        break
+                    if not self._sender.give_up(self.place):
+                        return self._enqueued(record)
+            self._sender.await_taken_over()
+        return begun
+
+    def _direct(
+        self, record: Record, deadline: float, future: Future[SendResult] | None
+    ) -> tuple[Completion, int] | None:  # fmt: skip
         try:
-            identity = self._sessions.current(deadline)
-            pin = self._pins(identity, 1)[0]
-            self._owed = content, pin
-            reply = self._sessions.start(pin, self.place, content, deadline)
-            crash_point("client.ordered.sent")
+            identity = self._sender.follow(deadline)
+            if self._floor is None:
+                self._floor = self._reader.offsets(*self.place).end
         except (StorageError, ClosedError, *POISON):
-            self._owed = None
             raise
         except TxmqError:
-            self._owed = None
             return None
-        try:
-            offset = _offset(reply)
-        except TxmqError as error:
-            if not is_certain(error):
-                self._store_owed()
-                return None
-            self._owed = None
-            if isinstance(error, POISON):
-                raise
-            self._look_after_session(error, identity, deadline)
-            return None
-        self._sequence = pin.sequence + 1 & SEQUENCE_MASK
-        self._floor = offset + 1
-        self._owed = None
-        return offset
+        ours = self._sequence if identity == self._identity else 0
+        self._sender.begin(self.place, None if self._is_direct else ours)
+        self._is_direct = True
+        return self._sender.start(self.place, record, deadline, future)
 
-    def _store_owed(self) -> None:
-        """Spool what was handed to a connection and not answered; the caller holds the lock.
+    def _enqueued(self, record: Record) -> Ticket:
+        if self._is_direct:
+            self._go_on_from(self._sender.hand_over(self.place))
+        return self._spool.enqueue(self.place, self._sender.encoded(record), self._clock.now_ms())
 
-        Twice is harmless (an interrupt behind the commit): both rows give the same bytes.
-        """
-        if self._owed is not None:
-            content, pin = self._owed
-            self._spool.append(self.place, content, self._clock.now_ms(), pin)
-            self._sequence = pin.sequence + 1 & SEQUENCE_MASK
-            self._owed = None
+    def _go_on_from(self, handed: TakenOver) -> None:
+        self._is_direct = False
+        self._identity, self._sequence = handed.identity, handed.sequence
+        self._floor = max(self._floor or 0, handed.floor or 0)
 
-    def _pins(self, identity: Identity, count: int) -> list[Pin]:
+    # --- taking over -------------------------------------------------------------------------------------------------
+
+    def take_over(self, deadline: float) -> None:
+        """Spool what was sent directly and is not acknowledged, if the sender has given it up; the keeper's thread."""
+        with self._lock:
+            if not self._sender.is_given_up(self.place):
+                return
+            handed = self._sender.hand_over(self.place)
+            self._go_on_from(handed)
+            owed = [(unsent.batch, self._spooled_from(unsent)) for unsent in handed.batches]
+        for taken, tickets in owed:
+            self._sender.finish(taken, self._outcomes(taken, tickets))
+        refusals = [taken.refusal for taken, _ in owed if taken.refusal is not None]
+        if refusals and handed.identity is not None:
+            self._look_after_session(refusals[0], handed.identity, deadline)
+
+    def _spooled_from(self, unsent: Unsent) -> list[Ticket]:
+        """What is enqueued for a batch: it, by its number; or its messages; or nothing, where they are refused."""
+        taken, now_ms = unsent.batch, self._clock.now_ms()
+        if unsent.sequence is None:
+            if _is_refused_for_good(taken):
+                return []
+            return [self._spool.enqueue(self.place, self._sender.encoded(record), now_ms) for record in taken.records]
+        assert self._identity is not None
+        assert taken.content is not None
+        pin = Pin(self._identity, unsent.sequence, self._floor or 0)
+        return [self._spool.enqueue(self.place, bytes(taken.content), now_ms, pin, taken.count)]
+
+    def _outcomes(self, taken: Batch, tickets: Sequence[Ticket]) -> list[TxmqError | None]:
+        if not tickets:
+            return [taken.refusal] * taken.count
+        outcomes: list[TxmqError | None] = []
+        for ticket in tickets:
+            try:
+                self._spool.settle(ticket)
+            except TxmqError as error:
+                outcomes += [error] * ticket.messages
+            else:
+                outcomes += [None] * ticket.messages
+        return outcomes
+
+    def _pins(self, identity: Identity, entries: Sequence[Entry]) -> list[Pin]:
         if self._floor is None:
             self._floor = self._reader.offsets(*self.place).end
         if identity != self._identity:
             self._identity, self._sequence = identity, 0
-        return [Pin(identity, self._sequence + number & SEQUENCE_MASK, self._floor) for number in range(count)]
+        # A number counts messages; a batch that was sent directly and is numbered anew may hold several.
+        steps = accumulate((entry.messages for entry in entries[:-1]), initial=self._sequence)
+        return [Pin(identity, step & SEQUENCE_MASK, self._floor) for step in steps]
 
     def _look_after_session(self, error: TxmqError, identity: Identity, deadline: float) -> None:
         if isinstance(error, ForbiddenError):
@@ -165,8 +226,7 @@ class Lane:
         Raises:
             TxmqError: the first of those left cannot be sent now; try again later.
         """
-        with self._lock:
-            self._store_owed()
+        self._spool.settle_all()
         entries = self._spool.head(self.place, min(FLIGHT_BATCHES_MAX, self._sessions.in_flight_max))
         if not entries:
             return
@@ -186,10 +246,10 @@ class Lane:
     def _pinned(self, entries: list[Entry], deadline: float) -> list[Entry]:
         """Number the unpinned batches at the front, on disk before any of them is sent."""
         front = _front(entries, lambda entry: entry.pin is None and _damage(entry) is None)
-        pins = self._pins(self._sessions.current(deadline), len(front))
+        pins = self._pins(self._sessions.current(deadline), front)
         self._spool.pin(list(zip(front, pins, strict=True)))
         crash_point("client.ordered.pinned")
-        self._sequence = pins[-1].sequence + 1 & SEQUENCE_MASK
+        self._sequence = pins[-1].sequence + front[-1].messages & SEQUENCE_MASK
         return [replace(entry, pin=pin) for entry, pin in zip(front, pins, strict=True)]
 
     def _fly(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
@@ -207,7 +267,7 @@ class Lane:
         done = []
         for entry, reply in zip(entries, replies, strict=False):
             try:
-                self._floor = _offset(reply) + 1
+                self._floor = _offset(reply) + entry.messages
             except TxmqError as error:
                 failure = entry, error
                 break
@@ -262,15 +322,11 @@ class Lane:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for the ``send`` that runs; later ones are refused."""
+        """Refuse what comes; what is under way is given up, and taken over here: the keeper has ended."""
         with self._lock:
             self._is_closed = True
-            self._store_owed()
-
-
-def is_certain(error: TxmqError) -> bool:
-    """Whether this answer to the only transmission of a batch says that it was not stored."""
-    return isinstance(error, BrokerError) and not isinstance(error, UnavailableError) and type(error) is not BrokerError
+        self._sender.give_up(self.place)
+        self.take_over(self._clock.monotonic())
 
 
 def _offset(reply: Reply) -> int:
@@ -282,6 +338,11 @@ def _offset(reply: Reply) -> int:
 
 def _front(entries: Sequence[Entry], belongs: Callable[[Entry], bool]) -> list[Entry]:
     return list(takewhile(belongs, entries))
+
+
+def _is_refused_for_good(taken: Batch) -> bool:
+    """Whether those who sent a batch are told, and it is not spooled; of several messages one may be to blame."""
+    return isinstance(taken.refusal, UnknownTopicError) or (taken.count == 1 and isinstance(taken.refusal, POISON))
 
 
 def _same_session(entries: Sequence[Entry]) -> list[Entry]:

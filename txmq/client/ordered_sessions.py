@@ -12,6 +12,8 @@ come in behind what is sent now.
 Invariants:
     * A session's identity is on disk before the first batch is sent in it.
     * A session is resumed only at the broker that issued it (cluster and home are compared first).
+
+Attributes of ``Sessions``: ``main``, the connection of the current session.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Sessions:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(self, main: Connection, other: Connection, spool: Spool, name: str) -> None:
-        self._main, self._other, self._spool, self._name = main, other, spool, name
+        self.main, self._other, self._spool, self._name = main, other, spool, name
         self._noted: Identity | None = None
         self._session: Session | None = None
         self._former = spool.sessions()
@@ -53,13 +55,21 @@ class Sessions:
             ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
             StorageError: the spool cannot note the session.
         """
+        return self.bound(deadline)[1]
+
+    def bound(self, deadline: float) -> tuple[Link, Identity, int]:
+        """The link that speaks for the current session, the session, and how many batches it tells apart.
+
+        Raises as ``current``.
+        """
         self.end_former_lives(deadline)
-        _, session = self._main.session_link(deadline)
-        if session is not self._session or self._noted is None:
+        link, session = self.main.session_link(deadline)
+        noted = self._noted
+        if session is not self._session or noted is None:
             noted = Identity(session.cluster, session.home, session.id, session.epoch)
             self._spool.remember_session(noted)
             self._session, self._noted = session, noted
-        return self._noted
+        return link, noted, session.in_flight_max
 
     def end_former_lives(self, deadline: float) -> None:
         """What former lives sent is stored when this returns, or never. Raises as ``current``."""
@@ -86,7 +96,7 @@ class Sessions:
 
     def _link(self, identity: Identity, deadline: float) -> Link:
         if identity == self._noted:
-            link, session = self._main.session_link(deadline)
+            link, session = self.main.session_link(deadline)
             if session is self._session:
                 return link
         with self._lock:
@@ -114,22 +124,22 @@ class Sessions:
         """Number what comes in another session; batches pinned to this one keep it."""
         session = self._session
         if session is not None and identity == self._noted:
-            self._main.renew_session(session, deadline)
+            self.main.renew_session(session, deadline)
             self._noted = None
 
     def reconnect(self) -> None:
         """The connections do not speak for their sessions: make others."""
-        for connection in (self._main, self._other):
+        for connection in (self.main, self._other):
             if connection.live is not None:
                 connection.live.fail(ConnectionLostError("another connection took over the session"))
 
     def reach(self, deadline: float) -> None:
         """Raises ConnectionLostError, soon, where the broker is away."""
-        self._main.link(deadline)
+        self.main.link(deadline)
 
     def close(self) -> None:
         """Close the connections."""
-        self._main.close()
+        self.main.close()
         self._other.close()
 
 

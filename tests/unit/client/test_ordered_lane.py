@@ -10,34 +10,42 @@ from typing import Any, cast
 
 import pytest
 
+from txmq.client.link import Link, Pending, Waiter
 from txmq.client.ordered_lane import Lane
+from txmq.client.ordered_sender import OrderedSender
 from txmq.client.ordered_sessions import Sessions, stamped
+from txmq.client.producer_core import ProducerLimits
 from txmq.client.spool import Identity, Pin, Place, Spool
 from txmq.errors import (
+    BrokerError,
     ConnectionLostError,
     DiskFullError,
     FencedError,
     SequenceError,
+    SpoolFullError,
     TooLargeError,
     TxmqError,
     UnavailableError,
+    UnknownTopicError,
 )
 from txmq.log import records
 from txmq.log.batch import HEADER
-from txmq.model import PartitionRange
+from txmq.model import PartitionRange, SendResult, SendStatus
 from txmq.runtime.sim_clock import SimClock
+from txmq.runtime.threads import Future
 
 PLACE = ("t", 0)
 Step = str | BaseException
 STEPS: list[Step] = [
     "store", "lose", ConnectionLostError("lost"), UnavailableError("stopping"), DiskFullError("full")
 ]  # fmt: skip
+Outcome = bytes | BaseException
 
 
 class Answer:
-    """What a request came to."""
+    """What a request of a flight came to."""
 
-    def __init__(self, outcome: bytes | BaseException) -> None:
+    def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
 
     def result(self) -> bytes:
@@ -53,7 +61,8 @@ class Partition:
     in_flight_max = 8
 
     def __init__(self) -> None:
-        self.stored: list[bytes] = []
+        self.stored: list[tuple[int, bytes]] = []  # base offset, batch
+        self.end = 0
         self.known: dict[tuple[int, int], tuple[int, int]] = {}  # session, sequence -> CRC, offset
         self.following: dict[int, int] = {}
         self.session = 1
@@ -62,85 +71,173 @@ class Partition:
         self.plan: list[Step] = []
         self.refuses: Callable[[bytes], bool] = lambda _: False
 
-    def current(self, _deadline: float) -> Identity:
-        """As ``Sessions``."""
-        return Identity(1, 1, self.session, 0)
-
-    def renew(self, identity: Identity, _deadline: float) -> None:
-        """As ``Sessions``."""
-        if identity.session == self.session:
-            self.session += 1
-
-    def start_(self, pin: Pin, content: bytes) -> Answer:
+    def put(self, batch: bytes) -> Outcome:
+        """As a broker: by session and sequence."""
         step = self.plan.pop(0) if self.plan else "store"
-        session = pin.identity.session
+        fields = HEADER.unpack_from(batch)
+        crc, session, sequence, count = fields[4], fields[9], fields[11], fields[12]
         if not isinstance(step, str):
-            return Answer(step)
+            return step
         if session in self.ended:
-            return Answer(FencedError("gone"))
-        batch = stamped(content, pin)
-        crc = HEADER.unpack_from(batch)[4]
-        known = self.known.get((session, pin.sequence))
+            return FencedError("gone")
+        known = self.known.get((session, sequence))
         if known is not None:
-            return Answer(b"%d" % known[1] if known[0] == crc else SequenceError("another batch"))
-        if pin.sequence != self.following.get(session, 0):
-            return Answer(SequenceError("a gap"))
-        if self.refuses(content):
-            return Answer(TooLargeError("poison"))
-        self.known[session, pin.sequence] = crc, len(self.stored)
-        self.following[session] = pin.sequence + 1
-        self.stored.append(bytes(batch))
-        return Answer(ConnectionLostError("no answer") if step == "lose" else b"%d" % (len(self.stored) - 1))
+            return b"%d" % known[1] if known[0] == crc else SequenceError("another batch")
+        if sequence != self.following.get(session, 0):
+            return SequenceError("a gap")
+        if self.refuses(batch):
+            return TooLargeError("poison")
+        self.known[session, sequence] = crc, self.end
+        self.following[session] = sequence + count
+        self.stored.append((self.end, bytes(batch)))
+        self.end += count
+        return ConnectionLostError("no answer") if step == "lose" else b"%d" % (self.end - count)
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
         """As ``Client``."""
-        return PartitionRange(topic, partition, self.start, len(self.stored))
+        return PartitionRange(topic, partition, self.start, self.end)
 
     def fetch_raw(self, _topic: str, _partition: int, offset: int, *_: object) -> bytes:
         """As ``Client``."""
-        batch = bytearray(self.stored[offset])
-        HEADER.pack_into(batch, 0, offset, *HEADER.unpack_from(batch)[1:])
+        base, stored = next(item for item in reversed(self.stored) if item[0] <= offset)
+        batch = bytearray(stored)
+        HEADER.pack_into(batch, 0, base, *HEADER.unpack_from(batch)[1:])
         return bytes(batch)
 
     @property
     def values(self) -> list[bytes | None]:
         """What a reader sees."""
-        return [records.decode(bytearray(batch), "t", 0)[0].value for batch in self.stored]
+        return [message.value for _, batch in self.stored for message in records.decode(bytearray(batch), "t", 0)]
+
+
+class FakeLink:
+    """A link to the partition: what is put is answered when somebody waits."""
+
+    def __init__(self, partition: Partition, clock: SimClock, session: int) -> None:
+        self._partition, self._clock, self.session = partition, clock, session
+        self.failure: TxmqError | None = None
+        self.used_at = clock.monotonic()
+        self.has_unsent = False
+        self.interrupts = self.is_silent = False
+        self._answers: list[tuple[Pending, Outcome]] = []
+
+    def put(self, pending: Pending, _topic: bytes, _partition: int, batch: bytearray) -> None:
+        """As ``Link``."""
+        if self.failure is not None:
+            raise self.failure
+        outcome = self._partition.put(bytes(batch))
+        if not self.is_silent:
+            self._answers.append((pending, outcome))
+
+    def wait(self, waiter: Waiter, deadline: float) -> None:
+        """As ``Link``."""
+        if self.interrupts:
+            self.interrupts = False
+            raise KeyboardInterrupt
+        while self._answers and not waiter.done:
+            pending, outcome = self._answers.pop(0)
+            if isinstance(outcome, BrokerError):
+                pending.answered(outcome.code, f"{outcome.wire_name} {outcome}".encode())
+            elif isinstance(outcome, TxmqError):
+                self._answers.insert(0, (pending, outcome))
+                self.fail(outcome)
+                return
+            elif isinstance(outcome, bytes):
+                pending.answered(200, outcome)
+        if not waiter.done:
+            self._clock.sleep(max(0.0, deadline - self._clock.monotonic()))
+
+    def fail(self, error: TxmqError) -> None:
+        """As ``Link``."""
+        if self.failure is None:
+            self.failure = error
+            lost, self._answers = self._answers, []
+            for pending, _ in lost:
+                pending.lost(error)
+
+    def is_stale(self) -> bool:
+        """As ``Link``."""
+        return self.failure is not None
+
+
+class Way:
+    """The sessions of one life."""
+
+    main = None
+
+    def __init__(self, partition: Partition, clock: SimClock) -> None:
+        self._partition, self._clock = partition, clock
+        self.link = FakeLink(partition, clock, partition.session)
+        self.in_flight_max = partition.in_flight_max
+        self.is_away = False
+
+    def bound(self, _deadline: float) -> tuple[Link, Identity, int]:
+        """As ``Sessions``."""
+        if self.is_away:
+            raise ConnectionLostError("away")
+        session = self._partition.session
+        if self.link.failure is not None or self.link.session != session:
+            self.link.fail(ConnectionLostError("another session"))
+            self.link = FakeLink(self._partition, self._clock, session)
+        return cast(Link, self.link), Identity(1, 1, session, 0), self.in_flight_max
+
+    def current(self, deadline: float) -> Identity:
+        """As ``Sessions``."""
+        return self.bound(deadline)[1]
+
+    def renew(self, identity: Identity, _deadline: float) -> None:
+        """As ``Sessions``."""
+        if identity.session == self._partition.session:
+            self._partition.session += 1
+            self.link.fail(ConnectionLostError("the session was given up"))
+
+    def start(self, pin: Pin, _place: Place, content: bytes, _deadline: float) -> Answer:
+        """As ``Sessions``."""
+        if self.is_away:
+            raise ConnectionLostError("away")
+        return Answer(self._partition.put(bytes(stamped(content, pin))))
+
+    def reconnect(self) -> None:
+        """As ``Sessions``."""
+        self.link.fail(ConnectionLostError("another connection took over"))
 
 
 class World:
-    """A lane, its spool and its partition."""
+    """A lane, its spool and its partition; the keeper's work is done at once, by whoever calls for it."""
 
     def __init__(self, path: Path) -> None:
         self.partition, self.clock = Partition(), SimClock()
         self.spool = Spool(path)
-        self.lane = self.life()
+        self.life()
 
-    def life(self) -> Lane:
+    def life(self) -> None:
         """The lane of a new process."""
         partition = self.partition
-
-        class Way:
-            in_flight_max = partition.in_flight_max
-            current, renew = partition.current, partition.renew
-
-            @staticmethod
-            def start(pin: Pin, _place: Place, content: bytes, _deadline: float) -> Answer:
-                return partition.start_(pin, content)
-
-            @staticmethod
-            def reconnect() -> None:
-                pass
-
-        sessions = cast(Sessions, Way())
+        self.way = Way(partition, self.clock)
+        sessions = cast(Sessions, self.way)
+        self.sender = OrderedSender(sessions, self.clock, ProducerLimits(), self._keep)
+        self.sender._start_background = lambda: None  # type: ignore[method-assign]
         self.lane = Lane(
-            PLACE, self.spool, sessions, cast(Any, partition), self.clock, attempts_max=2, visibility_wait_s=0
-        )
-        return self.lane
+            PLACE, self.spool, self.sender, sessions, cast(Any, partition), self.clock, attempts_max=2,
+            visibility_wait_s=0,
+        )  # fmt: skip
+
+    def _keep(self) -> None:
+        self.lane.take_over(self.clock.monotonic() + 1.0)
 
     def send(self, value: bytes) -> int | None:
-        """Send a message of this value."""
-        return self.lane.send(bytes(records.encode([(None, value, (), 1)])), 1.0)
+        """Send a message of this value; its offset, or None where it was spooled."""
+        return self.lane.send((None, value, (), 1), self.clock.monotonic() + 1.0).offset
+
+    def send_async(self, value: bytes) -> Future[SendResult]:
+        """The same, without waiting."""
+        return self.lane.send_async((None, value, (), 1), self.clock.monotonic() + 1.0)
+
+    def land(self) -> None:
+        """Wait for everything that was sent without waiting."""
+        self.sender.flush(self.clock.monotonic() + 60.0)
+        while self.sender._settled:
+            self.sender._settled.popleft().settle_futures()
 
     def drain(self, rounds: int = 20) -> None:
         """Flights until the spool is empty."""
@@ -148,7 +245,7 @@ class World:
             if not self.spool.count(PLACE):
                 return
             try:
-                self.lane.flight(1.0)
+                self.lane.flight(self.clock.monotonic() + 1.0)
             except TxmqError:
                 continue
         pytest.fail(f"{self.spool.count(PLACE)} left: {self.spool.entries()}")
@@ -186,23 +283,125 @@ def test_what_was_not_answered_is_stored_once(world: World, step: str | TxmqErro
     assert world.partition.values == [b"0", b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("step", ["lose", ConnectionLostError("lost")])
-def test_an_interrupt_leaves_the_message_with_its_number(world: World, step: str | TxmqError) -> None:
+@pytest.mark.parametrize("step", ["store", "lose", ConnectionLostError("lost")])
+def test_an_interrupt_leaves_the_message_under_way_and_those_behind_it_wait_for_it(
+    world: World, step: str | TxmqError
+) -> None:
     world.send(b"0")
-    world.partition.plan = ["lose" if step == "lose" else step]
-    original = world.partition.start_
-
-    def interrupted(pin: Pin, content: bytes) -> Answer:
-        original(pin, content)
-        return Answer(KeyboardInterrupt())
-
-    world.partition.start_ = interrupted  # type: ignore[method-assign]
+    world.partition.plan = [step]
+    world.way.link.interrupts = True
     with pytest.raises(KeyboardInterrupt):
         world.send(b"1")
-    world.partition.start_ = original  # type: ignore[method-assign]
-    assert world.send(b"2") is None
+    is_spooled = world.send(b"2") is None
+    assert is_spooled is (step != "store")
     world.drain()
     assert world.partition.values == [b"0", b"1", b"2"]
+
+
+def test_messages_are_many_a_batch_and_many_batches_in_flight(world: World) -> None:
+    futures = [world.send_async(b"%d" % number) for number in range(30)]
+    world.land()
+    assert [future.result().offset for future in futures] == list(range(30))
+    assert 8 < len(world.partition.stored) < 30
+    assert world.partition.values == [b"%d" % number for number in range(30)]
+
+
+@pytest.mark.parametrize("step", STEPS[1:])
+@pytest.mark.parametrize("at", [0, 3, 7])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_failure_in_the_middle_of_the_flight_spools_what_is_behind_it_in_order(
+    world: World, step: Step, at: int, dies: bool
+) -> None:
+    world.partition.plan = [*["store"] * at, step]
+    futures = [world.send_async(b"%d" % number) for number in range(30)]
+    world.land()
+    statuses = [future.result().status for future in futures]
+    assert statuses == sorted(statuses, key=lambda status: status.value)  # acknowledged, then spooled
+    assert statuses.count(SendStatus.ACKNOWLEDGED) == at
+    assert world.send(b"30") is None
+    if dies:
+        world.partition.session += 1
+        world.life()
+    world.drain(60)
+    assert world.send(b"31") == 31
+    assert world.partition.values == [b"%d" % number for number in range(32)]
+
+
+def test_poison_alone_in_its_batch_is_told_and_what_was_sent_behind_it_is_not_lost(world: World) -> None:
+    world.partition.refuses = lambda content: b"poison" in content
+    futures = [world.send_async(value) for value in (b"0", b"poison", b"1", b"2")]
+    world.land()
+    with pytest.raises(TooLargeError):
+        futures[1].result()
+    world.drain()
+    assert world.send(b"3") == 3
+    assert (world.partition.values, world.spool.parked()) == ([b"0", b"1", b"2", b"3"], [])
+
+
+def test_poison_among_others_in_a_batch_is_parked_and_the_others_are_sent(world: World) -> None:
+    world.partition.refuses = lambda content: b"poison" in content
+    values = [b"%d" % number for number in range(20)]
+    values[15] = b"poison"
+    futures = [world.send_async(value) for value in values]  # from the ninth on they share a batch
+    world.land()
+    assert all(future.result().is_success for future in futures)
+    world.drain(60)
+    assert [entry.reason for entry in world.spool.parked()] == ["refused 2 times: poison"]
+    assert world.partition.values == [value for value in values if value != b"poison"]
+
+
+def test_a_topic_that_is_gone_is_told_to_all_and_nothing_is_spooled(world: World) -> None:
+    world.partition.plan = [UnknownTopicError("gone")] * 10
+    futures = [world.send_async(b"%d" % number) for number in range(5)]
+    world.land()
+    for future in futures:
+        with pytest.raises(UnknownTopicError):
+            future.result()
+    assert world.spool.count(PLACE) == 0
+
+
+def test_a_full_spool_refuses_message_by_message_what_it_cannot_take(world: World) -> None:
+    world.spool.size_bytes_max = 200  # two messages
+    world.partition.plan = [DiskFullError("full")]
+    futures = [world.send_async(b"%d" % number) for number in range(12)]
+    world.land()
+    results = [future.exception() for future in futures]
+    assert results[:2] == [None, None]
+    assert all(isinstance(error, SpoolFullError) for error in results[2:])
+    world.drain()
+    assert world.partition.values == [b"0", b"1"]
+
+
+def test_what_is_not_answered_in_time_is_spooled_with_its_number(world: World) -> None:
+    world.send(b"0")
+    world.way.link.is_silent = True
+    assert world.send(b"1") is None
+    (entry,) = world.spool.entries()
+    assert entry.pin is not None
+    assert (entry.pin.sequence, entry.pin.floor) == (1, 1)
+    world.drain()
+    assert world.partition.values == [b"0", b"1"]
+
+
+def test_while_the_broker_is_away_each_message_is_spooled_at_once(world: World) -> None:
+    world.way.is_away = True
+    before = world.clock.monotonic()
+    assert [world.send(b"%d" % number) for number in range(3)] == [None, None, None]
+    assert world.clock.monotonic() == before
+    world.way.is_away = False
+    world.drain()
+    assert world.partition.values == [b"0", b"1", b"2"]
+
+
+def test_the_end_spools_what_is_under_way(world: World) -> None:
+    world.send(b"0")
+    futures = [world.send_async(b"%d" % number) for number in (1, 2)]
+    world.way.link.fail(ConnectionLostError("closed"))
+    world.lane.close()
+    assert [entry.pin is not None for entry in world.spool.entries()] == [True, True]
+    while world.sender._settled:
+        world.sender._settled.popleft().settle_futures()
+    assert {future.result().status for future in futures} == {SendStatus.SPOOLED}
 
 
 @pytest.mark.parametrize("lost", range(6))
@@ -212,7 +411,7 @@ def test_a_flight_cut_short_anywhere_is_sent_again_by_the_same_numbers(world: Wo
         world.send(b"%d" % number)
     world.partition.plan = ["store"] * lost + ["lose"] + [ConnectionLostError("lost")] * 5
     with pytest.raises(ConnectionLostError):
-        world.lane.flight(1.0)
+        world.lane.flight(world.clock.monotonic() + 1.0)
     world.partition.session += 1  # the process was killed
     world.life()
     world.drain()
@@ -266,7 +465,7 @@ def test_the_log_is_read_only_when_everything_stored_is_visible(world: World) ->
     world.partition.session = 2
     for _ in range(2):
         with pytest.raises(FencedError):
-            world.lane.flight(1.0)
+            world.lane.flight(world.clock.monotonic() + 1.0)
         assert world.partition.values == []
     world.clock.sleep(35.0)
     world.drain()
@@ -281,31 +480,41 @@ def test_a_row_that_is_damaged_is_parked_and_not_sent(world: World) -> None:
     assert world.partition.values == [b"1"]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(120))
 def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: World, seed: int) -> None:
-    # Kept in memory: what is tested is the lane, and 60 files that are synced at each step take a minute.
+    # Kept in memory: what is tested is the lane, and so many files that are synced at each step take a minute.
     world.spool._database.execute("PRAGMA synchronous=OFF")
     chance = Random(seed)
-    told = []
-    for number in range(40):
+    told: list[bytes] = []
+    under_way: list[tuple[bytes, Future[SendResult]]] = []
+    world.partition.refuses = lambda content: b"poison" in content
+    for number in range(60):
         happens = chance.random()
-        if happens < 0.3:
+        if happens < 0.25:
             world.partition.plan = [chance.choice(STEPS) for _ in range(chance.randrange(1, 12))]
-        elif happens < 0.4:
+        elif happens < 0.33:
+            world.land()
             world.partition.session += 1
             world.life()
-        elif happens < 0.45:
+        elif happens < 0.38:
             world.partition.ended.add(world.partition.session)
             world.partition.session += 1
-        elif happens < 0.7:
+        elif happens < 0.6:
             with suppress(TxmqError):
-                world.lane.flight(1.0)
+                world.lane.flight(world.clock.monotonic() + 1.0)
+        elif happens < 0.65:
+            world.land()
         value = b"%d" % number
-        world.partition.refuses = lambda content: b"poison" in content
-        if chance.random() < 0.1 and world.spool.count(PLACE):
-            world.send(b"poison")
-        world.send(value)
+        if chance.random() < 0.05:
+            under_way.append((b"poison", world.send_async(b"poison")))
+        if chance.random() < 0.6:
+            under_way.append((value, world.send_async(value)))
+        else:
+            world.send(value)
         told.append(value)
     world.partition.plan = []
+    world.land()
+    assert all(future.done() for _, future in under_way)
+    assert {value for value, future in under_way if future.exception() is not None} <= {b"poison"}
     world.drain(400)
     assert world.partition.values == told
