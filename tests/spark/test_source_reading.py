@@ -1,12 +1,13 @@
 """Reading through a real broker, without Spark around it: what a task and a stream's planner do when things go wrong.
 
-``read_range`` and the readers are what Spark calls in its Python processes; here they are called the same way.
+``read_ranges`` and the readers are what Spark calls in its Python processes; here they are called the same way.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from txmq.spark import source_fetch
 from txmq.spark.options import parse
 from txmq.spark.ranges import Range
 from txmq.spark.source_batch import plan, tasks
-from txmq.spark.source_fetch import Reading, read_range
+from txmq.spark.source_fetch import Reading, read_ranges
 from txmq.spark.source_stream import StreamReader
 from txmq.testing.broker_process import BrokerProcess
 
@@ -73,7 +74,8 @@ def test_every_message_is_read_once_however_the_ranges_are_cut(
     options = parse({"bootstrap": broker.address, "topic": topic, "minPartitions": "7"}, is_stream=False)
     parts = tasks(plan(options), options)
     assert len(parts) >= 7
-    assert sorted(row for part in parts for row in rows_of(read_range(part.task, reading(broker)))) == browsed(
+    assert len(tasks(plan(options), replace(options, tasks_min=None))) == 1, "small ranges make one task"
+    assert sorted(row for part in parts for row in rows_of(read_ranges(part.ranges, reading(broker)))) == browsed(
         client, topic
     )
 
@@ -83,7 +85,7 @@ def test_what_arrives_behind_the_pinned_end_is_not_read(broker: BrokerProcess, c
     before = browsed(client, topic)
     ranges = planned(broker, topic)
     fill(client, topic, 500)
-    assert sorted(row for each in ranges for row in rows_of(read_range(each, reading(broker)))) == before
+    assert sorted(row for each in ranges for row in rows_of(read_ranges([each], reading(broker)))) == before
 
 
 def test_a_time_means_the_first_message_that_is_not_older(
@@ -159,8 +161,8 @@ def test_retention_that_passed_the_start_is_an_error_that_names_the_offsets_or_a
     task = next(each for each in planned(broker, topic) if each.partition == 0)
     start = retain_last_segment(client, topic)
     with pytest.raises(DataLossError, match=f"offsets 0 to {start - 1} are gone before they were read.*failOnDataLoss"):
-        rows_of(read_range(task, reading(broker)))
-    left = rows_of(read_range(task, reading(broker, fails_on_loss=False)))
+        rows_of(read_ranges([task], reading(broker)))
+    left = rows_of(read_ranges([task], reading(broker, fails_on_loss=False)))
     assert [row[1] for row in left] == list(range(start, task.end))
     wanted = {"startingOffsets": json.dumps({topic: {"0": 0, "1": 0}})}
     with pytest.raises(DataLossError, match=f"offsets 0 to {start - 1} are gone"):
@@ -182,7 +184,7 @@ def test_a_topic_deleted_before_it_was_read_is_an_error_and_another_one_of_its_n
         fill(client, topic, 1000)
         text = "was deleted and made anew"
     with pytest.raises(DataLossError, match=text):
-        rows_of(read_range(task, reading(broker, fails_on_loss=False)))
+        rows_of(read_ranges([task], reading(broker, fails_on_loss=False)))
 
 
 def test_a_broker_that_is_killed_and_comes_back_costs_no_row(
@@ -192,7 +194,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_row(
     monkeypatch.setattr(source_fetch, "ROWS_GATHERED", 100)
     fill(client, topic, 2000)
     task = planned(broker, topic)[0]
-    batches = read_range(task, reading(broker))
+    batches = read_ranges([task], reading(broker))
     found = rows_of(iter([next(batches)]))
     broker.restart()
     found += rows_of(batches)
@@ -208,7 +210,7 @@ def test_a_broker_that_stays_away_ends_the_reading_with_an_error(
         client.topics.create("orders")
         fill(client, "orders", 2000)
         task = planned(broker, "orders")[0]
-        batches = read_range(task, reading(broker, timeout=0.3))
+        batches = read_ranges([task], reading(broker, timeout=0.3))
         next(batches)
         broker.kill()
         with pytest.raises(ConnectionLostError, match=r"tried for 0.3 s \(option timeout\)"):
@@ -227,7 +229,7 @@ def test_damage_at_the_broker_is_an_error_that_names_the_partition(tmp_path: Pat
         content[len(content) // 2] ^= 1
         segment.write_bytes(content)
         with pytest.raises(InvalidBatchError, match=r"orders-0, from offset .*: the CRC does not match"):
-            rows_of(read_range(task, reading(broker)))
+            rows_of(read_ranges([task], reading(broker)))
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -58,10 +58,10 @@ class PathReader(DataSourceReader):  # type: ignore[misc]
         for task in partition.tasks if isinstance(partition, FilePartition) else ():
             try:
                 yield from FileReader(task, self._columns).rows()
-            except CorruptRecordError as error:
+            except (CorruptRecordError, DataLossError) as error:
                 if self._options.fails_on_loss:
                     raise
-                get_logger().warning("what follows the damage in this part is passed over", text=str(error))
+                get_logger().warning("what follows in this part of a segment is passed over", text=str(error))
 
 
 def _root(path: str) -> str:

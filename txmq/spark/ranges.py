@@ -53,6 +53,19 @@ def split(ranges: Sequence[Range], tasks_min: int, task_size_bytes: int) -> list
     return parts
 
 
+def pack(parts: Sequence[Range], rows: int) -> list[tuple[Range, ...]]:
+    """Put small parts together, in order, up to about ``rows`` messages: thousands of small ones make few tasks."""
+    packs: list[list[Range]] = []
+    count = 0
+    for part in parts:
+        if not packs or count + part.count > rows:
+            packs.append([])
+            count = 0
+        packs[-1].append(part)
+        count += part.count
+    return [tuple(pack) for pack in packs]
+
+
 def share(wanted: Mapping[K, int], allowed: int) -> dict[K, int]:
     """Divide ``allowed`` among those who want something, in proportion; together never more, nobody more than wanted.
 

@@ -8,7 +8,7 @@ What arrives behind the pinned ends is not read; what retention takes before it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
@@ -16,20 +16,23 @@ from txmq.errors import ConfigError, DataLossError
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import processor_count
 from txmq.spark.options import SourceOptions
-from txmq.spark.ranges import Range, split
+from txmq.spark.ranges import Range, pack, split
 from txmq.spark.source_catalog import Catalog, check_offsets, connect, placed
-from txmq.spark.source_fetch import Reading, read_range
+from txmq.spark.source_fetch import Reading, read_ranges
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+_TASKS_A_PROCESSOR: Final = 4  # smaller ones are put together
+_TASK_ROWS_MIN: Final = 10_000  # a task costs Spark as much as reading these
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
     """What one task reads."""
 
-    def __init__(self, task: Range) -> None:
-        super().__init__(task)
-        self.task = task
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
@@ -47,13 +50,18 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """In a task: the rows of one part. Spark asks for one part without a value where nothing is to be read."""
         if isinstance(partition, RangePartition):
-            yield from read_range(partition.task, self._reading)
+            yield from read_ranges(partition.ranges, self._reading)
 
 
 def tasks(ranges: list[Range], options: SourceOptions) -> list[InputPartition]:
     """The ranges, cut into what one task reads each."""
     tasks_min = options.tasks_min or processor_count()
-    return [RangePartition(part) for part in split(ranges, tasks_min, options.task_size_bytes)]
+    parts = split(ranges, tasks_min, options.task_size_bytes)
+    rows = sum(each.count for each in ranges) // (_TASKS_A_PROCESSOR * tasks_min)
+    return [
+        RangePartition(together)
+        for together in pack(parts, max(rows, _TASK_ROWS_MIN if options.tasks_min is None else 0))
+    ]
 
 
 def plan(options: SourceOptions) -> list[Range]:

@@ -1,4 +1,4 @@
-"""Reading one range of one partition through the broker, in a Spark task.
+"""Reading ranges of partitions through the broker, in a Spark task.
 
 Theory of operation. An answer to ``get`` is 1 MiB at most, and the decoder works best on 100,000 records at once, so
 answers are gathered into chunks. The next request is on its way while the last answer is decoded. Where it begins is
@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -56,8 +56,8 @@ class Reading:
     timeout: float
 
 
-def read_range(task: Range, reading: Reading) -> Iterator[RecordBatch]:
-    """The rows of a range.
+def read_ranges(ranges: Sequence[Range], reading: Reading) -> Iterator[RecordBatch]:
+    """The rows of ranges, one after the other.
 
     Raises:
         DataLossError: retention passed them, or the topic is gone, or another one has its name.
@@ -65,7 +65,8 @@ def read_range(task: Range, reading: Reading) -> Iterator[RecordBatch]:
         ConnectionLostError, RequestTimeoutError, UnavailableError: the broker stayed away.
     """
     with connect(reading.bootstrap, reading.timeout) as client:
-        yield from _RangeReader(client, task, reading).rows()
+        for each in ranges:
+            yield from _RangeReader(client, each, reading).rows()
 
 
 class _RangeReader:

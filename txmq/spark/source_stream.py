@@ -36,7 +36,7 @@ from txmq.spark.options import SourceOptions
 from txmq.spark.ranges import Range, admit
 from txmq.spark.source_batch import RangePartition, tasks, within
 from txmq.spark.source_catalog import Catalog, Held, check_offsets, connect, made_anew, placed
-from txmq.spark.source_fetch import Reading, read_range
+from txmq.spark.source_fetch import Reading, read_ranges
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -155,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         """In a task: the rows of one part."""
         if isinstance(partition, RangePartition):
-            yield from read_range(partition.task, self._reading)
+            yield from read_ranges(partition.ranges, self._reading)
 
     def stop(self) -> None:
         """The query ended."""

@@ -230,6 +230,7 @@ def test_a_count_that_cannot_be_allocates_nothing() -> None:
 # --- varints ---------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=30))
 def test_varints_of_every_length_are_read_as_one_by_one(values: list[int]) -> None:
     encoded, places = bytearray(), []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.errors import ConfigError
 from txmq.spark.offsets import Position, lag
-from txmq.spark.ranges import Range, admit, share, split
+from txmq.spark.ranges import Range, admit, pack, share, split
 
 
 def make(start: int, end: int, size_bytes: int = 0, partition: int = 0) -> Range:
@@ -22,6 +22,7 @@ some_ranges = st.lists(
 ).map(lambda found: [make(start, start + count, size, n) for n, (start, count, size) in enumerate(found)])
 
 
+@settings(deadline=None)
 @given(some_ranges, st.integers(1, 20), st.integers(1, 5000))
 def test_parts_cover_every_offset_once_and_none_is_empty(ranges: list[Range], tasks_min: int, size_bytes: int) -> None:
     parts = split(ranges, tasks_min, size_bytes)
@@ -37,6 +38,15 @@ def test_one_large_partition_keeps_all_cores_busy_and_no_task_gets_too_much() ->
     assert len(split([make(0, 1000, 10_000)], 1, 1000)) == 10
 
 
+@settings(deadline=None)
+@given(some_ranges, st.integers(0, 3000))
+def test_packs_hold_every_part_in_order(ranges: list[Range], rows: int) -> None:
+    packs = pack(ranges, rows)
+    assert [part for each in packs for part in each] == ranges
+    assert all(len(each) == 1 or sum(part.count for part in each) <= rows for each in packs)
+
+
+@settings(deadline=None)
 @given(st.dictionaries(st.integers(), st.integers(0, 10**9), max_size=8), st.integers(0, 10**9))
 def test_shares_are_never_more_than_allowed_or_wanted(wanted: dict[int, int], allowed: int) -> None:
     given_out = share(wanted, allowed)
