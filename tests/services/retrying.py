@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import txmq
 from tests.services.consuming import WAIT_S, until
 from txmq.client.consumer import Consumer, ConsumerOptions
+from txmq.errors import UnknownGroupError
 from txmq.model import Message
 
 TOPIC, GROUP = "orders", "billing"
@@ -70,6 +71,9 @@ def bad(message: Message) -> bool:
 
 def saved(client: txmq.Client, partition: int = 0) -> tuple[int | None, list[list[int]] | None]:
     """The group's offset, and offsets with failures of what is aside."""
-    row = client.groups.describe(GROUP)["partitions"][partition]
+    try:
+        row = client.groups.describe(GROUP)["partitions"][partition]
+    except UnknownGroupError:
+        return None, None
     text = row["aside"]
     return row["offset"], [found[:2] for found in json.loads(text)] if text else None

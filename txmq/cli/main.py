@@ -16,6 +16,7 @@ from txmq.cli import (
     bench,
     broker,
     consume,
+    dead_letter,
     demo,
     demo_audit,
     group,
@@ -24,6 +25,7 @@ from txmq.cli import (
     output,
     produce,
     resolver,
+    retry,
     spool,
     stats,
     topic,
@@ -55,6 +57,8 @@ app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(retry.app, name="retry")
+app.add_typer(dead_letter.app, name="dead-letter")
 app.command("stats")(stats.stats)
 app.add_typer(tx.app, name="tx")
 app.command("resolver")(resolver.resolver)

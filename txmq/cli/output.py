@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, NoReturn
 
 import typer
@@ -17,6 +18,7 @@ import typer
 STATUS_FAILED = 1
 STATUS_USAGE = 2
 STATUS_INTERRUPTED = 130
+SHOWN_BYTES_MAX = 200
 DEFAULT_BOOTSTRAP = "txmq://127.0.0.1:8123"
 
 PIPED_WIDTH = 240  # columns of a table that no terminal limits: lines that grep and less can use
@@ -65,6 +67,19 @@ def cell(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     return escaped(str(value))
+
+
+def content(found: bytes | None) -> str | None:
+    """The beginning of a key or a value, as text."""
+    if found is None:
+        return None
+    rest = "..." if len(found) > SHOWN_BYTES_MAX else ""
+    return found[:SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace") + rest
+
+
+def moment(time_ms: int) -> str:
+    """A time, in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def escaped(text: str) -> str:

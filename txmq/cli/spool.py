@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,6 @@ app = typer.Typer(
     help="What an ordered producer has on local disk: look, send, try again.",
 )
 Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The producer's spool.", show_default=False)]
-_SHOWN_BYTES_MAX = 200
 
 
 @app.command("list")
@@ -36,7 +34,7 @@ def list_(directory: Directory, as_json: output.Json = False) -> None:
 
     columns = ("topic", "partition", "waiting", "parked", "size_bytes", "oldest")
     with Spool(directory, read_only=True) as spool:
-        rows = [[*row, _time(oldest_ms)] for *row, oldest_ms in spool.summary()]
+        rows = [[*row, output.moment(oldest_ms)] for *row, oldest_ms in spool.summary()]
     if as_json:
         output.print_json([dict(zip(columns, row, strict=True)) for row in rows])
     else:
@@ -110,7 +108,8 @@ def _shown(entry: Entry) -> dict[str, Any]:
     from txmq.log import records
 
     row = {
-        "number": entry.number, "topic": entry.topic, "partition": entry.partition, "created": _time(entry.created_ms),
+        "number": entry.number, "topic": entry.topic, "partition": entry.partition,
+        "created": output.moment(entry.created_ms),
         "state": "parked" if entry.is_parked else "waiting" if entry.pin is None else "sent, no answer",
         "attempts": entry.attempts, "reason": entry.reason, "size_bytes": len(entry.content),
     }  # fmt: skip
@@ -118,15 +117,4 @@ def _shown(entry: Entry) -> dict[str, Any]:
         message = records.decode(bytearray(entry.content), entry.topic, entry.partition)[0]
     except TxmqError as error:
         return row | {"key": None, "value": f"damaged: {error}"}
-    return row | {"key": _text(message.key), "value": _text(message.value)}
-
-
-def _text(content: bytes | None) -> str | None:
-    if content is None:
-        return None
-    rest = "..." if len(content) > _SHOWN_BYTES_MAX else ""
-    return content[:_SHOWN_BYTES_MAX].decode("utf-8", "backslashreplace") + rest
-
-
-def _time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return row | {"key": output.content(message.key), "value": output.content(message.value)}

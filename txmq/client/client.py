@@ -289,7 +289,8 @@ class Client:
             max_retries: how often a message that failed is delivered again,
                 before it is set aside or becomes a dead letter.
             retry_store: a file on local disk, made if it is absent, for messages that are set aside: retried later
-                while their partition moves on. None: what failed too often becomes a dead letter at once.
+                while their partition moves on. "topic": they are kept in the topic ``<group>.retry``. None: what failed
+                too often becomes a dead letter at once.
             broadcast: share with nobody: this consumer gets every message. With ``options.name`` it goes on where
                 its name stopped; without, it begins anew each time, and leaves no trace.
             offset_store: where the group's offsets are: in the broker (None), in a database of yours

@@ -66,6 +66,8 @@ POINTS: Final[Mapping[str, str]] = {
     "client.aside.stored": "retry store: the message; broker: the group's offset is at or below it",
     "client.aside.saved": "broker: the group's offset, with what is aside now; retry store: that, and what was before",
     "client.aside.removed": "broker: the group's offset; retry store: no more than that names",
+    "client.replay.begun": "broker: the account says which letters a transaction will send; nothing of that",
+    "client.replay.sent": "broker: the messages of a replay, and the account of them",
     "client.dead.sent": "broker: the dead letter; the group's offset is below it, or names it as aside",
     "client.ordered.sent": "spool: nothing of this message; broker: the message, or nothing",
     "client.ordered.spooled": "spool: the message, forced; broker: the message where it was sent before, or nothing",

@@ -1,0 +1,234 @@
+"""``txmq retry`` and ``txmq dead-letter`` against a real broker, with members active and away, and killed replays."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import Context
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import txmq
+from tests.services.consuming import WAIT_S, until
+from tests.services.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, listening, never, saved
+from txmq.cli.main import main
+from txmq.client.dead_letters import DeadLetters
+from txmq.client.letter_replay import LetterReplay
+from txmq.model import Message
+from txmq.runtime.crashpoints import VARIABLE
+from txmq.runtime.logging import get_logger
+from txmq.testing.broker_process import BrokerProcess
+
+LETTERS = f"{GROUP}.dead-letter"
+
+
+def run(broker: BrokerProcess, *words: str, status: int = 0) -> str:
+    """The command, in this process; its standard output, or its standard error where it says something for people."""
+    out, err, ended = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.object(sys, "argv", ["txmq", *words, "--bootstrap", broker.address]),
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+    ):  # fmt: skip
+        try:
+            main()
+        except SystemExit as end:
+            ended = int(end.code or 0)
+    assert ended == status, err.getvalue()
+    return out.getvalue() or err.getvalue()
+
+
+def listed(broker: BrokerProcess, *words: str) -> list[dict[str, Any]]:
+    """Rows of ``retry list``."""
+    found: list[dict[str, Any]] = json.loads(run(broker, "retry", "list", GROUP, "--json", *words))
+    return found
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of a broker, with a topic of two partitions."""
+    with txmq.connect(broker.address) as made:
+        made.topics.create(TOPIC, partitions=2)
+        yield made
+
+
+def test_what_is_aside_is_listed_shown_replayed_and_dropped_while_a_member_is_active(
+    client: txmq.Client, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "r")
+    for value in (b"bad1", b"good", b"behind"):
+        client.producer().send(TOPIC, value, key=b"k" if value != b"good" else None, partition=0)
+    client.producer().send(TOPIC, b"bad2", key=b"q", partition=1)
+    with listening(client, store, IN_ORDER, bad) as found:
+        until(lambda: saved(client) == (3, [[0, 1], [2, 0]]) and saved(client, 1) == (1, [[0, 1]]), "set aside")
+        rows = listed(broker, "--store", store)
+        assert [(row["partition"], row["offset"], row["state"], row["failures"]) for row in rows] == [
+            (0, 0, "waits", 1), (0, 2, "behind", 0), (1, 0, "waits", 1),
+        ]  # fmt: skip
+        assert ("cannot" in rows[0]["reason"], rows[0]["key"], rows[0]["owner"]) == (True, "k", found.consumer.name)
+        assert "waits behind" in rows[1]["reason"]
+        assert "behind" in run(broker, "retry", "list", GROUP)
+        place = ("--topic", TOPIC, "--partition", "0", "--offset")
+        for words in ((), ("--store", store)):  # from the log, from the file
+            assert json.loads(run(broker, "retry", "show", GROUP, *place, "2", "--json", *words))["value"] == "behind"
+        assert "retry list" in run(broker, "retry", "show", GROUP, *place, "1", status=1)
+        assert found.values.count(b"bad1") == 1
+        run(broker, "retry", "replay", GROUP, *place, "0")
+        until(lambda: found.values.count(b"bad1") == 2, "delivered again, long before its time")
+        run(broker, "retry", "drop", GROUP, *place, "0", "--store", store)
+        until(lambda: b"behind" in found.values, "what waited behind it goes on")
+        assert json.loads(run(broker, "retry", "drop", GROUP, "--all", "--json")) == {"group": GROUP, "dropped": 1}
+        until(lambda: saved(client, 1) == (1, None) and saved(client) == (3, None), "nothing is aside")
+        until(lambda: listed(broker, "--store", store) == [], "the member removes what the group does not name")
+    assert found.values.count(b"good") == 1
+
+
+def test_without_members_what_is_dropped_does_not_come_again_though_its_file_has_it(
+    client: txmq.Client, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    store = tmp_path / "r"
+    client.producer().send(TOPIC, b"bad", partition=0)
+    with listening(client, str(store), LATER, bad):
+        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+    run(broker, "retry", "drop", GROUP, "--topic", TOPIC, "--all")  # on a host that has not the file
+    (stale,) = listed(broker, "--store", str(store))
+    assert (stale["state"], stale["offset"]) == ("stale", 0)
+    client.producer().send(TOPIC, b"next", partition=0)
+    with listening(client, str(store), LATER, never) as found:
+        found.wait(1)
+    assert found.values == [b"next"]
+    assert listed(broker, "--store", str(store)) == []
+
+
+def test_text_that_cannot_be_read_is_listed_and_goes_only_by_name(client: txmq.Client, broker: BrokerProcess) -> None:
+    with client.consumer(GROUP, [TOPIC]) as consumer:
+        until(lambda: len(consumer.assignment) == 2, "assigned")
+        client.producer().send(TOPIC, b"one", partition=0)
+        (message,) = consumer.poll(timeout=WAIT_S)
+        message.ack(sync=True)
+    assert client.groups.change_aside(GROUP, [[TOPIC, 0, None, "{of another version"]]) == []
+    (row,) = listed(broker)
+    assert (row["state"], row["offset"], "cannot be read" in row["reason"]) == ("unreadable", None, True)
+    assert "cannot be read" in run(broker, "retry", "drop", GROUP, "--all", status=1)
+    run(broker, "retry", "drop", GROUP, "--topic", TOPIC, "--partition", "0", "--unreadable")
+    assert listed(broker) == []
+
+
+def test_a_store_is_not_made_by_looking_and_a_place_is_said_in_full(broker: BrokerProcess, tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    assert "no retry store" in run(broker, "retry", "list", GROUP, "--store", str(missing), status=1)
+    assert not missing.exists()
+    assert "--all" in run(broker, "retry", "drop", GROUP, status=2)
+    assert "--topic" in run(broker, "retry", "drop", GROUP, "--offset", "1", status=2)
+    assert "--all" in run(broker, "dead-letter", "replay", GROUP, status=2)
+
+
+# --- dead letters ----------------------------------------------------------------------------------------------------
+
+
+def bury(client: txmq.Client, *offsets: int) -> None:
+    """Letters about messages of partition 1, as consumers write them."""
+    letters = DeadLetters(client, GROUP, "m", get_logger())
+    for offset in offsets:
+        value = b"letter %d" % offset
+        letters.bury(Message(TOPIC, 1, offset, b"k", value, {"h": b"1"}, "red", 7, None), 6, "cannot")
+    letters.close()
+
+
+def sent(client: txmq.Client, topic: str = TOPIC) -> list[bytes | None]:
+    """What is in a topic."""
+    return [message.value for message in client.browse(topic)]
+
+
+def test_letters_are_listed_shown_and_sent_again_once_to_where_they_came_from(
+    client: txmq.Client, broker: BrokerProcess
+) -> None:
+    assert json.loads(run(broker, "dead-letter", "list", GROUP, "--json")) == []
+    bury(client, 5, 8, 5)  # the first one twice: its consumer died in between
+    rows = json.loads(run(broker, "dead-letter", "list", GROUP, "--json"))
+    assert [(row["offset"], row["from"], row["attempts"], row["reason"], row["replayed"]) for row in rows] == [
+        (0, f"{TOPIC}/1/5", "6", "cannot", False), (1, f"{TOPIC}/1/8", "6", "cannot", False),
+        (2, f"{TOPIC}/1/5", "6", "cannot", False),
+    ]  # fmt: skip
+    shown = json.loads(run(broker, "dead-letter", "show", GROUP, "--offset", "1", "--json"))
+    assert (shown["value"], shown["key"], shown["tag"]) == ("letter 8", "k", "red")
+    said = run(broker, "dead-letter", "replay", GROUP, "--offset", "1", "--json")
+    assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 0, "gone": 0}
+    said = run(broker, "dead-letter", "replay", GROUP, "--all", "--json")
+    assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 2, "gone": 0}
+    assert sent(client) == [b"letter 8", b"letter 5"]
+    first = client.fetch(TOPIC, 1, 0)[0]
+    assert (first.key, first.tag, first.headers) == (
+        b"k", "red", {"h": b"1", "txmq.replayed": f"{LETTERS}/0/1".encode()},
+    )  # fmt: skip
+    assert all(row["replayed"] for row in json.loads(run(broker, "dead-letter", "list", GROUP, "--json")))
+    assert "no letters at [9]" in run(broker, "dead-letter", "replay", GROUP, "--offset", "9", status=1)
+    client.topics.create("elsewhere")
+    run(broker, "dead-letter", "replay", GROUP, "--offset", "0", "--to", "elsewhere", "--again")
+    assert sent(client, "elsewhere") == [b"letter 5"]
+    assert "cannot" in run(broker, "dead-letter", "list", GROUP)
+
+
+@pytest.mark.parametrize("point", ["client.replay.begun:1", "client.replay.sent:1"])
+def test_a_replay_that_is_killed_and_repeated_sends_each_message_once(
+    client: txmq.Client, broker: BrokerProcess, point: str
+) -> None:
+    bury(client, 5, 8)
+    command = [sys.executable, "-m", "txmq.cli.main", "dead-letter", "replay", GROUP, "--all", "-b", broker.address]
+    killed = subprocess.run(command, check=False, timeout=WAIT_S, env={**os.environ, VARIABLE: point})
+    assert killed.returncode == -signal.SIGKILL
+    assert len(sent(client)) in (0, 2)  # all or none
+    run(broker, "dead-letter", "replay", GROUP, "--all")
+    assert sent(client) == [b"letter 5", b"letter 8"]
+
+
+def test_of_replays_at_the_same_time_one_sends_each_message(client: txmq.Client, broker: BrokerProcess) -> None:
+    bury(client, *range(20))
+    together = threading.Barrier(4)
+    outcomes: list[str] = []
+
+    def replay() -> None:
+        with txmq.connect(broker.address) as mine:
+            replays = LetterReplay(mine, GROUP)
+            letters = list(replays.letters())
+            together.wait(WAIT_S)
+            try:
+                outcomes.extend(replayed.outcome for replayed in replays.replay(letters))
+            except txmq.errors.RolledBackError:  # a later one was faster
+                outcomes.append("rolled back")
+
+    threads = [threading.Thread(target=replay) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert set(sent(client)) == {b"letter %d" % offset for offset in range(20)}
+    assert len(sent(client)) == 20
+    assert outcomes.count("sent") == 20
+
+
+def test_a_delayed_commit_of_a_replay_that_was_overtaken_is_refused(client: txmq.Client, broker: BrokerProcess) -> None:
+    """The proof does not rest on connections that end in time: the earlier one commits after the later one is done."""
+    bury(client, 5)
+    (letter,) = LetterReplay(client, GROUP).letters()
+    late = LetterReplay(client, GROUP)
+    settled = late._settled
+
+    def overtaken(begun: int, origins: set[Any]) -> set[Any]:
+        found = settled(begun, origins)
+        Context().run(run, broker, "dead-letter", "replay", GROUP, "--all")  # outside of the block this stands in
+        return found
+
+    late._settled = overtaken  # type: ignore[method-assign]
+    with pytest.raises(txmq.errors.RolledBackError):
+        list(late.replay([letter]))
+    assert sent(client) == [b"letter 5"]

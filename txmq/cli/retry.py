@@ -1,0 +1,195 @@
+"""``txmq retry``: what consumers have set aside: list, show, replay, drop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txmq.cli import output
+from txmq.cli.connecting import connected
+from txmq.cli.group import Group
+from txmq.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from txmq.client.retries import Place, Retries, Row
+    from txmq.client.retry_store import RetryStore
+    from txmq.model import Message
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Messages that consumers have set aside: look, have them delivered again, drop them.",
+)
+Store = Annotated[
+    Path | None,
+    typer.Option("--store", "-s", help="The members' retry_store on this host: contents and reasons.", metavar="FILE"),
+]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")]
+Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only of this partition.")]
+Offset = Annotated[int | None, typer.Option("--offset", "-o", min=0, help="Only this message.")]
+All = Annotated[bool, typer.Option("--all", help="Needed where no offset says which message is meant.")]
+_COLUMNS = ("topic", "partition", "offset", "state", "failures", "owner", "key", "reason")
+
+
+@app.command("list")
+def list_(
+    group: Group, topic: Topic = None, partition: Partition = None, store: Store = None,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """List what a group has set aside, as its saved offsets say; members may be active.
+
+    States: [bold]waits[/bold] for its next retry; [bold]behind[/bold] another message of its key; [bold]stale[/bold]:
+    a row of the file that the group does not name; [bold]unreadable[/bold]: text of another version.
+
+    [bold]Examples[/bold]
+
+      txmq retry list billing
+      txmq retry list billing --store var/retry.db --json | jq '.[].reason'
+    """
+    from txmq.client.retries import Place
+
+    with connected(bootstrap, topic) as client, _opened(store) as kept:
+        rows = [_fields(row) for row in _retries(client, group, kept).list(Place(topic, partition))]
+    if as_json:
+        output.print_json(rows)
+    else:
+        output.print_table(f"set aside by {group}", _COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+
+
+@app.command()
+def show(
+    group: Group,
+    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)],
+    partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.", show_default=False)],
+    offset: Annotated[int, typer.Option("--offset", "-o", min=0, help="The message.", show_default=False)],
+    store: Store = None, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Show a message that was set aside, with its content: from the file, the log or the retry topic.
+
+    [bold]Examples[/bold]
+
+      txmq retry show billing --topic orders --partition 3 --offset 1200
+    """
+    from txmq.client.retries import Place
+
+    with connected(bootstrap, topic) as client, _opened(store) as kept:
+        retries = _retries(client, group, kept)
+        found = [row for row in retries.list(Place(topic, partition, offset)) if row.offset == offset]
+        if not found:
+            output.fail(f"{group} has not set {topic}/{partition}/{offset} aside; see txmq retry list {group}")
+        fields = _fields(found[0]) | _content(retries.content(found[0]))
+    if as_json:
+        output.print_json(fields)
+    else:
+        output.print_fields(f"{topic}/{partition}/{offset}", fields)
+
+
+@app.command()
+def replay(
+    group: Group, topic: Topic = None, partition: Partition = None, offset: Offset = None, everything: All = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Have messages delivered again at once, with all their retries before them.
+
+    Members may be active: they are given the partitions anew, and what they have in hand of these comes again.
+
+    [bold]Examples[/bold]
+
+      txmq retry replay billing --topic orders --partition 3 --offset 1200
+      txmq retry replay billing --all
+    """
+    place = _place(topic, partition, offset, everything=everything)
+    with connected(bootstrap, topic) as client:
+        count = _retries(client, group, None).replay(place)
+    _say(group, "replayed", count, as_json=as_json)
+
+
+@app.command()
+def drop(
+    group: Group, topic: Topic = None, partition: Partition = None, offset: Offset = None, everything: All = False,
+    unreadable: Annotated[
+        bool, typer.Option("--unreadable", help="All that a partition has aside whose text cannot be read.")
+    ] = False,
+    store: Store = None, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
+    """Forget messages, as if they had been dealt with. Members may be active, as in replay.
+
+    They stay in the log: read them with txmq consume --topic TOPIC --partition N --from OFFSET. Rows of files on other
+    hosts go when a member there gets the partition.
+
+    [bold]Examples[/bold]
+
+      txmq retry drop billing --topic orders --partition 3 --offset 1200
+      txmq retry drop billing --topic orders --partition 3 --unreadable
+    """
+    place = _place(topic, partition, offset, everything=everything or (unreadable and partition is not None))
+    with connected(bootstrap, topic) as client, _opened(store) as kept:
+        retries = _retries(client, group, kept)
+        count = retries.drop_unreadable(place) if unreadable else retries.drop(place)
+    _say(group, "dropped", count, as_json=as_json)
+
+
+def _place(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> Place:
+    from txmq.client.retries import Place
+
+    if offset is not None and (topic is None or partition is None):
+        raise ConfigError("--offset needs --topic and --partition")
+    if partition is not None and topic is None:
+        raise ConfigError("--partition needs --topic")
+    if offset is None and not everything:
+        raise ConfigError("say which message: --topic, --partition and --offset; or --all for all that is meant")
+    return Place(topic, partition, offset)
+
+
+def _retries(client: Any, group: str, store: RetryStore | None) -> Retries:
+    from txmq.client.retries import Retries
+
+    return Retries(client, group, store)
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[RetryStore | None]:
+    """The retry store, if one is named, for a block. Looking must not make one."""
+    from txmq.client.retry_store import RetryStore
+
+    if path is None:
+        yield None
+        return
+    if not path.is_file():
+        raise StorageError(f"no retry store at {path}")
+    store = RetryStore(path)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    stored = row.stored
+    return {
+        "topic": row.topic, "partition": row.partition, "offset": row.offset, "state": row.state,
+        "failures": row.failures, "owner": row.owner, "key": output.content(stored.message.key) if stored else None,
+        "reason": row.problem or (stored.reason if stored else None),
+    }  # fmt: skip
+
+
+def _content(message: Message | None) -> dict[str, Any]:
+    if message is None:
+        return {"value": None, "content": "gone"}
+    headers = {name: output.content(text) for name, text in message.headers.items()}
+    return {
+        "key": output.content(message.key), "value": output.content(message.value), "headers": headers,
+        "tag": message.tag, "time": output.moment(message.timestamp_ms), "txid": message.txid,
+        "size_bytes": len(message.value or b""),
+    }  # fmt: skip
+
+
+def _say(group: str, what: str, count: int, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"group": group, what: count})
+    else:
+        output.note(f"{group}: {count} {what}")
