@@ -1,0 +1,108 @@
+"""A consumer that shares with nobody: what it finds, in which order it is told, and what a broker's absence changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from txmq.client.alone import Alone
+from txmq.client.member import Assigned, MemberSettings
+from txmq.client.tracker import Slot
+from txmq.errors import ConnectionLostError, UnknownTopicError
+from txmq.model import TopicConfig
+from txmq.registry.topics import Topic
+
+SETTINGS = MemberSettings("caches", "me", ("a", "b"), "exclusive", 1.0, 6.0, 1.0)
+
+
+class Topics:
+    """What a broker would say."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, tuple[int, int]] = {}  # id, partitions
+        self.is_away = False
+
+    def refresh(self, name: str) -> Topic:
+        """As ``client.topics``."""
+        if self.is_away:
+            raise ConnectionLostError("away")
+        if name not in self.there:
+            raise UnknownTopicError(name)
+        topic_id, partitions = self.there[name]
+        return Topic(topic_id, TopicConfig(name, partitions))
+
+
+class Partitions:
+    """What a consumer is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Slot, bool]] = []
+        self.fails_at: Slot | None = None
+
+    def assigned(self, assigned: Assigned) -> None:
+        """See ``member.Partitions``."""
+        if assigned.slot == self.fails_at:
+            raise ConnectionLostError("away")
+        assert (assigned.offset, assigned.aside) == (None, None)
+        self.told.append(("assigned", assigned.slot, assigned.is_later))
+
+    def lost(self, slot: Slot) -> None:
+        """See ``member.Partitions``."""
+        self.told.append(("lost", slot, False))
+
+
+class Scene:
+    """A consumer that looks when it is told to."""
+
+    def __init__(self) -> None:
+        self.topics, self.partitions = Topics(), Partitions()
+        given: Any = (self.topics, SETTINGS, self.partitions)
+        self.alone = Alone(*given)
+
+    def look(self) -> list[tuple[str, Slot, bool]]:
+        """One look; what was told."""
+        self.partitions.told.clear()
+        self.alone._look()
+        return list(self.partitions.told)
+
+
+def test_what_is_there_at_first_begins_at_the_start_and_what_comes_later_at_its_first_message() -> None:
+    scene = Scene()
+    scene.topics.there["a"] = 1, 2
+    assert scene.look() == [("assigned", ("a", 0), False), ("assigned", ("a", 1), False)]
+    assert scene.look() == []
+    scene.topics.there |= {"a": (1, 3), "b": (2, 1)}
+    assert scene.look() == [("assigned", ("a", 2), True), ("assigned", ("b", 0), True)]
+
+
+def test_where_nothing_is_there_at_first_everything_comes_later() -> None:
+    scene = Scene()
+    assert scene.look() == []
+    scene.topics.there["a"] = 1, 1
+    assert scene.look() == [("assigned", ("a", 0), True)]
+
+
+def test_a_topic_that_is_gone_is_lost_and_one_made_anew_is_another() -> None:
+    scene = Scene()
+    scene.topics.there["a"] = 1, 1
+    scene.look()
+    scene.topics.there["a"] = 7, 1
+    assert scene.look() == [("lost", ("a", 0), False), ("assigned", ("a", 0), True)]
+    del scene.topics.there["a"]
+    assert scene.look() == [("lost", ("a", 0), False)]
+
+
+def test_a_broker_that_is_away_takes_nothing_and_what_could_not_begin_begins_at_the_next_look() -> None:
+    scene = Scene()
+    scene.topics.there["a"] = 1, 2
+    scene.partitions.fails_at = "a", 1
+    with pytest.raises(ConnectionLostError):
+        scene.look()
+    assert scene.partitions.told == [("assigned", ("a", 0), False)]
+    scene.partitions.fails_at, scene.topics.is_away = None, True
+    with pytest.raises(ConnectionLostError):
+        scene.look()
+    assert scene.partitions.told == []
+    scene.topics.is_away = False
+    assert scene.look() == [("assigned", ("a", 1), False)]
