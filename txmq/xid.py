@@ -11,7 +11,8 @@ import re
 from typing import NamedTuple
 
 FORMAT_ID = 0x74786D71  # "txmq"; marks our xids among those of other transaction managers
-_TEXT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{1,12})-([0-9a-f]{1,16})\Z")
+_NUMBER = r"0|[1-9a-f][0-9a-f]"  # without leading zeros: an id has one form
+_TEXT = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{16}})-({_NUMBER}{{0,11}})-({_NUMBER}{{0,15}})\Z")
 
 
 class TxId(NamedTuple):
@@ -35,10 +36,8 @@ class TxId(NamedTuple):
         match = _TEXT.match(text)
         if match is None:
             raise ValueError(f"not a transaction id: {text[:80]!r}")
-        txid = cls(*(int(part, 16) for part in match.groups()))
-        if str(txid) != text:
-            raise ValueError(f"not a transaction id in canonical form: {text[:80]!r}")
-        return txid
+        cluster, home, session, counter = match.groups()
+        return cls(int(cluster, 16), int(home, 16), int(session, 16), int(counter, 16))
 
 
 class Xid(NamedTuple):

@@ -36,6 +36,8 @@ from txmq.log import batch as batches
 class TransactionState(enum.Enum):
     """Where a transaction stands in its home."""
 
+    __hash__ = object.__hash__  # Enum's own is a call in Python, and the table is asked for every request
+
     NONE = "none"
     OPEN = "open"
     PREPARED = "prepared"
@@ -47,6 +49,8 @@ class TransactionState(enum.Enum):
 
 class Event(enum.Enum):
     """What can be asked of a transaction, or happen to it."""
+
+    __hash__ = object.__hash__
 
     PART = "part"  # put with tx=
     PREPARE = "prepare"

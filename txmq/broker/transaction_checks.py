@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
 from txmq.broker.session import Session
@@ -70,7 +72,7 @@ def locate(context: Context, text: bytes) -> tuple[TxId, Session]:
         BadRequestError, NotOwnerError, FencedError: not a txid, another home, a session that is not known.
     """
     try:
-        txid = TxId.parse(text.decode("ascii", "replace"))
+        txid = _read_txid(text)
     except ValueError as error:
         raise BadRequestError(str(error)) from None
     identity = context.identity
@@ -82,6 +84,12 @@ def locate(context: Context, text: bytes) -> tuple[TxId, Session]:
     if txid.counter < 1:
         raise BadRequestError("transaction counters start at 1")
     return txid, session
+
+
+@lru_cache(maxsize=4096)
+def _read_txid(text: bytes) -> TxId:
+    """Kept: most ids are asked about twice within milliseconds, at the decision and when a branch is complete."""
+    return TxId.parse(text.decode("ascii", "replace"))
 
 
 def floor_of(given: dict[bytes, bytes], peer: Peer, session: Session) -> int:

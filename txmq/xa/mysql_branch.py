@@ -28,7 +28,7 @@ from typing import Any, NoReturn, Protocol
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
-from txmq.xa.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual
+from txmq.xa.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual, xid_sql
 from txmq.xa.dbapi import run
 from txmq.xa.guard import Guard, GuardedConnection
 from txmq.xa.installed import Session
@@ -43,7 +43,6 @@ from txmq.xa.mysql_server import (
     discard_results,
     execute,
     send,
-    xa,
 )
 from txmq.xid import FORMAT_ID, Xid
 
@@ -90,9 +89,10 @@ class MySQLBranch:
         self.connection = GuardedConnection(session.connection, self._guard)
         bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
         self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))
+        self._xid_sql = xid_sql(self.xid)
         self._wrote, self._has_ended, self._is_given_back = True, False, False
         self._writes_before = None if resource.has_marker else self._writes()
-        counts, error = self._send(xa("START", self.xid), f"SAVEPOINT {_SAVEPOINT}")
+        counts, error = self._send(self._xa("START"), f"SAVEPOINT {_SAVEPOINT}")
         if error is not None:
             if counts:
                 self.roll_back(prepared=False)  # a connection of the caller's must not stay in the branch
@@ -140,7 +140,7 @@ class MySQLBranch:
             self._end_unwritten()
             return
         try:
-            execute(self._session.connection, xa("PREPARE", self.xid))
+            execute(self._session.connection, self._xa("PREPARE"))
         except Exception as error:
             if code_of(error) in _NOT_PREPARED:
                 raise RolledBackError(f"{self.resource.name!r} refused to prepare: {error}", self._txid) from error
@@ -151,7 +151,7 @@ class MySQLBranch:
         if self._has_ended:
             return True
         try:
-            execute(self._session.connection, xa("COMMIT", self.xid))
+            execute(self._session.connection, self._xa("COMMIT"))
         except Exception as error:  # noqa: BLE001  whatever it was, the resolver finds out
             self._left_to_the_resolver("commit", error)
             return False
@@ -165,8 +165,8 @@ class MySQLBranch:
         if self._has_ended:
             return True
         # Refused where the branch is idle, doomed or prepared already: the next statement says what matters.
-        self._send(xa("END", self.xid))
-        _, error = self._send(xa("ROLLBACK", self.xid))
+        self._send(self._xa("END"))
+        _, error = self._send(self._xa("ROLLBACK"))
         if error is not None and code_of(error) not in ROLLED_BACK:
             return self._not_rolled_back(prepared, error)
         return self._made_durable(prepared)
@@ -199,7 +199,7 @@ class MySQLBranch:
                 self._session.connection.close()
 
     def _end_work(self) -> None:
-        statements = [f"RELEASE SAVEPOINT {_SAVEPOINT}", xa("END", self.xid)]
+        statements = [f"RELEASE SAVEPOINT {_SAVEPOINT}", self._xa("END")]
         if self.resource.has_marker:
             uuid = self.resource.uuid or ""
             statements.insert(1, self._session.table.insert_committed_statement(self._txid, uuid, self.deadline_ms))
@@ -219,7 +219,7 @@ class MySQLBranch:
         raise RolledBackError(f"{self.resource.name!r}: the branch could not be ended: {error}", self._txid) from error
 
     def _end_unwritten(self) -> None:
-        _, error = self._send(xa("ROLLBACK", self.xid))
+        _, error = self._send(self._xa("ROLLBACK"))
         self._has_ended = True
         if error is None:
             self.finish()
@@ -243,6 +243,9 @@ class MySQLBranch:
             "branch left to the resolver", what=what, error=repr(error)
         )
         self.abandon()
+
+    def _xa(self, verb: str) -> str:
+        return f"XA {verb} {self._xid_sql}"
 
     def _writes(self) -> list[Any]:
         return run(self._session.connection, _WRITES)[0]

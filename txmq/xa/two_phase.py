@@ -51,6 +51,8 @@ from txmq.errors import TransactionStateError
 class State(enum.Enum):
     """Where an XA transaction stands, as its owner knows it."""
 
+    __hash__ = object.__hash__  # Enum's own is a call in Python, and 29 more a transaction
+
     ACTIVE = "active"  # the body runs
     PREPARING = "preparing"  # the branches are being prepared
     DECIDING = "deciding"  # every branch is prepared; decide is under way: may be decided
@@ -78,6 +80,8 @@ ENDS = frozenset(
 class Event(enum.Enum):
     """What can happen to it."""
 
+    __hash__ = object.__hash__
+
     BODY_DONE = "body done"
     BODY_FAILED = "body failed"  # raised, or doomed by an SQL error, or a branch was ended by it
     PARTS_REFUSED = "parts refused"  # what had to be sent ahead was not taken, or the deadline passed; nothing prepared
@@ -104,6 +108,8 @@ class Event(enum.Enum):
 class Effect(enum.Enum):
     """What the shell is to do. Each answers with one event, unless the comment says otherwise."""
 
+    __hash__ = object.__hash__
+
     SEND_PARTS = "send parts"  # what does not fit into decide; an event only where that failed
     PREPARE_BRANCHES = "prepare branches"
     SEND_DECIDE = "send decide"  # the same request until it is answered or time is up
@@ -118,6 +124,8 @@ class Effect(enum.Enum):
 
 class BranchState(enum.Enum):
     """Where one branch stands, as its owner knows it."""
+
+    __hash__ = object.__hash__
 
     ACTIVE = "active"  # begun, not prepared; gone when its connection ends
     PREPARING = "preparing"  # XA PREPARE was called: it may be prepared
