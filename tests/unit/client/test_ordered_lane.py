@@ -2,253 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, cast
 
 import pytest
 
-from txmq.client.link import Link, Pending, Waiter
-from txmq.client.ordered_lane import Lane
-from txmq.client.ordered_sender import OrderedSender
-from txmq.client.ordered_sessions import Sessions, stamped
-from txmq.client.producer_core import ProducerLimits
-from txmq.client.spool import Identity, Pin, Place, Spool
+from tests.unit.client.lane_world import PLACE, STEPS, Step, World
 from txmq.errors import (
-    BrokerError,
     ConnectionLostError,
     DiskFullError,
     FencedError,
-    SequenceError,
     SpoolFullError,
     TooLargeError,
     TxmqError,
     UnavailableError,
     UnknownTopicError,
 )
-from txmq.log import records
-from txmq.log.batch import HEADER
-from txmq.model import PartitionRange, SendResult, SendStatus
-from txmq.runtime.sim_clock import SimClock
+from txmq.model import SendResult, SendStatus
 from txmq.runtime.threads import Future
-
-PLACE = ("t", 0)
-Step = str | BaseException
-STEPS: list[Step] = [
-    "store", "lose", ConnectionLostError("lost"), UnavailableError("stopping"), DiskFullError("full")
-]  # fmt: skip
-Outcome = bytes | BaseException
-
-
-class Answer:
-    """What a request of a flight came to."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-
-    def result(self) -> bytes:
-        """As ``Reply``."""
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome
-
-
-class Partition:
-    """A partition, its sessions and the way to it; each step of ``plan`` decides over the next request."""
-
-    in_flight_max = 8
-
-    def __init__(self) -> None:
-        self.stored: list[tuple[int, bytes]] = []  # base offset, batch
-        self.end = 0
-        self.known: dict[tuple[int, int], tuple[int, int]] = {}  # session, sequence -> CRC, offset
-        self.following: dict[int, int] = {}
-        self.session = 1
-        self.ended: set[int] = set()
-        self.start = 0
-        self.plan: list[Step] = []
-        self.refuses: Callable[[bytes], bool] = lambda _: False
-
-    def put(self, batch: bytes) -> Outcome:
-        """As a broker: by session and sequence."""
-        step = self.plan.pop(0) if self.plan else "store"
-        fields = HEADER.unpack_from(batch)
-        crc, session, sequence, count = fields[4], fields[9], fields[11], fields[12]
-        if not isinstance(step, str):
-            return step
-        if session in self.ended:
-            return FencedError("gone")
-        known = self.known.get((session, sequence))
-        if known is not None:
-            return b"%d" % known[1] if known[0] == crc else SequenceError("another batch")
-        if sequence != self.following.get(session, 0):
-            return SequenceError("a gap")
-        if self.refuses(batch):
-            return TooLargeError("poison")
-        self.known[session, sequence] = crc, self.end
-        self.following[session] = sequence + count
-        self.stored.append((self.end, bytes(batch)))
-        self.end += count
-        return ConnectionLostError("no answer") if step == "lose" else b"%d" % (self.end - count)
-
-    def offsets(self, topic: str, partition: int) -> PartitionRange:
-        """As ``Client``."""
-        return PartitionRange(topic, partition, self.start, self.end)
-
-    def fetch_raw(self, _topic: str, _partition: int, offset: int, *_: object) -> bytes:
-        """As ``Client``."""
-        base, stored = next(item for item in reversed(self.stored) if item[0] <= offset)
-        batch = bytearray(stored)
-        HEADER.pack_into(batch, 0, base, *HEADER.unpack_from(batch)[1:])
-        return bytes(batch)
-
-    @property
-    def values(self) -> list[bytes | None]:
-        """What a reader sees."""
-        return [message.value for _, batch in self.stored for message in records.decode(bytearray(batch), "t", 0)]
-
-
-class FakeLink:
-    """A link to the partition: what is put is answered when somebody waits."""
-
-    def __init__(self, partition: Partition, clock: SimClock, session: int) -> None:
-        self._partition, self._clock, self.session = partition, clock, session
-        self.failure: TxmqError | None = None
-        self.used_at = clock.monotonic()
-        self.has_unsent = False
-        self.interrupts = self.is_silent = False
-        self._answers: list[tuple[Pending, Outcome]] = []
-
-    def put(self, pending: Pending, _topic: bytes, _partition: int, batch: bytearray) -> None:
-        """As ``Link``."""
-        if self.failure is not None:
-            raise self.failure
-        outcome = self._partition.put(bytes(batch))
-        if not self.is_silent:
-            self._answers.append((pending, outcome))
-
-    def wait(self, waiter: Waiter, deadline: float) -> None:
-        """As ``Link``."""
-        if self.interrupts:
-            self.interrupts = False
-            raise KeyboardInterrupt
-        while self._answers and not waiter.done:
-            pending, outcome = self._answers.pop(0)
-            if isinstance(outcome, BrokerError):
-                pending.answered(outcome.code, f"{outcome.wire_name} {outcome}".encode())
-            elif isinstance(outcome, TxmqError):
-                self._answers.insert(0, (pending, outcome))
-                self.fail(outcome)
-                return
-            elif isinstance(outcome, bytes):
-                pending.answered(200, outcome)
-        if not waiter.done:
-            self._clock.sleep(max(0.0, deadline - self._clock.monotonic()))
-
-    def fail(self, error: TxmqError) -> None:
-        """As ``Link``."""
-        if self.failure is None:
-            self.failure = error
-            lost, self._answers = self._answers, []
-            for pending, _ in lost:
-                pending.lost(error)
-
-    def is_stale(self) -> bool:
-        """As ``Link``."""
-        return self.failure is not None
-
-
-class Way:
-    """The sessions of one life."""
-
-    main = None
-
-    def __init__(self, partition: Partition, clock: SimClock) -> None:
-        self._partition, self._clock = partition, clock
-        self.link = FakeLink(partition, clock, partition.session)
-        self.in_flight_max = partition.in_flight_max
-        self.is_away = False
-
-    def bound(self, _deadline: float) -> tuple[Link, Identity, int]:
-        """As ``Sessions``."""
-        if self.is_away:
-            raise ConnectionLostError("away")
-        session = self._partition.session
-        if self.link.failure is not None or self.link.session != session:
-            self.link.fail(ConnectionLostError("another session"))
-            self.link = FakeLink(self._partition, self._clock, session)
-        return cast(Link, self.link), Identity(1, 1, session, 0), self.in_flight_max
-
-    def current(self, deadline: float) -> Identity:
-        """As ``Sessions``."""
-        return self.bound(deadline)[1]
-
-    def renew(self, identity: Identity, _deadline: float) -> None:
-        """As ``Sessions``."""
-        if identity.session == self._partition.session:
-            self._partition.session += 1
-            self.link.fail(ConnectionLostError("the session was given up"))
-
-    def start(self, pin: Pin, _place: Place, content: bytes, _deadline: float) -> Answer:
-        """As ``Sessions``."""
-        if self.is_away:
-            raise ConnectionLostError("away")
-        return Answer(self._partition.put(bytes(stamped(content, pin))))
-
-    def reconnect(self) -> None:
-        """As ``Sessions``."""
-        self.link.fail(ConnectionLostError("another connection took over"))
-
-
-class World:
-    """A lane, its spool and its partition; the keeper's work is done at once, by whoever calls for it."""
-
-    def __init__(self, path: Path) -> None:
-        self.partition, self.clock = Partition(), SimClock()
-        self.spool = Spool(path)
-        self.life()
-
-    def life(self) -> None:
-        """The lane of a new process."""
-        partition = self.partition
-        self.way = Way(partition, self.clock)
-        sessions = cast(Sessions, self.way)
-        self.sender = OrderedSender(sessions, self.clock, ProducerLimits(), self._keep)
-        self.sender._start_background = lambda: None  # type: ignore[method-assign]
-        self.lane = Lane(
-            PLACE, self.spool, self.sender, sessions, cast(Any, partition), self.clock, attempts_max=2,
-            visibility_wait_s=0,
-        )  # fmt: skip
-
-    def _keep(self) -> None:
-        self.lane.take_over(self.clock.monotonic() + 1.0)
-
-    def send(self, value: bytes) -> int | None:
-        """Send a message of this value; its offset, or None where it was spooled."""
-        return self.lane.send((None, value, (), 1), self.clock.monotonic() + 1.0).offset
-
-    def send_async(self, value: bytes) -> Future[SendResult]:
-        """The same, without waiting."""
-        return self.lane.send_async((None, value, (), 1), self.clock.monotonic() + 1.0)
-
-    def land(self) -> None:
-        """Wait for everything that was sent without waiting."""
-        self.sender.flush(self.clock.monotonic() + 60.0)
-        while self.sender._settled:
-            self.sender._settled.popleft().settle_futures()
-
-    def drain(self, rounds: int = 20) -> None:
-        """Flights until the spool is empty."""
-        for _ in range(rounds):
-            if not self.spool.count(PLACE):
-                return
-            try:
-                self.lane.flight(self.clock.monotonic() + 1.0)
-            except TxmqError:
-                continue
-        pytest.fail(f"{self.spool.count(PLACE)} left: {self.spool.entries()}")
 
 
 @pytest.fixture
