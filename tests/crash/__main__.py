@@ -1,4 +1,4 @@
-"""``python -m tests.crash [--xa | --groups | --ordered]``: the long campaigns. Exit status 1: a promise was broken."""
+"""``python -m tests.crash [--xa | --groups | --ordered | --spark]``: long campaigns. Exit 1: a promise was broken."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.crash.campaign import SETTLE_S_MAX, Campaign, Report
 from tests.crash.group_campaign import GroupCampaign, GroupReport
 from tests.crash.ordered_campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
 from tests.crash.processes import CampaignError
+from tests.crash.spark_campaign import SparkCampaign
 from tests.crash.xa_campaign import CELLS, XaCampaign
 from txmq.testing.checker import describe
 
@@ -27,12 +28,16 @@ def main() -> int:
     parser.add_argument("--xa", action="store_true", help="with two MariaDB servers: XA and last resource")
     parser.add_argument("--groups", action="store_true", help="a consumer group whose members come, go, pause and die")
     parser.add_argument("--ordered", action="store_true", help="an ordered producer through outages and kills")
+    parser.add_argument("--spark", action="store_true", help="a Spark stream from txmq to txmq; driver and broker die")
+    parser.add_argument("--kills", type=int, default=20, help="of --spark")
     parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
     parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     if arguments.groups:
         return _groups(seed, arguments.seconds)
+    if arguments.spark:
+        return _spark(seed, arguments.kills)
     if arguments.ordered:
         return _ordered(seed, arguments.cycles, arguments.check_every)
     xa = " --xa" if arguments.xa else ""
@@ -74,6 +79,17 @@ def _ordered(seed: int, cycles: int, check_every: int) -> int:
         return [*report.complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
 
     return _in_a_directory(play, f"python -m tests.crash --ordered --cycles {cycles} --seed {seed}", seed)
+
+
+def _spark(seed: int, kills: int) -> int:
+    def play(directory: Path) -> list[str]:
+        report = SparkCampaign(directory, seed, _say).run(kills)
+        print(f"kills: {', '.join(f'{kind} {count}' for kind, count in sorted(report.kills.items()))}")
+        print(f"{report.messages} messages out in {report.batches} batches, checksum {report.checksum:#x}")
+        print(f"a killed driver has left {report.left_max} transactions prepared at most; none in the end")
+        return report.complaints
+
+    return _in_a_directory(play, f"python -m tests.crash --spark --kills {kills} --seed {seed}", seed)
 
 
 def _in_a_directory(play: Callable[[Path], list[str]], again: str, seed: int) -> int:

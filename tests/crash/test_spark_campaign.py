@@ -1,0 +1,21 @@
+"""The short campaign of ``make test``: two kills; ``make crash`` plays 20."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.spark_campaign import MESSAGES_PER_ROUND, SparkCampaign
+
+KILLS = 2
+SEED = 1
+
+
+@pytest.mark.timeout(900)
+def test_what_spark_reads_transforms_and_writes_is_there_once_whoever_is_killed(tmp_path: Path) -> None:
+    lines: list[str] = []
+    report = SparkCampaign(tmp_path, SEED, lines.append).run(KILLS)
+    assert report.complaints == [], "\n".join(lines)
+    assert report.messages == (KILLS + 1) * MESSAGES_PER_ROUND
+    assert report.kills == {"driver": 1, "broker": 1}
