@@ -149,6 +149,32 @@ def test_a_listener_keeps_the_order_retries_in_place_and_buries_in_the_end(clien
     assert b"cannot" in dead.headers["txmq.dead.reason"]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_a_listener_has_in_hand_is_finished_before_the_group_is_left(client: txmq.Client, threads: int) -> None:
+    client.producer().send(TOPIC, b"one", partition=0)
+    client.producer().send(TOPIC, b"two", partition=0)
+    consumer = client.consumer(GROUP, [TOPIC])
+    consumer.run(lambda _message: consumer.close(), threads=threads)  # ends itself, with one message in hand
+    assert offsets(client)[0] == 1
+    again = client.consumer(GROUP, [TOPIC])
+    in_hand, close_waits = threading.Event(), threading.Event()
+
+    def handle(_message: Message) -> None:
+        in_hand.set()
+        close_waits.wait(WAIT_S)
+
+    thread = threading.Thread(target=lambda: again.run(handle, threads=threads))
+    thread.start()
+    assert in_hand.wait(WAIT_S)
+    closing = threading.Thread(target=again.close)
+    closing.start()
+    until(lambda: again._share.is_closed, "it is being closed")
+    close_waits.set()
+    closing.join(WAIT_S)
+    thread.join(WAIT_S)
+    assert offsets(client)[0] == 2
+
+
 def test_partitions_are_worked_on_in_parallel(client: txmq.Client) -> None:
     for partition in range(3):
         client.producer().send(TOPIC, b"x", partition=partition)

@@ -57,6 +57,7 @@ class Consumer:
         store = open_store(client, settings.saved_as, self.name, settings.retry_store)
         self._aside = share.aside = Aside(client, settings.saved_as, store, self._letters, share.changed, log)
         self._failures = Failures(share, self._letters, settings, self._clock, log)
+        self._listener: Listener | None = None
         fetching, beating = connections
         self._fetching = Fetching(client, fetching, share.changed, share.trackers, settings.options.buffer_size_bytes)
         self._member: GroupMember | Alone
@@ -158,10 +159,10 @@ class Consumer:
         """
         if not 1 <= threads <= 1000:
             raise ConfigError(f"threads = {threads}: expected 1 to 1000")
-        listener = Listener(self._share, self._failures, self._clock, handle)
+        listener = self._listener = Listener(self._share, self._failures, self._clock, handle)
         with until_terminated(self._share.stop_delivery):
             start_threads(f"txmq-{self.settings.group}", threads, listener.work)
-        self.close()
+        self._leave()
         self._refuse_failed()
 
     # --- control -----------------------------------------------------------------------------------------------------
@@ -215,8 +216,16 @@ class Consumer:
         self._fetching.more()
 
     def close(self) -> None:
-        """Save the offsets and leave the group: others take over at once. What is not acknowledged comes again."""
+        """Save the offsets and leave the group: others take over at once. What is not acknowledged comes again.
+
+        What listeners have in hand is finished first, if that takes no longer than 5 seconds. A listener may call this:
+        ``run`` ends when its message is dealt with.
+        """
         self._share.stop_delivery()
+        if self._listener is None or self._listener.wait(CLOSE_S):
+            self._leave()
+
+    def _leave(self) -> None:
         with self._share.changed:
             if self._share.is_left:
                 return

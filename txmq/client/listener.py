@@ -12,6 +12,7 @@ from txmq.client.share import IDLE_S_MAX, Share
 from txmq.client.tracker import Tracker
 from txmq.model import Message
 from txmq.runtime.ports import Clock
+from txmq.runtime.threads import thread_number
 
 Handle = Callable[[Message], object]
 
@@ -21,9 +22,30 @@ class Listener:
 
     def __init__(self, share: Share, failures: Failures, clock: Clock, handle: Handle) -> None:
         self._share, self._failures, self._clock, self._handle = share, failures, clock, handle
+        self._working: set[int] = set()
 
     def work(self) -> None:
         """Call the listener until nothing is delivered any more."""
+        with self._share.changed:
+            self._working.add(thread_number())
+        try:
+            self._work()
+        finally:
+            with self._share.changed:
+                self._working.discard(thread_number())
+                self._share.changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until what is in hand is dealt with, once nothing more is delivered; False for who has some itself."""
+        deadline = self._clock.monotonic() + timeout
+        with self._share.changed:
+            if thread_number() in self._working:
+                return False
+            while self._working and (now := self._clock.monotonic()) < deadline:
+                self._share.changed.wait(deadline - now)
+        return True
+
+    def _work(self) -> None:
         while (found := self._next()) is not None:
             message, tracker = found
             reason: str | None = None

@@ -17,13 +17,18 @@ from typing import Protocol
 
 __all__ = [
     "Condition", "Forked", "Future", "Lock", "Signal", "processor_count", "start_daemon", "start_threads",
-    "until_terminated", "watch_forks",
+    "thread_number", "until_terminated", "watch_forks",
 ]  # fmt: skip
 
 Condition = threading.Condition
 Lock = threading.Lock
 _JOIN_S = 0.2
 _TIMEOUT_S_MAX = threading.TIMEOUT_MAX
+
+
+def thread_number() -> int:
+    """The thread that asks; numbers of threads that ended are used again."""
+    return threading.get_ident()
 
 
 def processor_count() -> int:
