@@ -158,12 +158,7 @@ class OrderedMessageProducer:
 
         Waits where the message is spooled, until that is synced. Raises what is found out before anything is stored.
         """
-        place, record, deadline = self._checked(topic, (key, value, headers, tag), timeout)
-        self._sender.wait_for_room(len(value), deadline)
-        future = self._lane(place).send_async(record, deadline)
-        if self._spool.count(place):
-            self._wake.set()
-        return future
+        return self.send_to_async(*self._checked(topic, (key, value, headers, tag), timeout))
 
     def _checked(
         self, topic: str, message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None],
@@ -191,6 +186,15 @@ class OrderedMessageProducer:
         if result.status is SendStatus.SPOOLED:
             self._wake.set()
         return result
+
+    def send_to_async(self, place: Place, record: Record, deadline: float) -> Future[SendResult]:
+        """For ``RetryingProducer``: as ``send_async``, likewise."""
+        self._refuse_closed()
+        self._sender.wait_for_room(len(record[1]), deadline)
+        future = self._lane(place).send_async(record, deadline)
+        if self._spool.count(place):
+            self._wake.set()
+        return future
 
     def _forget_topic(self, topic: str) -> None:
         self._topics.pop(topic, None)
@@ -303,12 +307,13 @@ class OrderedMessageProducer:
             if now < not_before:
                 pause = min(pause, not_before - now)
                 continue
+            lane, drained = self._lane(place), self._lane(place).drained
             try:
-                self._lane(place).flight(now + self._options.timeout)
+                lane.flight(now + self._options.timeout)
             except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
                 if not isinstance(error, TxmqError):
                     self._log.error("drain failed", topic=place[0], partition=place[1], error=repr(error))
-                backoff = min(max(backoff * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+                backoff = min(max(backoff * 2 * (lane.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
                 self._retries[place] = self._client.clock.monotonic() + backoff, backoff
                 pause = min(pause, backoff)
             else:

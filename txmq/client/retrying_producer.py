@@ -67,12 +67,7 @@ class RetryingProducer(Producer):
         return self._kept.send_to((topic, partition), record, deadline)
 
     def _send_alone_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
-        future: Future[SendResult] = Future()
-        try:
-            future.set_result(self._kept.send_to((topic, partition), record, deadline))
-        except TxmqError as error:
-            future.set_exception(error)
-        return future
+        return self._kept.send_to_async((topic, partition), record, deadline)
 
     def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
         futures = [self._begun(topic, pair, timeout) for pair in pairs]
