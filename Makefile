@@ -3,7 +3,7 @@
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
 # make check     what to run before each commit (under a minute)
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings)
-# make crash     CYCLES=300 XA_CYCLES=400 GROUP_SECONDS=180 ORDERED_CYCLES=200: kill -9 of broker, clients, databases
+# make crash     CYCLES=300 XA_CYCLES=400 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20: kill -9 of broker, clients, ...
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make clean     remove what the above made
 # PY=python3.12 chooses the interpreter that .venv is made with.
@@ -13,6 +13,7 @@ CYCLES ?= 300
 XA_CYCLES ?= 400
 GROUP_SECONDS ?= 180
 ORDERED_CYCLES ?= 200
+SPARK_KILLS ?= 20
 SEEDS ?= 500
 WORKERS ?= 2
 export PY
@@ -58,6 +59,7 @@ crash: .venv/.dev
 	$(BIN)/python -m tests.crash --xa --cycles $(XA_CYCLES)
 	$(BIN)/python -m tests.crash --groups --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tests.crash --ordered --cycles $(ORDERED_CYCLES)
+	$(BIN)/python -m tests.crash --spark --kills $(SPARK_KILLS)
 
 simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

@@ -24,6 +24,7 @@ from txmq.cli import (
     log,
     output,
     produce,
+    query,
     resolver,
     retry,
     spool,
@@ -61,6 +62,7 @@ app.add_typer(retry.app, name="retry")
 app.add_typer(dead_letter.app, name="dead-letter")
 app.command("stats")(stats.stats)
 app.add_typer(tx.app, name="tx")
+app.add_typer(query.app, name="query")
 app.command("resolver")(resolver.resolver)
 app.add_typer(spool.app, name="spool")
 app.add_typer(journal.app, name="journal")

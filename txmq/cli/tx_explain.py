@@ -74,6 +74,9 @@ def _decider(row: Row) -> str:
         return f"the checker of producer group {row['group']} decides ({asked} since the broker's start)"
     if kind == "foreign":
         return "another transaction manager decides"
+    if kind == "spark":
+        where = f"batch {row['batch']} of query {row['query']}"
+        return f"task {row['task']}, attempt {row['attempt']} of {where}, whose Spark driver decides"
     return f"the marker row in {row['resource']} decides"
 
 
@@ -132,6 +135,8 @@ def next_steps(row: Row) -> list[str]:
     first = {
         "half": f"run a member of producer group {row.get('group')}: its checker is asked within a minute",
         "foreign": "let its transaction manager recover: it asks recover() and commits or rolls back",
+        "spark": "run the query again (same checkpoint, or same queryId and batchId): it rolls back what its former "
+        f"driver left; it never runs again: txmq query delete {row.get('query')}",
     }.get(row["kind"], "make the database reachable, and run: txmq resolver --config resolver.toml")
     then = "no other way: find out what the application or the database did, then the same to the messages:"
     return [first, f"{then} {settle}"]

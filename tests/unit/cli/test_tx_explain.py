@@ -62,6 +62,13 @@ def test_halves_and_foreign_ones_are_told_with_who_decides() -> None:
     assert tx_explain.sql(half) == []
 
 
+def test_parts_of_a_batch_are_told_under_their_query() -> None:
+    spark = PREPARED | {"kind": "spark", "query": "q", "epoch": 3, "batch": 7, "task": 1, "attempt": 12}
+    told = "its owner has been gone for 4s; task 1, attempt 12 of batch 7 of query q, whose Spark driver decides"
+    assert tx_explain.why(spark) == told
+    assert tx_explain.next_steps(spark)[0].endswith("it never runs again: txmq query delete q")
+
+
 def test_a_decided_one_is_told_with_its_missing_branches_and_the_sql_that_commits_them() -> None:
     done = BRANCH | {"resource": "b", "complete": True}
     row = DECIDED | {"branches": [BRANCH, done]}
