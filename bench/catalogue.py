@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from bench.model import Row
-from bench.rows import backlog, brokers, client, last_resource, peers, process, put, spark, transactions, xa
+from bench.rows import (
+    backlog,
+    brokers,
+    client,
+    groups,
+    last_resource,
+    ordered,
+    peers,
+    process,
+    put,
+    spark,
+    transactions,
+    xa,
+)
 
 ROWS: tuple[Row, ...] = (
-    *put.ROWS, *client.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
+    *put.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *last_resource.ROWS, *xa.ROWS,
     *process.ROWS, *backlog.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

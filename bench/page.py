@@ -65,7 +65,17 @@ CHARTS = (
     Chart("In bulk, one Python process", "Messages of 100 B a second.", (
         Line("send-many", "txmq send_many, synced"),
         Line("consume", "txmq browse, decoded"),
+        Line("consume-group", "txmq group, poll and ack", "poll"),
+        Line("consume-group", "txmq group, listener", "run"),
         Line("backlog", "txmq catch-up with 20 million", "catch-up"),
+    )),
+    Chart("Order kept", "Messages of 100 B a second: the ordered producer, the plain one, the spool.", (
+        Line("ordered", "txmq ordered send_async", "send_async: ordered"),
+        Line("ordered", "bare: plain send_async", "send_async: plain"),
+        Line("ordered", "txmq ordered send, 64 threads", "send, 64 thr: ordered"),
+        Line("ordered", "bare: plain send, 64 threads", "send, 64 thr: plain"),
+        Line("spool", "txmq spool filled, 64 threads", "spool"),
+        Line("spool", "txmq spool drained", "drain"),
     )),
     Chart("A row and its message, SQLite", "Transactions a second, both durable. The stroke is the bound.", (
         Line("last-resource", "txmq last resource, 1 thread", "rate, 1 thr"),

@@ -27,6 +27,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, takewhile
@@ -60,7 +61,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock
 
-FLIGHT_BATCHES_MAX = 8
+FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX = 256, 4 << 20  # numbered, and removed, by one synced transaction each
 VISIBILITY_WAIT_S = 35.0  # behind the broker's visibility_hold_ms_max: what is stored by then is visible
 POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, UnknownTopicError, LocalProtocolError)
 
@@ -83,6 +84,7 @@ class Lane:
         self._floor: int | None = None  # an offset the partition has reached
         self._contradicted: dict[Identity, float] = {}  # sessions whose numbers no longer count here, and since when
         self._is_closed = False
+        self.drained = 0  # batches that went out of the spool to the broker
         self._log = get_logger(topic=place[0], partition=place[1])
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ class Lane:
             TxmqError: the first of those left cannot be sent now; try again later.
         """
         self._spool.settle_all()
-        entries = self._spool.head(self.place, min(FLIGHT_BATCHES_MAX, self._sessions.in_flight_max))
+        entries = self._spool.head(self.place, FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX)
         if not entries:
             return
         reason = _damage(entries[0])
@@ -253,19 +255,22 @@ class Lane:
         return [replace(entry, pin=pin) for entry, pin in zip(front, pins, strict=True)]
 
     def _fly(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
-        """Send them all, then take in the answers, in order; the first that failed, and why."""
-        failure = None
-        replies = []
-        for entry in entries:
-            assert entry.pin is not None
-            try:
-                replies.append(self._sessions.start(entry.pin, self.place, entry.content, deadline))
-            except TxmqError as error:
-                failure = entry, error
+        """Send them in order, as many at a time as the broker tells apart; the first that failed, and why."""
+        failure: tuple[Entry, TxmqError] | None = None
+        waiting, flying, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
+        while True:
+            while failure is None and len(flying) < self._sessions.in_flight_max and (entry := next(waiting, None)):
+                assert entry.pin is not None
+                try:
+                    reply = self._sessions.start(entry.pin, self.place, entry.content, deadline)
+                except TxmqError as error:
+                    failure = entry, error
+                else:
+                    flying.append((entry, reply))
+                    crash_point("client.ordered.flown")
+            if not flying:
                 break
-        crash_point("client.ordered.flown")
-        done = []
-        for entry, reply in zip(entries, replies, strict=False):
+            entry, reply = flying.popleft()
             try:
                 self._floor = _offset(reply) + entry.messages
             except TxmqError as error:
@@ -276,6 +281,7 @@ class Lane:
             crash_point("client.ordered.answered")
             self._spool.done(done)
             crash_point("client.ordered.removed")
+            self.drained += len(done)
         return failure
 
     def _failed(self, entry: Entry, error: TxmqError, deadline: float) -> None:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -403,9 +403,12 @@ class Spool:
         """Of all batches, parked ones too."""
         return self._size_bytes
 
-    def head(self, place: Place, limit: int) -> list[Entry]:
-        """The first batches of a partition that wait."""
-        return self._read("WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?", (*place, limit))
+    def head(self, place: Place, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
+        """The first batches of a partition that wait: as many as hold ``size_bytes_max`` together, one at least."""
+        front = "WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?"
+        sizes = self._rows(f"SELECT length(content) FROM batches {front}", (*place, limit))  # noqa: S608  a constant
+        count = sum(1 for total in accumulate(size for (size,) in sizes) if total <= size_bytes_max)
+        return self._read(front, (*place, max(count, min(1, limit))))
 
     def parked(self, limit: int = 1000) -> list[Entry]:
         """What was set aside."""

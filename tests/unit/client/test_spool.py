@@ -259,6 +259,13 @@ def test_a_row_of_several_messages_counts_as_many(spool: Spool) -> None:
     assert spool.count(PLACE) == 1
 
 
+def test_the_head_is_cut_by_its_size_and_holds_one_at_least(spool: Spool) -> None:
+    for value in (b"1234", b"5678", b"9"):
+        spool.append(PLACE, value, 1)
+    for size, contents in ((9, [b"1234", b"5678", b"9"]), (8, [b"1234", b"5678"]), (7, [b"1234"]), (1, [b"1234"])):
+        assert [entry.content for entry in spool.head(PLACE, 10, size)] == contents
+
+
 def test_a_spool_of_the_first_version_is_taken_on(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.append(PLACE, b"1", 1, Pin(IDENTITY, 5, 0))
