@@ -213,7 +213,8 @@ class Claims:
                     "an earlier message of the partition is acknowledged in a transaction: commit first"
                 )
             tracker = self._claim(message, self)
-            above = max((at for at in tracker.claims if at < message.offset), default=None)
+            # They are claimed in order, so the newest below is the highest.
+            above = next((at for at in reversed(tracker.claims) if at < message.offset), None)
             offset = tracker.position if is_aside else message.offset + 1
             text = aside_text_with(tracker, offset, self)
             position = Position(tracker.slot, tracker.generation, offset, text, next_order())

@@ -1,0 +1,68 @@
+"""Messages into MySQL, each with its effect exactly once: the offset is saved in the transaction that books the amount.
+
+Amounts from the topic ``payments`` are added up per customer. Adding is not idempotent: a message that came twice would
+be seen. Start a broker with ``txmq broker``; then, with what ``MySQLdb.connect`` takes for your server, as JSON::
+
+    python examples/exactly_once_into_mysql.py '{"host": "127.0.0.1", "user": "shop", "passwd": "...", "db": "shop"}'
+    txmq produce --topic payments --key ada --value 250
+
+Kill it, the broker or the server at any moment, pause it while another one takes over, and start them again: the totals
+are right.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import MySQLdb
+
+import txmq
+
+TOTALS = "CREATE TABLE IF NOT EXISTS totals (customer VARCHAR(40) PRIMARY KEY, amount BIGINT NOT NULL) ENGINE=InnoDB"
+BOOK = "INSERT INTO totals (customer, amount) VALUES (%s, %s) ON DUPLICATE KEY UPDATE amount = amount + VALUES(amount)"
+
+
+class Ledger:
+    """Books payments, over one connection; one thread."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+        self._connection: Any = None
+
+    def book(self, message: txmq.Message) -> None:
+        """The amount and the offset in one transaction. What fails is rolled back, and delivered again."""
+        if self._connection is None:
+            self._connection = MySQLdb.connect(**self._arguments)
+        try:
+            customer, amount = (message.key or b"").decode(), int(message.value or b"0")
+            self._connection.cursor().execute(BOOK, (customer, amount))
+            message.ack(self._connection)  # raises where another consumer has the partition now
+            self._connection.commit()
+        except BaseException:
+            self._connection.close()
+            self._connection = None
+            raise
+
+
+def main(arguments: str, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
+    """Book until SIGTERM or Ctrl-C."""
+    database = json.loads(arguments)
+    quickly = database | {"connect_timeout": 2}  # the consumer's heartbeat waits for its store
+    store = txmq.MySQLOffsetStore(lambda: MySQLdb.connect(**quickly))
+    store.install()
+    connection = MySQLdb.connect(**database)
+    connection.cursor().execute(TOTALS)
+    connection.close()
+    with txmq.connect(bootstrap) as client:
+        client.topics.ensure("payments", partitions=4)
+        # A database that is away is not the message's fault: no dead letters, however long that takes.
+        consumer = client.consumer("totals", ["payments"], offset_store=store, max_retries=1_000_000)
+        consumer.run(Ledger(database).book)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(f"usage: {sys.argv[0]} CONNECT_ARGUMENTS_AS_JSON [BOOTSTRAP]")
+    main(*sys.argv[1:])

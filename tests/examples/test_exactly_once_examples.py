@@ -1,0 +1,112 @@
+"""The examples of exactly-once run as their texts say: killed, paused, started again, two at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
+
+import pytest
+
+import txmq
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
+
+from ..services.consuming import until
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for both."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@pytest.fixture
+def client(bus: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of the broker."""
+    with txmq.connect(bus.address) as made:
+        yield made
+
+
+def torment(
+    command: list[str], progress: Callable[[], int], count: int, bus: BrokerProcess, has_members: Callable[[], bool]
+) -> None:
+    """Two of the program at a time: killed, paused, replaced, and the broker killed once, until all is done."""
+    with ExitStack() as stack:
+
+        def start() -> subprocess.Popen[bytes]:
+            child = stack.enter_context(subprocess.Popen(command))
+            stack.callback(lambda: child.poll() is None and child.send_signal(SIGKILL))
+            return child
+
+        def until_it_moved(child: subprocess.Popen[bytes]) -> None:
+            at = progress()
+            until(lambda: progress() > at or progress() >= count or child.poll() is not None, "it works")
+            assert child.poll() is None
+
+        one = start()
+        until_it_moved(one)
+        one.send_signal(SIGKILL)
+        paused = start()
+        until_it_moved(paused)
+        paused.send_signal(SIGSTOP)
+        bus.kill()
+        bus.start()
+        last = start()
+        # Whether it gets anywhere depends on the rows that the paused one has locked.
+        until(has_members, "the last one has joined")
+        paused.send_signal(SIGCONT)
+        until(lambda: progress() >= count, "everything is done")
+        for child in (paused, last):
+            child.send_signal(SIGTERM)
+            assert child.wait(WAIT_S) == 0
+
+
+def has_members(client: txmq.Client, group: str) -> bool:
+    """Whether somebody has joined since the broker's start."""
+    return any(row["group"] == group and row["members"] for row in client.groups.list())
+
+
+def test_amounts_are_booked_once(bus: BrokerProcess, client: txmq.Client, mariadb: MariaDB) -> None:
+    mariadb.execute("CREATE DATABASE books")
+    database = mariadb.connect_arguments() | {"db": "books"}
+    client.topics.create("payments", partitions=4)
+    expected: Counter[str] = Counter()
+    for number in range(400):
+        expected[f"c{number % 7}"] += number
+    payments = [(f"c{number % 7}".encode(), b"%d" % number) for number in range(400)]
+    client.producer().send_many("payments", payments)
+    mariadb.execute("CREATE TABLE books.totals (customer VARCHAR(40) PRIMARY KEY, amount BIGINT NOT NULL)")
+
+    def booked() -> int:
+        return int(mariadb.execute("SELECT COALESCE(SUM(amount), 0) FROM books.totals")[0][0])
+
+    command = [sys.executable, str(EXAMPLES / "exactly_once_into_mysql.py"), json.dumps(database), bus.address]
+    torment(command, booked, expected.total(), bus, lambda: has_members(client, "totals"))
+    assert {name: int(amount) for name, amount in mariadb.execute("SELECT * FROM books.totals")} == expected
+    rows = mariadb.execute("SELECT SUM(next_offset) FROM books.txmq_offset WHERE topic = 'payments'")
+    assert int(rows[0][0]) == 400
+
+
+def test_each_text_has_one_summary(bus: BrokerProcess, client: txmq.Client) -> None:
+    for topic in ("texts", "summaries"):
+        client.topics.create(topic, partitions=4)
+    texts = [(b"%d" % number, " ".join(["word"] * (number + 1)).encode()) for number in range(200)]
+    client.producer().send_many("texts", texts)
+
+    def done() -> int:
+        return sum(client.offsets("summaries", partition).end for partition in range(4))
+
+    command = [sys.executable, str(EXAMPLES / "consume_process_produce.py"), "texts", "summaries", bus.address]
+    torment(command, done, 200, bus, lambda: has_members(client, "summaries"))
+    found = Counter(json.loads(message.value or b"")["words"] for message in client.browse("summaries"))
+    assert found == Counter(range(1, 201))

@@ -1,0 +1,296 @@
+"""``tx.ack``: consume, process, produce as one step, against a real broker; whoever is killed, one output an input."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import txmq
+from txmq.client.consumer import Consumer
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import LastResource, MySQLResource
+
+from .consuming import until
+
+IN, OUT, GROUP = "orders", "invoices", "billing"
+WAIT_S = 60.0
+QUICK = txmq.ConsumerOptions(name="one", heartbeat_interval=0.1, offset_save_interval=0.1, retry_delay=0.05)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all of them."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client of a broker with the topics, both new, and no group."""
+    with txmq.connect(broker.address) as made:
+        made.topics.create(IN)
+        made.topics.create(OUT)
+        yield made
+        made.control.call("group", "leave", GROUP, timeout=WAIT_S, extensions={"member": QUICK.name}, body=[b""])
+        until(lambda: made.groups.describe(GROUP)["members"] == [], "nobody is in the group")
+        made.groups.delete(GROUP)
+        made.topics.delete(IN)
+        made.topics.delete(OUT)
+
+
+@pytest.fixture
+def consumer(client: txmq.Client) -> Iterator[Consumer]:
+    """The one member of the group."""
+    with client.consumer(GROUP, [IN], options=QUICK) as made:
+        yield made
+
+
+def fill(client: txmq.Client, count: int) -> list[bytes]:
+    """So many inputs."""
+    values = [b"%d" % number for number in range(count)]
+    client.producer().send_many(IN, [(None, value) for value in values])
+    return values
+
+
+def take(consumer: Consumer, count: int) -> list[txmq.Message]:
+    """So many messages, not acknowledged."""
+    found: list[txmq.Message] = []
+    until(lambda: bool(found.extend(consumer.poll(count, timeout=0.1)) or len(found) >= count), f"{count} messages")
+    return found
+
+
+def saved(client: txmq.Client) -> int | None:
+    """What the group has."""
+    offset: int | None = client.groups.describe(GROUP)["partitions"][0]["offset"]
+    return offset
+
+
+def outputs(client: txmq.Client) -> list[bytes]:
+    """What was produced."""
+    return [message.value or b"" for message in client.browse(OUT)]
+
+
+def fence(client: txmq.Client) -> None:
+    """Another process takes the member's name, and everything with it."""
+    words = {"member": QUICK.name, "topics": IN}
+    client.control.call("group", "join", GROUP, timeout=WAIT_S, extensions=words, body=[b"[]"])
+
+
+def test_a_commit_saves_the_offset_and_a_rollback_leaves_it(client: txmq.Client, consumer: Consumer) -> None:
+    fill(client, 3)
+    first, second, third = take(consumer, 3)
+    producer = client.producer()
+    with producer.transaction() as tx:
+        producer.send(OUT, b"a")
+        tx.ack(first)
+        tx.ack(second)
+    assert (saved(client), outputs(client)) == (2, [b"a"])
+    tx = producer.transaction()
+    with pytest.raises(ZeroDivisionError), tx:  # noqa: PT012  the block is what is tested
+        producer.send(OUT, b"b")
+        tx.ack(third)
+        raise ZeroDivisionError
+    assert (saved(client), outputs(client)) == (2, [b"a"])
+    third.reject("it comes again")
+    (again,) = take(consumer, 1)
+    assert again.offset == 2
+    with producer.transaction() as tx:
+        tx.ack(again)
+    assert (saved(client), outputs(client)) == (3, [b"a"])
+
+
+def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transaction(
+    client: txmq.Client, consumer: Consumer
+) -> None:
+    fill(client, 3)
+    first, second, third = take(consumer, 3)
+    with client.producer() as producer:
+        with pytest.raises(txmq.TransactionStateError, match="message 0 before it"), producer.transaction() as tx:
+            tx.ack(second)
+        first.ack()
+        tx = producer.transaction()
+        with tx:
+            tx.ack(second)
+            tx.ack(second)
+            second.ack()  # is the transaction's to say
+            assert consumer._share.trackers[IN, 0].position == 1
+            third.ack()
+        assert saved(client) == 3  # it looked when it was sent
+        with pytest.raises(txmq.TransactionStateError, match="acknowledged already"), producer.transaction() as tx:
+            tx.ack(second)
+        with pytest.raises(txmq.TransactionStateError, match="consumer delivered"), producer.transaction() as tx:
+            tx.ack(client.fetch(IN, 0, 0)[0])
+
+
+def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(
+    client: txmq.Client, consumer: Consumer
+) -> None:
+    fill(client, 1)
+    (message,) = take(consumer, 1)
+    with client.producer() as producer:
+        with pytest.raises(txmq.RolledBackError), producer.transaction() as tx:  # noqa: PT012  the end of the block
+            producer.send(OUT, b"a")
+            tx.ack(message)
+            fence(client)
+        assert (saved(client), outputs(client)) == (None, [])
+
+
+def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: Consumer) -> None:
+    fill(client, 2)
+    first, second = take(consumer, 2)
+    first.ack(sync=True)
+    assert saved(client) == 1
+    fence(client)
+    with pytest.raises(txmq.FencedError, match="not saved"):
+        second.ack(sync=True)
+    assert saved(client) == 1
+
+
+def test_with_a_last_resource_row_message_and_offset_are_one(
+    client: txmq.Client, consumer: Consumer, tmp_path: Path
+) -> None:
+    database = tmp_path / "shop.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE invoices (value BLOB)")
+    resource = LastResource("shop", connect=lambda: sqlite3.connect(database, timeout=WAIT_S))
+    resource.install(client)
+    fill(client, 2)
+    first, second = take(consumer, 2)
+    with client.producer() as producer:
+        with producer.transaction(resource) as tx:
+            tx.connection(resource).execute("INSERT INTO invoices VALUES (?)", (first.value,))
+            producer.send(OUT, b"a")
+            tx.ack(first)
+        assert (saved(client), outputs(client)) == (1, [b"a"])
+        with pytest.raises(txmq.RolledBackError), producer.transaction(resource) as tx:  # noqa: PT012  the end of the block
+            tx.connection(resource).execute("INSERT INTO invoices VALUES (?)", (second.value,))
+            tx.ack(second)
+            fence(client)
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM invoices").fetchone() == (1,)
+    assert (saved(client), outputs(client)) == (1, [b"a"])
+
+
+def test_with_xa_too(client: txmq.Client, consumer: Consumer, mariadb: MariaDB) -> None:
+    mariadb.execute("CREATE TABLE invoices (value INT) ENGINE=InnoDB")
+    resource = MySQLResource("shop", connect=mariadb.connect)
+    resource.install(client)
+    fill(client, 2)
+    first, second = take(consumer, 2)
+    with client.producer() as producer:
+        with producer.transaction(resource) as tx:
+            tx.connection(resource).cursor().execute("INSERT INTO invoices VALUES (1)")
+            producer.send(OUT, b"a")
+            tx.ack(first)
+        assert saved(client) == 1
+        with pytest.raises(txmq.RolledBackError), producer.transaction(resource) as tx:  # noqa: PT012  the end of the block
+            tx.connection(resource).cursor().execute("INSERT INTO invoices VALUES (2)")
+            tx.ack(second)
+            fence(client)
+    assert mariadb.execute("SELECT value FROM invoices") == [(1,)]
+    assert (saved(client), outputs(client)) == (1, [b"a"])
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "rolled back"])
+def test_an_unknown_outcome_is_asked_for_and_the_message_neither_saved_nor_delivered_before_it_is_known(
+    broker: BrokerProcess, client: txmq.Client, consumer: Consumer, *, is_committed: bool
+) -> None:
+    fill(client, 2)
+    first, second = take(consumer, 2)
+    with client.producer() as producer:
+        tx = producer.transaction(timeout=1.0)
+        with pytest.raises(txmq.OutcomeUnknownError), tx:  # noqa: PT012  the end of the block
+            producer.send(OUT, b"a")
+            tx.ack(first)
+            broker.pause()
+        tracker = consumer._share.trackers[IN, 0]
+        second.ack()
+        first.reject("unknown")  # not ours to say
+        assert (tracker.is_in_doubt, tracker.position, consumer.poll(timeout=0.0)) == (True, 0, [])
+        if is_committed:
+            broker.resume()
+            until(lambda: saved(client) == 2, "both are saved")
+            assert client.outcome(tx.txid) is txmq.Outcome.COMMITTED
+            assert (consumer.poll(timeout=0.2), outputs(client)) == ([], [b"a"])
+            return
+        broker.kill()
+        broker.start()
+        (again,) = take(consumer, 1)
+        assert (again.offset, client.outcome(tx.txid)) == (0, txmq.Outcome.ROLLED_BACK)
+        with producer.transaction() as tx:
+            tx.ack(again)
+        assert (saved(client), outputs(client)) == (2, [])
+
+
+CHILD = """
+import sqlite3, sys
+import txmq
+from txmq.xa import LastResource
+address, database, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+client = txmq.connect(address, timeout=30.0)
+resource = LastResource("shop", connect=lambda: sqlite3.connect(database, timeout=30.0))
+resource.install(client)
+client.settle(resource)
+producer = client.producer(timeout=30.0)
+options = txmq.ConsumerOptions(session_timeout=3.0, heartbeat_interval=0.1, offset_save_interval=0.1)
+with client.consumer("billing", ["orders"], options=options) as consumer:
+    for message in consumer:
+        kinds = [resource] if message.offset % 2 else []
+        while True:
+            try:
+                with producer.transaction(*kinds, timeout=20.0) as tx:
+                    if kinds:
+                        tx.connection(resource).execute("INSERT INTO invoices VALUES (?)", (message.value,))
+                    producer.send("invoices", b"%d:%b" % (message.partition, message.value))
+                    tx.ack(message)
+                break
+            except txmq.RolledBackError as error:
+                if (message.topic, message.partition) not in consumer.assignment:
+                    break
+            except txmq.OutcomeUnknownError:
+                break
+            except txmq.TransactionStateError:
+                break  # it was delivered again meanwhile, and done
+        if consumer.claims is not None and client.offsets("invoices", 0).end >= count:
+            break
+client.close()
+"""
+LIVES = (
+    "client.tx.prepared:3", "client.tx.db_committed:2", "client.tx.marker_inserted:3",
+    "client.tx.commit_sent:2", "client.tx.prepare_sent:2", "client.tx.body_done:2",
+)  # fmt: skip
+
+
+def test_each_input_has_one_output_though_members_and_the_broker_die_between_prepare_and_commit(
+    broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    database, count = tmp_path / "shop.db", 60
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE invoices (value BLOB)")
+    values = fill(client, count)
+    command = [sys.executable, "-c", CHILD, broker.address, str(database), str(count)]
+    for number, point in enumerate((*LIVES, "")):
+        environment = {**os.environ, "TXMQ_CRASH": point} if point else dict(os.environ)
+        with subprocess.Popen(command, env=environment) as child:
+            if number % 2:  # the broker dies, too, while it has work
+                at = client.offsets(OUT, 0).end
+                until(lambda: child.poll() is not None or client.offsets(OUT, 0).end > at, "it works")  # noqa: B023
+                broker.kill()
+                broker.start()
+            assert child.wait(WAIT_S) == (0 if not point else -9), point
+    found = Counter(value.partition(b":")[2] for value in outputs(client))
+    assert found == Counter(values)
+    with closing(sqlite3.connect(database)) as connection:
+        rows = [value for (value,) in connection.execute("SELECT value FROM invoices")]
+    assert sorted(rows) == sorted(value for number, value in enumerate(values) if number % 2)
+    until(lambda: saved(client) == count, "everything is saved")
+    until(lambda: not client.transactions.list(), "nothing is in doubt")

@@ -1,0 +1,216 @@
+"""Consumers whose offsets are not in the broker: in the application's MySQL, in a file, in a store that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq.client.consumer import Consumer
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
+
+from .consuming import take, until, values
+
+TOPIC, GROUP = "orders", "billing"
+QUICK = txmq.ConsumerOptions(
+    session_timeout=1.5, heartbeat_interval=0.1, offset_save_interval=0.1, retry_delay=0.05, name="one"
+)
+OTHER = txmq.ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.1, offset_save_interval=0.1, name="two")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all."""
+    with BrokerProcess(tmp_path_factory.mktemp("broker")) as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
+    """A client, and five messages in a new topic."""
+    with txmq.connect(broker.address) as made:
+        made.topics.create(TOPIC)
+        made.producer().send_many(TOPIC, [(None, b"%d" % number) for number in range(5)])
+        yield made
+        made.topics.delete(TOPIC)
+
+
+@pytest.fixture
+def store(mariadb: MariaDB) -> Iterator[txmq.MySQLOffsetStore]:
+    """A new table for rows, one for offsets."""
+    mariadb.execute("CREATE OR REPLACE TABLE rows_made (value INT) ENGINE=InnoDB")
+    made = txmq.MySQLOffsetStore(mariadb.connect)
+    made.install()
+    yield made
+    mariadb.execute("DROP TABLE txmq_offset")
+
+
+def delivered(consumer: Consumer, count: int) -> list[txmq.Message]:
+    """So many messages, not acknowledged."""
+    found: list[txmq.Message] = []
+    until(lambda: bool(found.extend(consumer.poll(count, timeout=0.1)) or len(found) >= count), f"{count} messages")
+    return found
+
+
+def write(connection: Any, message: txmq.Message) -> None:
+    """A row."""
+    connection.cursor().execute("INSERT INTO rows_made VALUES (%s)", (int(message.value or b""),))
+
+
+def rows(mariadb: MariaDB) -> list[int]:
+    """All of them."""
+    return sorted(value for (value,) in mariadb.execute("SELECT value FROM rows_made"))
+
+
+def test_a_row_and_its_offset_commit_together_and_what_is_rolled_back_comes_again(
+    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+) -> None:
+    connection = mariadb.connect()
+    with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
+        first, second, third = delivered(consumer, 5)[:3]
+        for message in (first, second):
+            write(connection, message)
+            message.ack(connection)
+        assert store.saved(GROUP, (TOPIC, 0)) is None
+        connection.commit()
+        assert store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2)
+        until(lambda: consumer._share.trackers[TOPIC, 0].position == 2, "both count")
+        write(connection, third)
+        third.ack(connection)
+        connection.rollback()
+        third.reject("rolled back")
+        (again,) = delivered(consumer, 1)
+        assert again.offset == 2
+        again.ack()
+    assert store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(3)
+    assert rows(mariadb) == [0, 1]
+    with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
+        assert values(take(consumer, 2)) == [b"3", b"4"]
+    connection.close()
+
+
+def test_a_message_that_is_rejected_although_its_transaction_committed_is_dealt_with(
+    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+) -> None:
+    """The answer to COMMIT was lost: the listener raised, the row is there."""
+    connection = mariadb.connect()
+    with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
+        first = delivered(consumer, 5)[0]
+        first.ack(connection)
+        connection.commit()
+        first.reject("no answer")
+        assert consumer._share.trackers[TOPIC, 0].position == 1
+        assert consumer.poll(timeout=0.3) == []
+    connection.close()
+
+
+def test_a_fenced_owners_rows_cannot_be_committed(
+    client: txmq.Client, broker: BrokerProcess, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+) -> None:
+    connection = mariadb.connect()
+    with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
+        first, second = delivered(consumer, 5)[:2]
+        write(connection, first)
+        first.ack(connection)
+        connection.commit()
+        with txmq.connect(broker.address) as elsewhere:
+            newer = txmq.MySQLOffsetStore(mariadb.connect)
+            with elsewhere.consumer(GROUP, [TOPIC], offset_store=newer, options=OTHER) as other:
+                until(lambda: len(client.groups.describe(GROUP)["members"]) == 2, "the other one stands by")
+                words = {"member": QUICK.name}  # as if it had been taken for gone
+                client.control.call("group", "leave", GROUP, timeout=30.0, extensions=words, body=[b""])
+                assert [message.offset for message in delivered(other, 4)] == [1, 2, 3, 4]
+                write(connection, second)
+                with pytest.raises(txmq.FencedError):
+                    second.ack(connection)
+                assert not connection.open
+    assert rows(mariadb) == [0]
+
+
+def test_acks_in_a_database_want_a_store_there(client: txmq.Client, mariadb: MariaDB) -> None:
+    connection = mariadb.connect()
+    with client.consumer(GROUP, [TOPIC], options=QUICK) as consumer:
+        first = delivered(consumer, 1)[0]
+        with pytest.raises(txmq.ConfigError, match="offset_store"):
+            first.ack(connection)
+    connection.close()
+
+
+def test_and_acks_in_a_brokers_transaction_want_the_offsets_in_the_broker(
+    client: txmq.Client, store: txmq.MySQLOffsetStore
+) -> None:
+    with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer, client.producer() as producer:
+        first = delivered(consumer, 1)[0]
+        with pytest.raises(txmq.ConfigError, match="in the broker"), producer.transaction() as tx:
+            tx.ack(first)
+
+
+def test_with_a_file_the_group_is_of_one_and_goes_on_where_it_stopped(client: txmq.Client, tmp_path: Path) -> None:
+    path = str(tmp_path / "billing.offsets")
+    with client.consumer(GROUP, [TOPIC], offset_store=txmq.FileOffsetStore(path), options=QUICK) as consumer:
+        for message in delivered(consumer, 5)[:3]:
+            message.ack(sync=True)
+        with pytest.raises(txmq.DirectoryInUseError):
+            client.consumer(GROUP, [TOPIC], offset_store=txmq.FileOffsetStore(path), options=OTHER)
+        elsewhere = txmq.FileOffsetStore(str(tmp_path / "on-another-host.offsets"))
+        for offset_store in (elsewhere, None):
+            with client.consumer(GROUP, [TOPIC], offset_store=offset_store, options=OTHER) as second:
+                with pytest.raises(txmq.GroupActiveError, match="alone"):
+                    until(lambda: bool(second.poll(timeout=0.2)), "it is refused")
+                with pytest.raises(txmq.GroupActiveError, match="alone"):
+                    second.run(lambda _message: None)
+        assert consumer.assignment == [(TOPIC, 0)]
+    with client.consumer(GROUP, [TOPIC], offset_store=txmq.FileOffsetStore(path), options=QUICK) as consumer:
+        assert values(take(consumer, 2)) == [b"3", b"4"]
+
+
+class Away:
+    """A store of one's own, away now and then."""
+
+    is_shared = True
+
+    def __init__(self) -> None:
+        self.failures, self.saved, self.fenced = 3, 0, 0
+        self.is_away = True
+
+    def enter(self, group: str) -> None:
+        """Nothing."""
+
+    def load(self, group: str, slot: tuple[str, int], generation: int) -> txmq.StoredOffset | None:
+        """Not at first."""
+        if self.failures:
+            self.failures -= 1
+            raise txmq.StorageError("away")
+        self.fenced = generation
+        return txmq.StoredOffset(1)
+
+    def save(self, group: str, positions: Sequence[txmq.OffsetPosition]) -> Collection[tuple[str, int]]:
+        """Not while it is away."""
+        if self.is_away:
+            raise txmq.StorageError("away")
+        (position,) = positions
+        self.saved = position.offset
+        return ()
+
+    def leave(self, group: str) -> None:
+        """Nothing."""
+
+
+def test_a_store_that_is_away_costs_neither_the_membership_nor_a_message(client: txmq.Client) -> None:
+    store = Away()
+    with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
+        assert values(take(consumer, 4)) == [b"1", b"2", b"3", b"4"]
+        member = client.groups.describe(GROUP)["members"]
+        with pytest.raises(txmq.StorageError):
+            consumer.ack(client.fetch(TOPIC, 0, 4)[0], sync=True)
+        tracker = consumer._share.trackers[TOPIC, 0]
+        began = client.clock.monotonic()
+        until(lambda: client.clock.monotonic() > began + 2 * QUICK.session_timeout, "some time passes")
+        assert consumer._share.trackers[TOPIC, 0] is tracker  # nobody took it for gone
+        assert [row["member"] for row in client.groups.describe(GROUP)["members"]] == [row["member"] for row in member]
+        store.is_away = False
+        until(lambda: store.saved == 5, "it is saved in the end")
