@@ -17,7 +17,7 @@ import txmq
 from tests.crash.ordered_world import KEYS, PARTITIONS, THREADS, TOPIC, OrderedWorld, options
 from tests.crash.world import HistoryFile
 
-REST_S = 0.003
+REST_S = 0.006
 FULL_REST_S = 0.05
 
 
