@@ -66,6 +66,17 @@ def test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_
     assert made.position == 2
 
 
+def test_nobody_is_woken_for_a_retry_of_a_partition_that_delivers_nothing_now() -> None:
+    made = tracker(2)
+    (first,) = made.take(1, 0.0)
+    made.retry(first, again_at=5.0)
+    assert made.next_due() == 5.0
+    for name in ("is_paused", "is_revoked", "is_busy"):
+        setattr(made, name, True)
+        assert made.next_due() is None  # or whoever waits would spin until the listener is done
+        setattr(made, name, False)
+
+
 def test_what_is_paused_or_revoked_delivers_nothing_and_fetches_nothing() -> None:
     for name in ("is_paused", "is_revoked"):
         made = tracker(3)
