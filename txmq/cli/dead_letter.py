@@ -108,11 +108,11 @@ def replay(
     wanted, counted = set(offset or ()), Counter[str]()
     with connected(bootstrap, to) as client:
         found = LetterReplay(client, group)
-        letters = [letter for letter in found.letters() if everything or letter.message.offset in wanted]
-        missing = wanted - {letter.message.offset for letter in letters}
+        chosen = [letter for letter in found.letters() if letter.message.offset in wanted]
+        missing = wanted - {letter.message.offset for letter in chosen}
         if missing:
             output.fail(f"{found.topic} has no letters at {sorted(missing)}; nothing was sent")
-        for replayed in found.replay(letters, to, again=again):
+        for replayed in found.replay(found.letters() if everything else chosen, to, again=again):
             counted[replayed.outcome] += 1
     if as_json:
         output.print_json({"group": group, "sent": counted["sent"], "before": counted["done"], "gone": counted["gone"]})

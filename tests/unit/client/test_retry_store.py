@@ -9,9 +9,10 @@ import pytest
 
 from txmq.client.aside import aside_text, parsed
 from txmq.client.retry_store import RetryStore, Stored
-from txmq.client.tracker import Tracker, Waiting
+from txmq.client.tracker import ASIDE_MESSAGES_MAX, Tracker, Waiting
 from txmq.errors import StorageError
 from txmq.model import Message
+from txmq.protocol.offsets import ASIDE_SIZE_MAX
 
 
 def stored(offset: int, group: str = "g", value: bytes = b"v", failures: int = 3) -> Stored:
@@ -79,6 +80,16 @@ def test_what_is_aside_below_the_position_travels_with_it() -> None:
     assert parsed(None) == {}
     with pytest.raises(StorageError):
         parsed("something else")
+
+
+def test_the_longest_text_about_what_is_aside_is_one_that_the_broker_takes() -> None:
+    last = (1 << 63) - 1
+    tracker = Tracker(("t", 0), 1, last, None)
+    for number in range(ASIDE_MESSAGES_MAX):
+        tracker.aside[last - 1 - number] = Waiting(None, 10**9, (1 << 32) - 1, copy=last)
+    text = aside_text(tracker) or ""
+    assert text.count("[") == ASIDE_MESSAGES_MAX + 1
+    assert len(text) <= ASIDE_SIZE_MAX
 
 
 def test_a_message_aside_is_out_once_and_counts_as_under_way() -> None:
