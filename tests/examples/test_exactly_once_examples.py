@@ -45,7 +45,7 @@ def torment(
 
         def start() -> subprocess.Popen[bytes]:
             child = stack.enter_context(subprocess.Popen(command))
-            stack.callback(lambda: child.poll() is None and child.send_signal(SIGKILL))
+            stack.callback(child.kill)
             return child
 
         def until_it_moved(child: subprocess.Popen[bytes]) -> None:

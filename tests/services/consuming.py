@@ -32,6 +32,16 @@ def take(consumer: Consumer, count: int) -> list[Message]:
     return found
 
 
+def delivered(consumer: Consumer, count: int) -> list[Message]:
+    """So many messages, not acknowledged."""
+    found: list[Message] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count}"
+        found += consumer.poll(count, timeout=0.2)
+    return found
+
+
 def values(messages: list[Message]) -> list[bytes]:
     """In the order of arrival."""
     return [message.value or b"" for message in messages]

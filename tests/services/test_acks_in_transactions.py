@@ -19,7 +19,7 @@ from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 
-from .consuming import until
+from .consuming import delivered, until
 
 IN, OUT, GROUP = "orders", "invoices", "billing"
 WAIT_S = 60.0
@@ -61,13 +61,6 @@ def fill(client: txmq.Client, count: int) -> list[bytes]:
     return values
 
 
-def take(consumer: Consumer, count: int) -> list[txmq.Message]:
-    """So many messages, not acknowledged."""
-    found: list[txmq.Message] = []
-    until(lambda: bool(found.extend(consumer.poll(count, timeout=0.1)) or len(found) >= count), f"{count} messages")
-    return found
-
-
 def saved(client: txmq.Client) -> int | None:
     """What the group has."""
     offset: int | None = client.groups.describe(GROUP)["partitions"][0]["offset"]
@@ -87,7 +80,7 @@ def fence(client: txmq.Client) -> None:
 
 def test_a_commit_saves_the_offset_and_a_rollback_leaves_it(client: txmq.Client, consumer: Consumer) -> None:
     fill(client, 3)
-    first, second, third = take(consumer, 3)
+    first, second, third = delivered(consumer, 3)
     producer = client.producer()
     with producer.transaction() as tx:
         producer.send(OUT, b"a")
@@ -101,7 +94,7 @@ def test_a_commit_saves_the_offset_and_a_rollback_leaves_it(client: txmq.Client,
         raise ZeroDivisionError
     assert (saved(client), outputs(client)) == (2, [b"a"])
     third.reject("it comes again")
-    (again,) = take(consumer, 1)
+    (again,) = delivered(consumer, 1)
     assert again.offset == 2
     with producer.transaction() as tx:
         tx.ack(again)
@@ -112,7 +105,7 @@ def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transactio
     client: txmq.Client, consumer: Consumer
 ) -> None:
     fill(client, 3)
-    first, second, third = take(consumer, 3)
+    first, second, third = delivered(consumer, 3)
     with client.producer() as producer:
         with pytest.raises(txmq.TransactionStateError, match="message 0 before it"), producer.transaction() as tx:
             tx.ack(second)
@@ -135,7 +128,7 @@ def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(
     client: txmq.Client, consumer: Consumer
 ) -> None:
     fill(client, 1)
-    (message,) = take(consumer, 1)
+    (message,) = delivered(consumer, 1)
     with client.producer() as producer:
         with pytest.raises(txmq.RolledBackError), producer.transaction() as tx:  # noqa: PT012  the end of the block
             producer.send(OUT, b"a")
@@ -146,7 +139,7 @@ def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(
 
 def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: Consumer) -> None:
     fill(client, 2)
-    first, second = take(consumer, 2)
+    first, second = delivered(consumer, 2)
     first.ack(sync=True)
     assert saved(client) == 1
     fence(client)
@@ -164,7 +157,7 @@ def test_with_a_last_resource_row_message_and_offset_are_one(
     resource = LastResource("shop", connect=lambda: sqlite3.connect(database, timeout=WAIT_S))
     resource.install(client)
     fill(client, 2)
-    first, second = take(consumer, 2)
+    first, second = delivered(consumer, 2)
     with client.producer() as producer:
         with producer.transaction(resource) as tx:
             tx.connection(resource).execute("INSERT INTO invoices VALUES (?)", (first.value,))
@@ -185,7 +178,7 @@ def test_with_xa_too(client: txmq.Client, consumer: Consumer, mariadb: MariaDB) 
     resource = MySQLResource("shop", connect=mariadb.connect)
     resource.install(client)
     fill(client, 2)
-    first, second = take(consumer, 2)
+    first, second = delivered(consumer, 2)
     with client.producer() as producer:
         with producer.transaction(resource) as tx:
             tx.connection(resource).cursor().execute("INSERT INTO invoices VALUES (1)")
@@ -205,7 +198,7 @@ def test_an_unknown_outcome_is_asked_for_and_the_message_neither_saved_nor_deliv
     broker: BrokerProcess, client: txmq.Client, consumer: Consumer, *, is_committed: bool
 ) -> None:
     fill(client, 2)
-    first, second = take(consumer, 2)
+    first, second = delivered(consumer, 2)
     with client.producer() as producer:
         tx = producer.transaction(timeout=1.0)
         with pytest.raises(txmq.OutcomeUnknownError), tx:  # noqa: PT012  the end of the block
@@ -224,7 +217,7 @@ def test_an_unknown_outcome_is_asked_for_and_the_message_neither_saved_nor_deliv
             return
         broker.kill()
         broker.start()
-        (again,) = take(consumer, 1)
+        (again,) = delivered(consumer, 1)
         assert (again.offset, client.outcome(tx.txid)) == (0, txmq.Outcome.ROLLED_BACK)
         with producer.transaction() as tx:
             tx.ack(again)

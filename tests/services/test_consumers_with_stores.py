@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.consumer import Consumer
 from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB
 
-from .consuming import take, until, values
+from .consuming import delivered, take, until, values
 
 TOPIC, GROUP = "orders", "billing"
 QUICK = txmq.ConsumerOptions(
@@ -47,13 +46,6 @@ def store(mariadb: MariaDB) -> Iterator[txmq.MySQLOffsetStore]:
     made.install()
     yield made
     mariadb.execute("DROP TABLE txmq_offset")
-
-
-def delivered(consumer: Consumer, count: int) -> list[txmq.Message]:
-    """So many messages, not acknowledged."""
-    found: list[txmq.Message] = []
-    until(lambda: bool(found.extend(consumer.poll(count, timeout=0.1)) or len(found) >= count), f"{count} messages")
-    return found
 
 
 def write(connection: Any, message: txmq.Message) -> None:

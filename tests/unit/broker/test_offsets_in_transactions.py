@@ -31,7 +31,7 @@ def commit(client: Client, txid: str, stated: bytes, content: bytes = b"x") -> A
 def prepare(client: Client, txid: str, stated: bytes, content: bytes = b"x") -> Answer:
     """The same, prepared."""
     body = stated + part("b", 0, batch(content), "*")
-    words = {"resource": "db", "uuid": UUID, "offsets": len(stated)}
+    words: dict[str, str | int | None] = {"resource": "db", "uuid": UUID, "offsets": len(stated)}
     return client.ask("prepare", txid, "last-resource", extensions=words, body=body)
 
 
