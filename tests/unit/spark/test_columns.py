@@ -211,6 +211,36 @@ def test_hostile_lengths_end_in_an_error(section: bytes, lockstep_min: int, monk
         read(with_section(section, 20))
 
 
+def record(*, length: int | None = None, delta_ms: int = 0, key_size: int = 1, is_longer: bool = False) -> bytes:
+    """The one record of a batch: key ``k``, value ``v``, no headers; or one that lies."""
+    content = b"\x00" + bytes([delta_ms << 1 ^ delta_ms >> 7]) + b"\x00" + bytes([key_size << 1]) + b"k" + b"\x02v\x00"
+    return bytes([(len(content) if length is None else length) << 1]) + content + (b"\x00" if is_longer else b"")
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        (record(length=7), "does not have the length it says"),
+        (record(length=9), "does not have the length it says"),
+        (record(is_longer=True), "does not have the length it says"),
+        (record(length=9, is_longer=True), "ends before its length does"),
+        (record(delta_ms=1), "has a time outside its batch's"),
+        (record(key_size=60), "has a key or value longer than itself"),
+        (record()[:4] + b"\xff" * 9 + b"\x00", "does not have the length it says"),
+    ],
+)
+@pytest.mark.parametrize("lockstep_min", [1, 1000])
+def test_a_record_that_lies_is_refused(
+    section: bytes, text: str, lockstep_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "LOCKSTEP_MIN", lockstep_min)
+    assert read(with_section(record(), 1))[0][:2] == (b"k", b"v")
+    with pytest.raises(CorruptRecordError, match=f"record 0 {text}"):
+        read(with_section(section, 1))
+    with pytest.raises(InvalidBatchError):
+        expected_rows(with_section(section, 1))
+
+
 def test_a_bomb_is_given_up() -> None:
     packed = cramjam.zstd.compress(bytes(8 << 20), 1)
     with pytest.raises(CorruptRecordError, match="does not inflate to at most"):
