@@ -118,6 +118,7 @@ def _complete(context: Context, peer: Peer, name: Name, given: dict[bytes, bytes
     if over is not None:
         context.group.ended_holds.append(over.hold)
         context.state.may_load(over)
+    context.group.patient += fact is None
     context.answer_when_forced(peer, opaque)
 
 

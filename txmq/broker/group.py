@@ -58,6 +58,7 @@ class Group:
         puts: answers of plain puts: released when written (``sync`` relaxed) or forced.
         waiters: whole answers released when the record is forced.
         forced: True if some answer needs the sync whatever ``sync`` says.
+        patient: how many of its requests, with one item and one waiter each, may wait for company (``patience``).
         ended_holds: what readers may see once the record is forced (``holds``).
         deleted: partitions whose files go once the record is forced.
         unlinked: segment files that retention drops once the record is forced.
@@ -70,6 +71,7 @@ class Group:
         "items",
         "message_count",
         "open_runs",
+        "patient",
         "placed",
         "puts",
         "relaxed_waiters",
@@ -88,13 +90,18 @@ class Group:
         self.ended_holds: list[Hold] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
-        self.size_bytes = self.message_count = 0
+        self.size_bytes = self.message_count = self.patient = 0
         self.forced = False
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write and nobody waiting."""
         return not (self.items or self.waiters or self.relaxed_waiters or self.puts)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether everything in it may wait for company."""
+        return 0 < self.patient == len(self.items) == len(self.waiters) and not (self.relaxed_waiters or self.puts)
 
     def add_entry(self, entry: bytes) -> None:
         """Add a control entry; it stands behind everything accepted before it."""

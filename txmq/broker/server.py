@@ -32,12 +32,12 @@ from txmq.broker.connection import Connection
 from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.group import Group
+from txmq.broker.patience import Patience
 from txmq.broker.peer import Peer
 from txmq.broker.store import PendingCheckpoint, Store
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.log.partition import Partition
-from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
@@ -64,6 +64,7 @@ class Server:
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
         self._busy_poll: BusyPoll
+        self._patience: Patience
         self._writer = ThreadPoolExecutor(1, "txmq-writer")
         self._helper = ThreadPoolExecutor(1, "txmq-checkpoint")
         self._readers = ThreadPoolExecutor(2, "txmq-reader")
@@ -90,6 +91,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         window_s = self.settings.busy_poll_us / 1e6
         self._busy_poll = BusyPoll(window_s, self.clock.monotonic, self._loop.call_soon, preemptions)
+        self._patience = Patience(self._loop.call_later, self._schedule)
         self.stopped = self._loop.create_future()
         self._loop.set_exception_handler(self._unexpected)
         self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
@@ -201,6 +203,9 @@ class Server:
         if self.context.moved:
             self.core.wake_memory()
         while not self._in_flight and not self._failed and not self._nothing_queued():
+            if not (self.context.stopping or self.context.full) and self._patience.keeps(self.context.group):
+                break
+            self._patience.end()
             self._commit(self.core.seal())
         if self._paused and self.context.queued_bytes() < QUEUED_BYTES_MAX // 2:
             self._paused = False
@@ -490,8 +495,3 @@ class Server:
         else:
             self._checkpoint = None
             self.store.end_checkpoint(pending)
-
-
-def refusal(text: str) -> bytes:
-    """The answer to a connection that is over the limit."""
-    return answers.result(503, b"-", f"unavailable {text}".encode())
