@@ -44,7 +44,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of a broker with the topic, which holds a message that is older than every member, and nothing else."""
-    with txmq.connect(broker.address) as made:
+    with txmq.connect(broker.address, timeout=30.0) as made:
         made.topics.create(TOPIC, partitions=PARTITIONS)
         made.producer().send(TOPIC, b"old")
         yield made
@@ -70,7 +70,7 @@ def member(client: txmq.Client, name: str | None = None) -> Iterator[Consumer]:
 def send(client: txmq.Client, count: int, prefix: str = "v") -> list[bytes]:
     """Messages over all partitions."""
     sent = [f"{prefix}{number}".encode() for number in range(count)]
-    client.producer().send_many(TOPIC, [(value, value) for value in sent])
+    client.producer(timeout=30.0).send_many(TOPIC, [(value, value) for value in sent])
     return sent
 
 
@@ -118,7 +118,7 @@ def test_a_second_one_of_the_same_name_stands_by_and_follows_when_the_first_is_k
             send(client, 10)
             assert {output.readline() for _ in range(10)} == {f"v{number}\n" for number in range(10)}
             assert (second.assignment, second.poll(timeout=0)) == ([], [])
-            client.producer().send(TOPIC, b"later")
+            client.producer(timeout=30.0).send(TOPIC, b"later")
             assert output.readline() == "later\n"
             process.send_signal(signal.SIGKILL)
             process.wait(WAIT_S)
@@ -131,7 +131,7 @@ def test_what_comes_into_being_later_is_consumed_from_its_first_message_on(
 ) -> None:
     with client.consumer(GROUP, [TOPIC, "new"], broadcast=True, options=options(name)) as consumer:
         until(lambda: len(consumer.assignment) == PARTITIONS, "it has what there is")
-        producer = client.producer()
+        producer = client.producer(timeout=30.0)
         client.topics.create("new")
         producer.send("new", b"first of a topic")
         client.topics.alter(TOPIC, partitions=PARTITIONS + 1)
@@ -145,7 +145,7 @@ def test_a_topic_that_is_made_anew_is_another_one(client: txmq.Client, name: str
     with client.consumer(GROUP, ["new"], broadcast=True, options=options(name)) as consumer:
         for number in range(3):
             until(lambda: len(consumer.assignment) == 1, "it has the topic")
-            client.producer().send("new", b"%d" % number)
+            client.producer(timeout=30.0).send("new", b"%d" % number)
             assert values(take(consumer, 1)) == [b"%d" % number]
             client.topics.delete("new")
             client.topics.create("new")
@@ -170,7 +170,7 @@ def test_pause_seek_and_the_start_are_as_elsewhere(client: txmq.Client) -> None:
         (old,) = take(consumer, 1)
         assert old.value == b"old"
         consumer.pause()
-        client.producer().send(TOPIC, b"new", partition=old.partition)
+        client.producer(timeout=30.0).send(TOPIC, b"new", partition=old.partition)
         assert consumer.poll(timeout=0.2) == []
         consumer.resume()
         assert values(take(consumer, 1)) == [b"new"]
@@ -211,7 +211,7 @@ def test_its_dead_letters_are_the_whole_groups_and_say_whose(client: txmq.Client
     refusing = client.consumer(GROUP, [TOPIC], broadcast=True, max_retries=0, options=options("shop-1"))
     with refusing as consumer:
         until(lambda: len(consumer.assignment) == PARTITIONS, "it has everything")
-        client.producer().send(TOPIC, b"bad")
+        client.producer(timeout=30.0).send(TOPIC, b"bad")
         (message,) = consumer.poll(timeout=WAIT_S)
         message.reject("cannot")
     (dead,) = client.browse(f"{GROUP}.dead-letter")

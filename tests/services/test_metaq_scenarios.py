@@ -102,7 +102,7 @@ class Scene:
 
     def __init__(self, client: txmq.Client, name: str) -> None:
         self.client, self.topic, self.group = client, f"{name}-topic", f"{name}-group"
-        self.producer = client.producer()
+        self.producer = client.producer(timeout=30.0)
 
     def create(self, partitions: int = 1, **settings: Any) -> Scene:
         """Create the topic."""
@@ -141,7 +141,7 @@ class Scene:
 @pytest.fixture
 def scene(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Scene]:
     """A client, and names that no other test uses."""
-    with txmq.connect(broker.address) as client:
+    with txmq.connect(broker.address, timeout=30.0) as client:
         yield Scene(client, request.node.name.removeprefix("test_")[:150].rstrip("]").replace("[", "-"))
 
 
@@ -234,7 +234,7 @@ def test_ten_producers_and_ten_groups_on_two_topics(scene: Scene) -> None:
     scene.client.topics.create(other, partitions=2)
 
     def produce(number: int) -> None:
-        producer = scene.client.producer()
+        producer = scene.client.producer(timeout=30.0)
         for each in range(10):
             headers = {"by": b"%d" % number} if each % 2 else None
             producer.send((scene.topic, other)[each % 2], b"%d.%d" % (number, each), b"%d" % each, headers=headers)
@@ -321,7 +321,7 @@ def test_callbacks_are_told_in_order(scene: Scene) -> None:
 def test_a_topic_closed_for_publishing_or_for_reading(scene: Scene) -> None:
     scene.create(accept_publish=False)
     with pytest.raises(txmq.TopicClosedError):
-        scene.producer.send(scene.topic, b"x", timeout=0.5)
+        scene.producer.send(scene.topic, b"x", timeout=2.0)
     scene.client.topics.alter(scene.topic, accept_publish=True, accept_read=False)
     assert scene.producer.send(scene.topic, b"x").offset == 0
     with pytest.raises(txmq.TopicClosedError):

@@ -89,7 +89,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of it."""
-    with txmq.connect(broker.address) as made:
+    with txmq.connect(broker.address, timeout=30.0) as made:
         yield made
 
 
@@ -143,7 +143,7 @@ def test_every_group_sees_committed_local_transactions_only(client: txmq.Client,
     client.topics.create(topic, partitions=2)
 
     def produce(number: int) -> None:
-        producer = client.producer()
+        producer = client.producer(timeout=30.0)
         for each in range(10):
             content = b"%d.%d" % (number, each)
             try:
@@ -163,7 +163,7 @@ def test_every_group_sees_committed_local_transactions_only(client: txmq.Client,
 
 def test_every_group_sees_the_committed_half_of_xa_transactions(client: txmq.Client, topic: str) -> None:
     client.topics.create(topic, partitions=2)
-    resource, producer = client.xa_resource(), client.producer()
+    resource, producer = client.xa_resource(), client.producer(timeout=30.0)
 
     def produce(number: int) -> None:
         for each in range(10):
@@ -183,7 +183,7 @@ def test_every_group_sees_the_committed_half_of_xa_transactions(client: txmq.Cli
 
 def test_a_transaction_past_its_time_is_refused_and_leaves_nothing(client: txmq.Client, topic: str) -> None:
     client.topics.create(topic)
-    producer = client.producer()
+    producer = client.producer(timeout=30.0)
 
     def too_slow() -> None:
         with producer.transaction(timeout=0.2):
@@ -204,7 +204,7 @@ def test_transactions_that_overlap_checkpoints_are_all_there_after_a_kill(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     client.topics.create(topic)
-    producer, resource = client.producer(), client.xa_resource()
+    producer, resource = client.producer(timeout=30.0), client.xa_resource()
     a, b, d = (xid(topic, number) for number in range(3))
 
     def begin(branch: txmq.Xid, content: bytes) -> None:
@@ -235,7 +235,7 @@ def test_a_recovered_transaction_is_committed_behind_what_was_put_meanwhile(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     client.topics.create(topic)
-    producer, resource = client.producer(), client.xa_resource()
+    producer, resource = client.producer(timeout=30.0), client.xa_resource()
     resource.start(xid(topic, 1))
     producer.send(topic, b"prepared")
     resource.end(xid(topic, 1))
@@ -256,7 +256,7 @@ def test_retention_before_a_recovery_takes_no_transaction_along(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     client.topics.create(topic, segment_size_bytes=4096, retention_size_bytes=8192)
-    producer, resource = client.producer(), client.xa_resource()
+    producer, resource = client.producer(timeout=30.0), client.xa_resource()
     producer.send(topic, b"old")
     resource.start(xid(topic, 1))
     producer.send(topic, b"prepared")
@@ -286,7 +286,7 @@ def test_mixed_sizes_around_the_limit_of_a_group_are_where_they_were_told_to_be(
     lock = threading.Lock()
 
     def produce(number: int) -> None:
-        producer = client.producer()
+        producer = client.producer(timeout=30.0)
         for each in range(16):
             content = b"%d.%d." % (number, each) + bytes(sizes[(number + each) % len(sizes)])
             offset = producer.send(topic, content, timeout=60.0).offset
@@ -302,4 +302,4 @@ def test_mixed_sizes_around_the_limit_of_a_group_are_where_they_were_told_to_be(
     broker.kill()
     broker.start()
     assert contents(client, topic) == expected
-    assert client.producer().send(topic, b"small", timeout=60.0).offset == len(expected)
+    assert client.producer(timeout=30.0).send(topic, b"small", timeout=60.0).offset == len(expected)

@@ -27,7 +27,7 @@ from txmq.testing.broker_process import BrokerProcess
 KEYS = 8
 LIVES = 4
 SELECTOR = txmq.KeyHashSelector()
-FAST = txmq.OrderedOptions(timeout=1.0, visibility_wait_s=0.0)
+FAST = txmq.OrderedOptions(timeout=30.0, visibility_wait_s=0.0)  # a broker that is gone is noticed at once
 ACKNOWLEDGED, SPOOLED = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED
 
 
@@ -72,7 +72,8 @@ def test_a_message_without_an_answer_is_stored_once_though_it_is_sent_again(
         producer.send("t", b"0", b"k")
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGSTOP)
-        assert [producer.send("t", b"%d" % number, b"k").status for number in (1, 2)] == [SPOOLED, SPOOLED]
+        results = [producer.send("t", b"%d" % number, b"k", timeout=1.0) for number in (1, 2)]
+        assert [result.status for result in results] == [SPOOLED, SPOOLED]
         os.kill(broker.pid, signal.SIGCONT)
         producer.flush()
         assert producer.send("t", b"3", b"k").offset == 3
@@ -86,8 +87,8 @@ def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
         producer.send("t", b"0", b"k")
         assert broker.pid is not None
         os.kill(broker.pid, signal.SIGSTOP)
-        producer.send("t", b"1", b"k")
-        producer.send("t", b"2", b"k")
+        producer.send("t", b"1", b"k", timeout=1.0)
+        producer.send("t", b"2", b"k", timeout=1.0)
     with Spool(tmp_path / "spool", read_only=True) as spool:
         assert [entry.pin is not None for entry in spool.entries()] == [True, False]
     os.kill(broker.pid, signal.SIGCONT)  # what lies in its sockets is stored now
@@ -178,7 +179,7 @@ def test_poison_is_parked_and_what_is_behind_it_goes_on(
 def test_a_full_spool_refuses_and_takes_more_when_it_is_drained(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
-    with _ordered(client, tmp_path, txmq.OrderedOptions(timeout=1.0, spool_size_bytes_max=2048)) as producer:
+    with _ordered(client, tmp_path, txmq.OrderedOptions(timeout=30.0, spool_size_bytes_max=2048)) as producer:
         producer.send("t", b"first", b"k")
         broker.kill()
         sent = [b"first"]

@@ -28,7 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of the broker, which has the topic ``t``, empty."""
-    with txmq.connect(broker.address) as made:
+    with txmq.connect(broker.address, timeout=30.0) as made:
         made.topics.create("t", partitions=PARTITIONS)
         yield made
         if not broker.is_running:
@@ -39,7 +39,7 @@ def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
 @pytest.fixture
 def producer(client: txmq.Client, tmp_path: Path) -> Iterator[txmq.Producer]:
     """With a store."""
-    with client.producer(retry_store=str(tmp_path / "store"), timeout=1.0) as made:
+    with client.producer(retry_store=str(tmp_path / "store"), timeout=30.0) as made:
         yield made
 
 
@@ -52,7 +52,7 @@ def arrived(client: txmq.Client) -> dict[int, list[bytes | None]]:
 
 
 def test_while_the_broker_is_there_it_is_a_producer_like_any(client: txmq.Client, producer: txmq.Producer) -> None:
-    plain = client.producer()
+    plain = client.producer(timeout=30.0)
     assert plain.send("t", b"0", b"k").partition == producer.send("t", b"1", b"k").partition
     assert {producer.send("t", b"any").partition for _ in range(PARTITIONS)} == set(range(PARTITIONS))
     placed = producer.send("t", b"there", b"k", partition=3, headers={"h": b"1"}, tag="red", timeout=5.0)
@@ -94,19 +94,19 @@ def test_what_is_kept_survives_its_process_and_the_next_one_sends_it(
     program = (
         "import os, sys, txmq\n"
         "client = txmq.connect(sys.argv[1], lazy=True)\n"
-        "producer = client.producer(retry_store=sys.argv[2])\n"
+        "producer = client.producer(retry_store=sys.argv[2], timeout=30.0)\n"
         "for number in range(5):\n"
         "    assert producer.send('t', b'%d' % number, b'k').status is txmq.SendStatus.SPOOLED\n"
         "os.kill(os.getpid(), 9)\n"
     )
     store = str(tmp_path / "store")
-    with client.producer(retry_store=store) as first:
+    with client.producer(retry_store=store, timeout=30.0) as first:
         place = first.send("t", b"first", b"k").partition
     broker.kill()
     done = subprocess.run([sys.executable, "-c", program, broker.address, store], check=False, timeout=60)
     assert done.returncode == -9
     broker.start()
-    with client.producer(retry_store=store) as following:
+    with client.producer(retry_store=store, timeout=30.0) as following:
         assert following.send("t", b"5", b"k").is_success
         following.flush(timeout=60.0)
     assert arrived(client)[place] == [b"first", *(b"%d" % number for number in range(6))]
@@ -165,14 +165,14 @@ def test_a_closed_topic_is_waited_for(client: txmq.Client, producer: txmq.Produc
 
 def test_a_store_has_one_owner_and_nothing_lingers_in_memory(client: txmq.Client, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    with client.producer(retry_store=store) as producer:
+    with client.producer(retry_store=store, timeout=30.0) as producer:
         with pytest.raises(txmq.DirectoryInUseError):
-            client.producer(retry_store=store)
+            client.producer(retry_store=store, timeout=30.0)
         with pytest.raises(txmq.ConfigError, match="linger_ms"):
             client.producer(retry_store=str(tmp_path / "other"), linger_ms=5)
     with pytest.raises(txmq.ClosedError):
         producer.send("t", b"x")
-    with client.producer(retry_store=store) as again:
+    with client.producer(retry_store=store, timeout=30.0) as again:
         assert again.send("t", b"x").is_success
 
 
@@ -180,7 +180,7 @@ def test_the_command_line_shows_what_is_kept_and_drains_it(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store")
-    with client.producer(retry_store=store) as producer:
+    with client.producer(retry_store=store, timeout=30.0) as producer:
         producer.send("t", b"0", b"k")
         broker.kill()
         producer.send_many("t", [(b"k", b"1"), (b"k", b"2")])
