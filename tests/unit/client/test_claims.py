@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from txmq.client.claims import Claims
+from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
+from txmq.client.offset_store import Position, StoredOffset
+from txmq.client.share import Share
 from txmq.client.tracker import Claim, Tracker, Waiting
-from txmq.model import Message
+from txmq.errors import ConnectionLostError, FencedError, RolledBackError, TransactionStateError
+from txmq.model import Message, Outcome
+from txmq.protocol.offsets import OffsetRow
+from txmq.runtime.logging import get_logger
+from txmq.runtime.sim_clock import SimClock
+from txmq.xid import TxId
 
 SLOT = ("orders", 0)
 ONE, OTHER = object(), object()
@@ -86,3 +100,218 @@ def test_a_seek_forgets_claims_and_doubts() -> None:
     made.is_in_doubt = True
     made.seek(3)
     assert (made.claims, made.is_in_doubt, made.position) == ({}, False, 3)
+
+
+# --- with a consumer's share -----------------------------------------------------------------------------------------
+
+
+class Control:
+    """The broker's answers to ``outcome``, in order; an exception is raised."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def told(self, txid: TxId) -> Outcome | None:
+        """Nothing was lost and found."""
+
+    def call(self, verb: str, txid: str, *, extensions: dict[str, Any], timeout: float) -> bytes:
+        """One answer; the last one again and again."""
+        self.asked.append((f"{verb} {txid}", extensions))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class World:
+    """A share with one partition, five messages of which are delivered; its client, and its claims."""
+
+    def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
+        self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
+        settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
+        self.share = Share(self.client, None, settings, get_logger())
+        self.claims = Claims(self.client, self.share, "g", store)
+        self.calls: list[str] = []
+        self.share.more = lambda: None
+        self.share.wait_saved = lambda: self.calls.append("waited")
+        self.share.aside = SimpleNamespace(remove=lambda *_: None)  # type: ignore[assignment]
+        self.tracker = self.share.trackers[SLOT] = tracker(first=0)
+        self.owner = object()
+
+    def claim(self, *offsets: int) -> None:
+        """The transaction acknowledges these."""
+        for offset in offsets:
+            self.claims.claim(message(offset), self.owner)
+
+    def look(self) -> list[OffsetRow]:
+        """It is sent."""
+        return self.claims.look([self.tracker], self.owner)[1]
+
+    def to_save(self) -> list[int]:
+        """Offsets that would be saved now."""
+        return [position.offset for position in self.share.to_save(everything=True)]
+
+    def settled(self) -> None:
+        """Wait for the thread that asks."""
+        deadline = time.monotonic() + 60.0
+        while self.tracker.is_in_doubt and self.share.trackers:
+            assert time.monotonic() < deadline, self.client.control.asked
+            signal.sigtimedwait((), 0.005)
+
+
+def test_from_when_it_is_sent_until_its_outcome_is_known_nothing_else_of_the_partition_is_saved() -> None:
+    world = World()
+    world.tracker.ack(0)
+    world.claim(1, 2)
+    assert world.to_save() == [1]
+    assert world.look() == [OffsetRow("orders", 0, 1, 3, None)]
+    assert world.to_save() == []
+    world.claims.end([world.tracker], world.owner, Outcome.COMMITTED, [OffsetRow("orders", 0, 1, 3, None)])
+    assert (world.tracker.position, world.tracker.saved, world.to_save()) == (3, 3, [])
+    world.tracker.ack(3)
+    assert world.to_save() == [4]
+
+
+def test_what_was_rolled_back_is_in_the_applications_hands_again() -> None:
+    world = World()
+    world.claim(0)
+    world.look()
+    with pytest.raises(RolledBackError, match="not known yet"):
+        world.claims.claim(message(1), object())
+    world.claims.end([world.tracker], world.owner, Outcome.ROLLED_BACK)
+    assert (world.tracker.position, world.tracker.retries, world.tracker.is_under_way(0)) == (0, [], True)
+    world.claim(0)
+
+
+def test_a_partition_that_was_lost_since_the_claim_ends_the_transaction_before_it_is_sent() -> None:
+    world = World()
+    world.claim(0)
+    world.share.trackers[SLOT] = tracker(first=0)
+    with pytest.raises(RolledBackError, match="any more"):
+        world.look()
+    world.share.lost(SLOT)
+    with pytest.raises(RolledBackError, match="any more"):
+        world.claim(0)
+
+
+def test_a_seek_since_the_claim_does_so_too() -> None:
+    world = World()
+    world.claim(0)
+    world.tracker.seek(3)
+    with pytest.raises(RolledBackError):
+        world.look()
+
+
+TXID = str(TxId(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("answer", [b"committed\n", b"rolled-back\n"])
+def test_a_doubt_is_asked_about_with_a_fence_until_it_is_settled(answer: bytes) -> None:
+    world = World(ConnectionLostError("away"), b"prepared\n", answer)
+    world.claim(0, 1)
+    rows = world.look()
+    assert world.claims.rejected(message(0))  # not the application's to say
+    world.claims.doubt([world.tracker], world.owner, TXID, rows)
+    world.settled()
+    assert world.client.control.asked == [(f"outcome {TXID}", {"fence": None})] * 3
+    if answer.startswith(b"committed"):
+        assert (world.tracker.position, world.tracker.saved, world.tracker.retries) == (2, 2, [])
+    else:
+        assert world.tracker.position == 0
+        assert [found.offset for found in world.tracker.take(5, 1e9)] == [0, 1]
+
+
+def test_where_the_outcome_is_not_kept_the_partition_is_loaded_anew() -> None:
+    world = World(FencedError("no longer kept"))
+    world.claim(0)
+    world.claims.doubt([world.tracker], world.owner, TXID, world.look())
+    world.settled()
+    assert world.share.trackers == {}
+
+
+class Database:
+    """A store with transactions that writes down what is asked of it."""
+
+    is_shared = True
+
+    def __init__(self, world_calls: list[str] | None = None) -> None:
+        self.calls = world_calls if world_calls is not None else []
+        self.committed: StoredOffset | None = None
+        self.refusal: Exception | None = None
+
+    def save_in(self, connection: Any, group: str, position: Position, above: int | None) -> None:
+        """In the application's transaction."""
+        self.calls.append(f"saved {position.offset} above {above}")
+        if self.refusal is not None:
+            raise self.refusal
+
+    def doom(self, connection: Any, error: BaseException) -> None:
+        """It cannot commit."""
+        self.calls.append("doomed")
+
+    def saved(self, group: str, slot: tuple[str, int]) -> StoredOffset | None:
+        """What is committed."""
+        return self.committed
+
+    def enter(self, group: str) -> None:
+        """Nothing."""
+
+    def load(self, group: str, slot: tuple[str, int], generation: int) -> StoredOffset | None:
+        """Nothing."""
+
+    def save(self, group: str, positions: Any) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def leave(self, group: str) -> None:
+        """Nothing."""
+
+
+def in_database() -> tuple[World, Database]:
+    """A consumer whose offsets are in the application's database."""
+    database = Database()
+    world = World(store=database)
+    database.calls = world.calls
+    return world, database
+
+
+def test_an_offset_is_saved_in_the_transaction_behind_every_save_that_is_under_way() -> None:
+    world, _ = in_database()
+    world.tracker.ack(0)
+    assert world.to_save() == [1]
+    world.claims.claim_in(message(1), None)
+    world.claims.claim_in(message(2), None)
+    assert world.calls == ["waited", "saved 2 above None", "waited", "saved 3 above 1"]
+    assert world.to_save() == []  # it would take back what the transaction saves
+
+
+def test_it_counts_when_it_is_seen_committed_and_a_reject_looks_first() -> None:
+    world, database = in_database()
+    for offset in (0, 1):
+        world.claims.claim_in(message(offset), None)
+    world.claims.settle()
+    assert world.tracker.position == 0
+    database.committed = StoredOffset(1)
+    world.claims.settle()
+    assert (world.tracker.position, sorted(world.tracker.claims)) == (1, [1])
+    assert not world.claims.rejected(message(1))  # rolled back: the application says so
+    world.claims.claim_in(message(1), None)
+    database.committed = StoredOffset(2)
+    assert world.claims.rejected(message(1))  # it was committed all the same
+    assert (world.tracker.position, world.tracker.saved) == (2, 2)
+
+
+def test_what_is_refused_is_doomed_and_not_claimed() -> None:
+    world, database = in_database()
+    with pytest.raises(TransactionStateError, match="message 0 before it"):
+        world.claims.claim_in(message(1), None)
+    database.refusal = FencedError("somebody else's")
+    with pytest.raises(FencedError):
+        world.claims.claim_in(message(0), None)
+    assert world.calls == ["doomed", "waited", "saved 1 above None", "doomed"]
+    assert world.tracker.claims == {}
+    world.share.lost(SLOT)
+    with pytest.raises(FencedError):
+        world.claims.claim_in(message(0), None)
+    assert world.calls[-1] == "doomed"
