@@ -8,12 +8,13 @@ after healing.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from txmq.client.ordered import OrderedOptions
 from txmq.client.selector import FixedSelector
-from txmq.errors import ConnectionLostError, SpoolFullError, StorageError, TxmqError
+from txmq.errors import ConnectionLostError, RequestTimeoutError, SpoolFullError, StorageError, TxmqError
 from txmq.model import SendStatus
 
 from .application import Program
@@ -64,19 +65,31 @@ class OrderedProgram(Program):
         self._open = None
 
     def _send(self, producer: Any) -> None:
-        topic = self.world.rng.choice(sorted(name for name in self.shared.history.topics if name != "temporary"))
-        self._count += 1
-        value = b"%b-%06d-%b" % (self.name.encode(), self._count, b"." * self.world.rng.choice((10, 400)))
-        put = Put((topic, 0), (value,))
-        self.shared.history.puts.append(put)
+        """One message, or several at once, which overtake each other nowhere."""
+        rng = self.world.rng
+        topic = rng.choice(sorted(name for name in self.shared.history.topics if name != "temporary"))
+        futures = []
+        for _ in range(rng.choice((1, 1, 1, 3, 8))):
+            self._count += 1
+            value = b"%b-%06d-%b" % (self.name.encode(), self._count, b"." * rng.choice((10, 400)))
+            put = Put((topic, 0), (value,))
+            self.shared.history.puts.append(put)
+            with self._told(put):
+                futures.append((put, producer.send_async(topic, value, key=self.name.encode())))
+        for put, future in futures:
+            with self._told(put):
+                result = future.result()
+                is_spooled = result.status is SendStatus.SPOOLED
+                put.told = SPOOLED if is_spooled else result.offset
+                word = "spooled" if is_spooled else "acknowledged"
+                self.world.meet(f"an ordered message was {word}")
+
+    @contextmanager
+    def _told(self, put: Put) -> Iterator[None]:
         try:
-            result = producer.send(topic, value, key=self.name.encode())
-        except (SpoolFullError, ConnectionLostError):
+            yield
+        except (SpoolFullError, ConnectionLostError, RequestTimeoutError):
             put.told = "not stored"
             self.world.meet("a spool was full or a topic not known")
-        except StorageError:
-            return
-        else:
-            is_spooled = result.status is SendStatus.SPOOLED
-            put.told = SPOOLED if is_spooled else result.offset
-            self.world.meet("an ordered message was spooled" if is_spooled else "an ordered message was acknowledged")
+        except StorageError:  # not known
+            pass
