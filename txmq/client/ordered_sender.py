@@ -129,7 +129,8 @@ class OrderedCore(ProducerCore):
 
     def answered(self, batch: Batch, base_offset: int) -> None:
         """As ``ProducerCore``."""
-        self._floors[batch.queue] = base_offset + batch.count
+        if batch.queue.batches and batch is batch.queue.batches[0]:  # else one before it is stored at a lower offset
+            self._floors[batch.queue] = base_offset + batch.count
         super().answered(batch, base_offset)
 
     def refused(self, batch: Batch, transmission: int, error: BrokerError, _now: float) -> None:
@@ -191,7 +192,7 @@ class OrderedCore(ProducerCore):
             if not is_refused:
                 sequence = (sequence + batch.count) & SEQUENCE_MASK
             self._remove(batch)
-        queue.base_sequence, queue.stalled = sequence, False
+        queue.stalled = False  # the next number comes with ``begin``
         return TakenOver(unsent, identity, sequence, self._floors.get(queue))
 
     def finish_spooled(self, batch: Batch, error: TxmqError) -> None:

@@ -33,7 +33,7 @@ from txmq.runtime.threads import Future
 PLACE = ("t", 0)
 Step = str | BaseException
 STEPS: list[Step] = [
-    "store", "lose", ConnectionLostError("lost"), UnavailableError("stopping"), DiskFullError("full")
+    "store", "lose", "hide", ConnectionLostError("lost"), UnavailableError("stopping"), DiskFullError("full")
 ]  # fmt: skip
 Outcome = bytes | BaseException
 
@@ -87,6 +87,8 @@ class Partition:
         self.following[session] = sequence + count
         self.stored.append((self.end, bytes(batch)))
         self.end += count
+        if step == "hide":
+            return UnavailableError("stopping, and it is stored")
         return ConnectionLostError("no answer") if step == "lose" else b"%d" % (self.end - count)
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
