@@ -168,8 +168,8 @@ def test_a_store_has_one_owner_and_nothing_lingers_in_memory(client: txmq.Client
     with client.producer(retry_store=store, timeout=30.0) as producer:
         with pytest.raises(txmq.DirectoryInUseError):
             client.producer(retry_store=store, timeout=30.0)
-        with pytest.raises(txmq.ConfigError, match="linger_ms"):
-            client.producer(retry_store=str(tmp_path / "other"), linger_ms=5)
+        with pytest.raises(txmq.ConfigError, match="linger_ms, max_in_flight"):
+            client.producer(retry_store=str(tmp_path / "other"), linger_ms=5, max_in_flight=2)
     with pytest.raises(txmq.ClosedError):
         producer.send("t", b"x")
     with client.producer(retry_store=store, timeout=30.0) as again:

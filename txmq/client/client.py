@@ -178,7 +178,8 @@ class Client:
                 halves of other members, until the client is closed; the newest one of a group counts. It answers
                 ROLLBACK only where the work is not done and never will be, and UNKNOWN where it cannot tell.
             retry_store: a directory on local disk, of this producer alone; made if it is absent. What cannot be sent
-                is kept there (SPOOLED) and sent in the background, by this producer or the next that opens it.
+                is kept there (SPOOLED) and sent in the background, by this producer or the next that opens it. Not with
+                linger_ms, batch_size_bytes, buffer_size_bytes or max_in_flight.
 
         Raises:
             ConfigError: an argument out of range.
@@ -190,8 +191,6 @@ class Client:
         checks = self._check_backs(group, checker)
         if retry_store is None:
             return Producer(self, partition_selector, settings, checks)
-        if linger_ms:
-            raise ConfigError(f"linger_ms = {linger_ms}: with a retry_store nothing lingers in memory")
         return RetryingProducer(self, partition_selector, settings, checks, retry_store)
 
     def _check_backs(self, group: str | None, checker: Checker | None) -> CheckBacks | None:

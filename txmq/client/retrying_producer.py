@@ -24,15 +24,19 @@ from txmq.client.producer_core import Record
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
 from txmq.client.spool import Entry
-from txmq.errors import TxmqError
+from txmq.errors import ConfigError, TxmqError
 from txmq.model import SendResult
 from txmq.runtime.threads import Future
+
+_DEFAULTS = ProducerSettings()
+_WITHOUT_STORE = ("linger_ms", "batch_size_bytes", "buffer_size_bytes", "max_in_flight")
 
 
 class RetryingProducer(Producer):
     """See the module's docstring; made by ``Client.producer``. Thread safety: as ``Producer``.
 
     Raises:
+        ConfigError: it was told what only a producer without a store can be told.
         DirectoryInUseError: another process, or another producer of this one, has the store.
         StorageError: the store cannot be opened.
     """
@@ -42,6 +46,9 @@ class RetryingProducer(Producer):
         store: str,
     ) -> None:  # fmt: skip
         super().__init__(client, selector, settings, checks)
+        told = [name for name in _WITHOUT_STORE if getattr(settings, name) != getattr(_DEFAULTS, name)]
+        if told:
+            raise ConfigError(f"{', '.join(told)}: not with a retry_store, which sends in its own way")
         options = OrderedOptions(timeout=settings.timeout, compression=settings.compression)
         self._kept: OrderedMessageProducer = client.ordered_producer(self._selector, store, options=options)
 
