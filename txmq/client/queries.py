@@ -62,6 +62,8 @@ class Queries:
     def prepare_part(self, attempt: Attempt, home: TransactionHome, parts: Sequence[EncodedPart]) -> None:
         """Prepare one transaction of an attempt, with ``home.txid``; it is invisible until ``commit`` names it.
 
+        Call ``home.finished`` at the end, whatever became of it: who wants to know asks for the batch.
+
         Raises:
             TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
             TransactionConflictError: the batch is committed already.
@@ -71,7 +73,6 @@ class Queries:
         Durability: the messages are in the broker's journal when this returns.
         """
         repeat_prepare(home, TransactionKind.SPARK.value, {**attempt._asdict()}, parts)
-        home.finished()  # whoever asks what became of it asks for the batch
 
     def commit(self, query: str, epoch: int, batch: int, txids: Sequence[str], *, timeout: float | None = None) -> bool:
         """Decide a batch: the messages of ``txids`` are visible, in that order, all or none.

@@ -79,19 +79,24 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
         return client.topics.refresh(topic).config.partitions
 
     gatherer = Gatherer(options.topic, partitions_of, min(CHUNK_SIZE_BYTES, limit // 4))
-    txids: list[str] = []
+    homes: list[TransactionHome] = []
     rows = 0
     try:
         for chunk in gatherer.chunks(batches):
             home = TransactionHome(client, client.clock, options.timeout_s)
-            txids.append(home.txid)
+            homes.append(home)
             parts = chunk.parts(home.txid, client.clock.now_ms(), options.compression, limit - limit // 8)
             _prepare(client, options, attempt, home, parts)
             rows += chunk.count
     except BaseException:
-        _roll_back(client, txids)
+        with suppress(TxmqError):  # a broker that is away costs one timeout, not one for each
+            for home in homes:
+                home.rollback()
         raise
-    return Written(attempt, tuple(txids), rows, is_over=False)
+    finally:
+        for home in homes:
+            home.finished()  # the broker need not keep what became of each: the query's newest batch says it
+    return Written(attempt, tuple(home.txid for home in homes), rows, is_over=False)
 
 
 def _prepare(
@@ -107,9 +112,3 @@ def _prepare(
             f"the broker at {options.bootstrap} did not take a part of task {attempt.task} "
             f"within {options.timeout_s:g} s: {reason}"
         ) from error
-
-
-def _roll_back(client: Client, txids: list[str]) -> None:
-    for txid in txids:
-        with suppress(TxmqError):
-            client.control.call("rollback", txid, timeout=1.0)
