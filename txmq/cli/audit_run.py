@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
     from txmq.spark.audit import AuditResult
+    from txmq.spark.audit_rows import Rows
     from txmq.spark.audit_spec import AuditSpec
     from txmq.spark.audit_topic import TopicAudit, Wanted
 
@@ -68,7 +69,7 @@ class Request:
 def run(request: Request, *, as_json: bool) -> int:
     """Audit, tell, and return the exit status."""
     try:
-        return _Run(request, as_json).run()
+        return AuditCommand(request, as_json).run()
     except KeyboardInterrupt:
         output.note("interrupted; nothing was decided")
         return output.STATUS_INTERRUPTED
@@ -77,27 +78,42 @@ def run(request: Request, *, as_json: bool) -> int:
 
 
 @dataclass(slots=True)
-class _Run:
+class AuditCommand:
+    """One run of the command."""
+
     request: Request
     as_json: bool
-    started: float = 0.0
+    started: float = field(default_factory=time.monotonic)
 
     def run(self) -> int:
-        self.started = time.monotonic()
-        wanted = _window(self.request)
+        """Check, start Spark, audit; the exit status."""
         require_spark()
         with connected(self.request.bootstrap, self.request.topic) as client:
             client.topics.describe(self.request.topic)
+            prepared = self.prepare()
             with open_session(self.request.directory, self.request.master, self.request.memory) as spark:
-                return self._audited(spark, client, wanted)
+                return self.audited(spark, client, *prepared)
 
-    def _audited(self, spark: Any, client: Any, wanted: Wanted) -> int:
+    def prepare(self) -> tuple[Rows, AuditSpec, Wanted]:
+        """Everything that can be known to be wrong before Spark is started."""
         from txmq.spark.audit_rows import open_rows
+
+        wanted = _window(self.request)
+        rows = open_rows(None, self.request.database, self.request.table, os.environ.get(PASSWORD_VARIABLE))
+        spec = _spec(self.request, rows.primary_key())
+        rows.require(spec)
+        has_times = wanted.from_ms is not None or wanted.to_ms is not None
+        if spec.row_time is None and (has_times or self.request.interval is not None):
+            raise ConfigError("--from, --to and --follow need the column with the rows' times: --row-time COLUMN")
+        if self.request.interval is not None and (wanted.is_by_offsets or wanted.to_ms is not None):
+            raise ConfigError("--follow takes --from, and none of --to, --from-offsets and --to-offsets")
+        return rows, spec, wanted
+
+    def audited(self, spark: Any, client: Any, rows: Rows, spec: AuditSpec, wanted: Wanted) -> int:
+        """Audit with a session that was started; the exit status."""
         from txmq.spark.audit_topic import TopicAudit
 
-        rows = open_rows(spark, self.request.database, self.request.table, os.environ.get(PASSWORD_VARIABLE))
-        spec = _spec(self.request, rows.primary_key())
-        job = TopicAudit(spark, client, self.request.bootstrap, rows, spec, self.say)
+        job = TopicAudit(spark, client, self.request.bootstrap, replace(rows, spark=spark), spec, self.say)
         if self.request.interval is not None:
             return self._follow(job, wanted.from_ms, _duration("--interval", self.request.interval))
         with _progress(spark, self.say):

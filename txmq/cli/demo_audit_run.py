@@ -26,7 +26,7 @@ from txmq.testing.broker_process import BrokerProcess
 if TYPE_CHECKING:
     from txmq.spark.audit import AuditResult
 
-ORDERS_MIN = 400
+ORDERS_TAKEN = 400
 WAIT_S = 60.0
 POLL_S = 0.02
 SETTLE_MS = 1_000
@@ -76,9 +76,13 @@ class Play:
 
     directory: Path
     say: Callable[[str], None]
+    orders: int = ORDERS_TAKEN
 
-    def run(self) -> Report:
+    def run(self, session: Any = None) -> Report:
         """Work, audit, plant, audit.
+
+        Args:
+            session: Spark's; default: one is started, and stopped at the end.
 
         Raises:
             DemoFailedError: the service does not work.
@@ -91,7 +95,7 @@ class Play:
             client = stack.enter_context(txmq.connect(broker.address))
             database = work / "orders.db"
             self._work(client, broker.address, database)
-            spark = stack.enter_context(open_session(self.directory, "local[2]", MEMORY, is_short=True))
+            spark = session or stack.enter_context(open_session(self.directory, "local[2]", MEMORY, is_short=True))
             self.say("the first audit (Spark warms up)")
             before = self._audit(spark, client, broker.address, database, "before")
             faults = self._plant(client, database)
@@ -109,12 +113,12 @@ class Play:
         for topic in (ORDERS, PAYMENTS, AUDIT):
             client.topics.create(topic, partitions=4)
         open_resource(str(database)).install(client)
-        self.say(f"an order service takes {ORDERS_MIN} orders: rows in SQLite, messages in txmq")
+        self.say(f"an order service takes {self.orders} orders: rows in SQLite, messages in txmq")
         with _service(address, database) as service:
             deadline = time.monotonic() + WAIT_S
-            while _count(database) < ORDERS_MIN:
+            while _count(database) < self.orders:
                 if time.monotonic() > deadline or service.poll() is not None:
-                    raise DemoFailedError(f"the service does not take {ORDERS_MIN} orders (waited {WAIT_S:.0f} s)")
+                    raise DemoFailedError(f"the service does not take {self.orders} orders (waited {WAIT_S:.0f} s)")
                 time.sleep(POLL_S)
 
     def _audit(self, spark: Any, client: txmq.Client, address: str, database: Path, name: str) -> AuditResult:

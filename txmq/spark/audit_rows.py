@@ -32,7 +32,10 @@ _EXPECTED = "expected sqlite:///FILE, mysql://USER@HOST/DATABASE, jdbc:... or pa
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table, wherever it lies. ``table`` for those that Python's drivers reach; else ``url``."""
+    """A table, wherever it lies. ``table`` for those that Python's drivers reach; else ``url``.
+
+    ``spark`` may be None where only ``primary_key`` and ``require`` are asked.
+    """
 
     spark: SparkSession
     url: str
@@ -42,6 +45,21 @@ class Rows:
     def primary_key(self) -> list[str]:
         """The columns of the primary key, in the table's order; empty where none is known."""
         return [] if self.table is None else [column.name for column in columns_of(self.table) if column.is_key]
+
+    def require(self, spec: AuditSpec) -> None:
+        """Check that the table has what a spec names; of what only Spark reaches nothing is known yet.
+
+        Raises:
+            ConfigError: a column is missing, or a time of numbers has no unit.
+        """
+        if self.table is None:
+            return
+        there = {column.name: column for column in columns_of(self.table)}
+        if unknown := [name for name in spec.columns if name not in there]:
+            raise ConfigError(f"the table has no column {unknown[0]!r}; it has {', '.join(there)}")
+        if spec.row_time is not None and there[spec.row_time.column].is_number and spec.row_time.unit is None:
+            name = spec.row_time.column
+            raise ConfigError(f"{name} holds numbers: say of what, such as {name}:ms")
 
     def read(self, columns: Sequence[str], where: str = "") -> DataFrame:
         """These columns of the whole table, or of what ``where`` (SQL; not for datasets) leaves.
@@ -114,7 +132,7 @@ class Rows:
         return frame.select(*columns)
 
 
-def open_rows(spark: SparkSession, url: str, table: str | None, password: str | None = None) -> Rows:
+def open_rows(spark: SparkSession | None, url: str, table: str | None, password: str | None = None) -> Rows:
     """The table behind a URL; asks the database for its columns, so that a mistake is found at once.
 
     Raises:
