@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import txmq
+from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 from txmq.testing.broker_process import BrokerProcess
 
 
@@ -57,3 +58,17 @@ def test_a_group_is_listed_described_reset_skipped_and_deleted(broker: BrokerPro
     assert "0 to 1" in run(broker, "reset", "billing", "-t", "orders", "-p", "7", "--to", "latest", status=2)
     run(broker, "delete", "billing")
     assert "no group" in run(broker, "describe", "billing", status=1)
+
+
+def test_describe_names_the_transaction_that_a_partition_waits_for(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        _, txid = client.session.next_txid_text()
+        words = {"member": "one", "topics": "orders"}
+        client.control.call("group", "join", "billing", timeout=30.0, extensions=words, body=[b"[]"])
+        body = encode_offsets([GroupOffsets("billing", 0, (OffsetRow("orders", 0, 1, 5, None),))])
+        given = {"resource": "db", "uuid": "0" * 32, "offsets": len(body)}
+        client.control.call("prepare", txid, "last-resource", timeout=30.0, extensions=given, body=[body])
+        assert f"orders 0 waits for a transaction: txmq tx show {txid}" in run(broker, "describe", "billing")
+        client.transactions.rollback(txid, "the test is over")
+        assert "waits" not in run(broker, "describe", "billing")

@@ -10,6 +10,7 @@ anybody hears of them, are journaled; members are not (``saved``, ``membership``
 
 Invariants:
     * nobody hears of a partition before its generation is forced;
+    * a partition that somebody had before a restart is given to nobody else for ``REJOIN_MS``, unless it is claimed;
     * an offset is saved only under the newest generation of its partition, by its owner, and in the order in which the
       owner looked (``order``); one that a transaction holds is not saved, and its partition not handed over;
     * offsets are reset only while the group has no members.
@@ -36,6 +37,7 @@ from txmq.registry.assignment import STRATEGIES, Slot
 Extensions = dict[bytes, bytes] | None
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
 WAIT_MS_MAX = 30_000
+REJOIN_MS = 1000  # after a restart: members are back by then, and go on with what they had
 MEMBERS_MAX = 1000  # in one group
 GROUPS_MAX = 10_000
 TOPICS_MAX = 1000  # that one member wants
@@ -191,11 +193,22 @@ def settle(context: Context, name: str) -> None:
     saved, rows = context.state.saved, []
     for slot, member in membership.due():
         place = _place(context, slot)
-        if place is not None and (name, *place) not in saved.held:
+        if place is not None and (name, *place) not in saved.held and not _may_be_claimed(context, name, place):
             generation = saved.next_generation(name, place)
             membership.hand_over(slot, member, generation)
             rows.append([*place, generation])
     _journal_owned(context, name, rows)
+
+
+def _may_be_claimed(context: Context, name: str, place: tuple[int, int]) -> bool:
+    """Whether a member of the broker's former life may be about to come back with this partition.
+
+    Else the first to come back would be given the partitions of all the others, only to hand them over again.
+    """
+    if context.now_ms - context.started_ms >= REJOIN_MS:
+        return False
+    known = context.state.saved.named.get(name)
+    return known is not None and known.generations.get(place, 0) > 0
 
 
 def _journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
@@ -332,14 +345,15 @@ def _describe(request: _Request) -> None:
         }
         for member in membership.members.values()
     ]  # fmt: skip
-    rows = _described_partitions(context, saved or SavedGroup(), membership)
+    rows = _described_partitions(request, saved or SavedGroup(), membership)
     strategy = membership.strategy if members else None
     request.answer({"group": request.group, "strategy": strategy, "members": members, "partitions": rows})
 
 
-def _described_partitions(context: Context, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:
+def _described_partitions(request: _Request, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:
     """Every partition of the topics that the group has anything to do with: one that nobody has read has lag, too."""
-    rows = []
+    context, rows = request.context, []
+    held = context.state.saved.held
     ids = {topic_id for topic_id, _ in (*saved.offsets, *saved.generations)}
     names = {topic for member in membership.members.values() for topic in member.topics}
     for topic in context.state.topics:
@@ -349,13 +363,14 @@ def _described_partitions(context: Context, saved: SavedGroup, membership: Membe
             place, slot = (topic.topic_id, partition.number), (topic.config.name, partition.number)
             at, owned = saved.offsets.get(place), membership.owned.get(slot)
             start, end = partition.log_start, partition.high_watermark
+            holder = held.get((request.group, *place))
             rows.append(
                 {
                     "topic": slot[0], "partition": slot[1], "owner": owned.member if owned else None,
                     "generation": saved.generations.get(place, 0), "offset": at.offset if at else None,
                     "saved_ms": at.time_ms if at else None, "start": start, "end": end,
                     "lag": end - max(start, min(at.offset if at else start, end)),
-                    "aside": at.aside if at else None,
+                    "aside": at.aside if at else None, "held_by": txid_of(context, holder) if holder else None,
                 }
             )  # fmt: skip
     return rows

@@ -117,8 +117,19 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
         row["xid"] = meta["xid"]
     if meta["kind"] == TransactionKind.SPARK.value:
         row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
+    if "offsets" in meta:
+        row["offsets"] = _offset_rows(context, meta["offsets"])
     row["parts"] = [_part_row(context, part.topic_id, part) for part in transaction.parts]
     return row
+
+
+def _offset_rows(context: Context, offsets: list[Any]) -> list[Row]:
+    """What it saves of consumer groups' offsets; until it is settled their partitions are handed to nobody else."""
+    return [
+        {"group": group, "topic": _topic_name(context, topic_id), "partition": partition, "offset": offset}
+        for group, rows in offsets
+        for topic_id, partition, offset, _ in rows
+    ]
 
 
 def _part_row(context: Context, topic_id: int, part: Part) -> Row:
@@ -147,6 +158,8 @@ def _decided_row(context: Context, decided: Decided) -> Row:
             for topic_id, partition, offset, count in decided.parts
         ],
     )  # fmt: skip
+    if "offsets" in meta:
+        row["offsets"] = _offset_rows(context, meta["offsets"])
     return row
 
 

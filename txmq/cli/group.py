@@ -59,6 +59,8 @@ def describe(
     output.print_table(f"members of {group}{strategy}", columns, rows)
     fields = ("topic", "partition", "owner", "generation", "offset", "start", "end", "lag")
     output.print_table("partitions", fields, [[p[field] for field in fields] for p in found["partitions"]])
+    for held in (p for p in found["partitions"] if p["held_by"]):
+        print(f"{held['topic']} {held['partition']} waits for a transaction: txmq tx show {held['held_by']}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -153,6 +154,16 @@ def test_a_prepared_one_holds_the_partition_until_it_is_settled_and_then_it_is_h
     offset = 5 if end == "commit" else 2
     assert next(row for row in two.view["assigned"] if row[:2] == A0) == [*A0, 2, offset, None]
     assert values(made, "b") == ([b"x"] if end == "commit" else [])
+
+
+@pytest.mark.parametrize("how", [prepare, decide], ids=lambda how: how.__name__)
+def test_an_operator_sees_who_holds_a_partition_and_what_a_transaction_saves(how: Any) -> None:
+    made, client, _ = world()
+    how(client, made.txid(1, 1), offsets(5), b"x")
+    held = {(row["topic"], row["partition"]): row["held_by"] for row in describe(made)["partitions"]}
+    assert held == {("a", 0): made.txid(1, 1), ("a", 1): None, ("b", 0): None}
+    (listed,) = json.loads(client.ask("recover").body)["transactions"]
+    assert listed["offsets"] == [{"group": GROUP, "topic": "a", "partition": 0, "offset": 5}]
 
 
 def test_who_has_a_partition_keeps_it_while_its_own_transaction_holds_it() -> None:
