@@ -259,7 +259,7 @@ client.close()
 """
 LIVES = (
     "client.tx.prepared:3", "client.tx.db_committed:2", "client.tx.marker_inserted:3",
-    "client.tx.commit_sent:2", "client.tx.prepare_sent:2", "client.tx.body_done:2",
+    "client.tx.commit_sent:2", "client.tx.prepare_sent:2",
 )  # fmt: skip
 
 

@@ -176,7 +176,7 @@ class Away:
         """Not at first."""
         if self.failures:
             self.failures -= 1
-            raise txmq.StorageError("away")
+            raise (txmq.StorageError("away") if self.failures else ZeroDivisionError)
         self.fenced = generation
         return txmq.StoredOffset(1)
 

@@ -23,10 +23,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from txmq.client.aside import aside_text_with, parsed
-from txmq.client.offset_store import OffsetStoreWithTransactions, Position, next_order
+from txmq.client.offset_store import OffsetStoreWithTransactions, Position, asked, next_order
 from txmq.client.share import Share
 from txmq.client.tracker import Claim, Tracker
 from txmq.errors import (
@@ -225,13 +226,15 @@ class Claims:
         with self._share.changed:
             waiting = [tracker for tracker in self._share.trackers.values() if self._has_claims(tracker)]
         for tracker in waiting:
-            self._look_up(tracker)
+            with suppress(StorageError):
+                self._look_up(tracker)
 
     def _has_claims(self, tracker: Tracker) -> bool:
         return any(claim.owner is self for claim in tracker.claims.values())
 
     def _look_up(self, tracker: Tracker) -> None:
-        found = self._store.saved(self.group, tracker.slot)
+        store = self._store
+        found = asked(lambda: store.saved(self.group, tracker.slot))
         if found is None:
             return
         named = parsed(found.aside).keys()

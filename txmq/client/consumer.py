@@ -54,7 +54,13 @@ class Consumer:
         log = get_logger(group=settings.group, member=self.name)
         self._share = share = Share(client, self, settings, log)
         self._letters = DeadLetters(client, settings.group, self.name, log)
-        store = open_store(client, settings.saved_as, self.name, settings.retry_store)
+        if settings.offset_store is not None:
+            settings.offset_store.enter(settings.saved_as)
+        try:
+            store = open_store(client, settings.saved_as, self.name, settings.retry_store)
+        except BaseException:
+            self._leave_store()
+            raise
         self._aside = share.aside = Aside(client, settings.saved_as, store, self._letters, share.changed, log)
         self._failures = Failures(share, self._letters, settings, self._clock, log)
         self._listener: Listener | None = None
@@ -70,8 +76,6 @@ class Consumer:
         self.claims = Claims(client, share, settings.saved_as, settings.offset_store, is_alone=is_alone)
         share.wait_saved, share.settle = self._member.wait_saved, self.claims.settle
         share.rejected = self.claims.rejected
-        if settings.offset_store is not None:
-            settings.offset_store.enter(settings.saved_as)
         self._member.start()
         self._fetching.start(log)
 
@@ -231,8 +235,7 @@ class Consumer:
                 return
             self._share.is_left = True
         self._member.stop(CLOSE_S)
-        if self.settings.offset_store is not None:
-            self.settings.offset_store.leave(self.settings.saved_as)
+        self._leave_store()
         self._fetching.close()
         self._aside.close()
         self._letters.close()
@@ -249,6 +252,10 @@ class Consumer:
         self._refuse_failed()
         if self._share.is_closed:
             raise ClosedError("the consumer is closed")
+
+    def _leave_store(self) -> None:
+        if self.settings.offset_store is not None:
+            self.settings.offset_store.leave(self.settings.saved_as)
 
     def _refuse_failed(self) -> None:
         if self._share.failure is not None:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.connection import Connection
-from txmq.client.offset_store import BrokerOffsetStore, OffsetStore, Position, StoredOffset
+from txmq.client.offset_store import BrokerOffsetStore, OffsetStore, Position, StoredOffset, asked
 from txmq.client.tracker import Slot
 from txmq.errors import ClosedError, FencedError, GroupActiveError, StorageError, TxmqError, UnknownMemberError
 from txmq.runtime.logging import get_logger
@@ -36,7 +36,7 @@ class Assigned(NamedTuple):
 
     Attributes:
         offset: None where the group has saved none.
-        is_later: others were assigned before it.
+        is_later: it came into being after the member did, or after others of its topic were begun.
     """
 
     slot: Slot
@@ -119,7 +119,7 @@ class GroupMember:
         self._is_closing = True
         try:
             self._partitions.settle()
-            self.save(everything=True)
+            self._is_saved(everything=True)
             self._call("leave", [], {})
         except TxmqError as error:
             self._log.info("could not leave the group in order", error=repr(error))
@@ -139,7 +139,7 @@ class GroupMember:
             positions = self._partitions.to_save(everything=everything)
             if not positions:
                 return ()
-            refused = self._store.save(self._settings.group, positions)
+            refused = asked(lambda: self._store.save(self._settings.group, positions))
             self._partitions.were_saved(position for position in positions if position.slot not in refused)
         for slot in refused:
             self._log.warning("offset refused: somebody else has the partition", topic=slot[0], partition=slot[1])
@@ -159,7 +159,7 @@ class GroupMember:
 
         Durability: saved when this returns.
         """
-        return not self._store.save(self._settings.group, [start])
+        return not asked(lambda: self._store.save(self._settings.group, [start]))
 
     def _save_in_broker(self, positions: Sequence[Position]) -> list[Slot]:
         rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
@@ -239,11 +239,13 @@ class GroupMember:
     def _apply(self, view: dict[str, Any]) -> None:
         self._view = view["view"]
         held = dict(self._partitions.held())
-        is_later, self._has_view = self._has_view or any(row[3] is not None for row in view["assigned"]), True
+        begun = {topic for topic, _, _, offset, _ in view["assigned"] if offset is not None}
         assigned = [
-            Assigned((t, p), generation, offset, aside, is_later)
-            for t, p, generation, offset, aside in view["assigned"]
+            Assigned((topic, number), generation, offset, aside, self._has_view or topic in begun)
+            for topic, number, generation, offset, aside in view["assigned"]
         ]
+        # Who stands by, or waits for somebody's end, has not seen yet what there is.
+        self._has_view = self._has_view or bool(assigned) or view["members"] == 1
         revoked = {(topic, partition) for topic, partition in view["revoked"]}
         mine = {item.slot: item.generation for item in assigned}
         for slot, generation in held.items():
@@ -267,7 +269,7 @@ class GroupMember:
             told = None if item.offset is None else StoredOffset(item.offset, item.aside)
             self._store.told(item.slot, item.generation, told)
         try:
-            found = self._store.load(self._settings.group, item.slot, item.generation)
+            found = asked(lambda: self._store.load(self._settings.group, item.slot, item.generation))
         except (FencedError, StorageError) as error:
             topic, partition = item.slot
             self._log.warning("offset could not be loaded", topic=topic, partition=partition, error=repr(error))

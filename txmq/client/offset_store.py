@@ -16,8 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from txmq.errors import StorageError, TxmqError
+
+T = TypeVar("T")
 Slot = tuple[str, int]  # topic, partition
 next_order = count(1).__next__  # ``Position.order``, of one process
 
@@ -118,6 +121,16 @@ class OffsetStoreWithTransactions(Protocol):
 
     def saved(self, group: str, slot: Slot) -> StoredOffset | None:
         """What is committed now, without waiting for anybody."""
+
+
+def asked(ask: Callable[[], T]) -> T:
+    """What a store says; whatever else it raises is a StorageError, so that nobody's thread ends of it."""
+    try:
+        return ask()
+    except TxmqError:
+        raise
+    except Exception as error:
+        raise StorageError(f"offset store: {error!r}") from error
 
 
 Save = Callable[[Sequence[Position]], Iterable[Slot]]

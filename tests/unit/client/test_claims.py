@@ -14,7 +14,7 @@ from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
 from txmq.client.offset_store import Position, StoredOffset
 from txmq.client.share import Share
 from txmq.client.tracker import Claim, Tracker, Waiting
-from txmq.errors import ConnectionLostError, FencedError, RolledBackError, TransactionStateError
+from txmq.errors import ConnectionLostError, FencedError, RolledBackError, StorageError, TransactionStateError
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.runtime.logging import get_logger
@@ -239,6 +239,7 @@ class Database:
         self.calls = world_calls if world_calls is not None else []
         self.committed: StoredOffset | None = None
         self.refusal: Exception | None = None
+        self.away: Exception | None = None
 
     def save_in(self, connection: Any, group: str, position: Position, above: int | None) -> None:
         """In the application's transaction."""
@@ -252,6 +253,8 @@ class Database:
 
     def saved(self, group: str, slot: tuple[str, int]) -> StoredOffset | None:
         """What is committed."""
+        if self.away is not None:
+            raise self.away
         return self.committed
 
     def enter(self, group: str) -> None:
@@ -315,3 +318,15 @@ def test_what_is_refused_is_doomed_and_not_claimed() -> None:
     with pytest.raises(FencedError):
         world.claims.claim_in(message(0), None)
     assert world.calls[-1] == "doomed"
+
+
+@pytest.mark.parametrize("error", [StorageError("away"), ZeroDivisionError()], ids=repr)
+def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error: Exception) -> None:
+    world, database = in_database()
+    world.claims.claim_in(message(0), None)
+    database.away = error
+    world.claims.settle()
+    assert (world.tracker.position, world.claims.rejected(message(0))) == (0, True)
+    database.away, database.committed = None, StoredOffset(1)
+    world.claims.settle()
+    assert world.tracker.position == 1
