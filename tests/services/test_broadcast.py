@@ -139,6 +139,22 @@ def test_what_comes_into_being_later_is_consumed_from_its_first_message_on(
         assert set(values(take(consumer, 2))) == {b"first of a topic", b"first of a partition"}
 
 
+def test_a_name_that_consumes_one_more_topic_begins_at_its_end_and_misses_no_partition_that_came_meanwhile(
+    client: txmq.Client,
+) -> None:
+    with member(client, "shop-1"):
+        pass
+    client.topics.create("new")
+    client.topics.alter(TOPIC, partitions=PARTITIONS + 1)
+    producer = client.producer(timeout=30.0)
+    producer.send("new", b"old of a topic that is new to it")
+    producer.send(TOPIC, b"first of a partition", partition=PARTITIONS)
+    with client.consumer(GROUP, [TOPIC, "new"], broadcast=True, options=options("shop-1")) as consumer:
+        until(lambda: len(consumer.assignment) == PARTITIONS + 2, "it has everything")
+        producer.send("new", b"new")
+        assert set(values(take(consumer, 2))) == {b"first of a partition", b"new"}
+
+
 @pytest.mark.parametrize("name", [None, "shop-1"])
 def test_a_topic_that_is_made_anew_is_another_one(client: txmq.Client, name: str | None) -> None:
     client.topics.create("new")
