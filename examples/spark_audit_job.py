@@ -42,6 +42,7 @@ def main() -> int:
     """Audit, write what was found, and say it in a line."""
     given = options()
     spark = SparkSession.builder.appName(f"audit of {given.topic}").getOrCreate()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")  # of times that are text without a zone
     spec = AuditSpec(
         given.topic,
         parse_terms(given.match),

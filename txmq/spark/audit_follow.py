@@ -28,6 +28,7 @@ from txmq.spark.audit_spec import Kind
 from txmq.spark.audit_topic import Plan, TopicAudit
 
 STATE_FILE = "follow.json"
+TOLD_MAX = 1_000  # findings of each kind in a round; the dataset has them all
 Finding = dict[str, object]
 
 
@@ -95,12 +96,13 @@ class Follower:
         if plan is None:
             return None
         result = self.job.audit(plan)
-        told = set(self.progress.in_doubt)
-        findings = [line for line in self._found(result) if line.get("txid") not in told or line["kind"] != "in-doubt"]
         self._keep(result, plan)
-        for line in findings:
-            self.tell(line)
-        hanging = [str(line["txid"]) for line in self._found(result) if line["kind"] == Kind.IN_DOUBT.value]
+        hanging = []
+        for line in self._found(result):
+            if line["kind"] == Kind.IN_DOUBT.value:
+                hanging.append(str(line["txid"]))
+            if line["kind"] != Kind.IN_DOUBT.value or line["txid"] not in self.progress.in_doubt:
+                self.tell(line)
         to_ms = plan.window.to_ms or self.progress.to_ms
         ends = {partition: end for partition, (_, end) in plan.ranges.items()}
         self._save(replace(self.progress, to_ms=to_ms, ends=ends, in_doubt=tuple(hanging)))
@@ -140,7 +142,7 @@ class Follower:
     def _found(self, result: AuditResult) -> Iterable[Finding]:
         for kind, count in result.counts.items():
             if count:
-                yield from ({"kind": kind.value} | _known(line) for line in result.sample(kind, count))
+                yield from ({"kind": kind.value} | _known(line) for line in result.sample(kind, min(count, TOLD_MAX)))
 
     def _keep(self, result: AuditResult, plan: Plan) -> None:
         if not result.is_clean:

@@ -1,0 +1,136 @@
+"""Which offsets and rows an audit reads for a window, and how far one that goes on has come. No Spark, no broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from txmq.errors import ConfigError
+from txmq.spark.audit_follow import STATE_FILE, Follower, Progress
+from txmq.spark.audit_rows import Rows
+from txmq.spark.audit_spec import AuditSpec, Kind, RowTime, parse_terms
+from txmq.spark.audit_topic import TopicAudit, Wanted
+
+NOW_MS, SETTLE_MS = 10_000_000, 30_000
+TIMED = AuditSpec("orders", parse_terms(["id = key"]), row_time=RowTime("created"), settle_ms=SETTLE_MS)
+UNTIMED = replace(TIMED, row_time=None)
+
+
+@dataclass
+class Log:
+    """A topic whose message at offset n was made at n seconds."""
+
+    held: dict[int, tuple[int, int]] = field(default_factory=lambda: {0: (0, 10_000), 1: (0, 9_000)})
+
+    @property
+    def topics(self) -> Any:
+        return SimpleNamespace(
+            watermarks=lambda name: [{"partition": p, "start": s, "end": e} for p, (s, e) in self.held.items()]
+        )
+
+    def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        start, end = self.held[partition]
+        return min(max(start, -(-timestamp_ms // 1000)), end)
+
+    def fetch(self, topic: str, *, partition: int, offset: int, max_bytes: int) -> list[Any]:
+        return [SimpleNamespace(timestamp_ms=offset * 1000)]
+
+
+def job(log: Log, spec: AuditSpec = TIMED, now_ms: int = NOW_MS) -> TopicAudit:
+    none: Any = None
+    source: Any = log
+    clock: Any = SimpleNamespace(now_ms=lambda: now_ms)
+    return TopicAudit(none, source, "txmq://h:1", Rows(none, "sqlite:///x", "orders", None), spec, clock=clock)
+
+
+def test_everything_is_read_and_only_what_is_older_than_the_margin_is_judged() -> None:
+    plan = job(Log()).plan(Wanted())
+    assert dict(plan.ranges) == {0: (0, 10_000), 1: (0, 9_000)}
+    assert (plan.window.from_ms, plan.window.to_ms, plan.window.is_live) == (None, NOW_MS - SETTLE_MS, True)
+    assert (plan.rows_from_ms, plan.rows_to_ms) == (None, None)
+
+
+def test_a_window_in_time_is_read_with_the_margin_on_both_sides() -> None:
+    plan = job(Log()).plan(Wanted(from_ms=1_000_000, to_ms=2_000_000))
+    assert dict(plan.ranges) == {0: (970, 2_030), 1: (970, 2_030)}
+    assert (plan.window.from_ms, plan.window.to_ms, plan.window.is_live) == (1_000_000, 2_000_000, False)
+    assert (plan.rows_from_ms, plan.rows_to_ms) == (970_000, 2_030_000)
+
+
+def test_a_window_that_cannot_be_judged_yet_or_without_times_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must end 30 s ago or earlier"):
+        job(Log()).plan(Wanted(to_ms=NOW_MS - SETTLE_MS + 1))
+    with pytest.raises(ConfigError, match="needs the column with the rows' times"):
+        job(Log(), UNTIMED).plan(Wanted(from_ms=5))
+    with pytest.raises(ConfigError, match="ends before it begins"):
+        Wanted(from_ms=5, to_ms=5)
+    with pytest.raises(ConfigError, match="not by both"):
+        Wanted(from_ms=5, from_offsets={0: 1})
+
+
+def test_what_retention_removed_is_not_audited_and_that_is_said() -> None:
+    cut = Log({0: (100, 10_000), 1: (300, 9_000)})
+    plan = job(cut).plan(Wanted(from_ms=200_000))
+    assert plan.window.from_ms == 300_000 + SETTLE_MS  # not before the first message of any partition, with the margin
+    assert dict(plan.ranges) == {0: (300, 10_000), 1: (300, 9_000)}
+    assert len(plan.notes) == 1
+    untimed = job(cut, UNTIMED).plan(Wanted())
+    assert "retention has removed" in untimed.unmade[Kind.MISSING]
+    assert job(Log(), UNTIMED).plan(Wanted()).unmade == {}
+
+
+def test_a_window_of_offsets_judges_rows_only_where_their_times_are_surely_inside() -> None:
+    wanted = Wanted(from_offsets={0: 100, 1: 200}, to_offsets={0: 500, 1: 600})
+    plan = job(Log()).plan(wanted)
+    assert dict(plan.ranges) == {0: (100, 500), 1: (200, 600)}
+    assert (plan.window.from_ms, plan.window.to_ms) == (200_000 + SETTLE_MS, 499_000 - SETTLE_MS)
+    assert plan.window.offsets == {0: 100, 1: 200}
+    assert Kind.MISSING in job(Log(), UNTIMED).plan(wanted).unmade
+    assert job(Log(), UNTIMED).plan(Wanted(from_offsets={0: 0})).unmade == {}
+    with pytest.raises(ConfigError, match="it holds 0 to 10000"):
+        job(Log()).plan(Wanted(to_offsets={0: 10_001}))
+    with pytest.raises(ConfigError, match="no partition 7"):
+        job(Log()).plan(Wanted(to_offsets={7: 1}))
+
+
+def follower(log: Log, directory: Path, spec: AuditSpec = TIMED, now_ms: int = NOW_MS) -> Follower:
+    return Follower(job(log, spec, now_ms), directory)
+
+
+def test_a_round_begins_where_the_last_one_ended_for_rows_by_time_and_for_messages_by_offset(tmp_path: Path) -> None:
+    progress = Progress("orders", "orders", 9_000_000, {0: 9_100, 1: 9_000})
+    (tmp_path / STATE_FILE).write_text(progress.to_json())
+    log = Log({0: (0, 10_000), 1: (0, 9_500), 2: (0, 3)})  # partition 2 is new
+    follow = follower(log, tmp_path)
+    assert follow.progress == progress
+    plan = follow._plan()
+    assert plan is not None
+    assert (plan.window.from_ms, plan.window.to_ms) == (9_000_000, NOW_MS - SETTLE_MS)
+    assert plan.window.offsets == {0: 9_100, 1: 9_000, 2: 0}
+    assert dict(plan.ranges) == {0: (8_970, 10_000), 1: (8_970, 9_500), 2: (0, 3)}  # partners a margin further back
+    assert plan.rows_from_ms == 9_000_000 - SETTLE_MS
+    assert follower(log, tmp_path, now_ms=9_000_000 + SETTLE_MS)._plan() is None  # nothing is old enough
+
+
+def test_messages_that_were_removed_or_replaced_before_they_were_audited_are_said(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).write_text(Progress("orders", "orders", 9_000_000, {0: 50, 1: 0}).to_json())
+    with pytest.raises(ConfigError, match="retention removed offsets 50 to 99 of partition 0"):
+        follower(Log({0: (100, 10_000)}), tmp_path)._plan()
+    with pytest.raises(ConfigError, match="ends at 40, before 50"):
+        follower(Log({0: (0, 40)}), tmp_path)._plan()
+
+
+def test_a_state_of_another_audit_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).write_text(Progress("payments", "orders", 5, {0: 0}).to_json())
+    with pytest.raises(ConfigError, match="give another directory"):
+        follower(Log(), tmp_path)
+    for text in ("", "{}", '{"topic": 1', '{"topic": "orders", "table": "orders", "to_ms": null, "ends": {}}'):
+        (tmp_path / STATE_FILE).write_text(text)
+        with pytest.raises(ConfigError, match="is damaged"):
+            follower(Log(), tmp_path)
+    with pytest.raises(ConfigError, match="rows' times"):
+        follower(Log(), tmp_path / "new", UNTIMED)
