@@ -310,7 +310,7 @@ def test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing(
             told[key].append(value)
     assert spooled > LIVES * 10
     with _ordered(client, tmp_path) as producer:
-        producer.flush()
+        producer.flush(timeout=200.0)
         assert producer.parked() == []
     for key in range(KEYS):
         stored = [(message.value or b"").decode() for message in client.browse("t") if message.key == b"%d" % key]
