@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import txmq
 from tests.services.consuming import WAIT_S, until
@@ -57,6 +57,14 @@ def listening(
     finally:
         consumer.close()
         thread.join(WAIT_S)
+
+
+def clear(client: txmq.Client) -> None:
+    """Make a broker that tests share as good as new."""
+    for topic in client.topics.list():
+        client.topics.delete(topic.name)
+    with suppress(UnknownGroupError):
+        client.groups.delete(GROUP)
 
 
 def never(_message: Message) -> bool:

@@ -20,7 +20,7 @@ import pytest
 
 import txmq
 from tests.services.consuming import WAIT_S, until
-from tests.services.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, listening, never, saved
+from tests.services.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, clear, listening, never, saved
 from txmq.cli.main import main
 from txmq.client.dead_letters import DeadLetters
 from txmq.client.letter_replay import LetterReplay
@@ -53,12 +53,20 @@ def listed(broker: BrokerProcess, *words: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One for all tests here."""
+    with BrokerProcess(tmp_path_factory.mktemp("cli") / "broker") as process:
+        yield process
+
+
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of a broker, with a topic of two partitions."""
     with txmq.connect(broker.address) as made:
         made.topics.create(TOPIC, partitions=2)
         yield made
+        clear(made)
 
 
 def test_what_is_aside_is_listed_shown_replayed_and_dropped_while_a_member_is_active(

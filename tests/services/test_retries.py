@@ -10,7 +10,7 @@ import pytest
 
 import txmq
 from tests.services.consuming import until
-from tests.services.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, listening, never, saved
+from tests.services.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
 from txmq.client import failures
 from txmq.client.retry_store import RetryStore
 from txmq.client.retry_topic import original
@@ -20,11 +20,12 @@ from txmq.testing.broker_process import BrokerProcess
 REQUEST_SIZE_BYTES_MAX = 1 << 20
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker that looks for old segments all the time, and takes no large requests."""
     limits = {"request_size_bytes_max": REQUEST_SIZE_BYTES_MAX, "batch_size_bytes_max": REQUEST_SIZE_BYTES_MAX}
-    with BrokerProcess(tmp_path / "broker", settings={"retention_check_interval_ms": 10, **limits}) as process:
+    settings = {"retention_check_interval_ms": 10, **limits}
+    with BrokerProcess(tmp_path_factory.mktemp("retries") / "broker", settings=settings) as process:
         yield process
 
 
@@ -34,6 +35,7 @@ def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
     with txmq.connect(broker.address) as made:
         made.topics.create(TOPIC, segment_size_bytes=4096)
         yield made
+        clear(made)
 
 
 def forget(client: txmq.Client, below: int) -> None:
