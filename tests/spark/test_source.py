@@ -93,12 +93,11 @@ def test_a_declared_column_of_another_type_is_refused(spark: SparkSession, broke
 def drain(spark: SparkSession, broker: BrokerProcess, checkpoint: Path, **options: str) -> tuple[list[Any], list[Any]]:
     """Stream all there is into a list; the rows, and the progress of each micro-batch."""
     rows: list[Any] = []
-    stream = spark.readStream.format("txmq").options(
-        bootstrap=broker.address, topic=TOPIC, columns="partition,offset", startingOffsets="earliest", **options
-    )
+    given = {"topic": TOPIC, "columns": "partition,offset", "startingOffsets": "earliest", **options}
+    stream = spark.readStream.format("txmq").options(bootstrap=broker.address, **given)
     writer = stream.load().writeStream.foreachBatch(lambda frame, _: rows.extend(map(tuple, frame.collect())))
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(200)
     return rows, query.recentProgress
 
 
@@ -121,3 +120,25 @@ def test_a_stream_goes_on_from_its_checkpoint_and_tells_its_lag(
     repeated = sorted(set(first) & set(again))
     assert len(repeated) == len(before) - 600
     assert sorted(again) == sorted([*repeated, *(set(after) - set(before))])
+
+
+def test_a_stream_that_finds_nothing_waits_at_latest_and_ends_at_another_topic_of_the_same_name(
+    spark: SparkSession, broker: BrokerProcess, client: txmq.Client, tmp_path: Path
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    def fill(count: int) -> None:
+        with client.producer() as producer:
+            producer.send_many("changing", [(None, b"v")] * count)
+
+    client.topics.create("changing")
+    fill(10)
+    options = {"topic": "changing", "startingOffsets": "latest"}
+    assert drain(spark, broker, tmp_path / "checkpoint", **options)[0] == []
+    fill(5)
+    assert sorted(drain(spark, broker, tmp_path / "checkpoint", **options)[0]) == [(0, n) for n in range(10, 15)]
+    client.topics.delete("changing")
+    client.topics.create("changing")
+    fill(100)
+    with pytest.raises(StreamingQueryException, match="'changing' was deleted and made anew"):
+        drain(spark, broker, tmp_path / "checkpoint", **options)
