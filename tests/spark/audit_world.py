@@ -7,6 +7,7 @@ found: the kind, and the identity, the transaction, or the place.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -25,7 +26,6 @@ TOPIC = "orders"
 PARTITIONS = 4
 CUSTOMERS = 1000
 PER_TRANSACTION = 50
-FORGED, HIDDEN, SLIPPED_IN, AGED = (number * 10**9 for number in (1, 2, 3, 4))  # ids beyond those of the orders
 TABLE = (
     "CREATE TABLE orders (id BIGINT PRIMARY KEY, customer VARCHAR(20) NOT NULL, version BIGINT NOT NULL, "
     "amount DECIMAL(12,2) NOT NULL, created DATETIME(6) NOT NULL, txid VARCHAR(80))"
@@ -64,6 +64,10 @@ class AuditWorld:
     planted: set[Planted] = field(default_factory=set)
     hidden: set[tuple[int, int]] = field(default_factory=set)  # places that the reader is kept from: gaps
     started_ms: int = 0
+    extra: Iterator[int] = field(init=False)  # ids that no order has
+
+    def __post_init__(self) -> None:
+        self.extra = itertools.count(self.orders)
 
     def make(self, directory: Path) -> None:
         """Send everything and load the table."""
@@ -129,24 +133,24 @@ class AuditWorld:
             producer.send(TOPIC, order.pair[1], key=order.pair[0])
             self.planted.add((Kind.DUPLICATE.value, str(order.id)))
         if order.id in plain["hidden"]:
-            extra = Order(HIDDEN + order.id)
+            extra = Order(next(self.extra))
             result = producer.send(TOPIC, extra.pair[1], key=extra.pair[0])
             assert result.offset is not None
             self.hidden.add((result.partition, result.offset))
             self.planted.add((Kind.GAP.value, (result.partition, result.offset)))
         if order.id in plain["forged"]:
-            extra = Order(FORGED + order.id)
+            extra = Order(next(self.extra))
             producer.send(TOPIC, extra.pair[1], key=extra.pair[0])
             self.planted.add((Kind.PHANTOM.value, str(extra.id)))
         if order.id in plain["slipped"]:
-            extra = Order(SLIPPED_IN + order.id)
+            extra = Order(next(self.extra))
             self.planted.add((Kind.MISSING.value, str(extra.id)))
             yield _row(extra, f"slipped-in-{extra.id}", extra.amount)
 
     def _aged(self, producer: txmq.Producer) -> Iterator[str]:
         """Rows of yesterday whose messages come today."""
-        for number in range(self.faults):
-            order = Order(AGED + number)
+        for _ in range(self.faults):
+            order = Order(next(self.extra))
             producer.send(TOPIC, order.pair[1], key=order.pair[0])
             self.planted.add((Kind.LATE.value, str(order.id)))
             yield _row(order, "\\N", order.amount, timedelta(days=1))

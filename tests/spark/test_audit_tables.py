@@ -82,11 +82,13 @@ def test_a_table_is_read_in_ranges_that_miss_nothing(mariadb: MariaDB) -> None:
     halves = read(table, "n", where="`even` = 1", at_least=3)
     assert sum(batch.num_rows for batch in halves) == 2500
     assert read(table, "n", where="`n` > 1000000") == []
+    mariadb.execute("INSERT INTO wide VALUES (4000000000000, 0)")  # keys may be sparse: no range for each of their gaps
+    assert len(TableReader(Reading(table, tuple(columns_of(table)), "", 3)).partitions()) == 3
 
 
 @pytest.mark.parametrize(("low", "high", "at_least"), [(0, 0, 4), (-5, 5, 4), (1, 10**7, 2), (0, 2**62, 2)])
 def test_ranges_cover_everything_once(low: int, high: int, at_least: int) -> None:
-    found = ranges(low, high, at_least)
+    found = ranges(low, high, at_least, rows=10**7)
     assert found[0][0] == low
     assert found[-1][1] == high + 1
     assert all(before[1] == after[0] and before[0] < before[1] for before, after in itertools.pairwise(found))

@@ -127,10 +127,22 @@ def key_range(table: Table, columns: Sequence[Column], where: str) -> tuple[str,
     return None if low is None else (keys[0].name, int(low), int(high))
 
 
-def ranges(low: int, high: int, at_least: int) -> list[tuple[int, int]]:
+def rows_about(table: Table) -> int:
+    """How many rows a table has, about: keys may be sparse, and a range for each of their gaps would be waste."""
+    if table.kind == "sqlite":
+        ((count,),) = table.query(f"SELECT COUNT(*) FROM {table.quoted(table.name)}")  # noqa: S608
+    else:
+        ((count,),) = table.query(
+            "SELECT table_rows FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?",
+            (table.name,),
+        )
+    return int(count or 0)
+
+
+def ranges(low: int, high: int, at_least: int, rows: int = 0) -> list[tuple[int, int]]:
     """Ranges [from, to) that cover low to high: ``at_least`` so many where there is something to divide."""
     span = high - low + 1
-    count = max(1, min(RANGES_MAX, span, max(at_least, span // ROWS_PER_RANGE)))
+    count = max(1, min(RANGES_MAX, span, max(at_least, rows // ROWS_PER_RANGE)))
     edges = [low + span * number // count for number in range(count + 1)]
     return list(itertools.pairwise(edges))
 
@@ -198,9 +210,8 @@ class TableReader(DataSourceReader):  # type: ignore[misc]
         key, low, high = found
         name = reading.table.quoted(key)
         also = f" AND {reading.where}" if reading.where else ""
-        return [
-            _Piece(f"{name} >= {start} AND {name} < {end}{also}") for start, end in ranges(low, high, reading.at_least)
-        ]
+        found_ranges = ranges(low, high, reading.at_least, rows_about(reading.table))
+        return [_Piece(f"{name} >= {start} AND {name} < {end}{also}") for start, end in found_ranges]
 
     def read(self, partition: _Piece) -> Iterator[pa.RecordBatch]:
         """The rows of one range, in the columns' order."""
