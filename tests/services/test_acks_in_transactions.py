@@ -148,6 +148,24 @@ def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: 
     assert saved(client) == 1
 
 
+def test_a_partition_that_was_let_go_is_loaded_anew_where_the_group_stands(
+    client: txmq.Client, consumer: Consumer
+) -> None:
+    """What a doubt ends in, whose outcome the broker does not keep any more."""
+    fill(client, 2)
+    first, second = delivered(consumer, 2)
+    first.ack(sync=True)
+    consumer._share.lost((IN, 0))
+    with client.producer() as producer:
+        with pytest.raises(txmq.RolledBackError), producer.transaction() as tx:
+            tx.ack(second)
+        (again,) = delivered(consumer, 1)
+        assert again.offset == 1
+        with producer.transaction() as tx:
+            tx.ack(again)
+    assert saved(client) == 2
+
+
 def test_with_a_last_resource_row_message_and_offset_are_one(
     client: txmq.Client, consumer: Consumer, tmp_path: Path
 ) -> None:
