@@ -91,8 +91,9 @@ def replay(
 ) -> None:
     """Send dead letters again, each message once, also if this is killed and repeated, or runs twice at a time.
 
-    By default to the topic and partition each came from, where every group consumes it once more. What was sent is
-    written into GROUP.dead-letter.replayed by the transaction that sends it; the letters stay where they are.
+    By default to the topic and partition each came from, where every group consumes it once more.
+    The transaction that sends also writes what it sent into GROUP.dead-letter.replayed.
+    The letters stay where they are.
 
     [bold]Examples[/bold]
 
