@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,17 @@ class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
         with pytest.raises(ConfigError, match="autocommit"):
             store.save_in(connection, GROUP, Position(SLOT, generation, 4), None)
         assert store.saved(GROUP, SLOT) is None
+
+    def test_no_transaction_stays_open_between_two_calls(self) -> None:
+        store, generation = self.owner()
+        store.enter(GROUP)
+        assert not store.save(GROUP, [Position(SLOT, generation, 1)])
+        assert isinstance(store, MySQLOffsetStore)
+        calls: tuple[Callable[[], object], ...] = (partial(store.enter, GROUP), partial(store.saved, GROUP, SLOT))
+        for call in calls:
+            call()
+            assert self.mariadb.execute("SELECT trx_mysql_thread_id FROM information_schema.innodb_trx") == []
+            self.mariadb.execute(f"ALTER TABLE {self.table} WAIT 5 COMMENT 'not locked'")
 
     def test_a_table_name_is_a_name(self) -> None:
         with pytest.raises(ConfigError, match="table"):

@@ -86,7 +86,12 @@ class MySQLOffsetStore:
         Raises:
             StorageError: it is not, or the database cannot be reached.
         """
-        self._ask(lambda own: self._run(own, _LOOK))
+
+        def look(own: Connection) -> None:
+            self._run(own, _LOOK)
+            own.rollback()  # an open transaction would keep the table's definition locked
+
+        self._ask(look)
 
     def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``. A transaction of the owner before us that holds the row is waited for, a second."""
