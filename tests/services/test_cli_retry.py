@@ -186,6 +186,27 @@ def test_letters_are_listed_shown_and_sent_again_once_to_where_they_came_from(
     assert "cannot" in run(broker, "dead-letter", "list", GROUP)
 
 
+def test_letters_without_their_value_are_sent_with_what_the_log_has_or_told_as_gone(
+    client: txmq.Client, broker: BrokerProcess
+) -> None:
+    client.producer().send(TOPIC, b"large", key=b"k", headers={"h": b"1"}, partition=1)
+    letters = DeadLetters(client, GROUP, "m", get_logger())
+    letters.bury(Message(TOPIC, 0, 7, b"k", None, {}, None, 7, None), 6, "cannot")
+    letters.bury_gone((TOPIC, 0), 9, 6)
+    letters.close()
+    for offset in (b"0", b"5"):  # one is in the log, one is not any more
+        words = {"topic": TOPIC.encode(), "partition": b"1", "offset": offset, "value": b"too-large"}
+        headers = {f"txmq.dead.{name}": text for name, text in words.items()}
+        client.producer().send(LETTERS, b"", headers=headers)
+    client.producer().send(LETTERS, b"not a consumer's")
+    said = run(broker, "dead-letter", "replay", GROUP, "--all", "--json")
+    assert json.loads(said) == {"group": GROUP, "sent": 2, "before": 0, "gone": 3}
+    (null,) = client.fetch(TOPIC, 0, 0)
+    assert (null.value, null.key) == (None, b"k")
+    large = client.fetch(TOPIC, 1, 1)[0]
+    assert (large.value, large.key, large.headers["h"]) == (b"large", b"k", b"1")
+
+
 @pytest.mark.parametrize("point", ["client.replay.begun:1", "client.replay.sent:1"])
 def test_a_replay_that_is_killed_and_repeated_sends_each_message_once(
     client: txmq.Client, broker: BrokerProcess, point: str
