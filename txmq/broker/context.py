@@ -106,6 +106,7 @@ class Context:
     state: State
     now_ms: int = 0
     started_ms: int = 0
+    owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``
     group: Group = field(default_factory=Group)
     full: deque[Group] = field(default_factory=deque)
     unforced: list[Group] = field(default_factory=list)

@@ -123,6 +123,7 @@ def _join(request: _Request) -> None:
         place = _place(context, slot)
         if place is not None and generation > 0 and saved.generations.get(place) == generation:
             membership.claim(name, slot, generation)
+            _note_owned(context, request.group, place)
             continued.append(slot)
     membership.drop_unclaimed(name, continued)
     settle(context, request.group)
@@ -196,8 +197,14 @@ def settle(context: Context, name: str) -> None:
         if place is not None and (name, *place) not in saved.held and not _may_be_claimed(context, name, place):
             generation = saved.next_generation(name, place)
             membership.hand_over(slot, member, generation)
+            _note_owned(context, name, place)
             rows.append([*place, generation])
     _journal_owned(context, name, rows)
+
+
+def _note_owned(context: Context, name: str, place: tuple[int, int]) -> None:
+    if context.now_ms - context.started_ms < REJOIN_MS:
+        context.owned_since_start.add((name, *place))
 
 
 def _may_be_claimed(context: Context, name: str, place: tuple[int, int]) -> bool:
@@ -205,7 +212,7 @@ def _may_be_claimed(context: Context, name: str, place: tuple[int, int]) -> bool
 
     Else the first to come back would be given the partitions of all the others, only to hand them over again.
     """
-    if context.now_ms - context.started_ms >= REJOIN_MS:
+    if context.now_ms - context.started_ms >= REJOIN_MS or (name, *place) in context.owned_since_start:
         return False
     known = context.state.saved.named.get(name)
     return known is not None and known.generations.get(place, 0) > 0

@@ -206,7 +206,32 @@ def test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a
     assert Consumer(again, "one").ask("heartbeat", [], member="one").error == "unknown-member"
     back = Consumer(again, "one").join(["a", 0, 1], ["a", 1, 1])
     assert back.view["assigned"][0] == ["a", 0, 1, 7, None]
-    assert [row[2] for row in back.view["assigned"]] == [1, 1, 2]
+    assert [row[2] for row in back.view["assigned"]] == [1, 1]
+    pass_time(again, 1.0)  # nobody claims the third
+    assert [row[2] for row in back.beat().view["assigned"]] == [1, 1, 2]
+
+
+def test_after_a_restart_the_first_to_come_back_does_not_take_what_the_others_had() -> None:
+    made = node()
+    one, two = Consumer(made, "one").join(), Consumer(made, "two").join()
+    one.beat()
+    one.beat(*one.revoked)
+    two.beat()
+    held = [[row[:3] for row in member.view["assigned"]] for member in (one, two)]
+    again = restarted(made)
+    first = Consumer(again, "one").join(*held[0])
+    assert [row[:3] for row in first.view["assigned"]] == held[0]
+    pass_time(again, 0.9)
+    second = Consumer(again, "two").join(*held[1])
+    pass_time(again, 5.0)
+    assert [[row[:3] for row in member.beat().view["assigned"]] for member in (first, second)] == held
+
+
+def test_what_was_handed_over_since_the_restart_is_free_at_once_when_its_owner_leaves() -> None:
+    again = restarted(node())
+    one, two = Consumer(again, "one").join(), Consumer(again, "two").join()
+    one.ask("leave", [], member="one")
+    assert two.beat().held == [A0, A1, B0]
 
 
 def test_a_claim_of_an_old_generation_or_of_what_somebody_has_is_not_heard() -> None:
@@ -214,7 +239,8 @@ def test_a_claim_of_an_old_generation_or_of_what_somebody_has_is_not_heard() -> 
     one = Consumer(made, "one").join()
     again = restarted(made)
     two = Consumer(again, "two").join()
-    assert {row[2] for row in two.view["assigned"]} == {2}
+    pass_time(again, 1.0)
+    assert {row[2] for row in two.beat().view["assigned"]} == {2}
     late = Consumer(again, "one").join(*([*row[:2], row[2]] for row in one.view["assigned"]))
     assert late.held == []
 
@@ -282,6 +308,7 @@ def test_what_is_aside_is_changed_under_the_members_hands_and_only_from_what_is_
     one.ask("leave", [], member="one")
     assert change(None, "[[3,0,null]]") == []
     again = restarted(made)
+    pass_time(again, 1.0)
     assert Consumer(again, "two").join().view["assigned"][0][3:] == [8, "[[3,0,null]]"]
 
 
@@ -294,6 +321,7 @@ def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
     client.ask("topic", "create", "b")
     pass_time(made, 0.1)
     again = restarted(made)
+    pass_time(again, 1.0)
     assert Consumer(again, "one").join().view["assigned"][-1][:4] == ["b", 0, 3, None]
 
 
