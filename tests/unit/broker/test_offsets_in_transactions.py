@@ -56,6 +56,13 @@ def world() -> tuple[Node, Client, Consumer]:
     return made, made.session(), Consumer(made, "one").join()
 
 
+def came_late(made: Node) -> Consumer:
+    """A member that joins a broker which waits, after its start, for those that had something."""
+    two = Consumer(made, "two").join()
+    pass_time(made, 1.5)
+    return two.beat()
+
+
 def lives(of: Node, *, checkpoint: bool) -> Node:
     """The next life, from the journal or from a checkpoint."""
     if checkpoint:
@@ -144,7 +151,7 @@ def test_a_prepared_one_holds_the_partition_until_it_is_settled_and_then_it_is_h
     assert prepare(client, made.txid(1, 1), offsets(5)).code == 200
     assert saved(made) == (2, None)
     made = lives(made, checkpoint=checkpoint)
-    two = Consumer(made, "two").join()
+    two = came_late(made)
     assert A0 not in two.held
     assert len(two.held) == 2
     client = made.session("1.0")
@@ -197,8 +204,9 @@ def test_a_decided_one_has_saved_and_holds_until_its_branch_is_complete(
     assert decide(client, made.txid(1, 1), offsets(5), *contents).code == 200
     made = lives(made, checkpoint=checkpoint)
     assert saved(made) == (5, None)
-    two = Consumer(made, "two").join()
+    two = came_late(made)
     assert A0 not in two.held
+    assert len(two.held) == 2
     client = made.session("1.0")
     assert client.ask("complete", made.txid(1, 1), extensions={"uuid": UUID}).code == 200
     pass_time(made, 0.1)
