@@ -13,19 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import functions
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-
 import txmq
-from bench.model import Bound, Measure, Row, Surroundings
-from txmq.spark.columns import TYPES
+from bench.model import Bound, Measure, NotInstalledError, Row, Surroundings
 from txmq.testing.bench.loads import pairs_of
 from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.spark import start_session
+from txmq.testing.spark import SparkMissingError, start_session
 
 MESSAGES, PER_CALL, PARTITIONS, TASKS, TOPIC = 5_000_000, 250_000, 4, 2, "orders"
-ROWS_A_BATCH = 100_000
 SINK_SHARE = 5  # of the messages are written in one batch: it must fit prepared_bytes_max
 SIX = ("key", "value", "topic", "partition", "offset", "timestamp")
 VALUE = bytes(range(100))
@@ -34,46 +28,6 @@ _SUMS = (
     "count(*)", "sum(length(key))", "sum(length(value))", "sum(length(topic))", "sum(partition)", "sum(offset)",
     "max(timestamp)",
 )  # fmt: skip
-
-
-class InMemory(DataSource):  # type: ignore[misc]
-    """The format ``arrow-in-memory``: option ``count`` rows, the same batch again and again."""
-
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return "arrow-in-memory"
-
-    def schema(self) -> str:
-        """The six columns of the source."""
-        return "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
-
-    def reader(self, schema: Any) -> DataSourceReader:
-        """One reader for all."""
-        return _InMemoryReader(int(self.options["count"]) // TASKS)
-
-
-class _InMemoryReader(DataSourceReader):  # type: ignore[misc]
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(number) for number in range(TASKS)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        rows = pa.RecordBatch.from_arrays(
-            [
-                pa.array([b"%016d" % number for number in range(ROWS_A_BATCH)]),
-                pa.repeat(pa.scalar(VALUE), ROWS_A_BATCH),
-                pa.repeat(pa.scalar(TOPIC), ROWS_A_BATCH),
-                pa.array([partition.value] * ROWS_A_BATCH, pa.int32()),
-                pa.array(range(ROWS_A_BATCH)),
-                pa.array(range(ROWS_A_BATCH)).view(TYPES["timestamp"]),
-            ],
-            schema=pa.schema([(name, TYPES[name]) for name in SIX]),
-        )
-        for left in range(self._count, 0, -ROWS_A_BATCH):
-            yield rows.slice(0, min(left, ROWS_A_BATCH))
 
 
 def _sums(frame: Any, expected: int) -> float:
@@ -91,7 +45,12 @@ class _Bench:
 
     def __init__(self, broker: BrokerProcess, surroundings: Surroundings) -> None:
         self.broker, self.directory, self.count = broker, surroundings.directory, surroundings.count(MESSAGES)
-        self.spark = start_session("bench", settings={"spark.driver.memory": "2g"}, is_quick_start=False)
+        try:
+            self.spark = start_session("bench", settings={"spark.driver.memory": "2g"}, is_quick_start=False)
+        except SparkMissingError as error:
+            raise NotInstalledError(str(error)) from error
+        from bench.arrow_source import InMemory
+
         self.spark.dataSource.register(InMemory)
         self._numbers = itertools.count()
 
@@ -130,6 +89,8 @@ class _Bench:
 
     def _written(self) -> float:
         """Rows a second into a topic of their own, in one batch: durable, and visible all at once."""
+        from pyspark.sql import functions
+
         topic, count = f"sink-{next(self._numbers)}", self.count // SINK_SHARE
         frame = self.spark.range(0, count, numPartitions=TASKS).select(
             functions.lpad(functions.col("id").cast("string"), 16, "0").cast("binary").alias("key"),
