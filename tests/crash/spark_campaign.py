@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Self
 
 import txmq
-from tests.crash.processes import ROOT, CampaignError
+from tests.crash.processes import ROOT, CampaignError, pause, wait_for
 from tests.crash.spark_driver import IN, OUT
 from txmq.model import TransactionKind
 from txmq.testing.broker_process import BrokerProcess
@@ -31,7 +30,7 @@ PARTITIONS = 3
 MESSAGES_PER_ROUND = 600
 KEYS = 40
 PATIENCE_S = 300.0  # for a batch to be committed, or the end: a loaded machine
-_POLL_S = 0.05
+KILL_AFTER_S_MAX = 2.0
 _KINDS = ("driver", "broker", "driver", "both", "driver", "broker")
 Row = tuple[bytes | None, bytes]
 
@@ -118,12 +117,14 @@ class SparkCampaign:
     def _round(self, client: txmq.Client, broker: BrokerProcess, driver: SparkDriver, kind: str) -> None:
         self._send(client)
         before = self._batch(client)
-        deadline = time.monotonic() + PATIENCE_S
-        while self._batch(client) <= before:
-            if not driver.is_running or time.monotonic() > deadline:
-                raise CampaignError(f"no batch was committed after number {before}\n{driver.log_tail()}")
-            time.sleep(_POLL_S)
-        time.sleep(self._rng.uniform(0.0, 2.0))  # not a wait: where the kill hits is what is random
+
+        def has_moved() -> bool:
+            if not driver.is_running:
+                raise CampaignError(f"the driver ended behind batch {before}\n{driver.log_tail()}")
+            return self._batch(client) > before
+
+        wait_for(has_moved, PATIENCE_S, f"no batch was committed behind number {before}")
+        pause(self._rng.uniform(0.0, KILL_AFTER_S_MAX))  # where the kill hits is what is random
         self._kill(client, broker, driver, kind)
         self.report.kills[kind] += 1
         self._say(f"killed {kind} at batch {self._batch(client)}; {self._sent} sent")
