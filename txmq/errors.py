@@ -53,7 +53,7 @@ class ClosedError(TxmqError):
 
 
 class DataLossError(TxmqError):
-    """Messages that were to be read are gone: retention passed them, or their topic was deleted; the text names them."""
+    """Messages that were to be read are gone: retention passed them, or their topic was deleted; the text names it."""
 
 
 class InvariantError(TxmqError):

@@ -115,6 +115,7 @@ def _join(request: _Request) -> None:
     claims = [_claimed(row) for row in request.rows]
     membership = _membership(request, strategy)
     member = Member(name, topics, timeout_ms, context.now_ms, request.peer.name, alone="alone" in request.words)
+    member.topics_since = context.state.topics.next_id
     _refuse_beside_alone(request.group, membership, member)
     membership.join(member, strategy)
     request.peer.members.add((request.group, name))
@@ -191,15 +192,22 @@ def settle(context: Context, name: str) -> None:
         del context.groups[name]
         return
     membership.set_partitions(*_partitions(context, membership))
-    saved, rows = context.state.saved, []
+    saved, rows, starts = context.state.saved, [], []
+    known = saved.topics_of(name)
     for slot, member in membership.due():
         place = _place(context, slot)
         if place is not None and (name, *place) not in saved.held and not _may_be_claimed(context, name, place):
+            is_later = place[0] in known or place[0] >= membership.members[member].topics_since
+            if is_later and saved.is_new_to(name, place):
+                starts.append([*place, context.state.partitions_of[place[0]][place[1]].log_start, None])
             generation = saved.next_generation(name, place)
             membership.hand_over(slot, member, generation)
             _note_owned(context, name, place)
             rows.append([*place, generation])
     _journal_owned(context, name, rows)
+    _journal_offsets(
+        context, name, starts
+    )  # what came into being while the group was there begins at its first message
 
 
 def _note_owned(context: Context, name: str, place: tuple[int, int]) -> None:

@@ -35,6 +35,7 @@ class Member:
         lost: its connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.
         alone: its offsets are where no other member would find them: it bears nobody beside it.
+        topics_since: ids from here on are of topics that were made while it was there.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Member:
     lost: bool = False
     version: int = 1
     alone: bool = False
+    topics_since: int = 1 << 62
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class Membership:
         known = self.members.get(member.name)
         if known is not None:
             member.version = known.version + 1
+            member.topics_since = min(member.topics_since, known.topics_since)
         self.members[member.name] = member
         self._rebalance()
 

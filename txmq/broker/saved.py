@@ -75,6 +75,16 @@ class SavedGroups:
         known = self.named.get(group)
         return known.generations.get(place, 0) if known is not None else 0
 
+    def topics_of(self, group: str) -> set[int]:
+        """The topics of which the group was ever handed a partition: ids."""
+        known = self.named.get(group)
+        return {topic_id for topic_id, _ in known.generations} if known is not None else set()
+
+    def is_new_to(self, group: str, place: Place) -> bool:
+        """Whether the group never had a partition, and nothing is saved for it."""
+        known = self.named.get(group)
+        return known is None or (place not in known.generations and place not in known.offsets)
+
     def next_generation(self, group: str, place: Place) -> int:
         """The one that is handed out next."""
         return (self.generation(group, place) or self.generation_floor) + 1

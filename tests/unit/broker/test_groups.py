@@ -97,6 +97,43 @@ def test_a_second_member_gets_its_share_when_the_first_has_released_it_and_the_r
     assert {one.generation(*slot) for slot in kept} == {1}
 
 
+def test_what_comes_into_being_while_a_group_is_there_begins_at_its_first_message() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    asker = made.connect()
+    assert asker.ask("topic", "alter", "a", extensions={"partitions": 3}).code == 200
+    pass_time(made, 1.0)
+    one.beat()
+    assert one.view["assigned"] == [
+        ["a", 0, 1, None, None],
+        ["a", 1, 1, None, None],
+        ["a", 2, 1, 0, None],
+        ["b", 0, 1, None, None],
+    ]
+    assert asker.ask("topic", "delete", "b").code == 200
+    assert asker.ask("topic", "create", "b").code == 200
+    pass_time(made, 1.0)
+    one.beat()
+    assert next(row[3] for row in one.view["assigned"] if row[:2] == B0) == 0
+    life = restarted(made)
+    pass_time(life, 1.0)
+    again = Consumer(life, "one").join()
+    assert [row[3] for row in again.view["assigned"]] == [None, None, 0, 0]
+
+
+def test_an_offset_that_an_operator_set_for_a_partition_to_come_stays() -> None:
+    made = node()
+    one = Consumer(made, "one").join()
+    one.ask("leave", [], member="one")
+    asker = made.connect()
+    assert asker.ask("topic", "alter", "a", extensions={"partitions": 3}).code == 200
+    put(asker, b"1", b"2", b"3", partition=2)
+    assert asker.ask("group", "reset", GROUP, body=json.dumps([["a", 2, 3]]).encode()).code == 200
+    pass_time(made, 1.0)
+    two = Consumer(made, "two").join()
+    assert next(row[3] for row in two.view["assigned"] if row[:2] == ["a", 2]) == 3
+
+
 def test_what_was_not_revoked_cannot_be_released() -> None:
     one = Consumer(node(), "one").join()
     one.beat(A0)
@@ -322,7 +359,7 @@ def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
     pass_time(made, 0.1)
     again = restarted(made)
     pass_time(again, 1.0)
-    assert Consumer(again, "one").join().view["assigned"][-1][:4] == ["b", 0, 3, None]
+    assert Consumer(again, "one").join().view["assigned"][-1][:4] == ["b", 0, 3, 0]
 
 
 def test_members_agree_on_a_strategy() -> None:
@@ -404,7 +441,7 @@ def test_a_topic_made_anew_is_another_one_and_its_generations_go_on() -> None:
     assert operator.ask("topic", "delete", "a").code == 200
     assert operator.ask("topic", "create", "a", extensions={"partitions": 2}).code == 200
     one.beat()  # nothing was heard in between
-    assert one.view["assigned"] == [["a", 0, 2, None, None], ["a", 1, 2, None, None], ["b", 0, 1, None, None]]
+    assert one.view["assigned"] == [["a", 0, 2, 0, None], ["a", 1, 2, 0, None], ["b", 0, 1, None, None]]
     assert one.save(A0, 1, 8) == [["a", 0, 2]]
 
 
