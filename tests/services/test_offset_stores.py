@@ -15,7 +15,7 @@ import pytest
 import txmq
 from txmq.client.file_offset_store import FileOffsetStore
 from txmq.client.mysql_offset_store import MySQLOffsetStore
-from txmq.client.offset_store import BrokerOffsetStore, OffsetStore, Position, Slot, StoredOffset
+from txmq.client.offset_store import BrokerOffsetStore, OffsetPosition, OffsetStore, Slot, StoredOffset
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
 from txmq.runtime.sim_disk import SimDisk
 from txmq.testing.broker_process import BrokerProcess
@@ -54,7 +54,7 @@ class BrokerMember:
         """The test is over."""
         self._connection.close()
 
-    def _save(self, positions: Sequence[Position]) -> list[Slot]:
+    def _save(self, positions: Sequence[OffsetPosition]) -> list[Slot]:
         rows = [[*position.slot, *position[1:4]] for position in positions]
         return [(topic, partition) for topic, partition, _ in self._call("save", rows)["refused"]]
 
@@ -139,16 +139,16 @@ class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
         connection = self.connect()
         connection.autocommit(True)
         connection.query("BEGIN")
-        store.save_in(connection, GROUP, Position(SLOT, generation, 3), None)
+        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 3), None)
         connection.query("ROLLBACK")
         with pytest.raises(ConfigError, match="autocommit"):
-            store.save_in(connection, GROUP, Position(SLOT, generation, 4), None)
+            store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4), None)
         assert store.saved(GROUP, SLOT) is None
 
     def test_no_transaction_stays_open_between_two_calls(self) -> None:
         store, generation = self.owner()
         store.enter(GROUP)
-        assert not store.save(GROUP, [Position(SLOT, generation, 1)])
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 1)])
         assert isinstance(store, MySQLOffsetStore)
         calls: tuple[Callable[[], object], ...] = (partial(store.enter, GROUP), partial(store.saved, GROUP, SLOT))
         for call in calls:
@@ -166,8 +166,8 @@ class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
         assert store._own is not None
         self.mariadb.execute(f"KILL {store._own.thread_id()}")  # type: ignore[attr-defined]
         with pytest.raises(StorageError):
-            store.save(GROUP, [Position(SLOT, generation, 1)])
-        assert not store.save(GROUP, [Position(SLOT, generation, 1)])
+            store.save(GROUP, [OffsetPosition(SLOT, generation, 1)])
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 1)])
 
 
 class TestFileOffsetStore(OffsetStoreContract):
@@ -186,7 +186,7 @@ class TestFileOffsetStore(OffsetStoreContract):
 
     def test_another_life_finds_what_was_saved(self) -> None:
         store, generation = self.owner()
-        store.save(GROUP, [Position(SLOT, generation, 7, "w")])
+        store.save(GROUP, [OffsetPosition(SLOT, generation, 7, "w")])
         self.store.leave(GROUP)
         self.store = FileOffsetStore(str(self.path))
         self.store.enter(GROUP)
@@ -209,7 +209,7 @@ class TestFileOffsetStore(OffsetStoreContract):
 
     def test_every_flipped_bit_is_found(self) -> None:
         store, generation = self.owner()
-        store.save(GROUP, [Position(SLOT, generation, 7, "w")])
+        store.save(GROUP, [OffsetPosition(SLOT, generation, 7, "w")])
         self.store.leave(GROUP)
         whole = self.path.read_bytes()
         for position in range(len(whole)):
@@ -246,7 +246,7 @@ def test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_save
     store = _on(disk)
     store.load(GROUP, SLOT, 1)
     for offset in range(1, 6):
-        store.save(GROUP, [Position(SLOT, 1, offset)])
+        store.save(GROUP, [OffsetPosition(SLOT, 1, offset)])
         disk.note(("saved", offset))
     assert disk.trace is not None
     count = 0
@@ -278,7 +278,7 @@ class Careless:
         """No fence."""
         return self.kept.get((group, slot))
 
-    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """No check."""
         for position in positions:
             self.kept[group, position.slot] = StoredOffset(position.offset, position.aside)
@@ -291,7 +291,7 @@ class Careless:
 class FencesWhenSaving(Careless):
     """The newest generation is known from saves only: who has loaded and not saved yet fences nobody."""
 
-    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """The highest generation so far may save."""
         refused = []
         for position in positions:
@@ -312,7 +312,7 @@ class ForgetsAside(FencesWhenSaving):
         self.newest[group, slot] = generation
         return super().load(group, slot, generation)
 
-    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """Without the text."""
         known = [p for p in positions if self.newest.get((group, p.slot)) == p.generation]
         super().save(group, [position._replace(aside=None) for position in known])

@@ -8,6 +8,7 @@ directory: what matters of them comes back as an error. Ctrl-C cancels what Spar
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -71,7 +72,7 @@ def run(request: Request, *, as_json: bool) -> int:
     try:
         return AuditCommand(request, as_json).run()
     except KeyboardInterrupt:
-        output.note("interrupted; nothing was decided")
+        output.note("interrupted: the audit was not finished")
         return output.STATUS_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - Spark's, Java's and the database drivers' errors have no common base
         output.fail(_cause(error, request.directory), STATUS_COULD_NOT)
@@ -262,6 +263,7 @@ def open_session(directory: Path, master: str, memory: str, *, is_short: bool = 
         "spark.sql.shuffle.partitions": "2" if is_short else "8",
     }
     directory.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it would tell Ctrl-C as a traceback of its own
     with _errors_to(directory / "spark.log"):
         spark = start_session("txmq audit", settings=settings, is_quick_start=is_short)
     try:

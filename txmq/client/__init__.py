@@ -8,8 +8,7 @@ from txmq.client.consumer import Consumer, ConsumerOptions
 from txmq.client.file_offset_store import FileOffsetStore
 from txmq.client.half import Half
 from txmq.client.mysql_offset_store import MySQLOffsetStore
-from txmq.client.offset_store import OffsetStore, OffsetStoreWithTransactions, StoredOffset
-from txmq.client.offset_store import Position as OffsetPosition
+from txmq.client.offset_store import OffsetPosition, OffsetStore, OffsetStoreWithTransactions, StoredOffset
 from txmq.client.ordered import OrderedMessageProducer, OrderedOptions
 from txmq.client.producer import Producer
 from txmq.client.selector import (

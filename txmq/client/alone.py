@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from txmq.client.admin import Topics
 from txmq.client.member import RETRY_S, Assigned, MemberSettings, Partitions
-from txmq.client.offset_store import Position
+from txmq.client.offset_store import OffsetPosition
 from txmq.client.tracker import Slot
 from txmq.errors import ClosedError, TxmqError, UnknownTopicError
 from txmq.runtime.logging import get_logger
@@ -50,7 +50,7 @@ class Alone:
     def wait_saved(self) -> None:
         """Nothing is."""
 
-    def save_start(self, start: Position) -> bool:
+    def save_start(self, start: OffsetPosition) -> bool:
         """Nothing, and the partition is ours."""
         return True
 

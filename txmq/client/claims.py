@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any
 
 from txmq.client.aside import aside_text_with, parsed
-from txmq.client.offset_store import OffsetStoreWithTransactions, Position, asked, next_order
+from txmq.client.offset_store import OffsetPosition, OffsetStoreWithTransactions, asked, next_order
 from txmq.client.share import Share
 from txmq.client.tracker import Claim, Tracker
 from txmq.errors import (
@@ -131,7 +131,7 @@ class Claims:
                 self._share.changed.notify_all()
             row = committed.get(tracker.slot)
             if row is not None:
-                self._share.were_saved([Position(tracker.slot, row.generation, row.offset, row.aside)])
+                self._share.were_saved([OffsetPosition(tracker.slot, row.generation, row.offset, row.aside)])
         self._share.more()
 
     def _deliver_again(self, tracker: Tracker, message: Message) -> None:
@@ -203,7 +203,7 @@ class Claims:
             store.doom(connection, error)
             raise
 
-    def _claimed(self, message: Message) -> tuple[Position, int | None, Tracker]:
+    def _claimed(self, message: Message) -> tuple[OffsetPosition, int | None, Tracker]:
         with self._share.changed:
             known = self._share.trackers.get((message.topic, message.partition))
             if known is None:
@@ -218,7 +218,7 @@ class Claims:
             above = next((at for at in reversed(tracker.claims) if at < message.offset), None)
             offset = tracker.position if is_aside else message.offset + 1
             text = aside_text_with(tracker, offset, self)
-            position = Position(tracker.slot, tracker.generation, offset, text, next_order())
+            position = OffsetPosition(tracker.slot, tracker.generation, offset, text, next_order())
         return position, above, tracker
 
     def settle(self) -> None:
@@ -247,7 +247,7 @@ class Claims:
             is_known = not self._has_claims(tracker) and tracker.position == found.offset
             self._share.changed.notify_all()
         if is_known:
-            self._share.were_saved([Position(tracker.slot, tracker.generation, found.offset, found.aside)])
+            self._share.were_saved([OffsetPosition(tracker.slot, tracker.generation, found.offset, found.aside)])
 
     def rejected(self, message: Message) -> bool:
         """The application rejects a message; whether it is a transaction's to say what becomes of it."""

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from txmq.client.offset_store import Position, Slot, StoredOffset
+from txmq.client.offset_store import OffsetPosition, Slot, StoredOffset
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Disk
@@ -90,7 +90,7 @@ class FileOffsetStore:
                 self._write(group, {**self._kept, slot: _Kept(generation, known.found)})
             return known.found
 
-    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """See ``OffsetStore``."""
         with self._lock:
             kept, refused = dict(self._kept), []

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.connection import Connection
-from txmq.client.offset_store import BrokerOffsetStore, OffsetStore, Position, StoredOffset, asked
+from txmq.client.offset_store import BrokerOffsetStore, OffsetPosition, OffsetStore, StoredOffset, asked
 from txmq.client.tracker import Slot
 from txmq.errors import ClosedError, FencedError, GroupActiveError, StorageError, TxmqError, UnknownMemberError
 from txmq.runtime.logging import get_logger
@@ -64,10 +64,10 @@ class Partitions(Protocol):
     def held(self) -> list[tuple[Slot, int]]:
         """What is consumed now, with generations."""
 
-    def to_save(self, *, everything: bool) -> list[Position]:
+    def to_save(self, *, everything: bool) -> list[OffsetPosition]:
         """Positions that the group does not know; ``everything``: also those whose time has not come."""
 
-    def were_saved(self, positions: Iterable[Position]) -> None:
+    def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
         """The group knows them."""
 
     def drained(self) -> list[Slot]:
@@ -151,7 +151,7 @@ class GroupMember:
         with self._saving:
             pass
 
-    def save_start(self, start: Position) -> bool:
+    def save_start(self, start: OffsetPosition) -> bool:
         """Save where the group begins in a partition; False where the partition is somebody else's.
 
         Raises:
@@ -161,7 +161,7 @@ class GroupMember:
         """
         return not asked(lambda: self._store.save(self._settings.group, [start]))
 
-    def _save_in_broker(self, positions: Sequence[Position]) -> list[Slot]:
+    def _save_in_broker(self, positions: Sequence[OffsetPosition]) -> list[Slot]:
         rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
         order = max(position.order for position in positions)
         answer = json.loads(self._call("save", rows, {"order": order} if order else {}))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from txmq.client.offset_store import Position, Slot, StoredOffset
+from txmq.client.offset_store import OffsetPosition, Slot, StoredOffset
 from txmq.errors import ConfigError, FencedError, StorageError, TransactionStateError, TxmqError
 from txmq.runtime.threads import Lock
 from txmq.xa.dbapi import Connection, driver_of, run, text
@@ -108,7 +108,7 @@ class MySQLOffsetStore:
             )
         return found
 
-    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """See ``OffsetStore``. One transaction."""
 
         def saved(own: Connection) -> list[Slot]:
@@ -130,7 +130,7 @@ class MySQLOffsetStore:
 
     # --- in the application's transaction ----------------------------------------------------------------------------
 
-    def save_in(self, connection: Any, group: str, position: Position, above: int | None) -> None:
+    def save_in(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> None:
         """See ``OffsetStoreWithTransactions``.
 
         Raises:
@@ -154,7 +154,7 @@ class MySQLOffsetStore:
         with suppress(Exception):
             connection.close()
 
-    def _why(self, connection: Any, group: str, position: Position, above: int | None) -> TxmqError:
+    def _why(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> TxmqError:
         (topic, partition), parameters = position.slot, (group, *position.slot)
         rows, _ = self._run(connection, _READ + " FOR UPDATE", parameters)
         newest, offset, _ = rows[0] if rows else (0, None, None)
@@ -170,7 +170,7 @@ class MySQLOffsetStore:
 
     # --- SQL ---------------------------------------------------------------------------------------------------------
 
-    def _update(self, connection: Any, group: str, position: Position, above: int | None) -> int:
+    def _update(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> int:
         sql = _UPDATE
         parameters: list[Any] = [position.offset, position.aside, group, *position.slot, position.generation]
         if above is not None:

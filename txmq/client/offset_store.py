@@ -22,7 +22,7 @@ from txmq.errors import StorageError, TxmqError
 
 T = TypeVar("T")
 Slot = tuple[str, int]  # topic, partition
-next_order = count(1).__next__  # ``Position.order``, of one process
+next_order = count(1).__next__  # ``OffsetPosition.order``, of one process
 
 
 class StoredOffset(NamedTuple):
@@ -37,7 +37,7 @@ class StoredOffset(NamedTuple):
     aside: str | None = None
 
 
-class Position(NamedTuple):
+class OffsetPosition(NamedTuple):
     """An offset to be saved.
 
     Attributes:
@@ -84,7 +84,7 @@ class OffsetStore(Protocol):
         Durability: the generation is, when this returns.
         """
 
-    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """Save each whose generation is the newest.
 
         Returns:
@@ -104,7 +104,7 @@ class OffsetStore(Protocol):
 class OffsetStoreWithTransactions(Protocol):
     """A store in a database of the application: an offset can be saved in the application's own transaction there."""
 
-    def save_in(self, connection: Any, group: str, position: Position, above: int | None) -> None:
+    def save_in(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> None:
         """Save in the transaction that the connection is in; nothing is committed here.
 
         Args:
@@ -133,7 +133,7 @@ def asked(ask: Callable[[], T]) -> T:
         raise StorageError(f"offset store: {error!r}") from error
 
 
-Save = Callable[[Sequence[Position]], Iterable[Slot]]
+Save = Callable[[Sequence[OffsetPosition]], Iterable[Slot]]
 
 
 class BrokerOffsetStore:
@@ -156,7 +156,7 @@ class BrokerOffsetStore:
         """What came with the partition."""
         return self._told.pop((slot, generation))
 
-    def save(self, group: str, positions: Sequence[Position]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """One request for all. Durability: forced in the broker when this returns."""
         return set(self._save(positions))
 

@@ -17,7 +17,7 @@ from typing import Any
 from txmq.client.aside import Aside, aside_text, parsed
 from txmq.client.consumer_options import ConsumerSettings
 from txmq.client.member import Assigned
-from txmq.client.offset_store import Position, next_order
+from txmq.client.offset_store import OffsetPosition, next_order
 from txmq.client.retry_store import SIZE_BYTES_MAX
 from txmq.client.tracker import Slot, Tracker
 from txmq.errors import TxmqError
@@ -44,7 +44,7 @@ class Share:
     """
 
     aside: Aside
-    save_start: Callable[[Position], bool]  # ``GroupMember.save_start``
+    save_start: Callable[[OffsetPosition], bool]  # ``GroupMember.save_start``
     wait_saved: Callable[[], None]  # ``GroupMember.wait_saved``
     settle: Callable[[], None]  # ``Claims.settle``
     rejected: Callable[[Message], bool]  # ``Claims.rejected``
@@ -185,7 +185,7 @@ class Share:
             offset = self._starting_offset(assigned.slot, "earliest" if is_new else self._settings.start)
             if self._settings.start != "earliest":
                 # Whoever has it next, should we die, would find another "latest" and skip what came between.
-                if not self.save_start(Position(assigned.slot, assigned.generation, offset)):
+                if not self.save_start(OffsetPosition(assigned.slot, assigned.generation, offset)):
                     return  # lost meanwhile; the next view says whose it is
                 saved = offset
         tracker = Tracker(assigned.slot, assigned.generation, offset, saved)
@@ -239,12 +239,12 @@ class Share:
         with self.changed:
             return [(slot, tracker.generation) for slot, tracker in self.trackers.items()]
 
-    def to_save(self, *, everything: bool) -> list[Position]:
+    def to_save(self, *, everything: bool) -> list[OffsetPosition]:
         """See ``Partitions``."""
         with self.changed:
             order = next_order()
             return [
-                Position(slot, tracker.generation, tracker.position, text, order)
+                OffsetPosition(slot, tracker.generation, tracker.position, text, order)
                 for slot, tracker in self.trackers.items()
                 if ((text := aside_text(tracker)) != tracker.aside_saved or tracker.position != tracker.saved)
                 and (everything or tracker.saved is not None or tracker.position)
@@ -253,7 +253,7 @@ class Share:
                 and not (self._settings.offset_store is not None and tracker.claims)
             ]
 
-    def were_saved(self, positions: Iterable[Position]) -> None:
+    def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
         """See ``Partitions``."""
         for position in positions:
             with self.changed:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.offset_store import OffsetStore, Position, Slot, StoredOffset
+from txmq.client.offset_store import OffsetPosition, OffsetStore, Slot, StoredOffset
 from txmq.errors import FencedError, StorageError, TransactionStateError
 
 GROUP, OTHER_GROUP = "billing", "billing.other"
@@ -69,28 +69,28 @@ class OffsetStoreContract:
 
     def test_the_next_owner_finds_what_the_one_before_saved_and_what_it_had_set_aside(self) -> None:
         store, generation = self.owner()
-        assert not store.save(GROUP, [Position(SLOT, generation, 7, '[[3,1,null],"äöü 🦊"]')])
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 7, '[[3,1,null],"äöü 🦊"]')])
         store, generation = self.next_owner(SLOT)
         assert store.load(GROUP, SLOT, generation) == StoredOffset(7, '[[3,1,null],"äöü 🦊"]')
 
     def test_offset_zero_is_something_and_the_newest_one_counts(self) -> None:
         store, generation = self.owner()
         for offset, aside in ((5, "x"), (0, None)):
-            assert not store.save(GROUP, [Position(SLOT, generation, offset, aside)])
+            assert not store.save(GROUP, [OffsetPosition(SLOT, generation, offset, aside)])
         store, generation = self.next_owner(SLOT)
         assert store.load(GROUP, SLOT, generation) == StoredOffset(0, None)
 
     def test_large_offsets_and_long_texts_fit(self) -> None:
         store, generation = self.owner()
         saved = StoredOffset((1 << 63) - 1, "x" * 65_536)
-        assert not store.save(GROUP, [Position(SLOT, generation, *saved)])
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, *saved)])
         store, generation = self.next_owner(SLOT)
         assert store.load(GROUP, SLOT, generation) == saved
 
     def test_saving_the_same_again_is_no_refusal(self) -> None:
         store, generation = self.owner()
         for _ in range(3):
-            assert not store.save(GROUP, [Position(SLOT, generation, 7)])
+            assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 7)])
 
     def test_partitions_and_groups_do_not_mix(self) -> None:
         everything = [(GROUP, slot) for slot in (SLOT, *OTHERS)] + [(OTHER_GROUP, SLOT)]
@@ -98,7 +98,7 @@ class OffsetStoreContract:
             everything = everything[:-1]
         for number, (group, slot) in enumerate(everything):
             store, generation = self.owner(slot, group)
-            assert not store.save(group, [Position(slot, generation, number + 1)])
+            assert not store.save(group, [OffsetPosition(slot, generation, number + 1)])
         for number, (group, slot) in enumerate(everything):
             store, generation = self.next_owner(slot, group)
             assert store.load(group, slot, generation) == StoredOffset(number + 1), (group, slot)
@@ -107,9 +107,9 @@ class OffsetStoreContract:
 
     def test_who_was_fenced_saves_nothing(self) -> None:
         paused, old = self.owner()
-        assert not paused.save(GROUP, [Position(SLOT, old, 5)])
+        assert not paused.save(GROUP, [OffsetPosition(SLOT, old, 5)])
         _, new = self.owner()
-        assert list(paused.save(GROUP, [Position(SLOT, old, 9, "late")])) == [SLOT]
+        assert list(paused.save(GROUP, [OffsetPosition(SLOT, old, 9, "late")])) == [SLOT]
         again, generation = self.next_owner(SLOT)
         assert generation == new + 1
         assert again.load(GROUP, SLOT, generation) == StoredOffset(5)
@@ -117,21 +117,21 @@ class OffsetStoreContract:
     def test_loading_fences_also_where_nothing_was_saved(self) -> None:
         paused, old = self.owner()
         self.owner()
-        assert list(paused.save(GROUP, [Position(SLOT, old, 9)])) == [SLOT]
+        assert list(paused.save(GROUP, [OffsetPosition(SLOT, old, 9)])) == [SLOT]
         store, generation = self.next_owner(SLOT)
         assert store.load(GROUP, SLOT, generation) is None
 
     def test_what_was_never_loaded_cannot_be_saved(self) -> None:
         store, generation = self.owner()
-        assert list(store.save(GROUP, [Position(SLOT, generation + 1, 9)])) == [SLOT]
-        assert list(store.save(GROUP, [Position(NOBODYS, generation, 9)])) == [NOBODYS]
+        assert list(store.save(GROUP, [OffsetPosition(SLOT, generation + 1, 9)])) == [SLOT]
+        assert list(store.save(GROUP, [OffsetPosition(NOBODYS, generation, 9)])) == [NOBODYS]
 
     def test_of_several_positions_the_refused_ones_are_named_and_the_others_saved(self) -> None:
         other = OTHERS[1]
         _, old = self.owner()
         self.owner()
         store, generation = self.owner(other)
-        positions = [Position(SLOT, old, 3), Position(other, generation, 4)]
+        positions = [OffsetPosition(SLOT, old, 3), OffsetPosition(other, generation, 4)]
         assert list(store.save(GROUP, positions)) == [SLOT]
         store, generation = self.next_owner(other)
         assert store.load(GROUP, other, generation) == StoredOffset(4)
@@ -149,7 +149,7 @@ class OffsetStoreContract:
             offset = 0
             while not is_over.is_set():
                 offset += 1
-                if paused.save(GROUP, [Position(SLOT, old, offset)]):
+                if paused.save(GROUP, [OffsetPosition(SLOT, old, offset)]):
                     return
                 begun.set()
 
@@ -181,25 +181,25 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
     def test_what_is_saved_in_a_transaction_is_there_when_it_commits_and_not_before(self) -> None:
         store, generation = self.with_transactions()
         connection = self.connect()
-        store.save_in(connection, GROUP, Position(SLOT, generation, 4, "w"), None)
+        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4, "w"), None)
         assert store.saved(GROUP, SLOT) is None
         connection.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(4, "w")
 
     def test_what_is_rolled_back_was_never_saved(self) -> None:
         store, generation = self.with_transactions()
-        assert not store.save(GROUP, [Position(SLOT, generation, 2)])
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 2)])
         connection = self.connect()
-        store.save_in(connection, GROUP, Position(SLOT, generation, 4), None)
+        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4), None)
         connection.rollback()
         assert store.saved(GROUP, SLOT) == StoredOffset(2)
 
     def test_a_fenced_owners_transaction_cannot_commit(self) -> None:
         paused, old = self.with_transactions()
-        assert not paused.save(GROUP, [Position(SLOT, old, 2)])
+        assert not paused.save(GROUP, [OffsetPosition(SLOT, old, 2)])
         store, _ = self.with_transactions()
         connection = self.connect()
-        _refused(lambda: paused.save_in(connection, GROUP, Position(SLOT, old, 9), None), FencedError)
+        _refused(lambda: paused.save_in(connection, GROUP, OffsetPosition(SLOT, old, 9), None), FencedError)
         with suppress(Exception):
             connection.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(2)
@@ -207,7 +207,7 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
     def test_the_next_owner_waits_for_the_transaction_of_the_one_before(self) -> None:
         paused, old = self.with_transactions()
         connection = self.connect()
-        paused.save_in(connection, GROUP, Position(SLOT, old, 6), None)
+        paused.save_in(connection, GROUP, OffsetPosition(SLOT, old, 6), None)
         store, generation = self.next_owner(SLOT)
         _refused(lambda: store.load(GROUP, SLOT, generation), StorageError)  # not now: its row is locked
         connection.commit()
@@ -216,13 +216,13 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
     def test_an_offset_behind_one_that_was_rolled_back_is_refused(self) -> None:
         store, generation = self.with_transactions()
         connection = self.connect()
-        store.save_in(connection, GROUP, Position(SLOT, generation, 1), None)
+        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 1), None)
         connection.rollback()
         later = self.connect()
-        _refused(lambda: store.save_in(later, GROUP, Position(SLOT, generation, 2), 0), TransactionStateError)
+        _refused(lambda: store.save_in(later, GROUP, OffsetPosition(SLOT, generation, 2), 0), TransactionStateError)
         assert store.saved(GROUP, SLOT) is None
         together = self.connect()
-        store.save_in(together, GROUP, Position(SLOT, generation, 1), None)
-        store.save_in(together, GROUP, Position(SLOT, generation, 2), 0)
+        store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 1), None)
+        store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 2), 0)
         together.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(2)

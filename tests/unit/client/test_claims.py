@@ -11,7 +11,7 @@ import pytest
 
 from txmq.client.claims import Claims
 from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
-from txmq.client.offset_store import Position, StoredOffset
+from txmq.client.offset_store import OffsetPosition, StoredOffset
 from txmq.client.share import Share
 from txmq.client.tracker import Claim, Tracker, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError, StorageError, TransactionStateError
@@ -241,7 +241,7 @@ class Database:
         self.refusal: Exception | None = None
         self.away: Exception | None = None
 
-    def save_in(self, connection: Any, group: str, position: Position, above: int | None) -> None:
+    def save_in(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> None:
         """In the application's transaction."""
         self.calls.append(f"saved {position.offset} above {above}")
         if self.refusal is not None:
