@@ -48,6 +48,13 @@ class Failures:
             if tracker.forget_aside(message.offset) is not None or tracker.keeps_key_order:
                 self._share.changed.notify_all()  # something may have waited behind it
 
+    def returned(self, message: Message, tracker: Tracker) -> None:
+        """A listener has returned: that acknowledges, but for a message that it has rejected itself."""
+        with self._share.changed:
+            if tracker.waits_again(message.offset):
+                return
+        self.acked(message)
+
     def failed(self, message: Message, reason: str) -> None:
         """A message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
         if self._share.rejected(message):

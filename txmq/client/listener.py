@@ -54,7 +54,7 @@ class Listener:
             except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
                 reason = repr(error)
             if reason is None:
-                self._failures.acked(message)
+                self._failures.returned(message, tracker)
             else:
                 self._failures.failed(message, reason)
             with self._share.changed:

@@ -303,6 +303,13 @@ class Tracker:
         self.give_up_retry(message)
         self.retries.append((again_at, message))
 
+    def waits_again(self, offset: int) -> bool:
+        """Whether a message failed and is to be delivered again: from here, or from what is aside."""
+        waiting = self.aside.get(offset)
+        return any(message.offset == offset for _, message in self.retries) or (
+            waiting is not None and not waiting.is_out
+        )
+
     def give_up_retry(self, message: Message) -> None:
         """It will not be delivered again."""
         self.retries = [entry for entry in self.retries if entry[1] is not message]
