@@ -42,7 +42,7 @@ class Counters:
     get_empty: int = 0
     errors: int = 0
     violations: int = 0
-    groups: int = 0
+    group_commits: int = 0
     syncs: int = 0
     committed: int = 0
     rolled_back: int = 0

@@ -167,7 +167,7 @@ class Core:
         else:
             group, context.group = context.group, Group()
         context.unforced.append(group)
-        context.counters.groups += 1
+        context.counters.group_commits += 1
         return group
 
     def written(self, group: Group) -> None:
