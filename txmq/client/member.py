@@ -165,7 +165,11 @@ class GroupMember:
         rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
         order = max(position.order for position in positions)
         answer = json.loads(self._call("save", rows, {"order": order} if order else {}))
-        return [(topic, partition) for topic, partition, _ in answer["refused"]]
+        refused = {(topic, partition): newest for topic, partition, newest in answer["refused"]}
+        held = [p.slot for p in positions if refused.get(p.slot) == p.generation]
+        if held:  # by a transaction of ours that overtook this: not saved, and not lost
+            raise StorageError(f"a transaction is going to save the offset of {held[0][0]}-{held[0][1]}")
+        return list(refused)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,67 @@
+"""What a member makes of the broker's answer to ``group save``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from txmq.client.member import GroupMember, MemberSettings
+from txmq.client.offset_store import OffsetPosition
+from txmq.client.tracker import Slot
+from txmq.errors import StorageError
+from txmq.runtime.sim_clock import SimClock
+
+A, B = ("orders", 0), ("orders", 1)
+
+
+class Broker:
+    """Answers ``save``."""
+
+    def __init__(self, *refused: list[Any]) -> None:
+        self.refused = refused
+
+    def call(self, *_: Any, **__: Any) -> bytes:
+        """One answer."""
+        return json.dumps({"refused": self.refused}).encode()
+
+
+class Held:
+    """Two partitions under generation 3, with something to save."""
+
+    def __init__(self) -> None:
+        self.saved: list[Slot] = []
+        self.gone: list[Slot] = []
+
+    def to_save(self, *, everything: bool) -> list[OffsetPosition]:
+        """Of both."""
+        return [OffsetPosition(slot, 3, 10, None, 7) for slot in (A, B)]
+
+    def were_saved(self, positions: Any) -> None:
+        """Noted."""
+        self.saved += [position.slot for position in positions]
+
+    def lost(self, slot: Slot) -> None:
+        """Noted."""
+        self.gone.append(slot)
+
+
+def member(broker: Broker, held: Held) -> GroupMember:
+    """That has not been started."""
+    settings = MemberSettings("g", "one", ("orders",), "sticky", 1.0, 6.0, 1.0)
+    return GroupMember(broker, SimClock(), settings, held)  # type: ignore[arg-type]
+
+
+def test_what_was_refused_under_a_newer_generation_is_lost() -> None:
+    held = Held()
+    assert member(Broker([*A, 4]), held).save() == {A}
+    assert (held.saved, held.gone) == ([B], [A])
+
+
+def test_what_a_transaction_holds_is_neither_saved_nor_lost() -> None:
+    """Else it would be begun anew from the offset before that transaction, and messages of it come again."""
+    held = Held()
+    with pytest.raises(StorageError, match="orders-0"):
+        member(Broker([*A, 3]), held).save()
+    assert (held.saved, held.gone) == ([], [])
