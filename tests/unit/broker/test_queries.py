@@ -64,9 +64,9 @@ def test_one_decision_shows_the_winners_in_its_order_and_rolls_the_losers_back_i
     driver, worker, txids = two_tasks(made)
     put(worker, b"before", producer=2)
     assert values(made) == [b"before"]
-    before = made.context.counters.groups
+    before = made.context.counters.group_commits
     assert told(commit(driver, txids[2], txids[0]))["already_committed"] is False
-    assert made.context.counters.groups == before + 1
+    assert made.context.counters.group_commits == before + 1
     assert (values(made), values(made, "b")) == ([b"before", b"x3", b"x1", b"x2"], [b"y2", b"y1"])
     assert worker.ask("outcome", txids[0]).text == "committed\na 0 2 2\nb 0 1 1\n"
     assert worker.ask("outcome", txids[1]).text == "rolled-back\n"
