@@ -263,7 +263,7 @@ def open_session(directory: Path, master: str, memory: str, *, is_short: bool = 
         "spark.sql.shuffle.partitions": "2" if is_short else "8",
     }
     directory.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it would tell Ctrl-C as a traceback of its own
+    logging.disable(logging.ERROR)  # py4j tells Ctrl-C as tracebacks of its own; what matters comes back as an error
     with _errors_to(directory / "spark.log"):
         spark = start_session("txmq audit", settings=settings, is_quick_start=is_short)
     try:
@@ -271,6 +271,7 @@ def open_session(directory: Path, master: str, memory: str, *, is_short: bool = 
     finally:
         with suppress(Exception):
             spark.stop()
+        logging.disable(logging.NOTSET)
 
 
 @contextmanager
