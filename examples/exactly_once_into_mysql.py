@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import Any
 
 import MySQLdb
@@ -41,8 +42,9 @@ class Ledger:
             message.ack(self._connection)  # raises where another consumer has the partition now
             self._connection.commit()
         except BaseException:
-            self._connection.close()
-            self._connection = None
+            broken, self._connection = self._connection, None
+            with suppress(MySQLdb.Error):  # a refused ack has closed it, and a second time is an error
+                broken.close()
             raise
 
 
