@@ -12,6 +12,8 @@ import txmq
 from txmq.spark.offsets import lag
 from txmq.testing.broker_process import BrokerProcess
 
+from .visible import wait_until_visible
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -30,6 +32,7 @@ def _filled(client: txmq.Client) -> None:
         with producer.transaction():
             for number in range(30):
                 producer.send(TOPIC, b"in a transaction", key=b"t%d" % number)
+    wait_until_visible(client, TOPIC, 1033)
 
 
 def load(spark: SparkSession, broker: BrokerProcess, **options: str) -> DataFrame:
@@ -115,6 +118,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_tells_its_lag(
         (marks / name).unlink(missing_ok=True)
     with client.producer() as producer:
         producer.send_many(TOPIC, [(b"k%d" % n, b"later") for n in range(100)])
+    wait_until_visible(client, TOPIC, len(before) + 100)
     again, _ = drain(spark, broker, tmp_path / "checkpoint")
     after = sorted((m.partition, m.offset) for m in client.browse(TOPIC))
     repeated = sorted(set(first) & set(again))
@@ -127,18 +131,19 @@ def test_a_stream_that_finds_nothing_waits_at_latest_and_ends_at_another_topic_o
 ) -> None:
     from pyspark.errors import StreamingQueryException
 
-    def fill(count: int) -> None:
+    def fill(count: int, total: int) -> None:
         with client.producer() as producer:
             producer.send_many("changing", [(None, b"v")] * count)
+        wait_until_visible(client, "changing", total)
 
     client.topics.create("changing")
-    fill(10)
+    fill(10, 10)
     options = {"topic": "changing", "startingOffsets": "latest"}
     assert drain(spark, broker, tmp_path / "checkpoint", **options)[0] == []
-    fill(5)
+    fill(5, 15)
     assert sorted(drain(spark, broker, tmp_path / "checkpoint", **options)[0]) == [(0, n) for n in range(10, 15)]
     client.topics.delete("changing")
     client.topics.create("changing")
-    fill(100)
+    fill(100, 100)
     with pytest.raises(StreamingQueryException, match="'changing' was deleted and made anew"):
         drain(spark, broker, tmp_path / "checkpoint", **options)

@@ -24,6 +24,8 @@ from txmq.spark.path_plan import FileTask, plan
 from txmq.spark.path_source import FileReader
 from txmq.testing.broker_process import BrokerProcess
 
+from .visible import wait_until_visible
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -54,6 +56,7 @@ def browsed(client: txmq.Client, topic: str) -> list[Row]:
 
 
 def fill(client: txmq.Client, topic: str, count: int) -> None:
+    """Messages that are in the journal; only with ``wait_until_visible`` also in the files."""
     with client.producer() as producer:
         for start in range(0, count, 50):
             producer.send_many(topic, [(b"k%d" % n, b"%0100d" % n) for n in range(start, min(start + 50, count))])
@@ -85,6 +88,7 @@ def test_a_killed_brokers_directory_gives_what_readers_saw_and_nothing_undecided
         producer.send("orders", b"prepared", key=b"k")
         resource.end(xid)
         resource.prepare(xid)
+        wait_until_visible(client, "orders", 501)
         seen = browsed(client, "orders")
         with pytest.raises(DirectoryInUseError, match="held by process"):
             tasks_of(broker.data_dir)
@@ -106,13 +110,13 @@ def test_messages_of_a_decision_that_readers_do_not_see_yet_are_not_given_out(br
         client.topics.create("orders")
         fill(client, "orders", 10)
         decide(client)
-        fill(client, "orders", 10)
+        wait_until_visible(client, "orders", 10)
         seen = browsed(client, "orders")
-        broker.kill()
+        broker.stop()
     assert len(seen) == 10
     assert read(broker.data_dir) == seen
     copy = broker.data_dir / "log"
-    assert len(read(copy)) == 21, "segments alone do not say what is held"
+    assert len(read(copy)) == 11, "segments alone do not say what is held"
 
 
 def decide(client: txmq.Client) -> None:
@@ -128,7 +132,7 @@ def test_what_only_the_journal_has_is_an_error_or_a_warning(broker: BrokerProces
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         fill(client, "orders", 100)
-        browsed(client, "orders")  # what is seen is in the files
+        wait_until_visible(client, "orders", 100)  # what is seen is in the files
     broker.kill()
     segment = broker.data_dir / "log" / "1" / "0" / f"{0:020d}.log"
     content = segment.read_bytes()
@@ -149,11 +153,13 @@ def test_archived_segments_come_before_those_that_are_left(broker: BrokerProcess
     with txmq.connect(broker.address) as client:
         client.topics.create("orders", segment_size_bytes=8192, retention_policy="archive", retention_size_bytes=1)
         fill(client, "orders", 500)
+        wait_until_visible(client, "orders", 500)
         deadline = client.clock.monotonic() + DEADLINE_S
-        while (start := client.offsets("orders", 0).start) == 0:
+        while client.offsets("orders", 0).start == 0 or not any((broker.data_dir / "archive").rglob("*.log")):
             assert client.clock.monotonic() < deadline, "nothing was archived"
             client.clock.sleep(0.02)
-    broker.kill()
+    broker.stop()
+    start = min(int(left.stem) for left in (broker.data_dir / "log" / "1" / "0").iterdir())
     assert [row[2] for row in read(broker.data_dir)] == list(range(500))
     for archive in (broker.data_dir / "archive", broker.data_dir / "archive" / "1", broker.data_dir / "archive/1/0"):
         found = read(archive)
@@ -248,7 +254,7 @@ def test_a_damaged_journal_is_an_error_and_without_it_topics_have_their_ids(brok
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         fill(client, "orders", 100)
-        browsed(client, "orders")
+        wait_until_visible(client, "orders", 100)
     broker.kill()
     (journal,) = (broker.data_dir / "journal").glob("*.redo")
     content = bytearray(journal.read_bytes())

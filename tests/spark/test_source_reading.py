@@ -24,6 +24,8 @@ from txmq.spark.source_fetch import Reading, read_ranges
 from txmq.spark.source_stream import StreamReader
 from txmq.testing.broker_process import BrokerProcess
 
+from .visible import wait_until_visible
+
 COLUMNS = ("partition", "offset", "value")
 DEADLINE_S = 60.0
 Row = tuple[Any, ...]
@@ -40,11 +42,13 @@ def topic(client: txmq.Client, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def fill(client: txmq.Client, topic: str, count: int, *, first: int = 0) -> None:
-    """Messages of 100 B under keys of their own, in batches of 100."""
+    """Messages of 100 B under keys of their own, in batches of 100; they are visible when this returns."""
+    before = sum(held["end"] for held in client.topics.watermarks(topic))
     with client.producer() as producer:
         for start in range(first, first + count, 100):
             numbers = range(start, min(start + 100, first + count))
             producer.send_many(topic, [(b"k%d" % n, b"%0100d" % n) for n in numbers])
+    wait_until_visible(client, topic, before + count)
 
 
 def reading(broker: BrokerProcess, *, fails_on_loss: bool = True, timeout: float = DEADLINE_S) -> Reading:
