@@ -166,9 +166,9 @@ class GroupMember:
         order = max(position.order for position in positions)
         answer = json.loads(self._call("save", rows, {"order": order} if order else {}))
         refused = {(topic, partition): newest for topic, partition, newest in answer["refused"]}
-        held = [p.slot for p in positions if refused.get(p.slot) == p.generation]
-        if held:  # by a transaction of ours that overtook this: not saved, and not lost
-            raise StorageError(f"a transaction is going to save the offset of {held[0][0]}-{held[0][1]}")
+        ours = [p.slot for p in positions if refused.get(p.slot) in (0, p.generation)]
+        if ours:  # the broker was restarted, and we have to join again; or a transaction of ours overtook this
+            raise StorageError(f"the offset of {ours[0][0]}-{ours[0][1]} cannot be saved now")
         return list(refused)
 
     # --- the thread --------------------------------------------------------------------------------------------------

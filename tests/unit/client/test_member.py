@@ -59,9 +59,10 @@ def test_what_was_refused_under_a_newer_generation_is_lost() -> None:
     assert (held.saved, held.gone) == ([B], [A])
 
 
-def test_what_a_transaction_holds_is_neither_saved_nor_lost() -> None:
-    """Else it would be begun anew from the offset before that transaction, and messages of it come again."""
+@pytest.mark.parametrize("newest", [0, 3], ids=["nobody has it: join again", "a transaction holds it"])
+def test_what_nobody_else_has_is_neither_saved_nor_lost(newest: int) -> None:
+    """Else it would be begun anew, from the offset before that transaction, or without what is acknowledged by now."""
     held = Held()
     with pytest.raises(StorageError, match="orders-0"):
-        member(Broker([*A, 3]), held).save()
+        member(Broker([*A, newest]), held).save()
     assert (held.saved, held.gone) == ([], [])
