@@ -68,7 +68,8 @@ def torment(
         until(lambda: progress() >= count, "everything is done")
         for child in (paused, last):
             child.send_signal(SIGTERM)
-            assert child.wait(WAIT_S) == 0
+            # It may have joined and not yet listen to signals: then it ends of it.
+            assert child.wait(WAIT_S) in (0, -SIGTERM)
 
 
 def has_members(client: txmq.Client, group: str) -> bool:
