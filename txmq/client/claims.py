@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from txmq.client.aside import aside_text_with, parsed
-from txmq.client.offset_store import OffsetPosition, OffsetStoreWithTransactions, asked, next_order
+from txmq.client.offset_store import OffsetPosition, OffsetStoreWithTransactions, StoredOffset, asked, next_order
 from txmq.client.share import Share
 from txmq.client.tracker import Claim, Tracker
 from txmq.errors import (
@@ -48,6 +48,14 @@ from txmq.xid import TxId
 ASK_TIMEOUT_S = 5.0
 ASK_AGAIN_S, ASK_AGAIN_S_MAX = 0.05, 1.0
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
+
+
+class _From(NamedTuple):
+    """What must be saved where a message is acknowledged in a transaction; see ``OffsetStoreWithTransactions``."""
+
+    above: int | None = None
+    most: int | None = None
+    beside: StoredOffset | None = None
 
 
 class Claims:
@@ -191,10 +199,10 @@ class Claims:
                 "ack(connection) needs a consumer with an offset_store in that database: MySQLOffsetStore"
             )
         try:
-            position, above, tracker = self._claimed(message)
+            position, from_, tracker = self._claimed(message)
             self._share.wait_saved()  # a save that is under way must not come behind this one
             try:
-                store.save_in(connection, self.group, position, above)
+                store.save_in(connection, self.group, position, from_.above, most=from_.most, beside=from_.beside)
             except BaseException:
                 with self._share.changed:
                     tracker.claims.pop(message.offset, None)
@@ -203,7 +211,7 @@ class Claims:
             store.doom(connection, error)
             raise
 
-    def _claimed(self, message: Message) -> tuple[OffsetPosition, int | None, Tracker]:
+    def _claimed(self, message: Message) -> tuple[OffsetPosition, _From, Tracker]:
         with self._share.changed:
             known = self._share.trackers.get((message.topic, message.partition))
             if known is None:
@@ -214,12 +222,12 @@ class Claims:
                     "an earlier message of the partition is acknowledged in a transaction: commit first"
                 )
             tracker = self._claim(message, self)
-            # They are claimed in order, so the newest below is the highest.
-            above = next((at for at in reversed(tracker.claims) if at < message.offset), None)
+            found = _From() if is_aside else _goes_on_from(tracker, message.offset)
             offset = tracker.position if is_aside else message.offset + 1
             text = aside_text_with(tracker, offset, self)
             position = OffsetPosition(tracker.slot, tracker.generation, offset, text, next_order())
-        return position, above, tracker
+            tracker.claims[message.offset] = Claim(self, message, position)
+        return position, found, tracker
 
     def settle(self) -> None:
         """See what of these has been committed; a store that is away is asked again later."""
@@ -271,6 +279,17 @@ def _released(tracker: Tracker, owner: object) -> list[Message]:
     for message in messages:
         del tracker.claims[message.offset]
     return messages
+
+
+def _goes_on_from(tracker: Tracker, offset: int) -> _From:
+    others = {at: claim.position for at, claim in tracker.claims.items() if at != offset}
+    beside = None
+    if not tracker.aside.keys().isdisjoint(others):
+        # The text that is saved names none of these: each must be in this transaction, or committed.
+        last = max((position for position in others.values() if position is not None), key=lambda one: one.order)
+        beside = StoredOffset(last.offset, last.aside)
+    # What is saved is above the message only where a seek went back from there.
+    return _From(max((at for at in others if at < offset), default=None), max(offset, tracker.saved or 0), beside)
 
 
 def _acknowledge(tracker: Tracker, message: Message) -> None:

@@ -30,6 +30,7 @@ from txmq.xa.dialects import MYSQL, placeholder_of
 from txmq.xa.guard import GuardedConnection, doom
 
 T = TypeVar("T")
+_Condition = tuple[str, int | str | None]  # of what is saved, and the value it is compared with
 _TABLE = re.compile(r"[A-Za-z0-9_]{1,64}(?:\.[A-Za-z0-9_]{1,64})?\Z")
 _IN_TRANSACTION = 1568  # ER_CANT_CHANGE_TX_CHARACTERISTICS
 # ``saves`` makes every match a change: MySQL counts changed rows, not matched ones.
@@ -113,7 +114,7 @@ class MySQLOffsetStore:
 
         def saved(own: Connection) -> list[Slot]:
             # In one order for all: two who save the same rows do not wait for each other in a circle.
-            refused = [p.slot for p in sorted(positions) if self._update(own, group, p, None) != 1]
+            refused = [p.slot for p in sorted(positions) if self._update(own, group, p, ()) != 1]
             own.commit()
             return refused
 
@@ -130,7 +131,10 @@ class MySQLOffsetStore:
 
     # --- in the application's transaction ----------------------------------------------------------------------------
 
-    def save_in(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> None:
+    def save_in(
+        self, connection: Any, group: str, position: OffsetPosition, above: int | None, *,
+        most: int | None = None, beside: StoredOffset | None = None,
+    ) -> None:  # fmt: skip
         """See ``OffsetStoreWithTransactions``.
 
         Raises:
@@ -139,8 +143,9 @@ class MySQLOffsetStore:
         try:
             if not isinstance(connection, GuardedConnection):  # that one is in a transaction
                 _refuse_autocommit(connection)
-            if self._update(connection, group, position, above) != 1:
-                raise self._why(connection, group, position, above)
+            conditions = _conditions(above, most, beside)
+            if self._update(connection, group, position, conditions) != 1:
+                raise self._why(connection, group, position, conditions)
         except BaseException as error:
             self.doom(connection, error)
             raise
@@ -154,29 +159,31 @@ class MySQLOffsetStore:
         with suppress(Exception):
             connection.close()
 
-    def _why(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> TxmqError:
+    def _why(
+        self, connection: Any, group: str, position: OffsetPosition, conditions: Sequence[_Condition]
+    ) -> TxmqError:  # fmt: skip
         (topic, partition), parameters = position.slot, (group, *position.slot)
         rows, _ = self._run(connection, _READ + " FOR UPDATE", parameters)
-        newest, offset, _ = rows[0] if rows else (0, None, None)
+        newest, *found = rows[0] if rows else (0, None, None)
         if newest != position.generation:
             return FencedError(
                 f"{topic}-{partition} is somebody else's in group {group!r}: generation {newest}, not "
                 f"{position.generation}; the transaction is rolled back"
             )
+        expected = " and ".join(f"{sql} {value!r}" for sql, value in conditions)
         return TransactionStateError(
-            f"offset {position.offset} of {topic}-{partition} before the one of an earlier message: {offset} is saved, "
-            f"expected more than {above}: its transaction was rolled back? This one is, too"
+            f"offset {position.offset} of {topic}-{partition}: {found} is saved there, expected {expected}. An earlier "
+            "message's transaction was rolled back, or this one's committed all the same? This one is rolled back, too"
         )
 
     # --- SQL ---------------------------------------------------------------------------------------------------------
 
-    def _update(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> int:
-        sql = _UPDATE
+    def _update(
+        self, connection: Any, group: str, position: OffsetPosition, conditions: Sequence[_Condition]
+    ) -> int:  # fmt: skip
+        sql = _UPDATE + "".join(f" AND {condition} ?" for condition, _ in conditions)
         parameters: list[Any] = [position.offset, position.aside, group, *position.slot, position.generation]
-        if above is not None:
-            sql += " AND next_offset > ?"
-            parameters.append(above)
-        return self._run(connection, sql, parameters)[1]
+        return self._run(connection, sql, [*parameters, *(value for _, value in conditions)])[1]
 
     def _read(self, own: Connection, group: str, slot: Slot) -> tuple[int, StoredOffset | None]:
         rows, _ = self._run(own, _READ, (group, *slot))
@@ -219,6 +226,17 @@ class MySQLOffsetStore:
         if own is not None:
             with suppress(Exception):
                 own.close()
+
+
+def _conditions(above: int | None, most: int | None, beside: StoredOffset | None) -> list[_Condition]:
+    found: list[_Condition] = []
+    if above is not None:
+        found.append(("next_offset >", above))
+    if most is not None:
+        found.append(("COALESCE(next_offset, 0) <=", most))
+    if beside is not None:
+        found += [("next_offset =", beside.offset), ("aside <=>", beside.aside)]
+    return found
 
 
 def _refuse_autocommit(connection: Any) -> None:

@@ -104,16 +104,22 @@ class OffsetStore(Protocol):
 class OffsetStoreWithTransactions(Protocol):
     """A store in a database of the application: an offset can be saved in the application's own transaction there."""
 
-    def save_in(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> None:
+    def save_in(
+        self, connection: Any, group: str, position: OffsetPosition, above: int | None, *,
+        most: int | None = None, beside: StoredOffset | None = None,
+    ) -> None:  # fmt: skip
         """Save in the transaction that the connection is in; nothing is committed here.
 
+        What is saved by now, in this transaction or a committed one, must fit; None: whatever it is.
+
         Args:
-            above: the offset that is saved must be above this one by now, in this transaction or a committed one. None:
-                whatever it is.
+            above: the offset must be above this one: else an earlier message's transaction was rolled back.
+            most: it must not be above this one: else the message's transaction was committed all the same.
+            beside: offset and text must be these: else the one of a message that was aside was rolled back.
 
         Raises:
             FencedError: the generation is not the newest: the transaction is doomed.
-            TransactionStateError: what is saved is not above ``above``: doomed, too.
+            TransactionStateError: what is saved does not fit: doomed, too.
         """
 
     def doom(self, connection: Any, error: BaseException) -> None:

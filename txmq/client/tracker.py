@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from txmq.client.offset_store import OffsetPosition
 from txmq.client.offset_store import Slot as Slot  # everybody knows it from here
 from txmq.model import Message
 
@@ -55,10 +56,16 @@ class Waiting:
 
 
 class Claim(NamedTuple):
-    """A message whose acknowledgement stands or falls with a transaction; ``owner`` is what stands for that one."""
+    """A message whose acknowledgement stands or falls with a transaction.
+
+    Attributes:
+        owner: what stands for that transaction.
+        position: what it saved, where that is in a database of the application.
+    """
 
     owner: object
     message: Message
+    position: OffsetPosition | None = None
 
 
 class Tracker:

@@ -226,3 +226,31 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
         store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 2), 0)
         together.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(2)
+
+    def test_a_message_whose_transaction_was_committed_after_all_is_refused(self) -> None:
+        store, generation = self.with_transactions()
+        unanswered = self.connect()
+        store.save_in(unanswered, GROUP, OffsetPosition(SLOT, generation, 6), None, most=5)
+        unanswered.commit()
+        again = self.connect()
+        _refused(
+            lambda: store.save_in(again, GROUP, OffsetPosition(SLOT, generation, 6), None, most=5),
+            TransactionStateError,
+        )
+        store.save_in(self.connect(), GROUP, OffsetPosition(SLOT, generation, 7), 5, most=6)
+
+    def test_what_goes_on_from_a_text_that_was_rolled_back_is_refused(self) -> None:
+        store, generation = self.with_transactions()
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 5, "3 is aside")])
+        following, dealt = OffsetPosition(SLOT, generation, 6), StoredOffset(5)
+        connection = self.connect()
+        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 5), None)
+        connection.rollback()
+        later = self.connect()
+        _refused(lambda: store.save_in(later, GROUP, following, 3, beside=dealt), TransactionStateError)
+        assert store.saved(GROUP, SLOT) == StoredOffset(5, "3 is aside")
+        together = self.connect()
+        store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 5), None)
+        store.save_in(together, GROUP, following, 3, beside=dealt)
+        together.commit()
+        assert store.saved(GROUP, SLOT) == StoredOffset(6)

@@ -240,10 +240,16 @@ class Database:
         self.committed: StoredOffset | None = None
         self.refusal: Exception | None = None
         self.away: Exception | None = None
+        self.most: int | None = None
+        self.beside: StoredOffset | None = None
 
-    def save_in(self, connection: Any, group: str, position: OffsetPosition, above: int | None) -> None:
+    def save_in(
+        self, connection: Any, group: str, position: OffsetPosition, above: int | None, *,
+        most: int | None = None, beside: StoredOffset | None = None,
+    ) -> None:  # fmt: skip
         """In the application's transaction."""
         self.calls.append(f"saved {position.offset} above {above}")
+        self.most, self.beside = most, beside
         if self.refusal is not None:
             raise self.refusal
 
@@ -330,3 +336,40 @@ def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error
     database.away, database.committed = None, StoredOffset(1)
     world.claims.settle()
     assert world.tracker.position == 1
+
+
+def test_behind_one_that_was_aside_what_is_saved_must_be_what_its_transaction_saved() -> None:
+    """Else that one is rolled back, and this one's text does not name the message: it is in nobody's."""
+    world, database = in_database()
+    world.tracker.aside[-1] = waiting = Waiting(message(-1), 1, None)
+    waiting.is_out = True
+    world.claims.claim_in(message(-1), None)
+    assert database.beside is None
+    world.claims.claim_in(message(0), None)
+    assert database.beside == StoredOffset(0, None)
+    world.claims.claim_in(message(1), None)
+    assert database.beside == StoredOffset(1, None)
+    database.committed = StoredOffset(2, None)
+    world.claims.settle()
+    world.claims.claim_in(message(2), None)
+    assert database.beside is None
+
+
+def test_the_highest_below_counts_in_whatever_order_they_were_claimed() -> None:
+    world, _ = in_database()
+    for offset in (0, 1):
+        world.claims.claim_in(message(offset), None)
+    assert not world.claims.rejected(message(0))
+    world.claims.claim_in(message(0), None)
+    world.claims.claim_in(message(2), None)
+    assert world.calls[-1] == "saved 3 above 1"
+
+
+def test_nothing_may_be_saved_above_a_message_that_is_acknowledged_but_where_a_seek_went_back() -> None:
+    world, database = in_database()
+    world.claims.claim_in(message(0), None)
+    assert database.most == 0
+    world.tracker.claims.clear()
+    world.tracker.saved = 4
+    world.claims.claim_in(message(0), None)
+    assert database.most == 4
