@@ -133,19 +133,21 @@ class Fetching:
                 return
             topic, partition = tracker.slot
             if isinstance(error, OffsetOutOfRangeError):
-                start_daemon("txmq-out-of-range", lambda: self._go_to_start(tracker))
+                offset = tracker.next_fetch
+                start_daemon("txmq-out-of-range", lambda: self._go_to_start(tracker, offset))
         if not self._is_closed:
             self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=str(error))
 
-    def _go_to_start(self, tracker: Tracker) -> None:
+    def _go_to_start(self, tracker: Tracker, offset: int) -> None:
         """Retention has passed the position (or the log was replaced): go on with the oldest message there is."""
         try:
             held = self._client.offsets(*tracker.slot)
         except TxmqError:
             return  # asked again when the next fetch fails
         with self._changed:
-            if not held.start <= tracker.next_fetch <= held.end:
-                skipped = held.start - tracker.next_fetch
+            # Else it went on meanwhile: the end that was told may be behind it, and all would come again.
+            if tracker.next_fetch == offset and not held.start <= offset <= held.end:
+                skipped = held.start - offset
                 self._log.error(
                     "messages were gone before they were consumed", topic=tracker.slot[0], partition=tracker.slot[1],
                     skipped=skipped, now_at=held.start,

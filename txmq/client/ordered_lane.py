@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, takewhile
 
@@ -332,7 +333,8 @@ class Lane:
         with self._lock:
             self._is_closed = True
         self._sender.give_up(self.place)
-        self.take_over(self._clock.monotonic())
+        with suppress(TxmqError):  # of a session that nobody needs any more; everybody has been told
+            self.take_over(self._clock.monotonic())
 
 
 def _offset(reply: Reply) -> int:

@@ -10,10 +10,12 @@ from random import Random
 import pytest
 
 from tests.unit.client.lane_world import PLACE, STEPS, Step, World
+from txmq.client.link import Waiter
 from txmq.errors import (
     ConnectionLostError,
     DiskFullError,
     FencedError,
+    RequestTimeoutError,
     SpoolFullError,
     TooLargeError,
     TxmqError,
@@ -209,6 +211,25 @@ def test_the_end_spools_what_is_under_way(world: World) -> None:
     while world.sender._settled:
         world.sender._settled.popleft().settle_futures()
     assert {future.result().status for future in futures} == {SendStatus.SPOOLED}
+
+
+def test_the_end_is_not_put_off_by_a_session_that_cannot_be_renewed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what other partitions have under way would be neither spooled nor told."""
+
+    def renew(*_: object) -> None:
+        raise RequestTimeoutError("another thread is still connecting")
+
+    world.partition.plan = [FencedError("gone")]
+    future = world.send_async(b"0")
+    monkeypatch.setattr(world.way, "renew", renew)
+    monkeypatch.setattr(world.sender, "_on_given_up", lambda: None)
+    world.way.link.wait(Waiter(), world.clock.monotonic())
+    world.lane.close()
+    while world.sender._settled:
+        world.sender._settled.popleft().settle_futures()
+    assert future.result().status is SendStatus.SPOOLED
 
 
 @pytest.mark.parametrize("lost", [0, 1, 5, 7, 8, 12, 19])
