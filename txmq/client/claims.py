@@ -199,11 +199,16 @@ class Claims:
                 "ack(connection) needs a consumer with an offset_store in that database: MySQLOffsetStore"
             )
         try:
+            self._settle_before(message)
             position, from_, tracker = self._claimed(message)
             self._share.wait_saved()  # a save that is under way must not come behind this one
             try:
+                if tracker.aside_in_hand(message.offset) is not None:
+                    from_ = _From(beside=self._still_aside(tracker, message.offset))
                 store.save_in(connection, self.group, position, from_.above, most=from_.most, beside=from_.beside)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, TransactionStateError):
+                    self._try_look_up(tracker)  # it may be committed already: then it is dealt with
                 with self._share.changed:
                     tracker.claims.pop(message.offset, None)
                 raise
@@ -217,7 +222,7 @@ class Claims:
             if known is None:
                 raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more")
             is_aside = known.aside_in_hand(message.offset) is not None
-            if is_aside and known.claims:
+            if is_aside and known.claims.keys() - {message.offset}:
                 raise RolledBackError(
                     "an earlier message of the partition is acknowledged in a transaction: commit first"
                 )
@@ -229,16 +234,39 @@ class Claims:
             tracker.claims[message.offset] = Claim(self, message, position)
         return position, found, tracker
 
+    def _settle_before(self, message: Message) -> None:
+        """One that was aside is acknowledged alone: those before it may be committed by now."""
+        with self._share.changed:
+            tracker = self._share.trackers.get((message.topic, message.partition))
+            waits = tracker is not None and bool(tracker.claims) and tracker.aside_in_hand(message.offset) is not None
+        if waits and tracker is not None:
+            self._look_up(tracker)
+
+    def _still_aside(self, tracker: Tracker, offset: int) -> StoredOffset | None:
+        """What is saved, and must be so still when the transaction has the row.
+
+        Raises:
+            TransactionStateError: it does not name the message any more: its transaction was committed after all.
+        """
+        store = self._store
+        found: StoredOffset | None = asked(lambda: store.saved(self.group, tracker.slot))
+        if found is not None and offset < found.offset and offset not in parsed(found.aside):
+            raise TransactionStateError(f"message {offset} was aside: its transaction was committed after all")
+        return found
+
     def settle(self) -> None:
         """See what of these has been committed; a store that is away is asked again later."""
         with self._share.changed:
             waiting = [tracker for tracker in self._share.trackers.values() if self._has_claims(tracker)]
         for tracker in waiting:
-            with suppress(StorageError):
-                self._look_up(tracker)
+            self._try_look_up(tracker)
 
     def _has_claims(self, tracker: Tracker) -> bool:
         return any(claim.owner is self for claim in tracker.claims.values())
+
+    def _try_look_up(self, tracker: Tracker) -> None:
+        with suppress(StorageError):
+            self._look_up(tracker)
 
     def _look_up(self, tracker: Tracker) -> None:
         store = self._store
@@ -248,7 +276,8 @@ class Claims:
         named = parsed(found.aside).keys()
         with self._share.changed:
             for offset, claim in list(tracker.claims.items()):
-                is_done = offset not in named if offset in tracker.aside else offset < found.offset
+                # One that is aside is named from the save on that passes it.
+                is_done = offset < found.offset and not (offset in tracker.aside and offset in named)
                 if claim.owner is self and is_done:
                     del tracker.claims[offset]
                     _acknowledge(tracker, claim.message)

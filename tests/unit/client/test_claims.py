@@ -373,3 +373,62 @@ def test_nothing_may_be_saved_above_a_message_that_is_acknowledged_but_where_a_s
     world.tracker.saved = 4
     world.claims.claim_in(message(0), None)
     assert database.most == 4
+
+
+def aside(world: World, offset: int) -> str:
+    """A message that was set aside, in the application's hands again; the text that is saved."""
+    world.tracker.aside[offset] = waiting = Waiting(message(offset), 1, None)
+    waiting.is_out = True
+    world.tracker.aside_saved = text = f"[[{offset},1,null]]"
+    return text
+
+
+def test_one_that_was_aside_does_not_fail_for_what_was_committed_a_moment_ago() -> None:
+    world, database = in_database()
+    text = aside(world, -1)
+    world.claims.claim_in(message(0), None)
+    database.committed = StoredOffset(0, text)
+    with pytest.raises(RolledBackError, match="commit first"):
+        world.claims.claim_in(message(-1), None)
+    database.committed = StoredOffset(1, text)
+    world.claims.claim_in(message(-1), None)
+    assert (database.beside, list(world.tracker.claims)) == (StoredOffset(1, text), [-1])
+    world.claims.claim_in(message(-1), None)  # rolled back: the block runs again
+    assert world.calls.count("doomed") == 1
+
+
+def test_one_that_was_aside_is_not_acknowledged_twice_where_a_failed_commit_was_one() -> None:
+    world, database = in_database()
+    text = aside(world, -1)
+    database.committed = StoredOffset(0, text)
+    world.claims.claim_in(message(-1), None)
+    assert not world.claims.rejected(message(-1))  # not committed, as far as can be seen
+    database.committed = StoredOffset(0, None)
+    with pytest.raises(TransactionStateError, match="committed after all"):
+        world.claims.claim_in(message(-1), None)
+    assert (world.calls[-1], world.tracker.claims) == ("doomed", {})
+    assert world.tracker.aside == {}  # it is dealt with
+
+
+def test_one_that_no_save_has_passed_yet_is_not_taken_for_committed() -> None:
+    """What waited behind another of its key is delivered before anybody saved that it is aside."""
+    world, database = in_database()
+    world.tracker.aside[0] = waiting = Waiting(message(0), 0, None)
+    world.tracker.ack(0)
+    waiting.is_out = True
+    database.committed = StoredOffset(0)
+    world.claims.claim_in(message(0), None)
+    world.claims.settle()
+    assert not world.claims.rejected(message(0))
+    assert list(world.tracker.aside) == [0]
+    assert world.to_save() == [1]
+
+
+def test_what_is_refused_because_a_failed_commit_was_one_is_dealt_with() -> None:
+    world, database = in_database()
+    world.claims.claim_in(message(0), None)
+    assert not world.claims.rejected(message(0))
+    database.committed, database.refusal = StoredOffset(1), TransactionStateError("1 is saved there")
+    with pytest.raises(TransactionStateError):
+        world.claims.claim_in(message(0), None)
+    assert (world.tracker.position, world.tracker.claims) == (1, {})
