@@ -142,7 +142,8 @@ class OrderedMessageProducer:
         Raises:
             SpoolFullError: nothing was stored.
             TooLargeError, UnknownTopicError, ...: refused for good; nothing was stored.
-            ConnectionLostError: nothing was stored: how many partitions the topic has was never learnt, nor declared.
+            ConnectionLostError, RequestTimeoutError: nothing was stored: how many partitions the topic has was never
+                learnt, nor declared.
             StorageError: the spool's disk failed; whether the message is stored is not known.
             TransactionStateError: the call stands in a transaction's block.
 
