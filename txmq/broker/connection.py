@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
-from txmq.broker.core import Core
+from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.peer import Peer
 from txmq.config import BrokerSettings
 from txmq.protocol import answers
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from txmq.broker.context import Context
 
 log = get_logger()
-RECEIVE_SIZE_BYTES = 64 << 10  # of the smallest requests 5,000: the loop is held 25 ms, with 256 KiB 110
+RECEIVE_SIZE_BYTES = 64 << 10
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 4 << 20
 RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up after handshake_timeout_ms
@@ -35,6 +35,7 @@ class Host(Protocol):
     clock: Clock
     budget: ByteBudget
     connections: set[Connection]
+    paused: bool  # too much is queued: nobody is read
 
     def received(self) -> None:
         """Requests were taken in."""
@@ -46,7 +47,9 @@ class Host(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """See the module's docstring."""
 
-    __slots__ = ("_deadline", "_greeted", "_held", "_host", "_queued", "_reader", "_stalled_at", "_transport", "peer")
+    __slots__ = (
+        "_deadline", "_greeted", "_held", "_host", "_queued", "_reader", "_stalled_at", "_taken", "_transport", "peer",
+    )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -56,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline = 0.0  # of the unfinished request, or of the first one
         self._stalled_at = 0.0  # when answers stopped being taken
         self._held = False
+        self._taken = 0  # requests, since it last let others have their turn
         self._queued: list[Request | Violation] = []  # read, and not taken in yet; meanwhile nothing more is read
         self.peer: Peer
 
@@ -87,6 +91,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._queued += requests
             elif not self._take_in(requests):
                 return
+            elif nbytes == RECEIVE_SIZE_BYTES:
+                self._taken += len(requests)
+                if self._taken >= REQUESTS_A_TURN:
+                    self._taken = 0
+                    self.hold()  # libuv would read 2 MiB in a row, 0.4 s for everybody else
+                    asyncio.get_running_loop().call_soon(self.release)
             self._greeted = True
         if self._reader.is_idle:
             if self._greeted:
@@ -97,7 +107,10 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline += nbytes / RECEIVE_RATE_BYTES_MIN
 
     def _take_in(self, requests: list[Request | Violation]) -> bool:
-        """Up to one whose answer may be long; the others' turn comes first then. False where the broker failed."""
+        """Up to one whose answer may be long, or REQUESTS_A_TURN; the others' turn comes first then.
+
+        False where the broker failed.
+        """
         host = self._host
         host.context.now_ms = host.clock.now_ms()
         try:
@@ -161,9 +174,10 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def release(self) -> None:
-        """Read again, unless answers are not taken or too many are owed."""
-        if not (self._held or self._queued) and self._stalled_at == 0.0 and not self._transport.is_closing():
-            self._transport.resume_reading()
+        """Read again, unless answers are not taken, too many are owed, or the broker takes in nothing."""
+        if self._held or self._queued or self._stalled_at != 0.0 or self._host.paused or self._transport.is_closing():
+            return
+        self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """Answers are not taken: take in nothing more, and give up after ``write_timeout_ms``."""

@@ -65,6 +65,7 @@ VERBS: dict[bytes, _Verb] = {
     b"quit": greeting.quit_,
 }
 _TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError)
+REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes: 13 ms of the smallest requests, 5 ms of puts
 LONG_ANSWERS = frozenset({b"get", b"meta", b"recover", b"checks", b"group", b"query", b"topic", b"stats", b"help"})
 
 
@@ -106,12 +107,14 @@ class Core:
             index = self.receive_some(peer, requests, index)
 
     def receive_some(self, peer: Peer, requests: Sequence[Request | Violation], index: int) -> int:
-        """The same from ``requests[index]`` on, up to one whose answer may be long; returns the index behind it.
+        """The same from ``requests[index]`` on, up to one whose answer may be long, or some REQUESTS_A_TURN.
+
+        Returns the index behind it.
 
         So that the shell can let others have their turn, and see whether answers are taken, before it goes on: 5,000
         short lines of ``meta *`` in one read held the loop for 10 s, and 150 MB.
         """
-        context, count = self.context, len(requests)
+        context, count, turn = self.context, len(requests), index + REQUESTS_A_TURN
         while index < count and not peer.closing:
             # Whose connection has a session sends batches with a producer id, which are not plain: no use trying. Nor
             # is it for a lone request (p50 of one put at a time 0.112 ms against 0.128).
@@ -124,7 +127,7 @@ class Core:
                 # One group is one record: it stays far below what the journal can hold.
                 context.full.append(context.group)
                 context.group = Group()
-            if requests[index - 1][0] in LONG_ANSWERS:
+            if index >= turn or requests[index - 1][0] in LONG_ANSWERS:
                 return index
         return count
 

@@ -70,7 +70,7 @@ class Server:
         self._readers = ThreadPoolExecutor(2, "txmq-reader")
         self._listener: asyncio.Server | None = None
         self._scheduled = self._in_flight = self._failed = False
-        self._paused = False
+        self.paused = False
         self._sync_ms = 0.0  # of recent syncs, smoothed
         self._unsynced: list[Group] = []
         self._forced_before = False  # whether one of them but the newest must be forced
@@ -177,8 +177,8 @@ class Server:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._pump)
-        if not self._paused and self.context.queued_bytes() > QUEUED_BYTES_MAX:
-            self._paused = True
+        if not self.paused and self.context.queued_bytes() > QUEUED_BYTES_MAX:
+            self.paused = True
             for connection in self.connections:
                 connection.hold()
 
@@ -207,8 +207,8 @@ class Server:
                 break
             self._patience.end()
             self._commit(self.core.seal())
-        if self._paused and self.context.queued_bytes() < QUEUED_BYTES_MAX // 2:
-            self._paused = False
+        if self.paused and self.context.queued_bytes() < QUEUED_BYTES_MAX // 2:
+            self.paused = False
             for connection in self.connections:
                 connection.release()
         self._flush()

@@ -11,7 +11,7 @@ from txmq.cli import output
 from txmq.cli.connecting import connected
 
 if TYPE_CHECKING:
-    from txmq.client.spool import Entry
+    from txmq.client.spool import Entry, Spool
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -88,19 +88,26 @@ def drain(
     from txmq.client.spool import Spool
 
     Spool(directory, read_only=True).close()  # looking must not make one
-    if parked:
-        with Spool(directory) as spool:
-            spool.unpark()
     with connected(bootstrap) as client:
+        with Spool(directory) as spool:
+            if parked:
+                spool.unpark()
+            kept, _ = _counted(spool)  # before a producer begins to send
         producer: OrderedMessageProducer = client.ordered_producer(RoundRobinSelector(), str(directory))
         with producer:
-            waiting = producer.spooled
             producer.flush(timeout)
-            left = len(producer.parked())
+    with Spool(directory, read_only=True) as spool:
+        still_kept, left = _counted(spool)
     if as_json:
-        output.print_json({"sent": waiting, "parked": left})
+        output.print_json({"sent": kept - still_kept, "parked": left})
     else:
         output.note(f"{directory}: nothing waits any more; {left} parked")
+
+
+def _counted(spool: Spool) -> tuple[int, int]:
+    """Messages that are kept in all, and those of them that are parked."""
+    rows = spool.summary()
+    return sum(waiting + parked for _, _, waiting, parked, *_ in rows), sum(parked for _, _, _, parked, *_ in rows)
 
 
 def _shown(entry: Entry) -> dict[str, Any]:
