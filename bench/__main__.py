@@ -16,6 +16,8 @@ from bench.catalogue import ROWS
 from bench.model import NotInstalledError, Result, Row, Surroundings
 from txmq.testing.bench.limits import bare_limits, facts
 
+BARE_S_MAX = 0.2  # for each bare limit, behind each measure of a row that stands beside some
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run it; 1 where a row was missed or failed, 130 where it was interrupted."""
@@ -72,7 +74,8 @@ def _measure(row: Row, directory: Path, quick: bool, console: Console) -> Result
             for number in range(repeats):
                 if console.is_terminal:
                     console.print(f"[dim]{row.name} {number + 1}/{repeats}[/]".ljust(60), end="\r")
-                result.add(measure())
+                figures = measure()
+                result.add(figures, bare_limits(own, BARE_S_MAX) if row.bare else None)
     except NotInstalledError as error:
         result.missing = str(error)
     except Exception as error:  # noqa: BLE001  one row that fails must not take the others' figures with it

@@ -14,8 +14,9 @@ from textwrap import shorten
 
 from bench import svg
 from bench.model import Result
+from bench.report import LEGEND
 from bench.svg import Mark, with_unit
-from txmq.testing.bench.limits import busy
+from txmq.testing.bench.limits import ECHO, SYNC, SYNCED_ECHO, busy
 from txmq.testing.bench.model import LATENCY_UNITS, PERCENTILES, amount
 
 
@@ -48,11 +49,11 @@ CHARTS = (
         Line("peer-rabbitmq", "RabbitMQ quorum, confirm, synced", "p50"),
         Line("peer-rabbitmq-tx", "RabbitMQ classic, tx.commit, synced", "p50"),
         Line("peer-nats-sync", "NATS JetStream, synced", "p50"),
-        Line("echo after a sync p50 ms", "bare: echo after a sync"),
-        Line("sync 4 KiB p50 ms", "bare: write and sync of 4 KiB"),
+        Line(SYNCED_ECHO, "bare: echo after a sync"),
+        Line(SYNC, "bare: write and sync of 4 KiB"),
         Line("put-single-sync-interval", "txmq put, sync = interval", "p50"),
         Line("peer-nats", "NATS JetStream, not synced", "p50"),
-        Line("echo p50 ms", "bare: echo"),
+        Line(ECHO, "bare: echo"),
     ), is_latency=True),
     Chart("Many in flight", "Acknowledged messages a second, one message a request.", (
         Line("put-pipelined-sync-on", "txmq put, synced, raw generator"),
@@ -128,7 +129,7 @@ td, th { padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); ver
   overflow-wrap: anywhere; }
 td:first-child { min-width: 16rem; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.pass, .within, .MISS, .failed { white-space: nowrap; overflow-wrap: normal; }
+.pass, .within, .LIMIT, .MISS, .failed { white-space: nowrap; overflow-wrap: normal; }
 .pass { color: var(--good); } .MISS, .failed { color: var(--bound); font-weight: 600; }
 """
 
@@ -209,8 +210,7 @@ def _bound_of(line: Line, result: Result) -> float | None:
 def _table(results: Sequence[Result]) -> str:
     lines = "".join(_rows(result) for result in results)
     heads = "".join(f"<th>{text}</th>" for text in ("Work", "Figure", "Bound", "Measured", "Lowest - highest", ""))
-    note = "Medians; a row is missed beyond 20 % of its bound."
-    return f"<h2>Everything</h2><p>{note}</p><div><table><tr>{heads}</tr>{lines}</table></div>"
+    return f"<h2>Everything</h2><p>{LEGEND}.</p><div><table><tr>{heads}</tr>{lines}</table></div>"
 
 
 def _rows(result: Result) -> str:
@@ -226,6 +226,8 @@ def _rows(result: Result) -> str:
         if not samples:
             continue
         limit = f"{'≥' if bound.at_least else '≤'} {amount(bound.limit)} {bound.unit}" if bound else ""
+        if bound and (best := result.best(bound)) is not None:
+            limit += f" (at best {amount(best)})"
         lines.append(
             f'<tr><td>{"" if lines else title}</td><td>{escape(figure)}</td><td class="n">{limit}</td>'
             f'<td class="n">{with_unit(result.median(figure) or 0, unit)}</td>'

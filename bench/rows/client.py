@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from bench.model import Bound, Measure, Row, Surroundings
 from txmq.testing.bench import loads
+from txmq.testing.bench.limits import LOOPBACK_BYTES
 from txmq.testing.bench.model import Target
 from txmq.testing.broker_process import BrokerProcess
 
@@ -37,6 +38,6 @@ ROWS = (
     ),
     Row(
         "consume", "read 100 B messages, one process", _consume, {"rate": "msg/s", "raw": "GB/s"},
-        (Bound("rate", 700_000, "msg/s"), Bound("raw", 1, "GB/s")), ("loopback bytes/s",),
+        (Bound("rate", 700_000, "msg/s"), Bound("raw", 1, "GB/s")), (LOOPBACK_BYTES,),
     ),
 )  # fmt: skip

@@ -10,6 +10,7 @@ from itertools import count
 import txmq
 from bench.model import Measure, Row, Surroundings
 from bench.rows.client import PARTITIONS, TOPIC, VALUE
+from txmq.testing.bench.limits import LOOPBACK_BYTES
 from txmq.testing.bench.loads import PER_CALL, pairs_of
 from txmq.testing.broker_process import BrokerProcess
 
@@ -120,7 +121,7 @@ def _until_shared(members: list[txmq.Consumer], started: float) -> float:
 ROWS = (
     Row(
         "consume-group", "read 100 B messages through a group, each acknowledged; browse beside it", _consume,
-        {"poll": "msg/s", "run": "msg/s", "browse": "msg/s"}, (), ("loopback bytes/s",),
+        {"poll": "msg/s", "run": "msg/s", "browse": "msg/s"}, (), (LOOPBACK_BYTES,),
     ),
     Row(
         "rebalance", f"share {MANY_PARTITIONS} partitions among {MEMBERS} members", _rebalance,

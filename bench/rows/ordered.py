@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import txmq
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.client import PARTITIONS, TOPIC, VALUE
+from txmq.testing.bench.limits import SYNC
 from txmq.testing.bench.loads import pairs_of
 from txmq.testing.bench.timing import in_threads
 from txmq.testing.broker_process import BrokerProcess
@@ -112,6 +113,6 @@ ROWS = (
     ),
     Row(
         "spool", f"spool of an ordered producer: filled by {THREADS} threads, then drained", _spool,
-        {"spool": "msg/s", "drain": "msg/s"}, (), ("sync 4 KiB p50 ms",),
+        {"spool": "msg/s", "drain": "msg/s"}, (), (SYNC,),
     ),
 )  # fmt: skip

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.cli import output
 from txmq.cli.bench_run import NOT_A_DISK
-from txmq.testing.bench.limits import busy
+from txmq.testing.bench.limits import LOOPBACK_BYTES, LOOPBACK_MESSAGES, busy
 from txmq.testing.bench.model import PERCENTILES, amount
 
-BARE_RATES = frozenset({"loopback bytes/s"})
-HIDDEN = frozenset({"loopback of 261 B a message/s"})  # the other one, for the budget's messages
+BARE_RATES = frozenset({LOOPBACK_BYTES})
+HIDDEN = frozenset({LOOPBACK_MESSAGES})  # the other one, for the budget's messages
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,7 +16,7 @@ from bench.model import Bound, NotInstalledError, Result, Row
 from bench.page import CHARTS, page
 from bench.peers.processes import require_client
 from bench.svg import Mark, bars, latencies
-from txmq.testing.bench.limits import BARE_LIMITS, busy
+from txmq.testing.bench.limits import BARE_LIMITS, ECHO, SYNCED_ECHO, busy
 from txmq.testing.bench.model import LATENCY_UNITS
 
 FACTS = {"cores": "2", "load before": "0.3"}
@@ -41,6 +41,35 @@ def test_a_row_is_missed_beyond_a_fifth_of_its_bound(value: float | None, verdic
     if value is not None:
         made.add({"p50": value})
     assert made.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "bare_ms", "verdict"),
+    [(0.4, 0.1, "MISS"), (0.4, 0.175, "MISS"), (0.4, 0.19, "LIMIT"), (0.1, 0.19, "pass"), (0.17, 0.19, "within 20 %")],
+)
+def test_what_the_bare_machine_would_miss_too_is_called_its_limit(value: float, bare_ms: float, verdict: str) -> None:
+    made = result("put-single-sync-on")
+    made.samples.clear()
+    made.add({"p50": value}, {SYNCED_ECHO: bare_ms, ECHO: 0.01})
+    assert made.bare == {SYNCED_ECHO: bare_ms}
+    assert made.verdict == verdict
+    console = Console(file=StringIO(), width=200)
+    report.show([made], FACTS, BARE, console)
+    assert f"at best p50: {bare_ms} ms" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"(at best {bare_ms})" in page([made], FACTS, BARE)
+
+
+def test_the_worst_bound_of_a_row_is_its_verdict() -> None:
+    made = result("last-resource")
+    made.samples.clear()
+    made.add(
+        {"share, 1 thr": 20.0, "outbox, 1 thr": 5000.0, "share, 8 thr": 100.0, "outbox, 8 thr": 5000.0},
+        {SYNCED_ECHO: 0.2},
+    )
+    assert made.verdict == "LIMIT"  # 0.2 ms of 0.6: 33 % at best
+    made.add({"share, 8 thr": 1.0, "outbox, 8 thr": 500.0})  # 2 ms of 2.2: 91 % at best, so 1 % is ours
+    made.add({"share, 8 thr": 1.0, "outbox, 8 thr": 500.0})
+    assert made.verdict == "MISS"
 
 
 def test_what_is_not_installed_is_no_failure() -> None:

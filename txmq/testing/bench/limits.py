@@ -46,13 +46,9 @@ _SYNCS, _ECHOES, _STREAM_BYTES = 1500, 5000, 128 << 20
 SECONDS_MAX = 1.0  # for each limit
 
 
-BARE_LIMITS = (
-    "sync 4 KiB p50 ms",
-    "echo p50 ms",
-    "echo after a sync p50 ms",
-    "loopback of 261 B a message/s",
-    "loopback bytes/s",
-)
+SYNC, ECHO, SYNCED_ECHO = "sync 4 KiB p50 ms", "echo p50 ms", "echo after a sync p50 ms"
+LOOPBACK_MESSAGES, LOOPBACK_BYTES = "loopback of 261 B a message/s", "loopback bytes/s"
+BARE_LIMITS = (SYNC, ECHO, SYNCED_ECHO, LOOPBACK_MESSAGES, LOOPBACK_BYTES)
 
 
 def facts(directory: Path) -> dict[str, str]:

@@ -15,6 +15,7 @@ from itertools import islice
 
 import txmq
 from txmq.errors import TxmqError
+from txmq.testing.bench.limits import LOOPBACK_BYTES, SYNC, SYNCED_ECHO
 from txmq.testing.bench.model import LATENCY_UNITS, Load, Run, Target, client_with_topic, latencies
 from txmq.testing.bench.raw import RawConnection, batch_of, put_requests
 from txmq.testing.bench.timing import in_threads, timed
@@ -24,7 +25,6 @@ PER_CALL = 100_000  # messages in one send_many: a list that an application woul
 OUTSTANDING_BYTES_MAX = 32 << 20  # more would only wait in the sockets
 FETCH_SIZE_BYTES = 1 << 20
 DELIVERY_WAIT_S = 10.0
-_SYNCED, _LOOPBACK = "echo after a sync p50 ms", "loopback bytes/s"
 
 
 def pairs_of(count: int, value: bytes) -> list[tuple[bytes | None, bytes]]:
@@ -210,16 +210,16 @@ def tx_threads(target: Target) -> Iterator[Run]:
 
 LOADS: tuple[Load, ...] = (
     Load("put-pipelined", "puts of one message, many outstanding, raw generator", put_pipelined,
-         {"rate": "msg/s"}, (_LOOPBACK,), 2000),
+         {"rate": "msg/s"}, (LOOPBACK_BYTES,), 2000),
     Load("put-single", "one put at a time, raw generator", put_single,
-         {"rate": "msg/s"} | LATENCY_UNITS, (_SYNCED,), 50),
+         {"rate": "msg/s"} | LATENCY_UNITS, (SYNCED_ECHO,), 50),
     Load("send-many", "send_many, with keys", send_many, {"rate": "msg/s"}, (), 5000),
     Load("consume", "read: decoded messages; raw batches", consume,
-         {"rate": "msg/s", "raw": "GB/s"}, (_LOOPBACK,), 20_000),
+         {"rate": "msg/s", "raw": "GB/s"}, (LOOPBACK_BYTES,), 20_000),
     Load("delivery", "from send to a waiting reader", delivery,
-         {"rate": "msg/s"} | LATENCY_UNITS, (_SYNCED,), 50),
+         {"rate": "msg/s"} | LATENCY_UNITS, (SYNCED_ECHO,), 50),
     Load("tx-local", "local transactions of one message, one thread", tx_local,
-         {"rate": "tx/s"} | LATENCY_UNITS, (_SYNCED,), 50),
+         {"rate": "tx/s"} | LATENCY_UNITS, (SYNCED_ECHO,), 50),
     Load("tx-threads", "local transactions of one message, many threads", tx_threads,
-         {"rate": "tx/s"} | LATENCY_UNITS, ("sync 4 KiB p50 ms",), 640),
+         {"rate": "tx/s"} | LATENCY_UNITS, (SYNC,), 640),
 )  # fmt: skip
