@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from txmq.broker.core import REQUESTS_A_TURN
 from txmq.protocol.requests import Request, Violation
 
 from .support import batch, node, part, prepare, put, restarted, values
@@ -219,3 +220,16 @@ def test_requests_behind_one_whose_answer_may_be_long_are_left_for_the_next_turn
     broker.core.receive(client.peer, requests)
     broker.pump()
     assert sorted(client.received) == [b"0", b"1", b"2"]
+
+
+def test_no_more_than_a_turn_of_one_connections_requests_is_taken_at_once() -> None:
+    broker = node()
+    client = broker.connect()
+    requests: list[Request | Violation] = [(b"ping", [], None, None, b"%d" % n) for n in range(2 * REQUESTS_A_TURN + 7)]
+    taken, turns = 0, []
+    while taken < len(requests):
+        before, taken = taken, broker.core.receive_some(client.peer, requests, taken)
+        turns.append(taken - before)
+    assert turns == [REQUESTS_A_TURN, REQUESTS_A_TURN, 7]
+    broker.pump()
+    assert len(client.received) == len(requests)
