@@ -13,6 +13,9 @@ What if the process dies right here:
     * behind the pins, the sending, or the answers of a flight: the same bytes go out again in the same session, which
       the next life resumes; the broker answers those it has as duplicates.
 
+A refusal leaves a number unused only where nothing but refusals ever came of it: what may have been stored before (no
+answer came, or another process sent it) is not parked as refused before the log was read.
+
 What if the session is gone meanwhile (410), or the partition no longer knows its numbers (its topic was made anew):
 nothing comes in by that number any more, so after ``VISIBILITY_WAIT_S``, in which whatever was stored becomes visible,
 the log is read (``ordered_fate``): what is there is done, what is not gets a new number. Where retention took the part
@@ -35,7 +38,7 @@ from itertools import accumulate, takewhile
 
 from txmq.client.link import Reply
 from txmq.client.ordered_fate import Fate, Reader, look_up
-from txmq.client.ordered_sender import OrderedSender, TakenOver, Unsent
+from txmq.client.ordered_sender import OrderedSender, TakenOver, Unsent, is_certain
 from txmq.client.ordered_sessions import Sessions
 from txmq.client.producer_core import SEQUENCE_MASK, Batch, Record
 from txmq.client.sender import Completion
@@ -83,6 +86,7 @@ class Lane:
         self._identity: Identity | None = None  # the session that ``_sequence`` counts in
         self._sequence = 0
         self._floor: int | None = None  # an offset the partition has reached
+        self._certain: set[int] = set()  # rows that were sent and refused, and cannot have been stored
         self._contradicted: dict[Identity, float] = {}  # sessions whose numbers no longer count here, and since when
         self._is_closed = False
         self.drained = 0  # batches that went out of the spool to the broker
@@ -144,13 +148,12 @@ class Lane:
     ) -> tuple[Completion, int] | None:  # fmt: skip
         try:
             identity = self._sender.follow(deadline)
-            if self._floor is None:
-                self._floor = self._reader.offsets(*self.place).end
+            ours = self._sequence if identity == self._identity else 0
+            self._look_at_end(ours)
         except (StorageError, ClosedError, *POISON):
             raise
         except TxmqError:
             return None
-        ours = self._sequence if identity == self._identity else 0
         self._sender.begin(self.place, None if self._is_direct else ours)
         self._is_direct = True
         return self._sender.start(self.place, record, deadline, future)
@@ -206,14 +209,19 @@ class Lane:
                 outcomes += [None] * ticket.messages
         return outcomes
 
-    def _pins(self, identity: Identity, entries: Sequence[Entry]) -> list[Pin]:
-        if self._floor is None:
+    def _look_at_end(self, sequence: int) -> int:
+        """How far the partition has got; anew where numbering begins: its topic may be another one than before."""
+        if self._floor is None or sequence == 0:
             self._floor = self._reader.offsets(*self.place).end
+        return self._floor
+
+    def _pins(self, identity: Identity, entries: Sequence[Entry]) -> list[Pin]:
+        floor = self._look_at_end(self._sequence if identity == self._identity else 0)
         if identity != self._identity:
             self._identity, self._sequence = identity, 0
         # A number counts messages; a batch that was sent directly and is numbered anew may hold several.
         steps = accumulate((entry.messages for entry in entries[:-1]), initial=self._sequence)
-        return [Pin(identity, step & SEQUENCE_MASK, self._floor) for step in steps]
+        return [Pin(identity, step & SEQUENCE_MASK, floor) for step in steps]
 
     def _look_after_session(self, error: TxmqError, identity: Identity, deadline: float) -> None:
         if isinstance(error, ForbiddenError):
@@ -251,6 +259,7 @@ class Lane:
         front = _front(entries, lambda entry: entry.pin is None and _damage(entry) is None)
         pins = self._pins(self._sessions.current(deadline), front)
         self._spool.pin(list(zip(front, pins, strict=True)))
+        self._certain = {entry.number for entry in front}
         crash_point("client.ordered.pinned")
         self._sequence = pins[-1].sequence + front[-1].messages & SEQUENCE_MASK
         return [replace(entry, pin=pin) for entry, pin in zip(front, pins, strict=True)]
@@ -258,6 +267,7 @@ class Lane:
     def _fly(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
         """Send them in order, as many at a time as the broker tells apart; the first that failed, and why."""
         failure: tuple[Entry, TxmqError] | None = None
+        certain, self._certain = self._certain, set()
         waiting, flying, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
         while True:
             while failure is None and len(flying) < self._sessions.in_flight_max and (entry := next(waiting, None)):
@@ -283,6 +293,8 @@ class Lane:
             self._spool.done(done)
             crash_point("client.ordered.removed")
             self.drained += len(done)
+        if failure is not None and _is_certain(failure[1]) and failure[0].number in certain:
+            self._certain = {number for number in certain if number >= failure[0].number}  # a gap is in front of these
         return failure
 
     def _failed(self, entry: Entry, error: TxmqError, deadline: float) -> None:
@@ -292,7 +304,10 @@ class Lane:
             if entry.attempts + 1 < self._attempts_max:
                 self._spool.failed(entry, str(error))
                 raise error
-            self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
+            if entry.pin is not None and entry.number not in self._certain:
+                self._settle(entry, error, deadline)
+            else:
+                self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
         else:
             if isinstance(error, ForbiddenError):
                 self._sessions.reconnect()
@@ -346,6 +361,11 @@ def _offset(reply: Reply) -> int:
 
 def _front(entries: Sequence[Entry], belongs: Callable[[Entry], bool]) -> list[Entry]:
     return list(takewhile(belongs, entries))
+
+
+def _is_certain(error: TxmqError) -> bool:
+    """Whether this sending, at least, has stored nothing."""
+    return isinstance(error, LocalProtocolError) or is_certain(error)
 
 
 def _is_refused_for_good(taken: Batch) -> bool:

@@ -154,6 +154,8 @@ class OrderedCore(ProducerCore):
         if self._producer == (session, epoch):
             return
         self._producer = (session, epoch)
+        self.direct.clear()  # each lane looks first how far its partition has got
+        self._floors = {queue: floor for queue, floor in self._floors.items() if queue in self.given_up}
         for queue in self._queues.values():
             if queue not in self.given_up:
                 queue.base_sequence = 0
@@ -193,7 +195,7 @@ class OrderedCore(ProducerCore):
                 sequence = (sequence + batch.count) & SEQUENCE_MASK
             self._remove(batch)
         queue.stalled = False  # the next number comes with ``begin``
-        return TakenOver(unsent, identity, sequence, self._floors.get(queue))
+        return TakenOver(unsent, identity, sequence, self._floors.pop(queue, None))
 
     def finish_spooled(self, batch: Batch, error: TxmqError) -> None:
         """What its lane made of a batch that was handed over."""

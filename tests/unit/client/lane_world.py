@@ -31,6 +31,7 @@ from txmq.runtime.sim_clock import SimClock
 from txmq.runtime.threads import Future
 
 PLACE = ("t", 0)
+OTHERS = b"of another producer"
 Step = str | BaseException
 STEPS: list[Step] = [
     "store", "lose", "hide", ConnectionLostError("lost"), UnavailableError("stopping"), DiskFullError("full")
@@ -101,6 +102,22 @@ class Partition:
         batch = bytearray(stored)
         HEADER.pack_into(batch, 0, base, *HEADER.unpack_from(batch)[1:])
         return bytes(batch)
+
+    def made_anew(self) -> None:
+        """The topic was deleted, and made again: it knows no numbers."""
+        self.stored, self.end = [], 0
+        self.known, self.following = {}, {}
+
+    def others(self, count: int) -> None:
+        """So many messages of another producer."""
+        for _ in range(count):
+            self.stored.append((self.end, bytes(records.encode([(None, OTHERS, (), 1)]))))
+            self.end += 1
+
+    @property
+    def own(self) -> list[bytes | None]:
+        """What a reader sees of ours."""
+        return [value for value in self.values if value != OTHERS]
 
     @property
     def values(self) -> list[bytes | None]:

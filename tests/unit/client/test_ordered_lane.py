@@ -346,3 +346,69 @@ def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: World, seed
     assert {value for value, future in under_way if future.exception() is not None} <= {b"poison"}
     world.drain(400)
     assert world.partition.values == told
+
+
+def test_a_batch_that_may_be_stored_is_not_parked_as_refused_nor_are_those_behind_it_sent_twice(world: World) -> None:
+    """A broker that was restarted with a lower limit refuses what it has before it looks whether it has it."""
+    world.partition.plan = [DiskFullError("full")]
+    for value in (b"1", b"2", b"3"):
+        world.send(value)
+    world.partition.plan = ["lose"]
+    with pytest.raises(ConnectionLostError):
+        world.lane.flight(world.clock.monotonic() + 1.0)
+    assert world.partition.values == [b"1", b"2", b"3"]
+    world.partition.session += 1  # the process was killed
+    world.life()
+    for _ in range(2):
+        world.partition.plan = [TooLargeError("over the limit now")]
+        with suppress(TooLargeError):
+            world.lane.flight(world.clock.monotonic() + 1.0)
+    world.drain()
+    assert (world.spool.parked(), world.partition.values) == ([], [b"1", b"2", b"3"])
+
+
+def test_where_it_was_never_stored_it_is_parked_in_the_end(world: World) -> None:
+    world.partition.plan = [ConnectionLostError("lost")]
+    world.send(b"poison")
+    world.send(b"2")
+    world.partition.refuses = lambda content: b"poison" in content
+    world.drain()
+    (parked,) = world.spool.parked()
+    assert parked.reason == "refused 2 times: poison"
+    assert world.partition.values == [b"2"]
+
+
+def another_session(world: World) -> None:
+    """The link is lost, and another lane is the first to connect again."""
+    world.partition.session += 1
+    world.way.link.fail(ConnectionLostError("lost"))
+    world.sender.follow(world.clock.monotonic() + 1.0)
+
+
+@pytest.mark.parametrize("state", ["direct", "was spooled", "given up", "refused"])
+def test_a_topic_made_anew_is_looked_at_from_its_own_beginning(world: World, state: str) -> None:
+    """What the partition of the old one had reached says nothing about where the new one has a batch."""
+    for number in range(5):
+        world.send(b"old %d" % number)
+    if state == "was spooled":
+        world.partition.plan = [DiskFullError("full")]
+        world.send(b"old 5")
+        world.drain()
+        world.send(b"old 6")
+    elif state == "given up":
+        world.sender.core._give_up(world.sender.core._queue(*PLACE))
+        world.sender.core.given_up[world.sender.core._queue(*PLACE)] = world.sender.core.identity
+    if state != "refused":
+        another_session(world)
+    world.lane.take_over(world.clock.monotonic() + 1.0)
+    world.partition.made_anew()
+    if state == "refused":
+        assert world.send(b"1") is None  # its number does not follow: there is a new session
+        world.drain()
+    world.partition.plan = ["lose"]
+    assert world.send(b"2") is None
+    world.partition.others(10)
+    world.partition.ended.add(world.partition.session)
+    world.partition.session += 1
+    world.drain()
+    assert world.partition.own == ([b"1", b"2"] if state == "refused" else [b"2"])
