@@ -7,7 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 import txmq
+from tests.services.consuming import take, until, values
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 from txmq.testing.broker_process import BrokerProcess
 
@@ -58,6 +61,32 @@ def test_a_group_is_listed_described_reset_skipped_and_deleted(broker: BrokerPro
     assert "0 to 1" in run(broker, "reset", "billing", "-t", "orders", "-p", "7", "--to", "latest", status=2)
     run(broker, "delete", "billing")
     assert "no group" in run(broker, "describe", "billing", status=1)
+
+
+def test_a_damaged_message_stops_its_partition_says_so_and_is_skipped_by_hand(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        producer = client.producer()
+        for number in range(3):
+            producer.send("orders", b"%d" % number)
+    broker.stop()
+    [segment] = (broker.data_dir / "log").rglob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"1", len(content) // 3 + 60)] ^= 1  # the value of the second of three equal batches
+    segment.write_bytes(content)
+    broker.start()
+    with txmq.connect(broker.address) as client:
+        with client.consumer("billing", ["orders"]) as consumer:
+            assert values(take(consumer, 1)) == [b"0"]
+            until(lambda: "txmq log verify" in consumer.stopped.get(("orders", 0), ""), "it says so")
+        assert offsets(broker) == {0: 1}
+        run(broker, "skip", "billing", "--topic", "orders", "--partition", "0")
+        with client.consumer("billing", ["orders"]) as consumer:
+            assert values(take(consumer, 1)) == [b"2"]
+            assert consumer.stopped == {}
+        found: list[bytes | None] = []
+        with pytest.raises(txmq.InvalidBatchError, match="at offset 1"):
+            found.extend(message.value for message in client.browse("orders"))
 
 
 def test_describe_names_the_transaction_that_a_partition_waits_for(broker: BrokerProcess) -> None:

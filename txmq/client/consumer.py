@@ -182,7 +182,7 @@ class Consumer:
         """Partitions that deliver nothing new because something is wrong, and what; it is tried again by itself."""
         with self._share.changed:
             held = self._share.trackers.items()
-            return {slot: tracker.stopped for slot, tracker in held if tracker.stopped is not None}
+            return {slot: why for slot, tracker in held if (why := tracker.stopped or tracker.fetch_error) is not None}
 
     def pause(self, slots: Iterable[Slot] | None = None) -> None:
         """Deliver nothing of these partitions (default: all) until ``resume``; they stay ours."""

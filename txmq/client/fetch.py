@@ -2,7 +2,7 @@
 
 A ``get`` answers whole batches, the first of which holds the wanted offset; what lies before the offset is dropped
 here. Batches are checked against their place (topic id, partition, offset) and their CRC before a message is given
-out: damage on the broker's disk or on the way is found, not served.
+out: damage on the broker's disk or on the way is found, not served. What is sound before it is given out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txmq.runtime.ports import Clock
 
 FETCH_SIZE_BYTES = 1 << 20
 POLL_WAIT_S_MAX = 30.0  # the longest the broker holds a get
-_DAMAGED = "damaged where it was stored or made: look with txmq log verify there, or read on behind it"
+DAMAGED = "damaged where it was stored or made: look with txmq log verify there, or read on behind it"
 
 
 class Fetcher:
@@ -47,13 +47,12 @@ class Fetcher:
         body = self.fetch_raw(topic, partition, offset, max_bytes, timeout)
         if not body:
             return []
-        try:
-            messages = records.decode(body, topic, partition, topic_id=topic_id)
-        except InvalidBatchError as error:
+        messages, damage = records.decode_sound(body, topic, partition, topic_id=topic_id)
+        if damage is not None and (not messages or messages[-1].offset < offset):
             # The topic may have been made anew since its id was learnt.
             current_id = self._topics.refresh(topic).topic_id
             if current_id == topic_id:
-                raise InvalidBatchError(f"{error}; {_DAMAGED}") from None
+                raise InvalidBatchError(f"at offset {offset}: {damage}; {DAMAGED}")
             messages = records.decode(body, topic, partition, topic_id=current_id)
         first = messages[0].offset
         if not first <= offset < first + len(messages):

@@ -7,7 +7,8 @@ get has a number: an answer that ``seek`` or the loss of the partition has overt
 Invariants:
     * one get a partition at a time, and none where the partition's share of the buffer is full;
     * an error costs the partition a pause, never the others; an offset that is gone is told, and the oldest message
-      there is comes next.
+      there is comes next;
+    * what is sound is delivered up to the damage, and nothing of or behind it; an error that stays is told each minute.
 """
 
 from __future__ import annotations
@@ -16,15 +17,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from txmq.client.connection import Connection
+from txmq.client.fetch import DAMAGED
 from txmq.client.link import Link, Waiter
 from txmq.client.tracker import Slot, Tracker
-from txmq.errors import ClosedError, ConnectionLostError, OffsetOutOfRangeError, TxmqError, broker_error
+from txmq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    InvalidBatchError,
+    OffsetOutOfRangeError,
+    TxmqError,
+    broker_error,
+)
 from txmq.log import records
 from txmq.runtime.threads import Condition, start_daemon
 
 FETCH_WAIT_MS = 1000
 FETCH_SIZE_BYTES_MIN = 64 << 10
 FETCH_AGAIN_S = 0.2  # after an error
+FETCH_DAMAGED_S = 5.0  # where the same bytes failed twice: each look reads up to the partition's share of the buffer
+TOLD_AGAIN_S = 60.0
 
 
 class _Fetch:
@@ -116,10 +127,13 @@ class Fetching:
         topic, partition = tracker.slot
         try:
             topic_id = self._client.topics.known(topic).topic_id if body else 0
-            messages = records.decode(body, topic, partition, topic_id=topic_id) if body else []
         except TxmqError as error:
-            self._client.topics.forget(topic)  # it may have been made anew: another id is stamped into what it holds
             self.failed(tracker, number, error)
+            return
+        messages, damage = records.decode_sound(body, topic, partition, topic_id=topic_id) if body else ([], None)
+        if damage is not None and (not messages or messages[-1].offset < tracker.next_fetch):
+            self._client.topics.forget(topic)  # it may have been made anew: another id is stamped into what it holds
+            self.failed(tracker, number, damage)
             return
         with self._changed:
             if tracker.fetched(number, messages) and messages:
@@ -128,15 +142,25 @@ class Fetching:
 
     def failed(self, tracker: Tracker, number: int, error: TxmqError) -> None:
         """For ``_Fetch``."""
+        text, is_damaged = str(error), False
         with self._changed:
-            if not tracker.failed(number, self._clock.monotonic() + FETCH_AGAIN_S):
+            if isinstance(error, InvalidBatchError):
+                text = f"at offset {tracker.next_fetch}: {text}"
+                if (tracker.fetch_error or "").startswith(text):
+                    text, is_damaged = f"{text}; {DAMAGED}", True  # the topic's id, too, has been asked for anew
+            now = self._clock.monotonic()
+            if not tracker.failed(number, now + (FETCH_DAMAGED_S if is_damaged else FETCH_AGAIN_S)):
                 return
+            is_told = text == tracker.fetch_error and now < tracker.fetch_told + TOLD_AGAIN_S
+            tracker.fetch_error = text
+            if not is_told:
+                tracker.fetch_told = now
             topic, partition = tracker.slot
             if isinstance(error, OffsetOutOfRangeError):
                 offset = tracker.next_fetch
                 start_daemon("txmq-out-of-range", lambda: self._go_to_start(tracker, offset))
-        if not self._is_closed:
-            self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=str(error))
+        if not (self._is_closed or is_told):
+            self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=text)
 
     def _go_to_start(self, tracker: Tracker, offset: int) -> None:
         """Retention has passed the position (or the log was replaced): go on with the oldest message there is."""

@@ -88,13 +88,14 @@ class Tracker:
         saving: the transaction that saves its offset, from when it was sent until the outcome is known here.
         is_in_doubt: that transaction's outcome could not be known at its end: nothing is delivered until it is.
         stopped: why nothing new is delivered, where something is wrong; ``told``: what was said of that.
+        fetch_error: why nothing new can be fetched, until something is; ``fetch_told``: when that was said.
     """
 
     __slots__ = (
         "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
-        "claims", "dealt", "fetch", "fetch_at", "generation", "is_busy", "is_in_doubt", "is_paused", "is_ready",
-        "is_revoked", "keeps_key_order", "next_deliver", "next_fetch", "position", "retries", "saved", "saving", "slot",
-        "stopped", "told",
+        "claims", "dealt", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy", "is_in_doubt",
+        "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch", "position", "retries",
+        "saved", "saving", "slot", "stopped", "told",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
@@ -114,6 +115,8 @@ class Tracker:
         self.is_ready, self.keeps_key_order = True, False
         self.stopped: str | None = None
         self.told: str | None = None
+        self.fetch_error: str | None = None
+        self.fetch_told = 0.0
         self.behind_at = 0.0
         self.claims: dict[int, Claim] = {}
         self.saving: object | None = None
@@ -138,7 +141,7 @@ class Tracker:
         """A reply came; whether it was the one that is waited for."""
         if fetch != self.fetch:
             return False
-        self.fetch = 0
+        self.fetch, self.fetch_error = 0, None
         fresh = [message for message in messages if message.offset >= self.next_fetch]
         if fresh:
             self.buffer.extend(fresh)

@@ -141,16 +141,40 @@ def decode(
         InvalidBatchError: a batch is damaged, out of place, or contradicts itself; nothing of the buffer is given out.
     """
     messages: list[Message] = []
+    _decode_into(messages, buffer, topic, partition, topic_id, expected_offset, inflated_size_bytes_max)
+    return messages
+
+
+def decode_sound(
+    buffer: Buffer, topic: str, partition: int, *, topic_id: int | None = None
+) -> tuple[list[Message], InvalidBatchError | None]:
+    """As ``decode``: the messages of the batches before the first damage, and the damage, if any."""
+    messages: list[Message] = []
+    try:
+        _decode_into(messages, buffer, topic, partition, topic_id, None, INFLATED_SIZE_BYTES_MAX)
+    except InvalidBatchError as error:
+        return messages, error
+    return messages, None
+
+
+def _decode_into(
+    messages: list[Message], buffer: Buffer, topic: str, partition: int, topic_id: int | None,
+    expected_offset: int | None, inflated_size_bytes_max: int,
+) -> None:  # fmt: skip
+    """Whole batches only: nothing of the damaged one is left in ``messages``."""
     for batch in decode_raw(buffer, topic, partition, topic_id=topic_id, expected_offset=expected_offset):
+        sound = len(messages)
         try:
             _decode_batch(messages, batch, topic, partition, inflated_size_bytes_max)
-        except _Malformed as error:
-            raise _invalid(topic, partition, batch.base_offset, str(error.args[0])) from error
-        except (ValueError, IndexError, OverflowError, MemoryError) as error:
-            raise _invalid(topic, partition, batch.base_offset, f"malformed record: {error}") from error
-        except InvalidBatchError as error:
-            raise _invalid(topic, partition, batch.base_offset, str(error)) from error
-    return messages
+        except (_Malformed, ValueError, IndexError, OverflowError, MemoryError, InvalidBatchError) as error:
+            del messages[sound:]
+            raise _invalid(topic, partition, batch.base_offset, _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, _Malformed):
+        return str(error.args[0])
+    return str(error) if isinstance(error, InvalidBatchError) else f"malformed record: {error}"
 
 
 def decode_raw(

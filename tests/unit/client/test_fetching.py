@@ -1,4 +1,4 @@
-"""Where a consumer goes on whose offset is out of range."""
+"""Where a consumer goes on whose offset is out of range, or whose partition is damaged."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from txmq.client.fetching import Fetching
+from txmq.client.fetching import FETCH_DAMAGED_S, TOLD_AGAIN_S, Fetching
 from txmq.client.tracker import Tracker
+from txmq.log import records
+from txmq.log.batch import stamp, stored_crc
 from txmq.model import PartitionRange
 from txmq.runtime.logging import get_logger
 from txmq.runtime.sim_clock import SimClock
@@ -36,3 +38,46 @@ def test_the_oldest_message_there_is_comes_next_unless_it_went_on_meanwhile(
     fetching._log = get_logger()
     fetching._go_to_start(tracker, asked)
     assert (tracker.next_fetch, tracker.position) == (expected, expected)
+
+
+def answer(*, damaged: int) -> bytes:
+    """Three batches of one message each; the last byte of one of them is wrong."""
+    chain = bytearray()
+    for offset in range(3):
+        made = records.encode([(b"key", b"value", (), 1000)])
+        stamp(made, 7, 0, offset, stored_crc(made))
+        made[-1] ^= offset == damaged
+        chain += made
+    return bytes(chain)
+
+
+def test_a_damaged_batch_holds_nothing_up_that_is_before_it_and_is_told_once_a_minute() -> None:
+    clock, tracker = SimClock(), Tracker(SLOT, 1, 0, 0)
+    forgotten: list[str] = []
+    topics = SimpleNamespace(known=lambda _: SimpleNamespace(topic_id=7), forget=forgotten.append)
+    fetching = Fetching(SimpleNamespace(clock=clock, topics=topics), None, Condition(), {SLOT: tracker}, 1 << 20)  # type: ignore[arg-type]
+    fetching._connection = SimpleNamespace(live=None)  # type: ignore[assignment]
+    logs: list[str] = []
+    fetching._log = SimpleNamespace(warning=lambda _, error, **_where: logs.append(error))
+
+    def answered(damaged: int) -> float:
+        """Seconds until the next fetch."""
+        tracker.fetch = 1
+        fetching.answered(tracker, 1, 200, answer(damaged=damaged))
+        return tracker.fetch_at - clock.monotonic()
+
+    answered(1)
+    assert (tracker.next_fetch, len(tracker.buffer), logs, forgotten) == (1, 1, [], [])
+    assert 0 < answered(1) < FETCH_DAMAGED_S  # the topic may have been made anew: its id is asked for, soon
+    assert forgotten == ["orders"]
+    for _ in range(3):
+        assert answered(1) == pytest.approx(FETCH_DAMAGED_S)
+    assert tracker.fetch_error is not None
+    assert "txmq log verify" in tracker.fetch_error
+    assert logs == [tracker.fetch_error.partition("; damaged")[0], tracker.fetch_error]
+    clock.advance(TOLD_AGAIN_S)
+    answered(1)
+    assert len(logs) == 3
+    answered(-1)  # sound again
+    assert (tracker.next_fetch, len(tracker.buffer), [*logs[3:]]) == (3, 3, [])
+    assert not tracker.fetch_error

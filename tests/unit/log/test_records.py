@@ -150,6 +150,20 @@ def test_another_count_than_announced(codec: int, count: int) -> None:
         records.decode(made, "t", 0)
 
 
+def test_what_is_sound_before_the_damage_is_given_out_and_nothing_of_the_damaged_batch() -> None:
+    chain = make_placed(0, 2) + make_placed(2, 2) + make_placed(4, 2)
+    assert records.decode_sound(chain, "t", 3, topic_id=7)[1] is None
+    chain[2 * len(chain) // 3 - 1] ^= 1  # the last byte of the second batch
+    messages, damage = records.decode_sound(chain, "t", 3, topic_id=7)
+    assert [message.offset for message in messages] == [0, 1]
+    assert "t-3 at offset 2" in str(damage)
+    lying = with_fields(make_placed(2, 2), count=3, delta=2)  # its first two records can be read
+    batch.stamp(lying, 7, 3, 2, batch.stored_crc(lying))
+    messages, damage = records.decode_sound(make_placed(0, 2) + lying, "t", 3, topic_id=7)
+    assert [message.offset for message in messages] == [0, 1]
+    assert damage is not None
+
+
 def test_offsets_that_are_not_one_after_the_other() -> None:
     twice = SECTION_OF_ONE + SECTION_OF_ONE  # both say they are number 0
     made = with_section(make_batch(2), twice)
