@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 
 from txmq.broker.context import Context
 from txmq.broker.listing import txid_of
-from txmq.broker.membership import Member, Membership
+from txmq.broker.membership import Member, Membership, Owned
 from txmq.broker.peer import Peer
 from txmq.broker.saved import SavedGroup
 from txmq.errors import BadRequestError, GroupActiveError, OverloadedError, UnknownGroupError, UnknownMemberError
 from txmq.model import is_valid_name
 from txmq.protocol import answers
+from txmq.protocol.group_rows import aside_row, claim_row, slot_row, split_rows
 from txmq.protocol.offsets import offset_row
 from txmq.redo import entries
 from txmq.registry.assignment import STRATEGIES, Slot
@@ -65,7 +66,7 @@ def group(
     if not is_valid_name(name) and not (action is _list and name == "*"):
         raise BadRequestError(f"group name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
     words = {key.decode(): value.decode() for key, value in (extensions or {}).items()}
-    action(_Request(context, peer, opaque, name, words, _rows(body)))
+    action(_Request(context, peer, opaque, name, words, split_rows(body)))
 
 
 class _Request(NamedTuple):
@@ -88,18 +89,6 @@ class _Request(NamedTuple):
         return value
 
 
-def _rows(body: bytearray | None) -> list[list[Any]]:
-    if not body:
-        return []
-    try:
-        rows = json.loads(body)
-    except ValueError:
-        rows = None
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise BadRequestError("the body is a JSON array of arrays")
-    return rows
-
-
 # --- members ---------------------------------------------------------------------------------------------------------
 
 
@@ -112,7 +101,7 @@ def _join(request: _Request) -> None:
     if strategy not in STRATEGIES:
         raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
-    claims = [_claimed(row) for row in request.rows]
+    claims = [claim_row(row) for row in request.rows]
     membership = _membership(request, strategy)
     member = Member(name, topics, timeout_ms, context.now_ms, request.peer.name, alone="alone" in request.words)
     member.topics_since = context.state.topics.next_id
@@ -155,7 +144,7 @@ def _heartbeat(request: _Request) -> None:
     context, (membership, member) = request.context, _member(request)
     membership.heard(member.name, context.now_ms)
     request.peer.members.add((request.group, member.name))
-    membership.release(member.name, [_slot(row) for row in request.rows])
+    membership.release(member.name, [slot_row(row) for row in request.rows])
     settle(context, request.group)
     view = request.number("view", 0, 0, 1 << 31)
     wait_ms = request.number("wait", 0, 0, WAIT_MS_MAX)
@@ -301,8 +290,8 @@ def _save(request: _Request) -> None:
     for row in request.rows:
         stated = offset_row(row)
         slot = stated[:2]
-        owned = membership.owned.get(slot) if membership is not None else None
         place = _place(context, slot)
+        owned = _owner(context, request.group, slot, place)
         if place is None or owned is None or (owned.member, owned.generation) != (name, stated.generation):
             refused.append([*slot, owned.generation if owned is not None else 0])
         elif (request.group, *place) in context.state.saved.held:
@@ -318,25 +307,22 @@ def _save(request: _Request) -> None:
     request.answer({"refused": refused})
 
 
+def _owner(context: Context, group: str, slot: Slot, place: tuple[int, int] | None) -> Owned | None:
+    """Who has the partition. Nobody has that of a topic made anew, until ``settle`` hands it over."""
+    membership = context.groups.get(group)
+    owned = membership.owned.get(slot) if membership is not None else None
+    if owned is None or place is None or context.state.saved.generation(group, place) != owned.generation:
+        return None
+    return owned
+
+
 def _journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
     if not rows:
         return
     fields = {"group": name, "offsets": rows, "time_ms": context.now_ms}
-    context.group.add_entry(entries.encode_saved(json.dumps(fields).encode()))
+    context.group.add_entry(entries.encode_saved(entries.json_body(fields)))
     context.group.forced = True
     context.state.saved.save(name, rows, context.now_ms)
-
-
-def _claimed(row: list[Any]) -> tuple[Slot, int]:
-    if len(row) != 3 or not isinstance(row[2], int) or isinstance(row[2], bool):
-        raise BadRequestError("a partition that is held is [topic, partition, generation]")
-    return _slot(row[:2]), row[2]
-
-
-def _slot(row: list[Any]) -> Slot:
-    if len(row) != 2 or not isinstance(row[0], str) or not isinstance(row[1], int) or isinstance(row[1], bool):
-        raise BadRequestError("a partition is [topic, partition]")
-    return row[0], row[1]
 
 
 def _place(context: Context, slot: Slot) -> tuple[int, int] | None:
@@ -411,10 +397,10 @@ def _reset(request: _Request) -> None:
     rows: list[list[Any]] = []
     saved = context.state.saved.named.get(request.group) or SavedGroup()
     for row in request.rows:
-        slot, offset = _claimed(row)
+        slot, offset = claim_row(row)
         place = _place(context, slot)
-        if place is None or offset < 0:
-            raise BadRequestError(f"no partition {slot[1]} of topic {slot[0][:80]!r}, or no offset {offset}")
+        if place is None:
+            raise BadRequestError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
         at = saved.offsets.get(place)
         rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
     _journal_offsets(context, request.group, rows)
@@ -436,7 +422,7 @@ def _set_aside(request: _Request) -> None:
     rows: list[list[Any]] = []
     refused: list[list[Any]] = []
     for row in request.rows:
-        slot, known, wanted = _aside_row(row)
+        slot, known, wanted = aside_row(row)
         place = _place(context, slot)
         at = saved.offsets.get(place) if place is not None else None
         if place is None or at is None:
@@ -454,14 +440,6 @@ def _set_aside(request: _Request) -> None:
     )
     settle(context, request.group)
     request.answer({"refused": refused})
-
-
-def _aside_row(row: list[Any]) -> tuple[Slot, str | None, str | None]:
-    if len(row) != 4:
-        raise BadRequestError("what is aside is changed by [topic, partition, known, wanted]")
-    slot = _slot(row[:2])
-    known, wanted = (offset_row([*slot, 0, 0, text]).aside for text in row[2:])
-    return slot, known, wanted
 
 
 def _delete(request: _Request) -> None:

@@ -16,7 +16,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,5 +80,5 @@ def save_with_commit(context: Context, offsets: Offsets) -> None:
     """Save beside the entry COMMITTED of a local transaction, in the same record."""
     for group, rows in offsets:
         fields = {"group": group, "offsets": rows, "time_ms": context.now_ms}
-        context.group.add_entry(entries.encode_saved(json.dumps(fields).encode()))
+        context.group.add_entry(entries.encode_saved(entries.json_body(fields)))
         context.state.saved.save(group, rows, context.now_ms)

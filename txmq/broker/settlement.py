@@ -108,7 +108,7 @@ def decide(
 ) -> CommittedParts:
     """The same, with branches that must complete before readers may see the messages."""
     assigned = _assign(context, transaction, fresh)
-    entry = entries.encode_decided(*name, floor, assigned.placements, json.dumps(meta).encode())
+    entry = entries.encode_decided(*name, floor, assigned.placements, entries.json_body(meta))
     context.group.insert_entry(assigned.at, entry)
     context.state.decide(*name, floor, assigned.outcome, meta, assigned.places)
     context.counters.committed += 1

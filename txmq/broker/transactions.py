@@ -93,7 +93,7 @@ def prepare(
         meta["offsets"] = check_offsets(context, offsets)
     for part in checked:
         _add_part(context, session, txid.counter, part)
-    context.group.add_entry(entries.encode_prepared(session.number, txid.counter, json.dumps(meta).encode()))
+    context.group.add_entry(entries.encode_prepared(session.number, txid.counter, entries.json_body(meta)))
     context.state.prepare(session.number, txid.counter, meta)
     context.counters.prepared += 1
     context.answer_when_forced(peer, opaque)

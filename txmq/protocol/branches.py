@@ -19,6 +19,7 @@ from typing import Any
 
 from txmq.errors import BadRequestError, LocalProtocolError
 from txmq.model import is_valid_name
+from txmq.protocol.json_text import is_whole, read_json
 
 Buffer = bytes | bytearray | memoryview
 
@@ -74,15 +75,14 @@ def split_branches(body: Buffer, count: int) -> tuple[list[dict[str, Any]], int]
 
 
 def _details(text: bytes, number: int) -> dict[str, Any]:
-    try:
-        details = json.loads(text)
-    except ValueError:
-        details = None
+    details = read_json(text)
     if not isinstance(details, dict) or details.keys() != _DETAILS.keys():
         raise BadRequestError(f"branch {number}: expected a JSON object of {', '.join(_DETAILS)}")
     for name, kind in _DETAILS.items():
         if not isinstance(details[name], kind):
             raise BadRequestError(f"branch {number}: {name} is not what it should be")
+    if not is_whole(details["bqual"]):
+        raise BadRequestError(f"branch {number}: bqual holds half of a character")
     return details
 
 

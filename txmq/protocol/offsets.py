@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from txmq.errors import BadRequestError
 from txmq.model import is_valid_name
+from txmq.protocol.json_text import is_whole, read_json
 
 Buffer = bytes | bytearray | memoryview
 
@@ -67,10 +68,7 @@ def split_offsets(body: Buffer, start: int, size: int) -> tuple[list[GroupOffset
     end = start + size
     if size > OFFSETS_SIZE_BYTES_MAX or end > len(body):
         raise BadRequestError(f"offsets={size}: over {OFFSETS_SIZE_BYTES_MAX} bytes, or more than the body holds")
-    try:
-        found = json.loads(bytes(body[start:end]))
-    except ValueError:
-        found = None
+    found = read_json(body[start:end])
     if not isinstance(found, list) or not 1 <= len(found) <= GROUPS_MAX:
         raise BadRequestError(f"offsets are a JSON array of 1 to {GROUPS_MAX} groups")
     groups = [_group(given) for given in found]
@@ -83,7 +81,7 @@ def _group(given: Any) -> GroupOffsets:
     if not isinstance(given, list) or len(given) != 3 or not isinstance(given[2], list) or not given[2]:
         raise BadRequestError("the offsets of a group are [group, order, [row, ...]]")
     name, order, rows = given
-    if not isinstance(name, str) or not is_valid_name(name) or not _is_number(order):
+    if not is_topic(name) or not is_number(order):
         raise BadRequestError("the offsets of a group begin with its name and a number")
     found = tuple(offset_row(row) for row in rows)
     if len({row[:2] for row in found}) != len(found):
@@ -100,14 +98,20 @@ def offset_row(row: Any) -> OffsetRow:
     if not isinstance(row, list) or len(row) != 5:
         raise BadRequestError("an offset is [topic, partition, generation, offset, aside]")
     topic, partition, generation, offset, aside = row
-    if not isinstance(topic, str) or not _is_number(partition) or not _is_number(generation):
+    if not is_topic(topic) or not is_number(partition) or not is_number(generation):
         raise BadRequestError("a partition that is held is [topic, partition, generation]")
-    if not _is_number(offset):
+    if not is_number(offset):
         raise BadRequestError(f"offset {str(offset)[:40]} is not a number from 0 on")
-    if aside is not None and (not isinstance(aside, str) or len(aside) > ASIDE_SIZE_MAX):
+    if aside is not None and (not isinstance(aside, str) or len(aside) > ASIDE_SIZE_MAX or not is_whole(aside)):
         raise BadRequestError(f"what is set aside is text of at most {ASIDE_SIZE_MAX} characters, or null")
     return OffsetRow(topic, partition, generation, offset, aside)
 
 
-def _is_number(value: Any) -> bool:
+def is_topic(value: Any) -> bool:
+    """Whether it may name a topic."""
+    return isinstance(value, str) and is_valid_name(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it may be a partition, a generation or an offset."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LONG_END

@@ -445,6 +445,17 @@ def test_a_topic_made_anew_is_another_one_and_its_generations_go_on() -> None:
     assert one.save(A0, 1, 8) == [["a", 0, 2]]
 
 
+def test_a_late_save_is_not_taken_for_the_topic_that_was_made_anew_under_the_name() -> None:
+    broker = node()
+    one = Consumer(broker, "one", topics="a").join()
+    generation = one.generation("a", 0)
+    operator = broker.connect()
+    assert operator.ask("topic", "delete", "a").code == 200
+    assert operator.ask("topic", "create", "a", extensions={"partitions": 2}).code == 200
+    assert one.save(A0, generation, 5) == [["a", 0, 0]]  # before anybody has looked at the members again
+    assert one.beat().view["assigned"][0] == ["a", 0, generation + 1, 0, None]
+
+
 def test_a_topic_made_anew_while_the_broker_was_restarted_is_not_claimed() -> None:
     made = node()
     one = Consumer(made, "one").join()

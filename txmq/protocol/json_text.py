@@ -1,0 +1,33 @@
+"""JSON as a peer sent it: read without trusting it.
+
+``json`` raises ``ValueError`` for what is no JSON (also for a number of over 4300 digits), and ``RecursionError`` for
+what is nested deeper than the interpreter's stack: a thousand brackets are. It also takes half of a character (an
+escape of U+D800), which makes a string that nothing can write again, neither the journal nor an answer.
+
+Invariants
+    * ``read_json`` raises nothing, whatever bytes it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Buffer = bytes | bytearray | memoryview
+
+
+def read_json(text: Buffer) -> Any:
+    """The value; None where it is no JSON, or nested too deeply."""
+    try:
+        return json.loads(bytes(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_whole(text: str) -> bool:
+    """Whether a string read from JSON is one of whole characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
