@@ -199,7 +199,7 @@ def _refuse(kind: int, reason: str) -> StorageError:
 
 
 def json_body(fields: object) -> bytes:
-    """JSON as it is journaled: text takes what it took on the wire; with escapes it would take up to three times that."""
+    """JSON as it is journaled: text takes what it took on the wire; escapes would take up to three times that."""
     return json.dumps(fields, ensure_ascii=False).encode()
 
 
