@@ -74,7 +74,7 @@ def _decide(
     checked = checked_parts(context, wire_parts.parse_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
     check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
+    refuse_over_limits(context, transaction, checked)
     floor = floor_of(given, peer, session)
     refuse_over_outcomes(context, session, floor)
     meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": peer.name, "branches": branches}

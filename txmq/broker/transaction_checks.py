@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from txmq.broker.context import Context
@@ -28,6 +29,7 @@ from txmq.log.batch import check
 from txmq.log.partition import Partition
 from txmq.model import Storage
 from txmq.protocol import parts as wire_parts
+from txmq.redo import entries
 from txmq.xid import TxId
 
 Extensions = dict[bytes, bytes] | None
@@ -116,8 +118,8 @@ def refusal(action: Action, txid: bytes) -> Exception:
     return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
 
 
-def refuse_over_limits(context: Context, transaction: Transaction | None, added: int) -> None:
-    """Refuse a new transaction, or a part of one, where the disk, the broker or a limit does not take it."""
+def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[Part]) -> None:
+    """Refuse a new transaction, or parts of one, where the disk, the broker or a limit does not take it."""
     settings = context.settings
     if context.disk_full:
         context.counters.refused_disk_full += 1
@@ -126,10 +128,15 @@ def refuse_over_limits(context: Context, transaction: Transaction | None, added:
         raise UnavailableError("the broker is stopping")
     if transaction is None and context.state.unsettled >= settings.transactions_open_max:
         raise OverloadedError(f"transactions_open_max {settings.transactions_open_max} transactions are unsettled")
-    size = added + (transaction.size_bytes if transaction else 0)
+    added_size = sum(len(part.batch) for part in added)
+    size = added_size + (transaction.size_bytes if transaction else 0)
     if size > settings.transaction_size_bytes_max:
         raise TooLargeError(f"the transaction is over transaction_size_bytes_max {settings.transaction_size_bytes_max}")
-    if context.state.payload_bytes + added > settings.prepared_bytes_max:
+    count = len(added) + (len(transaction.parts) if transaction else 0)
+    if entries.committed_size(count) > settings.request_size_bytes_max:
+        # It says where each part goes, in one record: what is prepared must be able to commit.
+        raise TooLargeError(f"the decision about {count} parts does not fit a journal record: send larger parts")
+    if context.state.payload_bytes + added_size > settings.prepared_bytes_max:
         raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
 
 

@@ -55,7 +55,7 @@ def put_part(
         raise refusal(action, txid_text)
     part = checked_part(context, partition, batch)
     transaction = context.state.transactions.get((session.number, txid.counter))
-    refuse_over_limits(context, transaction, len(batch))
+    refuse_over_limits(context, transaction, [part])
     refuse_over_outcomes(context, session, 0)
     transaction = _add_part(context, session, txid.counter, part)
     context.answer_when_forced(peer, opaque, b"%d" % (len(transaction.parts) - 1))
@@ -82,7 +82,7 @@ def prepare(
     transaction = context.state.transactions.get((session.number, txid.counter))
     checked = checked_parts(context, parts)
     check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
+    refuse_over_limits(context, transaction, checked)
     refuse_over_outcomes(context, session, floor_of(given, peer, session))
     streamed = len(transaction.parts) if transaction else 0
     if meta["kind"] == TransactionKind.LAST_RESOURCE.value:
@@ -302,7 +302,7 @@ def _decide(
     offsets, messages = take_offsets(given, body)
     checked = checked_parts(context, wire_parts.parse_parts(messages))
     check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, sum(len(part.batch) for part in checked))
+    refuse_over_limits(context, transaction, checked)
     refuse_over_outcomes(context, session, floor_of(given, peer, session))
     floor, saved = floor_of(given, peer, session), check_offsets(context, offsets)
     outcome = settlement.commit(context, session.number, txid.counter, floor, transaction, checked)

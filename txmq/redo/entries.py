@@ -343,6 +343,11 @@ def encode_batch_committed(transactions: Sequence[tuple[int, int, Sequence[tuple
     return frame(BATCH_COMMITTED, b"".join(packed) + meta)
 
 
+def committed_size(placements: int) -> int:
+    """About how long a COMMITTED or DECIDED entry is."""
+    return _COMMITTED.size + placements * _PLACEMENT.size
+
+
 def batch_committed_size(transactions: int, placements: int) -> int:
     """About how long such an entry is."""
     return transactions * _COMMITTED.size + placements * _PLACEMENT.size

@@ -148,6 +148,25 @@ def test_one_transaction_is_limited() -> None:
     assert client.ask("commit", txid, extensions=stated(batches), body=b"").code == 200
 
 
+def test_a_transaction_has_no_more_parts_than_one_record_can_decide() -> None:
+    broker = node()
+    client = broker.session()
+    txid, batches = broker.txid(1, 1), []
+    parts_max = (broker.settings.request_size_bytes_max - 28) // 40
+    for number in range(parts_max):
+        batches.append(batch(b""))
+        client.send("put", "a", 0, extensions={"tx": txid}, body=batches[-1])
+        if number % 20 == 0:
+            broker.pump()
+    assert client.ask("put", "a", 0, extensions={"tx": txid}, body=batch(b"")).error == "too-large"
+    words = stated(batches)
+    assert client.ask("commit", txid, extensions=words, body=part("a", 0, batch(b""))).error == "too-large"
+    assert prepare(client, txid, ("a", 0, batch(b"")), **words).error == "too-large"
+    client.send("commit", txid, extensions=words, body=b"")
+    limit = broker.settings.group_size_bytes_max + broker.settings.request_size_bytes_max
+    assert limit // 4 < broker.context.group.size_bytes < limit
+
+
 def test_undecided_transactions_are_counted() -> None:
     broker = node(transactions_open_max=2)
     client = broker.session()
