@@ -68,23 +68,27 @@ def wake_polls(context: Context, partition: Partition) -> None:
     for poll in waiters or ():
         if not poll.done and not poll.peer.gone:
             poll.done = True
+            if not partition.config.accept_read:
+                answer_empty(context, poll.peer, poll.opaque)  # closed meanwhile: the next get is told so
+                continue
             context.reads.append(Read(poll.peer, poll.opaque, partition, poll.offset, poll.size_bytes_max))
 
 
 def expire_polls(context: Context) -> None:
     """Answer polls whose time is over with nothing; forget those that are done."""
-    kept = []
+    kept, over = [], set()
     for entry in context.waiting_polls:
         deadline_ms, partition, poll = entry
-        if poll.done or poll.peer.gone:
-            continue
-        if deadline_ms <= context.now_ms or context.stopping:
-            poll.done = True
-            answer_empty(context, poll.peer, poll.opaque)
-            if partition.waiters:
-                partition.waiters = [waiter for waiter in partition.waiters if not waiter.done]
-        else:
+        if not poll.done and not poll.peer.gone and deadline_ms > context.now_ms and not context.stopping:
             kept.append(entry)
+            continue
+        if not poll.done:
+            poll.done = True
+            over.add(partition)
+            if not poll.peer.gone:
+                answer_empty(context, poll.peer, poll.opaque)
+    for partition in over:
+        partition.waiters = [waiter for waiter in partition.waiters or () if not waiter.done] or None
     context.waiting_polls = kept
 
 
