@@ -25,6 +25,7 @@ from txmq.broker.session import Session
 from txmq.broker.transaction import Action, Event, next_action
 from txmq.broker.transaction_checks import (
     Extensions,
+    at_home,
     check_streamed,
     checked_parts,
     floor_of,
@@ -135,9 +136,9 @@ def forget(
     context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None,
     opaque: bytes,
 ) -> None:  # fmt: skip
-    """Drop what is kept of a lone decision."""
-    txid, session = locate(context, arguments[0])
-    name = (session.number, txid.counter)
+    """Drop what is kept of a lone decision, also where its session has ended: nothing else would."""
+    txid = at_home(context, arguments[0])
+    name = (txid.session, txid.counter)
     if name not in context.state.decisions.heuristics:
         raise UnknownTransactionError(f"no heuristic outcome of transaction {txid} is kept")
     fields = {"session": name[0], "counter": name[1]}

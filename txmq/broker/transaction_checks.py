@@ -73,6 +73,21 @@ def locate(context: Context, text: bytes) -> tuple[TxId, Session]:
     Raises:
         BadRequestError, NotOwnerError, FencedError: not a txid, another home, a session that is not known.
     """
+    txid = at_home(context, text)
+    session = context.state.sessions.get(txid.session)
+    if session is None:
+        raise FencedError(f"session {txid.session:x} of transaction {txid} is unknown or ended")
+    if txid.counter < 1:
+        raise BadRequestError("transaction counters start at 1")
+    return txid, session
+
+
+def at_home(context: Context, text: bytes) -> TxId:
+    """Read a txid of this home, whatever has become of its session.
+
+    Raises:
+        BadRequestError, NotOwnerError: not a txid, another home.
+    """
     try:
         txid = _read_txid(text)
     except ValueError as error:
@@ -80,12 +95,7 @@ def locate(context: Context, text: bytes) -> tuple[TxId, Session]:
     identity = context.identity
     if txid.cluster != identity.cluster or txid.home != identity.node:
         raise NotOwnerError(f"transaction {txid} is not at home here")
-    session = context.state.sessions.get(txid.session)
-    if session is None:
-        raise FencedError(f"session {txid.session:x} of transaction {txid} is unknown or ended")
-    if txid.counter < 1:
-        raise BadRequestError("transaction counters start at 1")
-    return txid, session
+    return txid
 
 
 @lru_cache(maxsize=4096)
@@ -141,9 +151,12 @@ def refuse_over_limits(context: Context, transaction: Transaction | None, added:
 
 
 def refuse_over_outcomes(context: Context, session: Session, floor: int) -> None:
-    """Refuse where a client never says what it has seen the end of; the floor this request states counts already."""
+    """Refuse where a client never says what it has seen the end of, or somebody fences ids that nobody ever used.
+
+    The floor this request states counts already.
+    """
     limit = max(_UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept)
-    if len(session.outcomes) > limit and sum(counter > floor for counter in session.outcomes) > limit:
+    if len(session.outcomes) > limit and (not floor or sum(counter > floor for counter in session.outcomes) > limit):
         raise OverloadedError("too many outcomes are kept for this session: state floor= with your requests")
 
 

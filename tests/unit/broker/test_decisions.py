@@ -222,6 +222,19 @@ def test_a_branch_that_decided_alone_is_kept_until_it_is_forgotten() -> None:
     assert listed(made.connect(), state="all") == []
 
 
+def test_what_was_decided_alone_is_forgotten_also_after_its_session_ended() -> None:
+    made = node(sessions_max=1)
+    client, txid = made.session(), made.txid(1, 1)
+    decide(client, txid, ("a", 0, batch(b"x")))
+    complete(client, txid, heuristic="rollback", reason="lost")
+    client.disconnect()
+    made.clock.advance(SESSION_IDLE_MS_MIN / 1000)
+    made.session()
+    assert [row["txid"] for row in listed(made.connect(), state="heuristic")] == [txid]
+    assert made.connect().ask("forget", txid).code == 200
+    assert listed(made.connect(), state="all") == []
+
+
 def test_a_deleted_topic_holds_nothing_up() -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)

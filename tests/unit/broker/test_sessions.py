@@ -195,6 +195,21 @@ def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.Monke
     assert len(broker.state.sessions[1].outcomes) == 2
 
 
+def test_fences_for_ids_that_nobody_used_are_bounded_and_rollbacks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.broker.transaction_checks._UNFINISHED_OUTCOMES_MAX", 3)
+    broker = node(outcomes_kept=2)
+    owner, other = broker.session(), broker.connect()
+    prepare(owner, broker.txid(1, 1), ("a", 0, batch()))
+    owner.ask("put", "a", 0, extensions={"tx": broker.txid(1, 2)}, body=batch())
+    fences = [other.ask("outcome", broker.txid(1, n), extensions={"fence": None}).code for n in range(11, 17)]
+    assert fences == [200, 200, 200, 200, 429, 429]
+    assert other.ask("rollback", broker.txid(1, 17)).error == "overloaded"
+    assert len(broker.state.sessions[1].outcomes) == 4
+    assert other.ask("rollback", broker.txid(1, 1)).code == 200
+    assert other.ask("outcome", broker.txid(1, 2), extensions={"fence": None}).text == "rolled-back\n"
+    assert owner.ask("rollback", broker.txid(1, 18), extensions={"floor": 16}).code == 200
+
+
 def test_a_fence_for_a_counter_that_is_never_used_does_not_keep_the_outcomes_behind_it() -> None:
     broker = node(outcomes_kept=2)
     client, invented = broker.session(), 1 << 60
