@@ -82,9 +82,10 @@ class BrokerSettings:
     )  # fmt: skip
 
     sync: str = _word(
-        "always", "When a plain put or local transaction is answered: after the sync of the journal, or before it, "
-        "with a sync every sync_interval_messages or sync_interval_ms, or never. The last two may lose acknowledged "
-        "messages when the machine fails. Prepares, decisions and everything else are always forced.",
+        "always", "When a plain put or local transaction is answered: after the sync of the journal (always), or "
+        "before it. With interval a sync follows after sync_interval_messages or sync_interval_ms, with never once a "
+        "second, so that readers see what was put. Both may lose acknowledged messages when the machine fails. "
+        "Prepares, decisions and everything else are always forced.",
         section="Durability", choices=("always", "interval", "never"),
     )  # fmt: skip
     sync_interval_messages: int = _number(
@@ -348,6 +349,11 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """The inverse of ``split_address``: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``. Names other than ``localhost`` are not looked up."""
     if host == "localhost":
@@ -383,7 +389,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
         if variable.startswith(OTHER_PREFIXES):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        values[name] = _parse(_known(name, f"environment variable {variable}"), text)
+        setting = _known(name, f"environment variable {variable}")
+        if variable != setting.variable:  # two spellings of one key would be the same key twice
+            raise ConfigError(f"unknown environment variable {variable[:80]!r}; did you mean {setting.variable!r}?")
+        values[name] = _parse(setting, text)
     return values
 
 

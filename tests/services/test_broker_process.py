@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,53 @@ def test_a_port_that_is_taken_ends_it_in_one_line(broker: BrokerProcess, tmp_pat
     assert "address already in use" in str(caught.value).lower()
     assert "--listen" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_ready_file_of_an_ipv6_address_is_an_address(tmp_path: Path) -> None:
+    ready = tmp_path / "broker.ready"
+    process = BrokerProcess(tmp_path / "broker", listen="[::1]:0")
+    if not _has_ipv6():
+        with pytest.raises(BrokerFailedError, match="cannot listen on"):
+            process.start()
+        return
+    with process as broker, txmq.connect(f"txmq://{ready.read_text().strip()}") as client:
+        client.ping()
+        assert ready.read_text() == f"[::1]:{broker.port}\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--data", "cannot open the data directory"), ("--ready-file", "cannot write the ready file")]
+)
+def test_a_path_that_cannot_be_used_ends_it_in_one_line_that_names_it(tmp_path: Path, option: str, said: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = str(tmp_path / "file" / "below")
+    given = {"--data": str(tmp_path / "data"), "--listen": "127.0.0.1:0", option: path}
+    words = [word for pair in given.items() for word in pair]
+    result = subprocess.run(
+        [sys.executable, "-m", "txmq.cli.main", "broker", "--set", "log_level=error", *words],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"txmq: {said} {path}: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("sync", ["interval", "never"])
+def test_a_relaxed_put_is_synced_in_its_time_and_not_at_some_later_tick(tmp_path: Path, sync: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import txmq.broker.server\ntxmq.broker.server.TICK_S = 3600.0\n")
+    env = {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    with BrokerProcess(tmp_path / "broker", settings={"sync": sync}, env=env) as broker, Wire(broker) as wire:
+        assert wire.ask(b"topic create t 1\r\n")[0] == 200
+        assert wire.ask(b"put t 0 raw 5 2\r\nhello")[0] == 200
+        assert wire.ask(b"get t 0 0 1000 wait=30000 3\r\n")[1].endswith(b"hello\x00")
 
 
 def test_a_crash_point_ends_the_process_where_it_says(broker: BrokerProcess) -> None:

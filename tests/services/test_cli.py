@@ -224,7 +224,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     ok(broker, "topic", "create", "orders", "--partitions", "2")
     held = [{"topic": "orders", "partition": number, "start": 0, "end": 0, "bytes": 0} for number in (0, 1)]
     assert as_json(broker, "stats", "offsets") == held
-    assert json.loads(ok(broker, "stats", "json")).keys() == {"broker", "transactions", "topics", "offsets"}
+    assert json.loads(ok(broker, "stats", "json")).keys() == {"broker", "transactions", "topics", "offsets", "config"}
     of_topic, config, lines = (as_json(broker, "stats", item) for item in ("orders", "config", "help"))
     assert isinstance(of_topic, dict)
     assert (of_topic["accept_read"], of_topic["offsets"]) == (True, held)

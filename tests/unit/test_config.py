@@ -10,6 +10,7 @@ from txmq.config import (
     SETTINGS,
     BrokerSettings,
     is_loopback,
+    join_address,
     load_settings,
     parse_assignments,
     split_address,
@@ -97,6 +98,11 @@ def test_a_misspelt_variable_is_refused_and_variables_of_others_are_passed_over(
         load_settings(None, {"TXMQ_SYNK": "never"}, {})
 
 
+def test_a_variable_in_another_case_is_refused_since_it_would_be_the_same_key_twice() -> None:
+    with pytest.raises(ConfigError, match=r"'TXMQ_Sync'; did you mean 'TXMQ_SYNC'"):
+        load_settings(None, {"TXMQ_SYNC": "always", "TXMQ_Sync": "never"}, {})
+
+
 @pytest.mark.parametrize("text", ["x", "", "1e3", "٣", "1" * 41, "0x10"])
 def test_text_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="connections_max"):
@@ -126,6 +132,7 @@ def test_an_assignment_given_twice_is_refused() -> None:
 )
 def test_addresses_are_split(text: str, address: tuple[str, int]) -> None:
     assert split_address(text) == address
+    assert join_address(*address) == text
 
 
 @pytest.mark.parametrize(

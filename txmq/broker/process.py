@@ -13,7 +13,7 @@ from typing import Any
 from txmq.broker.core import Core
 from txmq.broker.server import Server
 from txmq.broker.store import Recovered, open_store
-from txmq.config import BrokerSettings, is_loopback, split_address
+from txmq.config import BrokerSettings, is_loopback, join_address, split_address
 from txmq.errors import ConfigError
 from txmq.runtime import descriptors
 from txmq.runtime.logging import get_logger
@@ -46,7 +46,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
     clock = OSClock()
     started = clock.monotonic()
     recovered = open_store(
-        OSDisk(settings.data), clock, OSRandom(), settings, files_lock=threading.Lock(),
+        _data_directory(settings.data), clock, OSRandom(), settings, files_lock=threading.Lock(),
         on_progress=lambda text: log.info("recovering", progress=text),
     )  # fmt: skip
     log.info(
@@ -54,6 +54,15 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
         epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
     )  # fmt: skip
     return _run_loop(_serve(recovered, settings, clock, backlog, ready_file))
+
+
+def _data_directory(path: str) -> OSDisk:
+    try:
+        return OSDisk(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot open the data directory {path}: {error.strerror or error}; name another with --data DIR"
+        ) from error
 
 
 def _within_descriptors(settings: BrokerSettings) -> tuple[BrokerSettings, int]:
@@ -87,7 +96,7 @@ async def _serve(
     server = Server(core, recovered.store, settings, clock)
     host, port = split_address(settings.listen)
     try:
-        address = "{}:{}".format(*await server.start(host, port, backlog))
+        address = join_address(*await server.start(host, port, backlog))
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {settings.listen}: {error.strerror or error}; "
@@ -119,5 +128,8 @@ async def _serve(
 
 def _write_ready_file(path: Path, address: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(address + "\n")
-    temporary.rename(path)
+    try:
+        temporary.write_text(address + "\n")
+        temporary.rename(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the ready file {path}: {error.strerror or error}") from error

@@ -297,6 +297,7 @@ class Server:
             if self._sync_due_at == 0.0:
                 wait_ms = self.settings.sync_interval_ms if self.settings.sync == "interval" else BACKGROUND_SYNC_MS
                 self._sync_due_at = self._last_write_at + wait_ms / 1000
+                self._loop.call_later((wait_ms + 1) / 1000, self._idle_work)  # + 1: the loop counts in ms
             return
         self.context.counters.syncs += 1
         groups, self._unsynced, self._unsynced_messages, self._forced_before = self._unsynced, [], 0, False
@@ -415,11 +416,13 @@ class Server:
         if now >= self._retention_at:
             self._retention_at = now + self.settings.retention_check_interval_ms / 1000
             self._retire()
-        if not self._in_flight:
-            self._idle_work(now)
+        self._idle_work()
         self._schedule()
 
-    def _idle_work(self, now: float) -> None:
+    def _idle_work(self) -> None:
+        if self._in_flight or self._failed or self.stopped.done():
+            return
+        now = self.clock.monotonic()
         if self._unsynced and (self._due_for_sync() or (self._sync_due_at and now >= self._sync_due_at)):
             self._force(self._nothing)
         elif (

@@ -158,6 +158,7 @@ def _json(context: Context) -> str:
         "transactions": transaction_figures(context),
         "topics": topics,
         "offsets": offsets,
+        "config": dataclasses.asdict(context.settings),
     }
     return json.dumps(everything)
 

@@ -135,6 +135,16 @@ def test_no_poll_waits_longer_than_the_limit() -> None:
     assert waiting in client.received
 
 
+def test_a_poll_that_waits_while_reading_is_closed_gets_nothing_more() -> None:
+    broker = node()
+    client, writer = broker.connect(), broker.connect()
+    waiting = client.send("get", "a", 0, 0, 1000, extensions={"wait": 500})
+    writer.ask("topic", "alter", "a", extensions={"accept_read": "false"})
+    put(writer, b"1")
+    assert client.received[waiting] == (200, b"")
+    assert client.ask("get", "a", 0, 0, 1000, extensions={"wait": 500}).error == "topic-closed"
+
+
 def test_polls_of_a_lost_connection_are_forgotten() -> None:
     broker = node()
     client = broker.connect()

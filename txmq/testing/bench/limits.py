@@ -6,6 +6,7 @@ syncs before it answers: that last one is the least an acknowledged message can 
 
 Invariants:
 * Every limit ends after its count or its time, whichever comes first: a disk of 10 ms a sync takes no minute.
+* A sync is the journal's, whatever the system calls it.
 * The files are written out with zeros beforehand, as the journal's are, and removed.
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from txmq.runtime.os_disk import OSFile
 from txmq.testing.bench.raw import percentile
 
 BUSY_SHARE = 0.5  # of the cores: with half of them taken, client and broker get in each other's way
@@ -28,16 +30,17 @@ BUSY_SHARE = 0.5  # of the cores: with half of them taken, client and broker get
 # An echo; with a file to sync as argument, it writes and syncs 4 KiB of it before every answer.
 _ECHO = """
 import os, socket, sys
-journal = os.open(sys.argv[1], os.O_RDWR) if len(sys.argv) > 1 else -1
+from txmq.runtime.os_disk import OSFile
+journal = OSFile(os.open(sys.argv[1], os.O_RDWR), sys.argv[1]) if len(sys.argv) > 1 else None
 position, block = 0, b"x" * 4096
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 peer, _ = listener.accept()
 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 while data := peer.recv(1 << 18):
-    if journal >= 0:
-        os.pwrite(journal, block, position)
-        os.fdatasync(journal)
+    if journal is not None:
+        journal.pwrite(block, position)
+        journal.fdatasync()
         position = (position + 4096) % (16 << 20)
     peer.sendall(data)
 """
@@ -128,19 +131,19 @@ def _zeroed_file(directory: Path) -> Iterator[Path]:
 
 def _sync_ms(path: Path, seconds_max: float) -> float:
     """The median of write and fdatasync of 4 KiB."""
-    descriptor = os.open(path, os.O_RDWR)
+    file = OSFile(os.open(path, os.O_RDWR), str(path))
     try:
         block, taken, clock = b"x" * 4096, [], time.perf_counter
         end = clock() + seconds_max
         for number in range(_SYNCS):
             started = clock()
-            os.pwrite(descriptor, block, number * 4096 % _FILE_SIZE_BYTES)
-            os.fdatasync(descriptor)
+            file.pwrite(block, number * 4096 % _FILE_SIZE_BYTES)
+            file.fdatasync()
             taken.append(clock() - started)
             if started > end:
                 break
     finally:
-        os.close(descriptor)
+        file.close()
     return percentile(sorted(taken), 50) * 1000
 
 
