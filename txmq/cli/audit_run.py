@@ -37,6 +37,7 @@ STATUS_CLEAN, STATUS_FINDINGS, STATUS_COULD_NOT = 0, 1, 2
 PASSWORD_VARIABLE = "AUDIT_DATABASE_PASSWORD"  # noqa: S105 - the name of one
 PROGRESS_S = 5.0
 FINDINGS_SHOWN = 10
+_IN_UTC = "-Duser.timezone=UTC"  # of times that JDBC gives without a zone
 _DURATION = re.compile(r"\d+(ms|s|m|h|d)\Z")
 _CAUSE = re.compile(r"^\s*(?:[\w.]*\.)?\w*(?:Error|Exception)(?:: | )(.+)$", re.MULTILINE)
 
@@ -261,6 +262,8 @@ def open_session(directory: Path, master: str, memory: str, *, is_short: bool = 
         "spark.master": master,
         "spark.driver.memory": memory,
         "spark.sql.shuffle.partitions": "2" if is_short else "8",
+        "spark.driver.extraJavaOptions": _IN_UTC,
+        "spark.executor.extraJavaOptions": _IN_UTC,
     }
     directory.mkdir(parents=True, exist_ok=True)
     logging.disable(logging.ERROR)  # py4j tells Ctrl-C as tracebacks of its own; what matters comes back as an error

@@ -82,6 +82,9 @@ POINTS: Final[Mapping[str, str]] = {
     "resolver.xa.completed": "databases: this branch committed, others perhaps; broker: this branch complete, forced",
     "resolver.xa.fenced": "databases: some branch prepared; broker: rolled back, forced",
     "resolver.xa.rolled_back": "databases: branches rolled back, not forced: they may come back; broker: rolled back",
+    "audit.round.kept": "the dataset has the round's findings; nobody was told; follow.json: the round before",
+    "audit.round.told": "the dataset has the round's findings, and they were told; follow.json: the round before",
+    "audit.round.saved": "the dataset has the round's findings, and they were told; follow.json: this round",
 }
 
 

@@ -5,8 +5,9 @@ the messages behind the offsets where the last round ended. Partners are looked 
 without message is found one margin and one round after its commit; a message without row in the round after it
 appeared.
 
-``follow.json`` says how far rows and messages were audited. It is replaced, whole, after a round's findings are on disk
-and were told: a process that dies in between repeats the round and tells its findings again; none is lost.
+``follow.json`` says how far rows and messages were audited. It is there before the first round, and replaced, whole,
+after a round's findings are on disk and were told: a process that dies in between repeats the round and tells its
+findings again; none is lost.
 
 Invariants:
     * rows lie in exactly one round by their time, messages by their offset;
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from txmq.errors import ConfigError
+from txmq.runtime.crashpoints import crash_point
 from txmq.spark.audit import AuditResult
 from txmq.spark.audit_match import Window
 from txmq.spark.audit_spec import Kind
@@ -83,7 +85,11 @@ class Follower:
         if self.job.spec.row_time is None:
             raise ConfigError("an audit that goes on needs the column with the rows' times (--row-time)")
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.progress = self._load() or self._begin()
+        found = self._load()
+        if found is None:
+            self._save(self._begin())  # one that dies in its first round begins there again, however late
+        else:
+            self.progress = found
 
     def round(self) -> AuditResult | None:
         """Audit what came since the last round; None: nothing is old enough yet.
@@ -97,15 +103,18 @@ class Follower:
             return None
         result = self.job.audit(plan)
         self._keep(result, plan)
+        crash_point("audit.round.kept")
         hanging = []
         for line in self._found(result):
             if line["kind"] == Kind.IN_DOUBT.value:
                 hanging.append(str(line["txid"]))
             if line["kind"] != Kind.IN_DOUBT.value or line["txid"] not in self.progress.in_doubt:
                 self.tell(line)
+        crash_point("audit.round.told")
         to_ms = plan.window.to_ms or self.progress.to_ms
         ends = {partition: end for partition, (_, end) in plan.ranges.items()}
         self._save(replace(self.progress, to_ms=to_ms, ends=ends, in_doubt=tuple(hanging)))
+        crash_point("audit.round.saved")
         # The pairs of this round are on the executors' disks, and would stay there.
         self.job.spark.catalog.clearCache()
         return result
@@ -145,8 +154,8 @@ class Follower:
                 yield from ({"kind": kind.value} | _known(line) for line in result.sample(kind, min(count, TOLD_MAX)))
 
     def _keep(self, result: AuditResult, plan: Plan) -> None:
-        if not result.is_clean:
-            place = self.directory / "findings" / f"from={plan.window.from_ms}"  # the same when it is repeated
+        place = self.directory / "findings" / f"from={plan.window.from_ms}"  # the same when it is repeated
+        if not result.is_clean or place.exists():  # what a round that died has found may be excused by now
             result.findings.write.mode("overwrite").parquet(str(place.absolute()))
 
     def _load(self) -> Progress | None:

@@ -46,6 +46,11 @@ class Window:
     offsets: Mapping[int, int] | None = None
     is_live: bool = False
 
+    @property
+    def has_every_message(self) -> bool:
+        """Whether all messages of the topic are audited, but for newer ones where it is live."""
+        return self.from_ms is None and (self.to_ms is None or self.is_live)
+
     def holds_message(self) -> Column:
         """Whether a message (``partition``, ``offset``, ``timestamp``) is audited."""
         if self.offsets is not None:
@@ -113,6 +118,8 @@ def committed_at(rows: DataFrame, row_time: RowTime | None) -> Column:
         return F.timestamp_micros((column * (1_000_000 // row_time.unit.value)).cast("bigint"))
     if row_time.unit is not None:
         raise ConfigError(f"{row_time.column} holds no numbers but {kind.simpleString()}: leave the unit away")
+    if isinstance(kind, T.TimestampNTZType):  # UTC, whatever zone the session is in
+        return F.concat(column.cast("string"), F.lit("Z")).try_cast("timestamp")
     return column.try_cast("timestamp")
 
 
@@ -149,8 +156,8 @@ def _rows(rows: DataFrame, spec: AuditSpec, window: Window) -> DataFrame:
         committed.alias("r_at"),
         txid.alias("r_txid"),
         _array(compared).alias("r_values"),
-        # A row without a time cannot be said to lie outside.
-        F.coalesce(window.holds_row(committed), F.lit(True)).alias("r_in"),
+        # A row without a time is a partner of what is read; missing it can be called only where everything is read.
+        F.coalesce(window.holds_row(committed), F.lit(window.has_every_message)).alias("r_in"),
         F.lit(True).alias("r_here"),
     )
 

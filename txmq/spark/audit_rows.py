@@ -2,31 +2,39 @@
 
     sqlite:///orders.db                      a file (an absolute path has four slashes)
     mysql://user:password@host:3306/shop     MySQL, MariaDB; also ?unix_socket=..., ?read_default_file=...
-    jdbc:mysql://host/shop                   through Java: the driver's jar must be with Spark (--jars)
+    jdbc:postgresql://host/shop?user=app     through Java: the driver's jar must be with Spark (--jars)
     parquet:orders/                          a dataset
 
 A password that is not in the URL is taken from ``password`` (the command passes AUDIT_DATABASE_PASSWORD).
+
+JDBC gives a time without zone in Java's default zone, and Spark takes it for that: so Java must run in UTC.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as F
 
 from txmq.errors import ConfigError
 from txmq.spark.audit_match import committed_at, row_identities
 from txmq.spark.audit_spec import AuditSpec, RowTime, checked_column
-from txmq.spark.audit_tables import FORMAT, Column, Reading, Table, TableSource, columns_of
+from txmq.spark.audit_tables import FETCH_ROWS, FORMAT, Column, Reading, Table, TableSource, columns_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOOKUPS_MAX = 2_000  # rows that are asked for one by one; more are found by reading the table
 _MYSQL_PORT = 3306
+_JARS = 'PYSPARK_SUBMIT_ARGS="--jars DRIVER.jar pyspark-shell" names its jar'
+_UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "Universal"})
+_SECRET = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
+_SECRET_PARAMETER = re.compile(r"((?:password|pwd)=)[^&;]*", re.IGNORECASE)
 _EXPECTED = "expected sqlite:///FILE, mysql://USER@HOST/DATABASE, jdbc:... or parquet:PATH"
 
 
@@ -41,6 +49,7 @@ class Rows:
     url: str
     name: str
     table: Table | None
+    password: str | None = field(default=None, repr=False)  # where ``url`` is used as it is
 
     def primary_key(self) -> list[str]:
         """The columns of the primary key, in the table's order; empty where none is known."""
@@ -123,13 +132,33 @@ class Rows:
         return f"({' AND '.join(parts)} OR {name} IS NULL)"
 
     def _foreign(self, columns: Sequence[str]) -> DataFrame:
-        if self.url.startswith("parquet:"):
-            frame = self.spark.read.parquet(self.url.removeprefix("parquet:"))
-        else:
-            frame = self.spark.read.format("jdbc").option("url", self.url).option("dbtable", self.name).load()
+        is_parquet = self.url.startswith("parquet:")
+        frame = self.spark.read.parquet(self.url.removeprefix("parquet:")) if is_parquet else self._jdbc()
         if unknown := [name for name in columns if name not in frame.columns]:
             raise ConfigError(f"the table has no column {unknown[0]!r}; it has {', '.join(frame.columns)}")
-        return frame.select(*columns)
+        chosen = frame.select(*columns)
+        if not is_parquet and any(kind.startswith("timestamp") for _, kind in chosen.dtypes):
+            self._require_utc()
+        return chosen
+
+    def _jdbc(self) -> DataFrame:
+        reader = self.spark.read.format("jdbc").options(url=self.url, dbtable=self.name, fetchsize=FETCH_ROWS)
+        if self.password is not None:
+            reader = reader.option("password", self.password)
+        try:
+            return reader.load()
+        except Py4JJavaError as error:
+            if "No suitable driver" not in str(error):
+                raise
+            raise ConfigError(f"Java has no driver for {without_password(self.url)}: {_JARS}") from None
+
+    def _require_utc(self) -> None:
+        ((zone,),) = self.spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").collect()
+        if zone not in _UTC:
+            raise ConfigError(
+                f"Java's time zone is {zone}, and JDBC would shift the table's times by it: start Spark with "
+                "-Duser.timezone=UTC in spark.driver.extraJavaOptions and spark.executor.extraJavaOptions"
+            )
 
 
 def open_rows(spark: SparkSession | None, url: str, table: str | None, password: str | None = None) -> Rows:
@@ -146,7 +175,7 @@ def open_rows(spark: SparkSession | None, url: str, table: str | None, password:
         raise ConfigError("which table? expected --table NAME")
     checked_column(table)
     if scheme == "jdbc":
-        return Rows(spark, url, table, None)
+        return Rows(spark, url, table, None, password)
     rows = Rows(spark, url, table, Table(*_connect_arguments(url, password), table))
     rows.primary_key()
     return rows
@@ -171,9 +200,8 @@ def _connect_arguments(url: str, password: str | None) -> tuple[str, dict[str, A
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    parts = urlsplit(url)
-    return url.replace(f":{parts.password}@", ":...@") if parts.password else url
+    """The URL as it may be shown; also one of JDBC, where it may stand as a parameter."""
+    return _SECRET_PARAMETER.sub(r"\1...", _SECRET.sub(r"\1...@", url))
 
 
 def _sql_time(ms: int) -> str:

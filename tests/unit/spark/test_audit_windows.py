@@ -116,6 +116,28 @@ def test_a_round_begins_where_the_last_one_ended_for_rows_by_time_and_for_messag
     assert follower(log, tmp_path, now_ms=9_000_000 + SETTLE_MS)._plan() is None  # nothing is old enough
 
 
+def test_an_audit_that_dies_in_its_first_round_begins_there_again_however_late(tmp_path: Path) -> None:
+    first = follower(Log(), tmp_path)
+    assert first.progress.to_ms == NOW_MS - SETTLE_MS
+    late = follower(Log(), tmp_path, now_ms=2 * NOW_MS)
+    assert late.progress == first.progress
+
+
+def test_rounds_follow_each_other_without_a_hole_and_reach_to_the_margin(tmp_path: Path) -> None:
+    """So a row is judged the margin and an interval after its commit, at the latest: 40 s with the defaults."""
+    covered = NOW_MS - SETTLE_MS
+    for now_ms in range(NOW_MS, NOW_MS + 60_000, 10_000):
+        follow = follower(Log(), tmp_path, now_ms=now_ms)  # as if each round were another process
+        plan = follow._plan()
+        if now_ms == NOW_MS:
+            assert plan is None
+            continue
+        assert plan is not None
+        assert (plan.window.from_ms, plan.window.to_ms) == (covered, now_ms - SETTLE_MS)
+        covered = now_ms - SETTLE_MS
+        follow._save(replace(follow.progress, to_ms=covered, ends={p: end for p, (_, end) in plan.ranges.items()}))
+
+
 def test_messages_that_were_removed_or_replaced_before_they_were_audited_are_said(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(Progress("orders", "orders", 9_000_000, {0: 50, 1: 0}).to_json())
     with pytest.raises(ConfigError, match="retention removed offsets 50 to 99 of partition 0"):
