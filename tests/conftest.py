@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from txmq.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
 from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB
+
+SPARK = "tests/spark/"
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +39,36 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
         yield server
 
 
+# What takes longest, the longest first; the rest comes behind it, as collected. What begins last keeps one worker
+# busy alone.
+LONGEST = (
+    "tests/simulation/", "tests/spark/", "tests/crash/test_spark_campaign", "tests/crash/test_xa_campaign",
+    "tests/crash/test_group_campaign", "tests/crash/test_ordered_campaign", "tests/crash/test_campaign",
+    "tests/services/test_bad_surroundings", "tests/services/test_cli.", "tests/services/test_consumers.",
+    "tests/images/", "tests/services/test_ordered_producer", "tests/services/test_xa.", "tests/examples/",
+)  # fmt: skip
+
+
+def _turn(item: pytest.Item) -> int:
+    return next((turn for turn, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest file first: what began last would keep one of two workers busy alone, for two minutes."""
-    items.sort(key=lambda item: "simulation" not in item.path.parts)
+    """See ``LONGEST``."""
+    items.sort(key=_turn)
+
+
+class InTurn(LoadFileScheduling):  # type: ignore[misc]  # without types
+    """``--dist loadfile``: a file is one worker's, and so is all of tests/spark, because of its JVM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Ours for ``loadfile``, which by itself begins with the files of most tests, however short these are."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return InTurn(config, log)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.errors import ConfigError
-from txmq.xa.branch import xid_sql
 from txmq.xid import FORMAT_ID, Xid
 
 MARKER_TABLE = "txmq_marker"  # the default of LastResource and MySQLResource
@@ -101,6 +100,8 @@ def sql(row: Row) -> list[str]:
 
 
 def _branch_sql(row: Row, branch: Row) -> list[str]:
+    from txmq.xa.branch import xid_sql  # with all of txmq.xa behind it, which every other command would load too
+
     xid = Xid(FORMAT_ID, row["txid"].encode("ascii"), branch["bqual"].encode("ascii"))
     lines = [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]
     if branch["connection"] is not None:
