@@ -102,9 +102,13 @@ class Decisions:
                 [*d.name, {**d.meta, "branches": [dict(branch) for branch in d.branches]}, d.parts]
                 for d in self.undone.values()
             ],
-            "holds": self.holds.snapshot(),
+            "holds": [*self.holds.snapshot(), *self._without_places()],
             "heuristics": [[*name, list(facts)] for name, facts in self.heuristics.items()],
         }
+
+    def _without_places(self) -> list[list[Any]]:
+        """Holds of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
+        return [[*d.name, d.hold.is_settled, []] for d in self.undone.values() if d.hold not in self.holds]
 
     def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:
         """The reverse of ``snapshot``; then redo, then ``recovered``."""
@@ -117,5 +121,6 @@ class Decisions:
         for session, counter, meta, parts in snapshot["undone"]:
             name = (session, counter)
             placed = tuple((p[0], p[1], p[2], p[3]) for p in parts)
-            self.undone[name] = Decided(name, meta, placed, holds.get(name) or Hold(name, {}, is_settled=True))
+            hold = holds.get(name) or Hold(name, {}, is_settled=bool(placed))  # a checkpoint that did not list it
+            self.undone[name] = Decided(name, meta, placed, hold)
         self.heuristics = {(session, counter): facts for session, counter, facts in snapshot["heuristics"]}

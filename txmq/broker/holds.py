@@ -55,6 +55,9 @@ class Holds:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __contains__(self, hold: Hold) -> bool:
+        return hold in self._all
+
     def partitions(self) -> Iterable[Partition]:
         """The partitions whose watermark is held."""
         return self._queues.keys()

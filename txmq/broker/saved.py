@@ -105,11 +105,12 @@ class SavedGroups:
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
-    def hold(self, name: Name, offsets: Iterable[Any]) -> None:
-        """An unsettled transaction is going to save these: ``offsets`` of its meta."""
+    def hold(self, name: Name, offsets: Iterable[Any], is_there: Callable[[int, int], object]) -> None:
+        """An unsettled transaction is going to save these: ``offsets`` of its meta; nothing of deleted topics."""
         for group, rows in offsets:
             for topic_id, partition, *_ in rows:
-                self.held[group, topic_id, partition] = name
+                if is_there(topic_id, partition) is not None:
+                    self.held[group, topic_id, partition] = name
 
     def let_go(self, name: Name, offsets: Iterable[Any]) -> None:
         """The transaction is settled."""

@@ -143,7 +143,7 @@ class State:
         self.order.add(transaction)
         if "xid" in meta:
             self.foreign[meta["xid"]] = key
-        self.saved.hold(key, meta.get("offsets", ()))
+        self.saved.hold(key, meta.get("offsets", ()), self.partition)
         return transaction
 
     def settle(self, session: int, counter: int, floor: int, outcome: CommittedParts | None) -> Transaction | None:
@@ -175,7 +175,7 @@ class State:
         self.decisions.decide((session, counter), meta, outcome, places)
         if "offsets" in meta:
             self.saved.save_of_transaction(meta["offsets"], meta["decided_ms"], self.partition)
-            self.saved.hold((session, counter), meta["offsets"])
+            self.saved.hold((session, counter), meta["offsets"], self.partition)
 
     def _settle_offsets(self, transaction: Transaction, *, is_committed: bool) -> None:
         meta = transaction.meta
@@ -437,10 +437,12 @@ class State:
             self.order.add(transaction)
             if "xid" in transaction.meta:
                 self.foreign[transaction.meta["xid"]] = (transaction.session, transaction.counter)
-            self.saved.hold((transaction.session, transaction.counter), transaction.meta.get("offsets", ()))
+            self.saved.hold(
+                (transaction.session, transaction.counter), transaction.meta.get("offsets", ()), self.partition
+            )
         for decided in self.decisions.undone.values():
-            if not (decided.hold.is_settled and decided.parts):  # without messages it has no hold of its own
-                self.saved.hold(decided.name, decided.meta.get("offsets", ()))
+            if not decided.hold.is_settled:
+                self.saved.hold(decided.name, decided.meta.get("offsets", ()), self.partition)
         self.decisions.holds.settled()
 
     def publish_recovered(self) -> None:

@@ -213,15 +213,34 @@ def test_a_decided_one_has_saved_and_holds_until_its_branch_is_complete(
     assert [*A0, 2, 5, None] in two.beat().view["assigned"]
 
 
-def test_a_decided_one_whose_messages_are_shown_holds_no_longer() -> None:
+@pytest.mark.parametrize("contents", [(), (b"x",)], ids=["without messages", "with messages"])
+@pytest.mark.parametrize("checkpoint", [None, False, True], ids=["live", "redone", "restored"])
+def test_a_decided_one_that_was_held_back_for_too_long_holds_no_longer(
+    contents: tuple[bytes, ...], checkpoint: bool | None
+) -> None:
     made, client, _ = world()
-    decide(client, made.txid(1, 1), offsets(5), b"x")
+    decide(client, made.txid(1, 1), offsets(5), *contents)
     made.clock.advance(made.settings.visibility_hold_ms_max / 1000)
     made.core.tick(made.clock.now_ms())
     made.pump()
+    if checkpoint is not None:
+        made = lives(made, checkpoint=checkpoint)
+    assert made.state.saved.held == {}
     pass_time(made, 7.0)  # the member is taken for gone
     two = Consumer(made, "two").join()
     assert [*A0, 2, 5, None] in two.view["assigned"]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_decided_one_whose_messages_went_with_their_topic_holds_until_its_branch_is_complete(
+    checkpoint: bool,
+) -> None:
+    made, client, _ = world()
+    decide(client, made.txid(1, 1), offsets(5), b"x")
+    client.ask("topic", "delete", "b")
+    held = made.state.saved.held
+    assert held
+    assert lives(made, checkpoint=checkpoint).state.saved.held == held
 
 
 def test_a_delayed_save_does_not_take_back_what_a_transaction_saved() -> None:
@@ -238,6 +257,10 @@ def test_the_topics_end_ends_what_is_held_and_what_would_be_saved() -> None:
     made, client, _ = world()
     prepare(client, made.txid(1, 1), offsets(5))
     client.ask("topic", "delete", "a")
+    assert made.state.saved.held == {}
+    made.checkpoint()
+    made = restarted(made)
+    client = made.session("1.0")
     assert made.state.saved.held == {}
     assert client.ask("commit", made.txid(1, 1), body=b"").code == 200
     assert made.state.saved.named[GROUP].offsets == {}
