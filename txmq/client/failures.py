@@ -42,8 +42,9 @@ class Failures:
         """A message is dealt with: it waits nowhere any more."""
         with self._share.changed:
             tracker = self._share.trackers.get((message.topic, message.partition))
-            if tracker is None:
+            if tracker is None or tracker.is_of_another(message):
                 return
+            tracker.give_up_retry(message.offset)
             tracker.ack(message.offset)
             if tracker.forget_aside(message.offset) is not None or tracker.keeps_key_order:
                 self._share.changed.notify_all()  # something may have waited behind it
@@ -61,11 +62,23 @@ class Failures:
             return
         with self._share.changed:
             tracker = self._share.trackers.get((message.topic, message.partition))
-            waiting = tracker.aside_in_hand(message.offset) if tracker is not None else None
-            is_under_way = tracker is not None and tracker.is_under_way(message.offset)
-            count = tracker.count_failure(message) if tracker is not None and is_under_way else 0
-        if tracker is None:
-            return  # somebody else has the partition, and will get the message
+            if tracker is None or tracker.is_of_another(message):
+                return  # somebody else has the partition, and will get the message
+            if message.offset in tracker.failing or tracker.waits_again(message.offset):
+                return  # another thread has rejected it, too
+            ours = tracker.failing[message.offset] = object()
+        try:
+            self._failed(tracker, message, reason)
+        finally:
+            with self._share.changed:
+                if tracker.failing.get(message.offset) is ours:  # else another thread has it again by now
+                    del tracker.failing[message.offset]
+
+    def _failed(self, tracker: Tracker, message: Message, reason: str) -> None:
+        with self._share.changed:
+            waiting = tracker.aside_in_hand(message.offset)
+            is_under_way = tracker.is_under_way(message.offset)
+            count = tracker.count_failure(message) if is_under_way else 0
         if waiting is not None:
             self._failed_aside(tracker, message, waiting, reason)
         elif is_under_way:
@@ -80,6 +93,7 @@ class Failures:
         with self._share.changed:
             if tracker.is_under_way(message.offset):
                 tracker.retry(message, self._clock.monotonic() + self._delay_s(count - 1))
+                tracker.failing.pop(message.offset, None)
             self._share.changed.notify_all()
 
     def _delay_s(self, failures: int) -> float:
@@ -100,6 +114,7 @@ class Failures:
             return False
         with self._share.changed:
             tracker.stopped = None
+            tracker.failing.pop(message.offset, None)
             if tracker.is_under_way(message.offset) and waiting is not None:
                 tracker.set_aside(message, waiting)
             else:
@@ -140,6 +155,7 @@ class Failures:
             self._log.warning("retry store: the newest failure is not in it", error=repr(error))
         with self._share.changed:
             waiting.failures, waiting.is_out = failures, False
+            tracker.failing.pop(message.offset, None)
             waiting.due_at = self._clock.monotonic() + self._aside_s(failures)
             self._share.changed.notify_all()
 

@@ -75,6 +75,7 @@ class Tracker:
         fetch: number of the fetch under way; 0 where there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
         attempts: how often each message under way failed.
+        failing: by offset, who is about to retry a message, set it aside or bury it.
         retries: messages to be delivered again, with the time from which on.
         is_busy: a listener has a message of it in hand.
         aside: messages that were set aside and acknowledged, by offset; they are delivered again when due.
@@ -93,7 +94,7 @@ class Tracker:
 
     __slots__ = (
         "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
-        "claims", "dealt", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy", "is_in_doubt",
+        "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy", "is_in_doubt",
         "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch", "position", "retries",
         "saved", "saving", "slot", "stopped", "told",
     )  # fmt: skip
@@ -106,6 +107,7 @@ class Tracker:
         self.buffer_bytes = 0
         self.fetch, self.fetch_at = 0, 0.0
         self.attempts: dict[int, int] = {}
+        self.failing: dict[int, object] = {}
         self.retries: list[tuple[float, Message]] = []
         self.is_paused = self.is_busy = self.is_revoked = False
         self.aside: dict[int, Waiting] = {}
@@ -122,7 +124,8 @@ class Tracker:
         self.saving: object | None = None
         self.is_in_doubt = False
         self._keys_in_hand: dict[int, int] = {}  # CRC of the key, by offset
-        self._acked: dict[int, bool] = {}  # delivered and above ``position``, in order
+        # Delivered and not below ``position``, in order: when the message was made; None, once it is acknowledged.
+        self._acked: dict[int, int | None] = {}
 
     @property
     def is_silent(self) -> bool:
@@ -175,7 +178,7 @@ class Tracker:
     def _next(self) -> Message:
         message = self.buffer.popleft()
         self.buffer_bytes -= _size(message)
-        self._acked[message.offset] = False
+        self._acked[message.offset] = message.timestamp_ms
         self.next_deliver = message.offset + 1
         return message
 
@@ -236,7 +239,7 @@ class Tracker:
     def set_aside(self, message: Message, waiting: Waiting) -> None:
         """It is stored, and waits outside the order: the position may pass it."""
         self.aside[message.offset] = waiting
-        self.give_up_retry(message)
+        self.give_up_retry(message.offset)
         self.ack(message.offset)
 
     def set_behind(self, stored: Iterable[tuple[Message, int | None]]) -> None:
@@ -267,12 +270,12 @@ class Tracker:
         """A message has been dealt with; again, of another time, or claimed by a transaction: nothing."""
         if offset not in self._acked or offset in self.claims:
             return
-        self._acked[offset] = True
+        self._acked[offset] = None
         self._keys_in_hand.pop(offset, None)
         self.attempts.pop(offset, None)
         while self._acked:
             lowest = next(iter(self._acked))
-            if not self._acked[lowest]:
+            if self._acked[lowest] is not None:
                 self.position = lowest
                 return
             del self._acked[lowest]
@@ -283,25 +286,32 @@ class Tracker:
         before = self.claims.get(offset - 1)
         if before is not None and before.owner is owner:
             return None  # which was asked of that one
-        for lower, is_acked in self._acked.items():
+        for lower, made_ms in self._acked.items():
             if lower >= offset:
                 return None
-            if not is_acked and (lower not in self.claims or self.claims[lower].owner is not owner):
+            if made_ms is not None and (lower not in self.claims or self.claims[lower].owner is not owner):
                 return lower
         return None
 
     def position_with(self, owner: object) -> int:
         """What the position will be once a transaction has committed."""
         position = self.position
-        for offset, is_acked in self._acked.items():
-            if not is_acked and (offset not in self.claims or self.claims[offset].owner is not owner):
+        for offset, made_ms in self._acked.items():
+            if made_ms is not None and (offset not in self.claims or self.claims[offset].owner is not owner):
                 return offset
             position = offset + 1
         return position
 
     def is_under_way(self, offset: int) -> bool:
         """Whether a message is delivered and not acknowledged."""
-        return self._acked.get(offset) is False
+        return self._acked.get(offset) is not None
+
+    def is_of_another(self, message: Message) -> bool:
+        """Whether a message was delivered of a topic that had this one's name before, which has another there now."""
+        waiting, made_ms = self.aside.get(message.offset), self._acked.get(message.offset)
+        if waiting is not None and waiting.message is not None:
+            made_ms = waiting.message.timestamp_ms
+        return made_ms is not None and made_ms != message.timestamp_ms
 
     def count_failure(self, message: Message) -> int:
         """A message failed; how often it did by now."""
@@ -310,7 +320,7 @@ class Tracker:
 
     def retry(self, message: Message, again_at: float) -> None:
         """A message under way is delivered again from ``again_at`` on."""
-        self.give_up_retry(message)
+        self.give_up_retry(message.offset)
         self.retries.append((again_at, message))
 
     def waits_again(self, offset: int) -> bool:
@@ -320,14 +330,15 @@ class Tracker:
             waiting is not None and not waiting.is_out
         )
 
-    def give_up_retry(self, message: Message) -> None:
+    def give_up_retry(self, offset: int) -> None:
         """It will not be delivered again."""
-        self.retries = [entry for entry in self.retries if entry[1] is not message]
+        if self.retries:
+            self.retries = [entry for entry in self.retries if entry[1].offset != offset]
 
     @property
     def under_way(self) -> int:
         """How many messages are delivered and not acknowledged."""
-        return sum(not acked for acked in self._acked.values()) + sum(item.is_out for item in self.aside.values())
+        return sum(made_ms is not None for made_ms in self._acked.values()) + sum(item.is_out for item in self.aside.values())
 
     def skip_to(self, offset: int) -> None:
         """What was not fetched below an offset is gone; what was fetched stays."""
@@ -343,7 +354,8 @@ class Tracker:
         self.buffer_bytes = self.fetch = 0
         self.fetch_at = 0.0
         self.is_in_doubt = False
-        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.retries, self.behind, self.claims):
+        self.retries.clear()
+        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.failing, self.behind, self.claims):
             forgotten.clear()
 
 

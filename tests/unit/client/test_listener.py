@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
 from txmq.client.failures import Failures
 from txmq.client.listener import Listener
 from txmq.client.share import Share
-from txmq.client.tracker import Tracker
+from txmq.client.tracker import Tracker, Waiting
 from txmq.model import Message
 from txmq.runtime.logging import get_logger
 from txmq.runtime.sim_clock import SimClock
@@ -24,10 +25,13 @@ class Letters:
 
     def __init__(self) -> None:
         self.buried: list[int] = []
+        self.meanwhile: Callable[[Message], None] = lambda _: None
 
     def bury(self, message: Message, failures: int, reason: str) -> None:
-        """One more."""
+        """One more; another thread does something meanwhile."""
         self.buried.append(message.offset)
+        meanwhile, self.meanwhile = self.meanwhile, lambda _: None
+        meanwhile(message)
 
 
 class Contents:
@@ -53,11 +57,17 @@ class World:
         self.share, self.letters = Share(client, None, settings, log), Letters()
         self.share.aside = Contents(is_kept=is_kept)  # type: ignore[assignment]
         self.share.more, self.share.rejected = lambda: None, lambda _: False
+        self.share.may_give_up = lambda _: True
         self.failures = Failures(self.share, self.letters, settings, client.clock, log)  # type: ignore[arg-type]
-        self.tracker = self.share.trackers[SLOT] = Tracker(SLOT, 1, 0, 0)
-        self.tracker.fetch = 1
-        self.tracker.fetched(1, [Message("orders", 0, 0, b"k", b"v", {}, None, 0, None)])
+        self.tracker = self.assigned(1)
         self.clock = client.clock
+
+    def assigned(self, made_ms: int, count: int = 1) -> Tracker:
+        """The partition comes to us, with so many messages made at a time."""
+        tracker = self.share.trackers[SLOT] = Tracker(SLOT, 1, 0, 0)
+        tracker.fetch = 1
+        tracker.fetched(1, [Message("orders", 0, at, b"k", b"v", {}, None, made_ms, None) for at in range(count)])
+        return tracker
 
     def run(self, handle: Any) -> None:
         """Call a listener with one message."""
@@ -105,3 +115,40 @@ def test_to_return_acknowledges_and_to_raise_does_not(is_good: bool) -> None:
 
     world.run(handle)
     assert (world.tracker.position, len(world.tracker.retries)) == ((1, 0) if is_good else (0, 1))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_two_threads_that_reject_a_message_at_its_last_retry_bury_it_once(is_kept: bool) -> None:
+    world = World(0, is_kept=is_kept)
+    world.letters.meanwhile = world.reject
+    while not world.letters.buried:
+        world.run(world.reject)
+        world.clock.advance(600.0)
+    assert world.letters.buried == [0]
+    assert (world.tracker.position, world.tracker.aside) == (1, {})
+
+
+def test_to_reject_what_waits_for_its_retry_is_no_further_failure() -> None:
+    world = World(1, is_kept=False)
+    (message,) = world.tracker.take(1, 0.0)
+    for _ in range(3):
+        world.reject(message)
+    assert (world.letters.buried, world.tracker.attempts, len(world.tracker.retries)) == ([], {0: 1}, 1)
+    world.failures.acked(message)  # and what is acknowledged after all does not come again
+    assert (world.tracker.take(1, 600.0), world.tracker.position) == ([], 1)
+
+
+@pytest.mark.parametrize("is_aside", [True, False])
+def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_its_name(is_aside: bool) -> None:
+    world = World(1, is_kept=True)
+    (old,) = world.tracker.take(1, 0.0)
+    new = world.assigned(2)
+    (delivered,) = new.take(1, 0.0)
+    if is_aside:
+        new.set_aside(delivered, Waiting(delivered, 1, None))
+        new.aside[0].is_out = True
+    world.reject(old)
+    world.failures.acked(old)
+    assert (new.attempts, new.is_under_way(0), list(new.aside)) == ({}, not is_aside, [0] * is_aside)
+    world.failures.acked(delivered)
+    assert (new.position, new.aside) == (1, {})
