@@ -94,9 +94,9 @@ class Tracker:
 
     __slots__ = (
         "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
-        "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy", "is_in_doubt",
-        "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch", "position", "retries",
-        "saved", "saving", "slot", "stopped", "told",
+        "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy",
+        "is_in_doubt", "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch", "position",
+        "retries", "saved", "saving", "slot", "stopped", "told",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
@@ -338,7 +338,8 @@ class Tracker:
     @property
     def under_way(self) -> int:
         """How many messages are delivered and not acknowledged."""
-        return sum(made_ms is not None for made_ms in self._acked.values()) + sum(item.is_out for item in self.aside.values())
+        delivered = sum(made_ms is not None for made_ms in self._acked.values())
+        return delivered + sum(item.is_out for item in self.aside.values())
 
     def skip_to(self, offset: int) -> None:
         """What was not fetched below an offset is gone; what was fetched stays."""
