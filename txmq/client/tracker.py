@@ -95,8 +95,8 @@ class Tracker:
     __slots__ = (
         "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
         "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy",
-        "is_in_doubt", "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch", "position",
-        "retries", "saved", "saving", "slot", "stopped", "told",
+        "is_in_doubt", "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch",
+        "position", "retries", "saved", "saving", "slot", "stopped", "told",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
