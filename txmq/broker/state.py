@@ -25,6 +25,7 @@ from txmq.broker.saved import SavedGroups
 from txmq.broker.sequences import Sequences
 from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
 from txmq.broker.transaction import Part, Transaction, TransactionState
+from txmq.errors import StorageError
 from txmq.log import batch as batches
 from txmq.log.memory import MemoryPartition
 from txmq.log.partition import Partition, Place
@@ -355,9 +356,9 @@ class State:
             if partition is None:
                 continue
             places.setdefault(partition, (place.base_offset, place.segment_base, place.position))
-            if place.part == IN_JOURNAL or transaction is None:
+            if place.part == IN_JOURNAL:
                 continue
-            part = transaction.parts[place.part]
+            part = _part_of(transaction, entry, place.part)
             batches.stamp(part.batch, place.topic_id, place.partition, place.base_offset, part.crc)
             write(partition, place.segment_base, place.position, part.batch)
             partition.redo(
@@ -449,3 +450,12 @@ class State:
         """Everything in the journal is redone: readers may see it, but for what undone decisions hold."""
         for partition in self.all_partitions():
             self.decisions.holds.recovered(partition)
+
+
+def _part_of(transaction: Transaction | None, entry: entries.Committed | entries.Decided, number: int) -> Part:
+    if transaction is None or number >= len(transaction.parts):
+        raise StorageError(
+            f"the journal commits part {number} of transaction {entry.session:x}-{entry.counter:x}, which neither it "
+            "nor the checkpoint holds: they do not belong together"
+        )
+    return transaction.parts[number]

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txmq.errors import StorageError
+from txmq.redo import entries
 from txmq.runtime.sim_clock import SimClock
 from txmq.runtime.sim_disk import SimDisk
 
@@ -206,3 +208,13 @@ def test_the_snapshot_holds_everything_there_is(checkpointed: bool) -> None:
     snapshot = history.node.state.snapshot()
     assert {len(snapshot[name]) for name in ("topics", "transactions", "sessions")} == {3, 2, 1}
     assert comparable(Node(history.node.kill(), history.settings).state) == comparable(history.node.state)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_commit_of_a_part_that_neither_journal_nor_checkpoint_holds_is_damage(number: int) -> None:
+    history = History(1)
+    if number:
+        _stream(1, "a", 0)(history)
+    place = entries.Placement(1, 0, 0, 0, 0, 1, number)
+    with pytest.raises(StorageError, match=f"commits part {number} of transaction 1-1, which neither"):
+        history.node.state.redo(entries.encode_committed(1, 1, 0, [place]), lambda *_: None, {})
