@@ -12,6 +12,7 @@ import txmq
 from tests.services.consuming import until
 from tests.services.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
 from txmq.client import failures
+from txmq.client.letter_replay import LetterReplay
 from txmq.client.retry_store import RetryStore
 from txmq.client.retry_topic import original
 from txmq.errors import StorageError
@@ -22,9 +23,9 @@ REQUEST_SIZE_BYTES_MAX = 1 << 20
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that looks for old segments all the time, and takes no large requests."""
+    """A broker that looks for old segments all the time, takes no large requests, and makes topics in memory."""
     limits = {"request_size_bytes_max": REQUEST_SIZE_BYTES_MAX, "batch_size_bytes_max": REQUEST_SIZE_BYTES_MAX}
-    settings = {"retention_check_interval_ms": 10, **limits}
+    settings = {"retention_check_interval_ms": 10, "default_storage": "memory", **limits}
     with BrokerProcess(tmp_path_factory.mktemp("retries") / "broker", settings=settings) as process:
         yield process
 
@@ -33,7 +34,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
     """A client of it, with a topic of one partition whose old segments can be made to go."""
     with txmq.connect(broker.address) as made:
-        made.topics.create(TOPIC, segment_size_bytes=4096)
+        made.topics.create(TOPIC, storage="disk", segment_size_bytes=4096)
         yield made
         clear(made)
 
@@ -128,6 +129,11 @@ def test_the_retry_topic_has_the_same_limits_and_dead_letters(client: txmq.Clien
     (letter,) = client.browse(f"{GROUP}.dead-letter")
     assert (letter.value, letter.key, letter.headers["txmq.dead.attempts"]) == (b"bad", b"k", b"4")
     assert len(list(client.browse(f"{GROUP}.retry"))) == 1
+    letters = LetterReplay(client, GROUP)
+    assert [replayed.outcome for replayed in letters.replay(letters.letters())] == ["sent"]
+    made = {topic.name: topic.storage for topic in client.topics.list() if topic.name != TOPIC}
+    names = (f"{GROUP}.retry", f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.replayed")
+    assert made == dict.fromkeys(names, txmq.Storage.DISK)  # whatever a topic is by default: nothing may be lost
 
 
 def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client: txmq.Client, tmp_path: Path) -> None:

@@ -281,7 +281,8 @@ class Client:
         """Join a consumer group and share its work: each partition has one consumer of the group at a time.
 
         Args:
-            group: its name; offsets are saved under it.
+            group: its name, at most 179 characters; offsets are saved under it, and its dead letters have it in their
+                topic's name.
             topics: what to consume; those that do not exist yet are joined when they are created.
             start: where the group has saved no offset: "earliest" (the default), "latest" (a broadcast's default), or a
                 time in ms since 1970.

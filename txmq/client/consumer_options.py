@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from txmq.client.dead_letters import SUFFIX as DEAD_LETTERS
 from txmq.client.fetching import FETCH_SIZE_BYTES_MIN
+from txmq.client.letter_replay import ACCOUNT_SUFFIX as REPLAYED
 from txmq.client.member import MemberSettings
 from txmq.client.offset_store import OffsetStore
 from txmq.errors import ConfigError
 from txmq.model import Message, is_valid_name
 from txmq.registry.assignment import STRATEGIES
+from txmq.registry.topics import RESERVED_PREFIX
 
 Filter = Callable[[Message], bool]
 
@@ -88,6 +91,9 @@ class ConsumerSettings:
             raise ConfigError(
                 f"group = {self.group!r}, topics = {self.topics!r}: names of A-Z a-z 0-9 . _ -, one topic"
             )
+        longest = self.group + DEAD_LETTERS + REPLAYED  # of the topics that are made for the group
+        if not is_valid_name(longest) or self.group.startswith(RESERVED_PREFIX):
+            raise ConfigError(f"group = {self.group!r}: {longest!r} could be no topic: too long, or a reserved name")
         if self.start not in ("earliest", "latest") and not (isinstance(self.start, int) and self.start >= 0):
             raise ConfigError(f"start = {self.start!r}: expected 'earliest', 'latest' or a time in ms since 1970")
         options = self.options

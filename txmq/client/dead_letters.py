@@ -75,7 +75,7 @@ class DeadLetters:
 
     def _send(self, value: bytes | None, key: bytes | None, headers: Mapping[str, bytes], tag: str | None) -> None:
         if self._producer is None:
-            self._client.topics.ensure(self.topic)
+            self._client.topics.ensure(self.topic, storage="disk")
             self._producer = self._client.producer()
         # In a context of its own: a transaction's block that rolls back later must not take it along.
         Context().run(partial(self._producer.send, key=key, headers=headers, tag=tag), self.topic, value or b"")

@@ -97,7 +97,7 @@ class LetterReplay:
             TransactionStateError: another replay of the same messages is being decided: run it again.
             OutcomeUnknownError, RolledBackError, ...: of the transaction; run it again, nothing goes out twice.
         """
-        self._client.topics.ensure(self._account, retention_ms=None)
+        self._client.topics.ensure(self._account, storage="disk", retention_ms=None, retention_size_bytes=None)
         seen: set[Origin] = set()
         chunk: list[Letter] = []
         for letter in letters:

@@ -47,7 +47,7 @@ class RetryTopic:
 
     def _put(self, rows: Sequence[Stored]) -> list[int | None]:
         if self._producer is None:
-            self._client.topics.ensure(self.topic, retention_ms=RETENTION_MS)
+            self._client.topics.ensure(self.topic, storage="disk", retention_ms=RETENTION_MS)
             self._producer = self._client.producer()
         futures = [self._sent(row) for row in rows]
         return [None if future is None else _offset(future) for future in futures]
