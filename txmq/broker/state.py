@@ -381,7 +381,7 @@ class State:
             "partitions": [
                 [p.topic_id, p.number, p.snapshot(), self._producers(p)]
                 for p in self.all_partitions()
-                if (p.next_offset or p.log_start) and p.config.storage is Storage.DISK
+                if p.next_offset or p.log_start
             ],
             "sessions": [session.snapshot() for session in self.sessions.values()],
             "transactions": [transaction.snapshot() for transaction in self.transactions.values()],
@@ -397,6 +397,8 @@ class State:
             yield from of_topic
 
     def _producers(self, partition: Partition) -> list[list[object]]:
+        if partition.config.storage is Storage.MEMORY:
+            return []  # its batches are gone with the process: there is nothing that a repeated one would repeat
         return [[producer, *s.snapshot()] for producer, s in partition.producers.items() if producer in self.sessions]
 
     def restore(self, snapshot: dict[str, Any]) -> None:

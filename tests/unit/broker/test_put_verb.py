@@ -180,6 +180,21 @@ def test_a_topic_in_memory_tells_duplicates_and_is_empty_after_a_restart() -> No
     assert put(client, b"4", topic="m", producer=1, sequence=4).code == 200
 
 
+def test_a_topic_in_memory_goes_on_with_its_offsets_where_the_checkpoint_saw_it() -> None:
+    broker = node()
+    client = broker.session()
+    client.ask("topic", "create", "m", extensions={"storage": "memory"})
+    for number in range(3):
+        put(client, b"%d" % number, topic="m", producer=1, sequence=number)
+    broker.checkpoint()
+    put(client, b"after the checkpoint", topic="m")
+    broker = restarted(broker)
+    client = broker.session("1.0")
+    assert client.ask("offset", "m", 0, "earliest").text == "3 3 3"
+    assert put(client, b"3", topic="m", producer=1, sequence=7).text == "3"
+    assert values(broker, "m") == [b"3"]
+
+
 def test_a_topic_in_memory_wakes_polls_and_stays_out_of_transactions() -> None:
     broker = node()
     client = broker.session()
