@@ -25,21 +25,24 @@ class ProtocolError(TxmqError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side was asked to send something the protocol cannot carry; nothing was sent."""
+    """This side was asked to send something the protocol cannot carry; nothing was sent. Correct the call."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something the protocol does not allow; the connection is closed."""
+    """The peer sent something the protocol does not allow; the connection is closed, the next call opens another."""
 
 
 class ConnectionLostError(TxmqError):
-    """The connection ended (or could not be made); whether an unanswered request was executed is not known."""
+    """The connection ended (or could not be made); whether an unanswered request was executed is not known.
+
+    The next call connects anew.
+    """
 
     retriable: ClassVar[bool] = True
 
 
 class RequestTimeoutError(TxmqError):
-    """No answer in time; whether the request was executed is not known."""
+    """No answer in time; whether the request was executed is not known. Ask again, or allow more time."""
 
     retriable: ClassVar[bool] = True
 
@@ -49,11 +52,14 @@ class DeliveryUnknownError(TxmqError):
 
 
 class ClosedError(TxmqError):
-    """The client, producer or transaction was used after it was closed."""
+    """The client, producer or transaction was used after it was closed; open another."""
 
 
 class DataLossError(TxmqError):
-    """Messages that were to be read are gone: retention passed them, or their topic was deleted; the text names it."""
+    """Messages that were to be read are gone: retention passed them, or their topic was deleted; the text names it.
+
+    Spark's option ``failOnDataLoss=false`` reads on without them.
+    """
 
 
 class InvariantError(TxmqError):
@@ -65,7 +71,10 @@ class StorageError(TxmqError):
 
 
 class CorruptRecordError(StorageError):
-    """Bytes on disk fail their check; the text names path, position and reason, and nothing was changed."""
+    """Bytes on disk fail their check; the text names path, position and reason, and nothing was changed.
+
+    ``txmq journal verify`` and ``txmq log verify`` say what else is damaged.
+    """
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path}: damaged at byte {position}: {reason}")
@@ -87,14 +96,17 @@ class SpoolFullError(StorageError):
 
 
 class DirectoryInUseError(StorageError):
-    """Another process holds the data directory, or it belongs to another node."""
+    """Another process holds the data directory, or it belongs to another node: stop that one, or take another."""
 
 
 # --- errors a broker answers -----------------------------------------------------------------------------------------
 
 
 class BrokerError(TxmqError):
-    """The broker refused a request; ``code`` is HTTP-like, ``wire_name`` is the first word of the answer's body."""
+    """The broker refused a request; ``code`` is HTTP-like, ``wire_name`` is the first word of the answer's body.
+
+    As this class itself the broker failed at it: its log says why.
+    """
 
     code: ClassVar[int] = 500
     wire_name: ClassVar[str] = "internal-error"
@@ -107,7 +119,7 @@ class BadRequestError(BrokerError):
 
 
 class InvalidBatchError(BrokerError):
-    """A record batch fails its CRC or contradicts itself; nothing was written."""
+    """A record batch fails its CRC or contradicts itself. Sent: nothing was written. Read: see ``txmq log verify``."""
 
     code, wire_name = 400, "invalid-batch"
 
@@ -125,13 +137,13 @@ class UnknownTopicError(BrokerError):
 
 
 class OffsetOutOfRangeError(BrokerError):
-    """The offset is before the log start or beyond the high watermark."""
+    """The offset is before the log start or beyond the high watermark; ``client.offsets`` says what can be read."""
 
     code, wire_name = 404, "offset-out-of-range"
 
 
 class UnknownTransactionError(BrokerError):
-    """No such transaction is open or prepared here."""
+    """No such transaction is open or prepared here; ``client.outcome(txid)`` says what became of it."""
 
     code, wire_name = 404, "unknown-transaction"
 
@@ -149,7 +161,7 @@ class UnknownMemberError(BrokerError):
 
 
 class UnknownQueryError(BrokerError):
-    """No driver has opened a query of that name, or it was deleted."""
+    """No driver has opened a query of that name, or it was deleted; its driver opens it when it begins."""
 
     code, wire_name = 404, "unknown-query"
 
@@ -161,19 +173,19 @@ class GroupActiveError(BrokerError):
 
 
 class TopicExistsError(BrokerError):
-    """A topic of that name exists."""
+    """A topic of that name exists: use it, or alter it."""
 
     code, wire_name = 409, "topic-exists"
 
 
 class TopicClosedError(BrokerError):
-    """The topic is closed for publishing or for reading."""
+    """The topic is closed for publishing or for reading, by an operator; ``txmq topic open`` opens it."""
 
     code, wire_name = 403, "topic-closed"
 
 
 class ForbiddenError(BrokerError):
-    """The request is understood and refused."""
+    """The request is understood and refused: it acts for another session than its connection's."""
 
     code, wire_name = 403, "forbidden"
 
@@ -186,25 +198,34 @@ class NotOwnerError(BrokerError):
 
 
 class SequenceError(BrokerError):
-    """A batch's sequence leaves a gap, or repeats a number with other content; nothing was written."""
+    """A batch's sequence leaves a gap, or repeats a number with other content; nothing was written.
+
+    Producers of this library deal with it themselves; who numbers by hand goes on where the text says.
+    """
 
     code, wire_name = 409, "sequence"
 
 
 class TransactionConflictError(BrokerError):
-    """The transaction's state does not allow this request (already decided the other way, wrong parts, ...)."""
+    """The transaction's state does not allow this request (already decided the other way, wrong parts, ...).
+
+    ``client.outcome(txid)`` says what became of it.
+    """
 
     code, wire_name = 409, "transaction-conflict"
 
 
 class FencedError(BrokerError):
-    """The session, epoch or transaction id is fenced or no longer kept: never executed, never called rolled back."""
+    """The session, epoch or transaction id is fenced or no longer kept: never executed, never called rolled back.
+
+    Connect anew; what a transaction wrote is to be looked up where it wrote.
+    """
 
     code, wire_name = 410, "fenced"
 
 
 class TooLargeError(BrokerError):
-    """A message, batch, request or transaction is over its limit."""
+    """A message, batch, request or transaction is over its limit: send less at a time, or raise the limit."""
 
     code, wire_name = 413, "too-large"
 
@@ -260,7 +281,10 @@ def broker_error(code: int, body: bytes) -> BrokerError:
 
 
 class XAError(TxmqError):
-    """A resource manager refused an XA call; ``xa_code`` is the XA specification's, the cause is the driver's error."""
+    """A resource manager refused an XA call; ``xa_code`` is the XA specification's, the cause is the driver's error.
+
+    What to do is said by the code: XAER_RMFAIL and XA_RETRY, call again later; XA_RB*, the branch is rolled back.
+    """
 
     def __init__(self, xa_code: int, text: str) -> None:
         super().__init__(text)
@@ -286,7 +310,7 @@ class RolledBackError(TransactionError):
 
 
 class TransactionTimeoutError(RolledBackError):
-    """The deadline passed before the decision; nothing happened."""
+    """The deadline passed before the decision; nothing happened. Run the block again, with more time if it needs it."""
 
 
 class OutcomeUnknownError(TransactionError):
@@ -294,7 +318,10 @@ class OutcomeUnknownError(TransactionError):
 
 
 class HeuristicError(TransactionError):
-    """A resource decided by itself; recorded until an operator forgets it."""
+    """A resource decided by itself; recorded until an operator forgets it.
+
+    Compare rows and messages, mend what differs, then ``txmq tx forget``: docs/how-to/in-doubt-at-3am.md.
+    """
 
 
 class HeuristicMixedError(HeuristicError):

@@ -92,6 +92,8 @@ CASES = (
     Case(65, "a reserved name", b"topic create __offsets 1\r\n", (400,)),
     Case(66, "partition -1", b"get t -1 0 100 1\r\n", (400, CLOSED)),
     Case(66, "partition 2^31-1", b"get t 2147483647 0 100 1\r\n", (404,)),
+    Case(69, "a path as a group", b"group join ../offsets member=m topics=t 2 1\r\n[]", (400,)),
+    Case(69, "every group as a group", b"group join * member=m topics=t 2 1\r\n[]", (400,)),
     Case(93, "a commit of a foreign transaction", b"commit %b 0 1\r\n" % FOREIGN_TXID, (409,)),
 )
 OWN_TESTS = {
@@ -104,13 +106,12 @@ ELSEWHERE = {
     12: "there is no TLS port yet",
     24: "nothing on the wire nests",
     28: "no field on the wire is a floating-point number",
-    43: "a batch has one codec and records have none, so compression cannot nest (tests/unit/log/test_records*.py)",
+    43: "a batch has one codec and records have none, so compression cannot nest (tests/unit/log/test_records.py)",
     44: "the broker never inflates; readers refuse it (tests/unit/log)",
     45: "the broker never inflates; readers refuse it (tests/unit/log)",
     46: "the broker never inflates; readers refuse it (tests/unit/log)",
     67: "tests/services/test_bad_surroundings.py",
     68: "tests/services/test_bad_surroundings.py",
-    69: "there are no groups yet",
     89: "the wrap at 2^31 needs 2^31 messages here: tests/unit/broker/test_sequences.py",
     131: "tests/services/test_bad_surroundings.py",
 }

@@ -1,0 +1,150 @@
+"""The public API of DESIGN section 7, held word by word: names, parameters, defaults, what is keyword only."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from enum import IntFlag
+from typing import Any
+
+import pytest
+
+import txmq
+from txmq import errors
+from txmq.client.admin import Topics
+from txmq.client.transaction import Transaction
+from txmq.client.transactions import Transactions
+from txmq.client.xa_resource import BrokerXAResource
+from txmq.xa import LastResource, MySQLResource
+
+# Of each the parameters behind self, as Python would print them without types. What DESIGN leaves open ("...") is here
+# too: whoever changes it breaks somebody's program, and must say so in CHANGES.md.
+SIGNATURES: dict[Callable[..., Any], str] = {
+    txmq.connect: "bootstrap, *, timeout=5.0, name='python', lazy=False",
+    Topics.create: "name, partitions=1, **settings",
+    Topics.list: "",
+    Topics.describe: "name",
+    Topics.alter: "name, **settings",
+    Topics.delete: "name",
+    txmq.Client.producer: "*, partition_selector=None, linger_ms=0, batch_size_bytes=262144, "
+    "buffer_size_bytes=67108864, max_in_flight=8, compression=None, timeout=5.0, group=None, checker=None, "
+    "retry_store=None",
+    txmq.Producer.send: "topic, value, key=None, *, headers=None, tag=None, partition=None, timeout=None",
+    txmq.Producer.send_async: "topic, value, key=None, *, headers=None, tag=None, partition=None, timeout=None",
+    txmq.Producer.send_many: "topic, messages, *, timeout=None",
+    txmq.Producer.transaction: "*resources, timeout=30.0",
+    txmq.Producer.half: "topic, value, key=None, *, headers=None, tag=None, partition=None, timeout=30.0",
+    Transaction.send: "topic, value, key=None, headers=None, tag=None, partition=None",
+    Transaction.connection: "resource",
+    Transaction.ack: "message",
+    LastResource: "name, connect, *, dialect=None, table='txmq_marker', allow_weak_durability=False, ignore_tables=(), "
+    "clock=None, random=None",
+    LastResource.install: "client=None",
+    LastResource.using: "connection",
+    MySQLResource: "name, connect, *, table='txmq_marker', marker=True, allow_weak_durability=False, ignore_tables=(), "
+    "clock=None, random=None",
+    MySQLResource.install: "client=None",
+    MySQLResource.using: "connection",
+    txmq.Client.ordered_producer: "partition_selector, spool, *, options",
+    txmq.OrderedMessageProducer.send: "topic, value, key=None, *, headers=None, tag=None, timeout=None",
+    txmq.OrderedMessageProducer.send_async: "topic, value, key=None, *, headers=None, tag=None, timeout=None",
+    txmq.Client.consumer: "group, topics, *, start=None, max_retries=5, retry_store=None, broadcast=False, "
+    "offset_store=None, options",
+    txmq.Message.ack: "connection=None, *, sync=False",
+    txmq.Message.reject: "reason='rejected'",
+    txmq.Consumer.run: "handle, *, threads=1",
+    txmq.Consumer.poll: "max_records=500, timeout=1.0",
+    txmq.Client.fetch: "topic, partition, offset, max_bytes=1048576, timeout=1.0",
+    txmq.Client.browse: "topic",
+    txmq.Client.outcome: "txid",
+    Transactions.list: "state='in-doubt'",
+    Transactions.show: "txid",
+    Transactions.commit: "txid, reason",
+    Transactions.rollback: "txid, reason",
+    Transactions.forget: "txid",
+    txmq.Client.xa_resource: "*, timeout=30.0",
+    BrokerXAResource.start: "xid, flags=0",
+    BrokerXAResource.end: "xid, flags=67108864",
+    BrokerXAResource.prepare: "xid",
+    BrokerXAResource.commit: "xid, flags=0",
+    BrokerXAResource.rollback: "xid",
+    BrokerXAResource.recover: "flags=25165824",
+    BrokerXAResource.forget: "xid",
+    txmq.PartitionSelector.select: "topic, partitions, message",
+    txmq.FixedSelector: "partition",
+}
+
+
+def _bare(function: Callable[..., Any]) -> str:
+    """The signature without self and types, a default that is an object of ours left out."""
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        default = parameter.default
+        if dataclasses.is_dataclass(default):
+            default = inspect.Parameter.empty
+        elif isinstance(default, IntFlag):
+            default = int(default)
+        if parameter.name != "self":
+            parameters.append(parameter.replace(annotation=inspect.Parameter.empty, default=default))
+    return str(inspect.Signature(parameters))[1:-1]
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
+def test_a_public_call_is_written_as_the_design_writes_it(function: Callable[..., Any]) -> None:
+    assert _bare(function) == SIGNATURES[function]
+
+
+@pytest.mark.parametrize("cls", [txmq.Client, txmq.Producer, txmq.OrderedMessageProducer, txmq.Consumer, Transaction])
+def test_what_is_opened_is_a_block(cls: type) -> None:
+    assert hasattr(cls, "__enter__")
+    assert hasattr(cls, "__exit__")
+
+
+def test_the_values_have_the_fields_that_are_promised() -> None:
+    message = "topic partition offset key value headers tag timestamp_ms txid"
+    assert list(inspect.signature(txmq.Message).parameters) == message.split()
+    assert [field.name for field in dataclasses.fields(txmq.SendResult)] == ["topic", "partition", "offset", "status"]
+    assert isinstance(inspect.getattr_static(txmq.SendResult, "is_success"), property)
+    members = {cls: {member.name for member in cls} for cls in (txmq.SendStatus, txmq.Resolution, txmq.Outcome)}
+    assert members == {
+        txmq.SendStatus: {"ACKNOWLEDGED", "SPOOLED", "PENDING"},
+        txmq.Resolution: {"COMMIT", "ROLLBACK", "UNKNOWN"},
+        txmq.Outcome: {"COMMITTED", "ROLLED_BACK", "UNKNOWN"},
+    }
+    assert {"txid", "results", "pending"} <= set(dir(Transaction))
+
+
+def test_the_shipped_selectors_are_public() -> None:
+    for selector in (txmq.RoundRobinSelector(), txmq.KeyHashSelector(), txmq.KafkaPartitionSelector()):
+        chosen: txmq.PartitionSelector = selector
+        assert callable(chosen.select)
+
+
+ERRORS = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issubclass(cls, errors.TxmqError)]
+RETRIABLE = {
+    errors.ConnectionLostError, errors.RequestTimeoutError, errors.SpoolFullError, errors.NotOwnerError,
+    errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
+    errors.TransactionTimeoutError,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_an_error_is_a_public_name_that_says_what_happened_and_whether_to_repeat(cls: type[errors.TxmqError]) -> None:
+    assert getattr(txmq, cls.__name__) is cls
+    assert "__doc__" in vars(cls)
+    assert cls.__doc__
+    assert cls.retriable is (cls in RETRIABLE)
+
+
+def test_an_error_of_a_transaction_names_it() -> None:
+    of_transactions = [cls for cls in ERRORS if issubclass(cls, errors.TransactionError)]
+    assert {errors.OutcomeUnknownError, errors.RolledBackError, errors.HeuristicError} < set(of_transactions)
+    for cls in of_transactions:
+        assert cls("what", "a-b-1-1").txid == "a-b-1-1"
+
+
+def test_every_public_name_is_there_and_the_list_is_whole() -> None:
+    assert [name for name in txmq.__all__ if not hasattr(txmq, name)] == []
+    assert txmq.__all__ == sorted(txmq.__all__)
+    assert dir(txmq) == txmq.__all__
