@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import MySQLdb
+import MySQLdb.connections
 import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
@@ -23,6 +25,12 @@ def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
     world = MySQLWorld(mariadb)
     yield world
     world.settle_everything()
+
+
+def end(branch: MySQLBranch) -> None:
+    """The end of the block, up to the decision."""
+    branch.end_body()
+    branch.prepare()
 
 
 # --- the life of a branch --------------------------------------------------------------------------------------------
@@ -199,7 +207,7 @@ def test_a_body_that_ends_the_branch_by_itself_is_a_heuristic(world: MySQLWorld,
     world.insert(branch, 1)
     _end_by_hand(branch, "END", verb)
     with pytest.raises(HeuristicError, match="by itself"):
-        branch.end_body()
+        end(branch)
     assert branch.roll_back(prepared=False)
     assert world.rows() == ([1] if verb.startswith("COMMIT") else [])
     assert world.prepared(2).commit()
@@ -211,7 +219,7 @@ def test_a_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLWorld, v
     world.insert(branch, 1)
     _end_by_hand(branch, *verbs)
     with pytest.raises(RolledBackError, match="could not be ended"):
-        branch.end_body()
+        end(branch)
     assert branch.roll_back(prepared=False)
     assert (world.rows(), world.listed()) == ([], [])
 
@@ -222,7 +230,7 @@ def test_work_behind_an_end_by_hand_is_undone_and_the_connection_is_not_used_aga
     _end_by_hand(branch, "END", "ROLLBACK")
     world.insert(branch, 1)  # in a transaction of its own, since the connection is not in autocommit
     with pytest.raises(HeuristicError):
-        branch.end_body()
+        end(branch)
     assert branch.roll_back(prepared=False)
     following = world.enlist()
     assert following.details()["connection"] != number
@@ -233,18 +241,53 @@ def test_work_behind_an_end_by_hand_is_undone_and_the_connection_is_not_used_aga
 def test_a_deadline_that_has_passed_on_the_databases_clock_lets_no_marker_in(world: MySQLWorld) -> None:
     branch = world.enlist(timeout=-1.0)
     world.insert(branch, 1)
-    with pytest.raises(TransactionTimeoutError, match="deadline"):
-        branch.end_body()
-    assert branch.roll_back(prepared=False)
-    assert (world.rows(), world.markers()) == ([], {})
+    with pytest.raises(PrepareUnknownError, match="without its marker") as caught:
+        end(branch)
+    assert isinstance(caught.value.__cause__, TransactionTimeoutError)
+    assert branch.roll_back(prepared=True)
+    assert (world.rows(), world.markers(), world.listed()) == ([], {}, [])
 
 
 def test_an_identity_that_changes_under_an_open_connection_lets_no_marker_in(world: MySQLWorld) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     world.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
-    with pytest.raises(RolledBackError):
-        branch.end_body()
+    with pytest.raises(PrepareUnknownError, match="without its marker"):
+        end(branch)
+    assert branch.roll_back(prepared=True)
+    assert (world.rows(), world.listed()) == ([], [])
+
+
+def test_a_branch_costs_four_round_trips_and_eight_where_statements_go_one_by_one(world: MySQLWorld) -> None:
+    seen: list[Any] = []
+
+    class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
+        def query(self, query: Any) -> None:
+            seen.append(query)
+            super().query(query)
+
+    for number, (is_packed, trips) in enumerate(((True, 4), (False, 8))):
+        arguments = world.server.connect_arguments() | {"db": world.database, "multi_statements": is_packed}
+        connection = Noting(**arguments)
+        branch = world.enlist(connection=connection)
+        seen[: -1 if is_packed else -2] = []  # before it began, it was verified
+        world.insert(branch, number)
+        end(branch)
+        assert branch.commit()
+        assert len(seen) == trips, seen
+        connection.close()
+    assert world.rows() == [0, 1]
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_marker_that_is_refused_leaves_nothing_prepared(world: MySQLWorld, is_packed: bool) -> None:
+    branch = world.enlist(connection=world.connect(multi_statements=is_packed))
+    world.insert(branch, 1)
+    txid = branch.xid.gtrid.decode()
+    world.execute(f"INSERT INTO txmq_marker VALUES ('{txid}', 'rolled-back', 0, 0, 0)")
+    with pytest.raises(RolledBackError, match="Duplicate"):
+        end(branch)
+    assert world.listed() == []
     assert branch.roll_back(prepared=False)
     assert world.rows() == []
 
@@ -260,16 +303,6 @@ def test_an_unprepared_branch_ends_with_its_connection(world: MySQLWorld) -> Non
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_a_killed_session_rolls_back_what_was_not_prepared(world: MySQLWorld) -> None:
-    branch = world.enlist()
-    world.insert(branch, 1)
-    world.execute(f"KILL {branch.details()['connection']}")
-    with pytest.raises(RolledBackError):
-        branch.end_body()
-    assert branch.roll_back(prepared=False)
-    assert world.rows() == []
-
-
 def test_a_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(world: MySQLWorld) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
@@ -278,7 +311,7 @@ def test_a_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(
     with pytest.raises(PrepareUnknownError):
         branch.prepare()
     assert not branch.roll_back(prepared=True)
-    assert world.listed() == []
+    assert (world.rows(), world.listed()) == ([], [])
 
 
 def test_a_frozen_server_leaves_a_prepare_unknown_and_whoever_comes_later_finds_it(world: MySQLWorld) -> None:

@@ -165,10 +165,12 @@ def test_an_error_in_the_body_dooms_the_branch(world: World) -> None:
 def test_a_deadline_that_has_passed_dooms_the_branch(world: World) -> None:
     branch = world.enlist(timeout=-1.0)
     world.insert(branch, 1)
-    with pytest.raises(TransactionTimeoutError):
-        branch.end_body()
-    assert branch.roll_back(prepared=False)
-    assert world.rows() == []
+    branch.end_body()
+    with pytest.raises(PrepareUnknownError) as caught:
+        branch.prepare()
+    assert isinstance(caught.value.__cause__, TransactionTimeoutError)
+    assert branch.roll_back(prepared=True)
+    assert (world.rows(), world.recovery().prepared()) == ([], [])
 
 
 def test_the_connection_is_the_bodys_until_end_body(world: World) -> None:
@@ -311,8 +313,9 @@ def test_a_deadlocks_victim_can_only_be_rolled_back() -> None:
     world.insert(branch, 1)
     with pytest.raises(SimulatedError, match="1213"):
         session.become_deadlock_victim()
+    branch.end_body()
     with pytest.raises(RolledBackError, match="1399"):
-        branch.end_body()
+        branch.prepare()
     assert branch.roll_back(prepared=False)
     assert not session.is_in_transaction
     assert world.rows() == []

@@ -27,6 +27,7 @@ from txmq.client.transaction_parts import EncodedPart, MessageBuffer
 from txmq.errors import (
     BrokerError,
     FencedError,
+    HeuristicError,
     RolledBackError,
     TransactionConflictError,
     TransactionError,
@@ -68,11 +69,10 @@ class Side:
         self.state = BranchState.PREPARING
         try:
             self.branch.prepare()
-        except RolledBackError as error:
+        except (RolledBackError, HeuristicError) as error:
             self.error, self.state = error, BranchState.REFUSED
         except Exception as error:  # noqa: BLE001  a driver's: it may be prepared
-            self.error = RolledBackError(f"XA PREPARE was not answered: {error}", txid)
-            self.error.__cause__ = error.__cause__ if isinstance(error, PrepareUnknownError) else error
+            self.error = _maybe_prepared(error, txid)
         else:
             self.state = BranchState.PREPARED
             crash_point("client.xa.prepared")
@@ -294,6 +294,16 @@ class XaRun:
         Effect.CLOSE_BRANCHES: _close_branches,
         Effect.LEAVE: _leave,
     }
+
+
+def _maybe_prepared(error: Exception, txid: str) -> RolledBackError:
+    """What the caller is to see of it: it is never decided, so nothing will have happened."""
+    cause = error.__cause__ if isinstance(error, PrepareUnknownError) else error
+    if isinstance(cause, RolledBackError):
+        return cause
+    wrapped = RolledBackError(f"XA PREPARE was not answered: {error}", txid)
+    wrapped.__cause__ = cause
+    return wrapped
 
 
 def _entry(branch: XABranch) -> bytes:

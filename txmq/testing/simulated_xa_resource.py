@@ -18,10 +18,9 @@ from typing import Any
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.testing.simulated_xa import (
+    LOST,
     NOTA,
-    OUTSIDE,
     RB_ROLLBACK,
-    RMFAIL,
     SimulatedError,
     SimulatedSession,
     SimulatedXADatabase,
@@ -40,7 +39,6 @@ from txmq.xid import FORMAT_ID, TxId, Xid
 
 MARKER, IDENTITY, TOUCH = "txmq_marker", "txmq_marker_identity", "txmq_touch"
 COMMITTED = "committed"
-_NOT_PREPARED = (NOTA, RMFAIL, OUTSIDE, RB_ROLLBACK)
 
 
 class SimulatedXAConnection:
@@ -149,33 +147,37 @@ class SimulatedXABranch:
         }
 
     def end_body(self) -> None:
-        """See ``XABranch``; the marker row is in behind it."""
+        """See ``XABranch``."""
         self._guard.end()
         if self._guard.error is not None:
             raise RolledBackError(f"a statement failed: {self._guard.error}", self._txid) from self._guard.error
-        try:
-            if self.resource.has_marker:
-                self._insert_marker()
-            else:
-                self._wrote = self._session.branch is not None and self._session.branch.has_written
-            self._session.xa_end(self.xid)
-        except SimulatedError as error:
-            raise RolledBackError(f"the branch could not be ended: {error}", self._txid) from error
+        if not self.resource.has_marker:
+            self._wrote = self._session.branch is not None and self._session.branch.has_written
 
     def prepare(self) -> None:
-        """See ``XABranch``."""
-        if not self._wrote:
-            with suppress(SimulatedError):
-                self._session.xa_rollback(self.xid)
-            self._has_ended = True
-            self.finish()
-            return
+        """See ``XABranch``. The session is lost in the middle of what goes in one packet: nothing is known."""
+        is_marked = True
         try:
+            if self.resource.has_marker:
+                is_marked = self._insert_marker()
+            self._session.xa_end(self.xid)
+            if not self._wrote:
+                self._end_unwritten()
+                return
             self._session.xa_prepare(self.xid)
         except SimulatedError as error:
-            if error.code in _NOT_PREPARED:
-                raise RolledBackError(f"refused to prepare: {error}", self._txid) from error
+            if error.code != LOST:
+                raise RolledBackError(f"the branch could not be ended and prepared: {error}", self._txid) from error
             raise PrepareUnknownError(f"may be prepared: {error}", self._txid) from error
+        if not is_marked:
+            late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+            raise PrepareUnknownError("prepared without its marker", self._txid) from late
+
+    def _end_unwritten(self) -> None:
+        with suppress(SimulatedError):
+            self._session.xa_rollback(self.xid)
+        self._has_ended = True
+        self.finish()
 
     def commit(self) -> bool:
         """See ``XABranch``."""
@@ -227,11 +229,12 @@ class SimulatedXABranch:
         self._guard.end()
         self._session.close()
 
-    def _insert_marker(self) -> None:
+    def _insert_marker(self) -> bool:
         identity = self._session.read(IDENTITY, 1)
         if self.resource.now_ms() >= self.deadline_ms or identity != (self.resource.name, self.resource.uuid):
-            raise TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+            return False
         self._session.insert(MARKER, self._txid, (COMMITTED, self.resource.now_ms()))
+        return True
 
 
 class SimulatedXARecovery:

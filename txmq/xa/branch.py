@@ -32,7 +32,7 @@ _BQUAL = re.compile(rb"([0-9a-f]{32})\.([0-9a-f]{1,15})\.([0-9a-f]{1,14})\Z")
 
 
 class PrepareUnknownError(TransactionError):
-    """XA PREPARE was sent and not answered: the branch may be prepared."""
+    """XA PREPARE was sent, and not answered or not as it should be: the branch may be prepared."""
 
 
 class Ended(enum.Enum):
@@ -135,8 +135,7 @@ class XABranch(Protocol):
         """Take the connection from the body.
 
         Raises:
-            RolledBackError: a statement failed, or the connection is lost: not prepared, never will be.
-            HeuristicError: the body ended the branch by itself: its rows may be committed.
+            RolledBackError: a statement failed: not prepared, never will be.
         """
 
     def prepare(self) -> None:
@@ -146,7 +145,9 @@ class XABranch(Protocol):
 
         Raises:
             RolledBackError: surely not prepared, and never will be.
-            PrepareUnknownError: it may be prepared.
+            HeuristicError: the same; the body ended the branch by itself: its rows may be committed.
+            PrepareUnknownError: it may be prepared, with or without its marker. Where that has a reason that the caller
+                of the transaction is to see (the deadline has passed), it is the cause, a RolledBackError.
         """
 
     def commit(self) -> bool:

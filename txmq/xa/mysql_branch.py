@@ -2,19 +2,21 @@
 
 Theory of operation::
 
-    begin       XA START; SAVEPOINT                          one packet
+    begin       XA START; SAVEPOINT                                       one packet
     body        the application's statements, through the guard
-    end_body    RELEASE SAVEPOINT; INSERT marker; XA END      one packet
-    prepare     XA PREPARE
+    prepare     RELEASE SAVEPOINT; INSERT marker; XA END; XA PREPARE      one packet
     commit      XA COMMIT              or    roll_back   XA END where needed; XA ROLLBACK; a small committed write
 
-The savepoint is gone where the body ended the branch by hand. The marker row makes every branch one that wrote: it
-cannot vanish as a read-only one does, and it proves the outcome. Without marker, a branch that did not write (by the
-session's own counters) is ended in ``prepare``; there is nothing to decide.
+Four round trips, one less than bare XA with its five statements. The savepoint is gone where the body ended the branch
+by hand. The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
+outcome. Without marker, a branch that did not write (by the session's own counters) is ended in ``prepare``; there is
+nothing to decide.
 
 Invariants:
     * a statement that failed dooms the branch: the server itself would prepare half of the work (1205, 1062);
-    * only a refusal by its number says "not prepared"; whatever else follows XA PREPARE is PrepareUnknownError;
+    * the server does nothing of a packet behind the statement that fails. So only its own refusal says "not prepared":
+      of a statement in front of XA PREPARE, or by its number; whatever else is PrepareUnknownError, also a marker that
+      did not get in (too late, another database), since XA PREPARE stood behind it;
     * a rollback of a prepared branch is acknowledged before it is durable: it counts once a later commit is;
     * a connection goes back only when its branch has surely ended; in doubt it is closed, and the server lets go of the
       prepared branch, for the resolver.
@@ -22,6 +24,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
@@ -42,6 +45,7 @@ from txmq.xa.mysql_server import (
     code_of,
     discard_results,
     execute,
+    is_answer_of_server,
     send,
 )
 from txmq.xid import FORMAT_ID, Xid
@@ -114,13 +118,7 @@ class MySQLBranch:
         }
 
     def end_body(self) -> None:
-        """See ``XABranch``; the marker row is in behind it.
-
-        Raises:
-            TransactionTimeoutError: the deadline has passed on the database's clock.
-            RolledBackError: a statement failed, of the body or of ours.
-            HeuristicError: the body ended the branch.
-        """
+        """See ``XABranch``."""
         self._guard.end()
         if self._guard.error is None:
             try:
@@ -131,20 +129,23 @@ class MySQLBranch:
             raise RolledBackError(f"a statement failed: {self._guard.error}", self._txid) from self._guard.error
         if self._writes_before is not None:
             self._wrote = self._writes() != self._writes_before
-        self._end_work()
-        crash_point("client.xa.branch_ended")
 
     def prepare(self) -> None:
         """See ``XABranch``."""
+        work = [f"RELEASE SAVEPOINT {_SAVEPOINT}", self._xa("END")]
         if not self._wrote:
-            self._end_unwritten()
+            self._end_unwritten(work)
             return
-        try:
-            execute(self._session.connection, self._xa("PREPARE"))
-        except Exception as error:
-            if code_of(error) in _NOT_PREPARED:
-                raise RolledBackError(f"{self.resource.name!r} refused to prepare: {error}", self._txid) from error
-            raise PrepareUnknownError(f"{self.resource.name!r} may be prepared: {error}", self._txid) from error
+        has_marker = self.resource.has_marker
+        if has_marker:
+            uuid = self.resource.uuid or ""
+            work.insert(1, self._session.table.insert_committed_statement(self._txid, uuid, self.deadline_ms))
+        counts, error = self._send(*work, self._xa("PREPARE"))
+        if error is not None:
+            self._refused(len(counts), len(work), error)
+        if has_marker and counts[1] != 1:
+            late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+            raise PrepareUnknownError(f"{self.resource.name!r} is prepared without its marker", self._txid) from late
 
     def commit(self) -> bool:
         """See ``XABranch``."""
@@ -198,18 +199,17 @@ class MySQLBranch:
             with suppress(Exception):
                 self._session.connection.close()
 
-    def _end_work(self) -> None:
-        statements = [f"RELEASE SAVEPOINT {_SAVEPOINT}", self._xa("END")]
-        if self.resource.has_marker:
-            uuid = self.resource.uuid or ""
-            statements.insert(1, self._session.table.insert_committed_statement(self._txid, uuid, self.deadline_ms))
-        counts, error = self._send(*statements)
-        if error is not None:
-            self._refused(len(counts), error)
-        if self.resource.has_marker and counts[1] != 1:
-            raise TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+    def _refused(self, done: int, before_prepare: int, error: Exception) -> NoReturn:
+        name, session = self.resource.name, self._session
+        is_lost = session.table.dialect.is_lost(session.connection, error)  # also one that the server has killed
+        is_answer = is_answer_of_server(error) and not is_lost
+        if done < before_prepare and (is_answer or not session.server.takes_packets):
+            self._not_ended(done, error)
+        if is_answer and code_of(error) in _NOT_PREPARED:
+            raise RolledBackError(f"{name!r} refused to prepare: {error}", self._txid) from error
+        raise PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid) from error
 
-    def _refused(self, done: int, error: Exception) -> NoReturn:
+    def _not_ended(self, done: int, error: Exception) -> NoReturn:
         if done == 0 and code_of(error) in (NO_SUCH_SAVEPOINT, RMFAIL):
             raise HeuristicError(
                 f"the body ended the branch in {self.resource.name!r} by itself (XA END, XA COMMIT); its rows may be "
@@ -218,8 +218,10 @@ class MySQLBranch:
             ) from error
         raise RolledBackError(f"{self.resource.name!r}: the branch could not be ended: {error}", self._txid) from error
 
-    def _end_unwritten(self) -> None:
-        _, error = self._send(self._xa("ROLLBACK"))
+    def _end_unwritten(self, work: Sequence[str]) -> None:
+        counts, error = self._send(*work, self._xa("ROLLBACK"))
+        if error is not None and len(counts) < len(work):
+            self._not_ended(len(counts), error)
         self._has_ended = True
         if error is None:
             self.finish()

@@ -1,8 +1,8 @@
 """How MySQL and MariaDB are spoken to: statements in one packet, their error numbers, what a server is.
 
 Theory of operation. Statements without results go out together in one packet where the connection allows it (several
-statements in one text): XA costs four round trips, as bare XA does, although savepoint and marker row come on top. The
-server stops at the first that fails.
+statements in one text): XA costs four round trips, where bare XA has five statements, although savepoint and marker row
+come on top. The server stops at the first that fails.
 
 Sources: MariaDB 10.11, "XA Transactions"; MySQL 8.0 Reference Manual, 15.3.8 "XA Transactions", error reference.
 """
@@ -29,6 +29,9 @@ ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOU
 NO_SUCH_SAVEPOINT: Final = 1305
 ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
 UNKNOWN_THREAD: Final = 1094
+# What MySQL and MariaDB have given out; the libraries' own are 2000 to 2999 and 5000 to 5999. Whatever is not surely a
+# server's is none.
+_OF_SERVERS: Final = (range(1000, 2000), range(3000, 5000))
 
 
 class Server:
@@ -52,6 +55,12 @@ class Server:
 def code_of(error: BaseException) -> int | None:
     """The server's or the client library's error number."""
     return error.args[0] if error.args and isinstance(error.args[0], int) else None
+
+
+def is_answer_of_server(error: BaseException) -> bool:
+    """Whether an error is the server's answer to a statement, rather than the client library's word for having none."""
+    code = code_of(error)
+    return code is not None and any(code in numbers for numbers in _OF_SERVERS)
 
 
 def require_driver(connection: Any, name: str) -> None:

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from txmq.client.transaction import Transaction
-from txmq.errors import RolledBackError
+from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.sim_clock import SimClock
 from txmq.testing.fake_home import FakeHome
 from txmq.xa.branch import (
@@ -151,16 +151,20 @@ class FakeBranch:
             raise RolledBackError("a statement failed", self.txid) from error
 
     def prepare(self) -> None:
-        """Fault "refuse": surely not; "-", "+": no answer, not executed or executed."""
+        """Fault "refuse", "by hand": surely not; "-", "+": no answer, not executed or executed; "late": no marker."""
         try:
             planned = self.database.fault("prepare")
         except DriverError as error:
             raise PrepareUnknownError("no answer", self.txid) from error
         if planned == "refuse":
             raise RolledBackError("refused", self.txid)
+        if planned == "by hand":
+            raise HeuristicError("ended by the body", self.txid)
         self.database.prepared[self.xid] = Prepared(self.connection.added, self.txid, self.session)
         if planned == "+":
             raise PrepareUnknownError("no answer", self.txid)
+        if planned == "late":
+            raise PrepareUnknownError("no marker", self.txid) from TransactionTimeoutError("late", self.txid)
 
     def commit(self) -> bool:
         """Fault "-", "+": no answer, not executed or executed."""
