@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import txmq
 from txmq.client.client import Client, parse_bootstrap
 from txmq.client.queries import Attempt
 from txmq.errors import FencedError, TransactionConflictError, UnavailableError, UnknownTopicError
-from txmq.spark import sink_task
+from txmq.spark import sink, sink_task
+from txmq.spark.sink import BatchWriter, TaskMessage
 from txmq.spark.sink_options import SinkOptions
 from txmq.spark.sink_task import Written
 from txmq.testing.broker_process import BrokerProcess
@@ -138,11 +140,13 @@ def test_a_broker_that_stays_away_or_is_full_is_told_and_nothing_hangs(tmp_path:
         client = Client(parse_bootstrap(broker.address), timeout=2.0)
         client.topics.create("out")
         at = life(client, "q")
-        with pytest.raises(UnavailableError, match=r"did not take a part of task 0 within 2 s: .*prepared_bytes_max"):
+        with pytest.raises(UnavailableError, match=r"within 2 s: .* prepared_bytes_max 2097152 bytes: .* raise that"):
             sink_task.write(client, options(broker, timeout_s=2.0), at, iter([rows(*[bytes(1000)] * 3000)]))
         broker.kill()
         with pytest.raises(txmq.ConnectionLostError):
             sink_task.write(client, options(broker, timeout_s=0.5), at, iter([rows(b"x")]))
+        with pytest.raises(txmq.ConnectionLostError, match=r"tried for 0\.5 s \(option timeout\)"):
+            sink_task.client_of(options(broker, timeout_s=0.5))
 
         def goes_away() -> Iterator[Any]:
             broker.start()
@@ -152,3 +156,35 @@ def test_a_broker_that_stays_away_or_is_full_is_told_and_nothing_hangs(tmp_path:
         with pytest.raises(UnavailableError, match=r"within 0\.5 s: cannot connect"):
             sink_task.write(client, options(broker, timeout_s=0.5), at, goes_away())
         client.close()
+
+
+def test_the_next_job_in_a_worker_waits_as_long_as_it_says(broker: BrokerProcess) -> None:
+    patient, hasty = (sink_task.client_of(options(broker, timeout_s=seconds)) for seconds in (60.0, 0.5))
+    assert (patient.timeout, hasty.timeout) == (60.0, 0.5)
+    assert sink_task.client_of(options(broker, timeout_s=60.0)) is patient
+
+
+@pytest.mark.parametrize(
+    ("query", "advice"),
+    [(None, "look into the topic before you write it again"), ("job", "write it again with the same queryId")],
+)
+def test_a_commit_that_nobody_answers_says_what_may_have_happened_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str | None, advice: str
+) -> None:
+    with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address, timeout=0.5) as client:
+        client.topics.create("out")
+        told = replace(options(broker, timeout_s=0.5), query=query, batch=None if query is None else 0)
+        at = life(client, query or "write-1")
+        messages = [TaskMessage(sink_task.write(client, told, at, iter([rows(b"x")])))]
+        monkeypatch.setattr(sink, "client_of", lambda _: client)  # it answered a moment ago
+        broker.kill()
+        writer = BatchWriter(told, at, is_over=False)
+        with pytest.raises(
+            txmq.ConnectionLostError, match=rf"the batch may be written, or not: {advice}.*cannot connect"
+        ):
+            writer.commit(messages)
+        writer.abort(messages)  # as Spark does then; what it cannot say is no error
+        broker.start()
+        if query is not None:
+            BatchWriter(told, at, is_over=False).commit(messages)
+            assert values(client, "out") == [b"x"]

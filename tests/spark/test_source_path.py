@@ -18,11 +18,13 @@ from txmq.log import batch, records
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import encode_part
 from txmq.redo.format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE
+from txmq.runtime.os_disk import OSDisk
 from txmq.spark import path_source
 from txmq.spark.options import parse
 from txmq.spark.path_plan import FileTask, plan
 from txmq.spark.path_source import FileReader
-from txmq.testing.broker_process import BrokerProcess
+from txmq.spark.path_state import locked
+from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
 
 from .visible import wait_until_visible
 
@@ -90,10 +92,13 @@ def test_a_killed_brokers_directory_gives_what_readers_saw_and_nothing_undecided
         resource.prepare(xid)
         wait_until_visible(client, "orders", 501)
         seen = browsed(client, "orders")
-        with pytest.raises(DirectoryInUseError, match="held by process"):
+        with pytest.raises(DirectoryInUseError, match=r"held by process .*: read through that broker"):
             tasks_of(broker.data_dir)
         broker.kill()
-    assert read(broker.data_dir) == seen
+    with locked(OSDisk(str(broker.data_dir))):  # somebody else reads it, too
+        assert read(broker.data_dir) == seen
+        with pytest.raises(BrokerFailedError, match="held by process"):
+            broker.start()
     parts = tasks_of(broker.data_dir, topic="orders", minPartitions="5", maxBytesPerPartition="2000")
     assert len(parts) > len({task.path for task in parts}), "no segment was cut"
     assert rows_of(parts) == seen

@@ -310,20 +310,24 @@ class OSDisk:
         figures = os.fstatvfs(self._root)
         return figures.f_bavail * figures.f_frsize
 
-    def lock(self, path: str) -> OSLock:
-        """Take an exclusive lock file, or raise DirectoryInUseError. The file holds the owner's process id."""
+    def lock(self, path: str, *, is_shared: bool = False) -> OSLock:
+        """Take a lock file, or raise DirectoryInUseError. The file holds the (last) owner's process id.
+
+        Args:
+            is_shared: others who share it may hold it too: readers.
+        """
         with self._parent(path) as (directory, name):
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _COMMON, 0o600, dir_fd=directory)
         try:
-            self._take(descriptor, path)
+            self._take(descriptor, path, fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX)
         except BaseException:
             os.close(descriptor)
             raise
         return OSLock(descriptor)
 
-    def _take(self, descriptor: int, path: str) -> None:
+    def _take(self, descriptor: int, path: str, kind: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             raise DirectoryInUseError(

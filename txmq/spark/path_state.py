@@ -23,7 +23,7 @@ from txmq.broker.context import new_state
 from txmq.broker.payloads import PayloadFiles
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
-from txmq.errors import CorruptRecordError, StorageError
+from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.log.partition import Partition
 from txmq.redo import checkpoint, identity, inspect
 from txmq.runtime.os_disk import OSDisk
@@ -35,13 +35,16 @@ def locked(disk: OSDisk) -> Iterator[None]:
     """Keep a broker from starting on the directory meanwhile; a copy that cannot be written to is taken as it is.
 
     Raises:
-        DirectoryInUseError: a broker runs on it.
+        DirectoryInUseError: a broker runs on it. Other readers do not mind.
     """
     with ExitStack() as stack:
         try:
-            lock = disk.lock(identity.LOCK_PATH)
+            lock = disk.lock(identity.LOCK_PATH, is_shared=True)
         except OSError:
             pass
+        except DirectoryInUseError as error:
+            advice = "read through that broker (option bootstrap), or read a copy of the directory"
+            raise DirectoryInUseError(f"{str(error).rpartition(':')[0]}: {advice}") from None
         else:
             stack.callback(lock.release)
         yield

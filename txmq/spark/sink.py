@@ -17,7 +17,7 @@ Source: PySpark 4.3, pyspark/sql/datasource.py; sql/worker/write_into_data_sourc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from txmq.client.queries import Attempt
-from txmq.errors import ConfigError, TxmqError
+from txmq.errors import ConfigError, ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.spark.sink_options import SinkOptions, check_columns, parse_options
 from txmq.spark.sink_task import Written, client_of, write
 
+_AGAIN = "a stream finds out when it goes on from its checkpoint"
+_AGAIN_AS_NAMED = "write it again with the same queryId and batchId, and it is there once"
+_AGAIN_NAMELESS = (
+    "look into the topic before you write it again; with the options queryId and batchId it may simply be written again"
+)
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's own, of a task of a stream
 
 
@@ -83,11 +88,19 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         return TaskMessage(_written(self._options, attempt, iterator, is_over=self._is_over))
 
     def commit(self, messages: Sequence[TaskMessage | None]) -> None:
-        """On the driver: decide. Durability: the rows are visible and in the broker's journal when this returns."""
+        """On the driver: decide.
+
+        Raises:
+            ConnectionLostError, RequestTimeoutError: it may be written, or not; says what to do.
+            FencedError: a later driver writes.
+
+        Durability: the rows are visible and in the broker's journal when this returns.
+        """
         query, epoch, batch = self._planned[:3]
         queries = client_of(self._options).queries
         if not self._is_over:
-            queries.commit(query, epoch, batch, _winners(messages))
+            with _told_what_to_do(_AGAIN_NAMELESS if self._options.query is None else _AGAIN_AS_NAMED):
+                queries.commit(query, epoch, batch, _winners(messages))
         if self._options.query is None:
             with suppress(TxmqError):  # committed all the same; what is left is an entry in a list
                 queries.delete(query, epoch=epoch)
@@ -119,12 +132,14 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         return TaskMessage(_written(self._options, attempt, iterator, is_over=is_over))
 
     def commit(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
-        """On the driver: decide the batch. Durability: as of ``BatchWriter``."""
+        """On the driver: decide the batch. Errors and durability: as of ``BatchWriter``."""
         written = [message.written for message in messages if message is not None]
         if not written or any(one.is_over for one in written):
             return  # a batch without tasks has no rows; one that was over before a task began is committed
         attempt = written[0].attempt
-        client_of(self._options).queries.commit(attempt.query, attempt.epoch, batchId, _winners(messages))
+        queries = client_of(self._options).queries
+        with _told_what_to_do(_AGAIN):
+            queries.commit(attempt.query, attempt.epoch, batchId, _winners(messages))
 
     def abort(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
         """On the driver: roll back what is known of; the rest goes with the next life of the driver."""
@@ -133,6 +148,16 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             attempt = written[0].attempt
             with suppress(TxmqError):
                 client_of(self._options).queries.abort(attempt.query, epoch=attempt.epoch, batch=batchId)
+
+
+@contextmanager
+def _told_what_to_do(advice: str) -> Iterator[None]:
+    """Around the request that decides: where nobody answers it, whether it was executed is not known."""
+    try:
+        yield
+    except (ConnectionLostError, RequestTimeoutError) as error:
+        text = f"nobody answered the request to commit, so the batch may be written, or not: {advice} ({error})"
+        raise type(error)(text) from error
 
 
 def _written(options: SinkOptions, attempt: Attempt, iterator: Iterator[Any], *, is_over: bool) -> Written:

@@ -22,11 +22,23 @@ from txmq.client.client import Client, parse_bootstrap
 from txmq.client.queries import Attempt
 from txmq.client.transaction_home import TransactionHome
 from txmq.client.transaction_parts import EncodedPart
-from txmq.errors import TooLargeError, TransactionTimeoutError, TxmqError, UnavailableError
+from txmq.errors import (
+    ConnectionLostError,
+    OverloadedError,
+    TooLargeError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+)
 from txmq.spark.sink_options import SinkOptions
 from txmq.spark.sink_rows import CHUNK_SIZE_BYTES, Gatherer
 
-_clients: dict[str, Client] = {}  # Spark reuses its worker processes: a connection and a session for each, not a task
+# Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
+_clients: dict[tuple[str, float], Client] = {}
+_WAITING = (
+    ": a batch's rows wait in the broker until the driver decides; raise that setting, or write smaller batches (of a "
+    "stream: maxOffsetsPerTrigger or maxBytesPerTrigger of its source)"
+)
 
 
 class Written(NamedTuple):
@@ -49,11 +61,15 @@ def client_of(options: SinkOptions) -> Client:
     Raises:
         ConnectionLostError: the broker did not answer within the options' timeout.
     """
-    client = _clients.get(options.bootstrap)
+    key = options.bootstrap, options.timeout_s
+    client = _clients.get(key)
     if client is None:
         client = Client(parse_bootstrap(options.bootstrap), timeout=options.timeout_s, name="spark-sink")
-        _clients[options.bootstrap] = client
-    client.control.repeat("ping", timeout=options.timeout_s)
+        _clients[key] = client
+    try:
+        client.control.repeat("ping", timeout=options.timeout_s)
+    except ConnectionLostError as error:
+        raise ConnectionLostError(f"{error}; tried for {options.timeout_s:g} s (option timeout)") from error
     return client
 
 
@@ -110,5 +126,5 @@ def _prepare(
         reason = error.__cause__ or error
         raise UnavailableError(
             f"the broker at {options.bootstrap} did not take a part of task {attempt.task} "
-            f"within {options.timeout_s:g} s: {reason}"
+            f"within {options.timeout_s:g} s: {reason}{_WAITING if isinstance(reason, OverloadedError) else ''}"
         ) from error
