@@ -118,6 +118,7 @@ class Store:
     def apply_pending(self) -> list[Group]:
         """Try again what a full disk held up."""
         done: list[Group] = []
+        has_made_room = False
         while self._unapplied:
             group = self._unapplied[0]
             try:
@@ -125,11 +126,28 @@ class Store:
             except OSError as error:
                 if error.errno not in _LACKING:
                     raise
-                return done
+                if has_made_room:
+                    return done
+                has_made_room = True
+                self._make_room()
+                continue
             self._unapplied.popleft()
             self.unapplied_bytes -= group.size_bytes
             done.append(group)
         return done
+
+    def _make_room(self) -> None:
+        """Remove what groups further behind let go of: else what frees the disk would wait for the disk to be free.
+
+        Their records are forced, and each is carried out once more in its turn: what groups before it write there goes
+        again. Segments are archived only in their turn, when they are whole.
+        """
+        for group in self._unapplied:
+            for partition, paths in group.unlinked:
+                if partition.config.retention_policy is RetentionPolicy.DELETE:
+                    self.drop_segments(partition, paths)
+            for partition in group.deleted:
+                self._drop_partition(partition)
 
     @property
     def has_unapplied(self) -> bool:

@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from txmq.errors import JournalFullError, StorageError
+from txmq.log.verify import verify_log
 from txmq.redo import entries
 from txmq.redo.journal import Journal
 from txmq.runtime.sim_disk import SimDisk
@@ -68,6 +69,53 @@ def test_what_lacks_while_applying_keeps_the_watermark_and_it_goes_on_when_it_is
         broker.core.applied(group)
     assert values(broker) == [b"1", b"2", b"3"]
     assert (broker.store.has_unapplied, broker.store.unapplied_bytes) == (False, 0)
+
+
+@pytest.mark.parametrize("way", ["delete a topic", "retention"])
+def test_what_frees_a_full_disk_does_not_wait_for_room_on_it(way: str) -> None:
+    broker = node()
+    client = broker.session()
+    words = {"segment_size_bytes": 4096, "retention_size_bytes": 4096}
+    client.ask("topic", "create", "big", extensions=words)
+    for _ in range(6):
+        put(client, bytes(3000), topic="big")
+    broker.mark()  # the journal has room ahead
+    broker.disk.set_free_bytes(0)
+    assert put(client, b"1").code == 200
+    assert values(broker) == []
+    assert broker.store.has_unapplied
+    if way == "retention":
+        broker.retire()
+    else:
+        assert client.ask("topic", "delete", "big").code == 200
+    assert values(broker) == [b"1"]
+    assert not broker.store.has_unapplied
+    after = broker.kill()
+    after.set_free_bytes(1 << 20)
+    again = Node(after, broker.settings)
+    assert values(again) == [b"1"]
+    assert len(again.disk.list_directory("log/3/0")) == (2 if way == "retention" else 0)
+
+
+def test_what_a_full_disk_holds_up_is_never_archived_before_it_is_whole() -> None:
+    broker = node()
+    client = broker.session()
+    words = {"segment_size_bytes": 4096, "retention_size_bytes": 1, "retention_policy": "archive"}
+    client.ask("topic", "create", "big", extensions=words)
+    put(client, bytes(3000), topic="big")
+    broker.disk.fail_at(1, errno.ENOSPC, "write", path_prefix="log/", forever=True)
+    put(client, bytes(500), topic="big")
+    put(client, bytes(3000), topic="big")
+    partition = broker.partition("big")
+    broker.context.group.unlinked.append((partition, [partition.segment_path(0)]))
+    broker.context.answer_when_forced(client.peer, b"x")
+    broker.pump()
+    assert broker.disk.list_directory("archive") == []
+    broker.disk.clear_faults()
+    broker.checkpoint()
+    (name,) = broker.disk.list_directory("archive/3/0")
+    assert verify_log(broker.disk).is_sound
+    assert broker.disk.open(f"archive/3/0/{name}").size() > 3500
 
 
 def test_an_error_while_applying_that_is_not_a_full_disk_stops_the_broker() -> None:
