@@ -100,7 +100,9 @@ def test_what_frees_a_full_disk_does_not_wait_for_room_on_it(way: str) -> None:
 def test_what_a_full_disk_holds_up_is_never_archived_before_it_is_whole() -> None:
     broker = node()
     client = broker.session()
-    words = {"segment_size_bytes": 4096, "retention_size_bytes": 1, "retention_policy": "archive"}
+    words: dict[str, str | int | None] = {
+        "segment_size_bytes": 4096, "retention_size_bytes": 1, "retention_policy": "archive",
+    }  # fmt: skip
     client.ask("topic", "create", "big", extensions=words)
     put(client, bytes(3000), topic="big")
     broker.disk.fail_at(1, errno.ENOSPC, "write", path_prefix="log/", forever=True)
