@@ -26,6 +26,7 @@ from typing import Any
 from txmq.errors import ConfigError
 from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig
 
+NAME_LENGTH_MAX = 200
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
@@ -399,7 +400,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 def _known(name: str, source: str) -> Setting:
     setting = SETTINGS.get(name)
     if setting is None:
-        near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.0)
+        near = difflib.get_close_matches(name.lower(), SETTINGS, n=1, cutoff=0.0)
         raise ConfigError(f"unknown setting {name[:80]!r} ({source}); did you mean {near[0]!r}?")
     return setting
 
@@ -449,6 +450,10 @@ def _check_together(settings: BrokerSettings) -> None:
         )
     if not settings.data.strip() or "\0" in settings.data:
         raise ConfigError(f"data = {settings.data[:80]!r}: expected a directory")
+    if not settings.broker_name.isprintable() or len(settings.broker_name) > NAME_LENGTH_MAX:
+        raise ConfigError(
+            f"broker_name = {settings.broker_name[:80]!r}: expected at most {NAME_LENGTH_MAX} printable characters"
+        )  # it stands in lines that people and programs read
     _check_at_most(settings, "batch_size_bytes_max", settings.request_size_bytes_max, "request_size_bytes_max")
     _check_at_most(settings, "request_size_bytes_max", settings.memory_request_bytes_max, "memory_request_bytes_max")
     room = settings.journal_file_size_bytes - MIB // 2  # headers and framing, generously

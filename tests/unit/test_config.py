@@ -67,6 +67,9 @@ def test_a_number_outside_its_range_is_refused_naming_key_value_and_range(settin
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("SYNC = 1", "'SYNC' (configuration file); did you mean 'sync'?"),
+        ('broker_name = "a\\nb"', "expected at most 200 printable characters"),
+        (f'broker_name = "{"n" * 201}"', "expected at most 200 printable characters"),
         ("synk = 1", "'synk' (configuration file); did you mean 'sync'?"),
         ("sync = 1", "sync = '1': expected always, interval or never"),
         ('sync = "sometimes"', "sync = 'sometimes': expected always, interval or never"),
