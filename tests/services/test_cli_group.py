@@ -87,6 +87,7 @@ def test_a_damaged_message_stops_its_partition_says_so_and_is_skipped_by_hand(br
         found: list[bytes | None] = []
         with pytest.raises(txmq.InvalidBatchError, match="at offset 1"):
             found.extend(message.value for message in client.browse("orders"))
+        assert found == [b"0"]
 
 
 def test_describe_names_the_transaction_that_a_partition_waits_for(broker: BrokerProcess) -> None:

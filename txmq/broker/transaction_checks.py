@@ -94,7 +94,9 @@ def at_home(context: Context, text: bytes) -> TxId:
         raise BadRequestError(str(error)) from None
     identity = context.identity
     if txid.cluster != identity.cluster or txid.home != identity.node:
-        raise NotOwnerError(f"transaction {txid} is not at home here")
+        raise NotOwnerError(
+            f"transaction {txid} is not at home here but at {txid.cluster}-{txid.home} (txmq stats: cluster, home)"
+        )
     return txid
 
 

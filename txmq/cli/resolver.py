@@ -21,6 +21,11 @@ REASONS_MAX = 20  # lines; txmq tx list has all of them
 _TOP_KEYS = ("bootstrap", "resource")
 _RESOURCE_KEYS = ("name", "kind", "driver", "connect", "table")
 _KINDS = ("last-resource", "mysql-xa")
+_OTHERS = {
+    "half": "the checker of its producer group does",
+    "foreign": "its own transaction manager does",
+    "spark": "its Spark query does, or txmq query delete",
+}
 
 
 def resolver(
@@ -173,6 +178,8 @@ def why(listed: Mapping[str, Any], names: Set[str]) -> str:
     """Why a transaction could not be settled in this round, and what helps."""
     from txmq.xa.resolver import is_due
 
+    if listed["kind"] in _OTHERS:
+        return f"a resolver settles no such transaction: {_OTHERS[listed['kind']]}"
     if listed["resource"] not in names:
         return f"the file names no resource {listed['resource']!r}"
     if not is_due(listed):

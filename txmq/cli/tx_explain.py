@@ -20,6 +20,8 @@ _DEADLINE_PASSED_MS = 1000  # what a resolver waits behind a deadline
 
 Row = Mapping[str, Any]
 
+_RESOLVER = "txmq resolver --config resolver.toml (seconds; txmq resolver --help shows the file)"
+
 
 def duration_ms(text: str) -> int:
     """``30s`` and the like in milliseconds.
@@ -127,17 +129,24 @@ def next_steps(row: Row) -> list[str]:
     if row.get("state") == "heuristic":
         return ["repair what disagrees, by hand", f"txmq tx forget {txid}"]
     if row.get("state") == "decided":
-        first = "make the databases reachable, and run: txmq resolver --config resolver.toml (it finishes in seconds)"
+        first = f"make the databases reachable, and run: {_RESOLVER}"
         last = f"database gone for ever: txmq tx complete {txid} --resource NAME --heuristic hazard --reason WHY"
         return [first, "or paste the SQL; the resolver sees it and completes the branch", last]
     if row.get("state") != "prepared":
         return []
-    settle = f"(heuristic) txmq tx commit|rollback {txid} --heuristic --reason WHY"
+    settle = f"txmq tx commit|rollback {txid} --heuristic --reason WHY"
+    if row["kind"] == "last-resource":
+        return [
+            f"make the database reachable, and run: {_RESOLVER}",
+            f"or paste the SQL; it says 'committed': txmq tx commit {txid} --heuristic --reason WHY",
+            f"it says 'rolled-back', or the INSERT went in: txmq tx rollback {txid} --heuristic --reason WHY",
+            f"database gone for ever: by what its backup or the business says: {settle}",
+        ]
     first = {
         "half": f"run a member of producer group {row.get('group')}: its checker is asked within a minute",
         "foreign": "let its transaction manager recover: it asks recover() and commits or rolls back",
         "spark": "run the query again (same checkpoint, or same queryId and batchId): it rolls back what its former "
         f"driver left; it never runs again: txmq query delete {row.get('query')}",
-    }.get(row["kind"], "make the database reachable, and run: txmq resolver --config resolver.toml")
-    then = "no other way: find out what the application or the database did, then the same to the messages:"
+    }.get(row["kind"], "look into docs/how-to/in-doubt-at-3am.md")
+    then = "no other way: find out what the application did, then the same to the messages:"
     return [first, f"{then} {settle}"]

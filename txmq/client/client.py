@@ -301,6 +301,8 @@ class Client:
             ConfigError: an argument out of range.
             StorageError: the offset store cannot be used.
         """
+        if isinstance(topics, str):
+            raise ConfigError(f"topics = {topics!r}: expected a list of names, such as [{topics!r}]")
         begin = start if start is not None else "latest" if broadcast else "earliest"
         settings = ConsumerSettings(
             group, tuple(topics), begin, max_retries, options, retry_store, broadcast, offset_store

@@ -21,7 +21,15 @@ from typing import Any, NamedTuple, Protocol
 from txmq.client.connection import Connection
 from txmq.client.offset_store import BrokerOffsetStore, OffsetPosition, OffsetStore, StoredOffset, asked
 from txmq.client.tracker import Slot
-from txmq.errors import ClosedError, FencedError, GroupActiveError, StorageError, TxmqError, UnknownMemberError
+from txmq.errors import (
+    ClosedError,
+    FencedError,
+    GroupActiveError,
+    StorageError,
+    TxmqError,
+    UnknownMemberError,
+    UnknownTopicError,
+)
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, Signal, start_daemon
@@ -103,7 +111,7 @@ class GroupMember:
         self._store: OffsetStore = store if store is not None else BrokerOffsetStore(self._save_in_broker)
         self._log = get_logger(group=settings.group, member=settings.name)
         self._view, self._is_joined, self._is_closing = 0, False, False
-        self._has_view = False
+        self._has_view = self._has_looked = False
         self._heard_at = clock.monotonic()
         self._save_at = 0.0
         self._saving = Lock()
@@ -216,9 +224,23 @@ class GroupMember:
         }  # fmt: skip
         if not self._store.is_shared:
             words["alone"] = None
-        view = self._call("join", claims, words)
+        view = json.loads(self._call("join", claims, words))
         self._is_joined, self._released = True, []
-        self._apply(json.loads(view))
+        self._apply(view)
+        if not self._has_looked:
+            self._has_looked = True
+            self._tell_missing({topic for topic, *_ in view["assigned"]})
+
+    def _tell_missing(self, assigned: Collection[str]) -> None:
+        """A topic may come into being later; one that is misspelt would be waited for in silence."""
+        for topic in self._settings.topics:
+            try:
+                if topic not in assigned:
+                    self._connection.call("meta", topic, timeout=REQUEST_TIMEOUT_S)
+            except UnknownTopicError:
+                self._log.warning("there is no such topic yet: it is waited for", topic=topic)
+            except TxmqError:
+                return
 
     def _beat(self) -> None:
         wait_s = self._settings.heartbeat_interval_s
@@ -310,6 +332,8 @@ class GroupMember:
         if away_s >= self._settings.session_timeout_s:
             for slot, _ in self._partitions.held():
                 self._partitions.lost(slot)
+            if self._is_joined:
+                self._log.warning("the broker cannot be reached: partitions are given up", error=repr(error))
             self._is_joined = False
         self._log.debug("the broker cannot be reached", error=repr(error), away_s=round(away_s, 1))
         self._clock.sleep(RETRY_S)

@@ -30,6 +30,10 @@ _MYSQL_ENGINES = (
 _SQLITE_SYNCHRONOUS_FULL = 2  # also in WAL mode: NORMAL syncs only at a checkpoint, a power loss takes commits back
 
 
+_IN_AUTOCOMMIT = "it is in autocommit; open it without"
+_BUSY = "it is already in a transaction; commit or roll that back first"
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One kind of database.
@@ -74,9 +78,9 @@ class Dialect:
 def _sqlite_why_not_idle(connection: Any) -> str | None:
     if connection.in_transaction:
         # Python 3.12's autocommit=False keeps one open all the time.
-        return "it is already in a transaction"
+        return _BUSY
     if getattr(connection, "autocommit", -1) is True:
-        return "it is in autocommit"
+        return _IN_AUTOCOMMIT
     if run(connection, "PRAGMA journal_mode")[0] == [("off",)]:
         return "PRAGMA journal_mode = off: it cannot roll back"
     return None
@@ -93,13 +97,13 @@ def _sqlite_weakness(connection: Connection) -> str | None:
 def _mysql_why_not_idle(connection: Any) -> str | None:
     ((autocommit,),) = run(connection, "SELECT @@autocommit")[0]
     if autocommit:
-        return "it is in autocommit"
+        return _IN_AUTOCOMMIT
     try:
         # Refused with 1568 in the middle of a transaction, by MariaDB and by MySQL; BEGIN would commit it silently.
         run(connection, "SET TRANSACTION READ WRITE")
     except Exception as error:
         if error.args and error.args[0] == 1568:
-            return "it is already in a transaction"
+            return _BUSY
         raise
     return None
 
@@ -129,10 +133,10 @@ def _mysql_is_lost(_connection: Any, error: Exception) -> bool:
 
 def _postgresql_why_not_idle(connection: Any) -> str | None:
     if connection.autocommit:
-        return "it is in autocommit"
+        return _IN_AUTOCOMMIT
     info = getattr(connection, "info", None)
     status = info.transaction_status if info is not None else connection.get_transaction_status()
-    return None if int(status) == 0 else "it is already in a transaction"
+    return None if int(status) == 0 else _BUSY
 
 
 def _postgresql_weakness(connection: Connection) -> str | None:

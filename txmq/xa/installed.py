@@ -43,13 +43,15 @@ class Session:
         clock_ahead_ms: the database's clock minus ours, when it was measured.
         checked: when that was, on the monotonic clock.
         takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
+        begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock.
     """
 
-    __slots__ = ("__weakref__", "checked", "clock_ahead_ms", "connection", "table", "takes_packets")
+    __slots__ = ("__weakref__", "begun_at", "checked", "clock_ahead_ms", "connection", "table", "takes_packets")
 
     def __init__(self, connection: Any, table: MarkerTable) -> None:
         self.connection, self.table = connection, table
-        self.clock_ahead_ms, self.checked, self.takes_packets = 0, float("-inf"), False
+        self.clock_ahead_ms, self.takes_packets = 0, False
+        self.checked = self.begun_at = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ class Installation:
         now = self._clock.monotonic()
         if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
             return
+        session.begun_at = float("-inf")  # what is read now ends it
         self._check_tables(session)
         session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
         session.checked = now
@@ -198,7 +201,10 @@ class Installation:
         if identity is None:
             raise ConfigError(f"resource {self.name!r} is not installed: call install() once")
         if identity.name != self.name:
-            raise ConfigError(f"resource {self.name!r}: this database is installed as {identity.name!r}")
+            raise ConfigError(
+                f"resource {self.name!r}: this database is installed as {identity.name!r}: give it that name, whatever "
+                "kind of resource it is, or another table="
+            )
         if self.uuid not in (None, identity.uuid):
             raise ConfigError(f"resource {self.name!r}: another database answers: {identity.uuid}, not {self.uuid}")
         if not _UUID.match(identity.uuid):
@@ -207,7 +213,10 @@ class Installation:
             if not identity.cluster:
                 self._bind(connection, table, cluster)
                 return
-            raise ConfigError(f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}")
+            raise ConfigError(
+                f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}: connect to the "
+                "broker it was installed with; lost for ever: docs/operations.md, The broker's disk is lost"
+            )
         self.uuid = identity.uuid
 
     def _bind(self, connection: Connection, table: MarkerTable, cluster: str) -> None:

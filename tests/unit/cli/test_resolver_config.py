@@ -80,9 +80,10 @@ def test_a_good_file_names_the_broker_and_the_resources(tmp_path: Path) -> None:
 
 def test_what_stays_in_doubt_is_said_to_need_its_resource_time_or_its_database() -> None:
     listed = {
-        "resource": "shop", "prepared_ms": 0, "age_ms": 5000, "deadline_ms": 9000,
+        "kind": "last-resource", "resource": "shop", "prepared_ms": 0, "age_ms": 5000, "deadline_ms": 9000,
         "owner_connected": False, "owner_gone_ms": 10,
     }  # fmt: skip
     assert "names no resource 'shop'" in resolver.why(listed, {"other"})
+    assert "the checker of its producer group" in resolver.why(listed | {"kind": "half"}, {"other"})
     assert "run this again" in resolver.why(listed, {"shop"})
     assert "could not prove" in resolver.why(listed | {"owner_gone_ms": 4000}, {"shop"})

@@ -89,6 +89,12 @@ def test_the_sql_of_a_last_resource_reads_first_and_then_bars_the_way() -> None:
     assert "'rolled-back', 30000" in insert
 
 
+def test_each_answer_of_the_marker_row_has_its_command() -> None:
+    _, committed, rolled_back, _ = tx_explain.next_steps(PREPARED)
+    assert f"says 'committed': txmq tx commit {TXID} --heuristic" in committed
+    assert f"went in: txmq tx rollback {TXID} --heuristic" in rolled_back
+
+
 @pytest.mark.parametrize("row", [PREPARED, DECIDED])
 def test_the_first_advice_is_the_resolver_and_the_last_is_heuristic(row: dict[str, Any]) -> None:
     steps = tx_explain.next_steps(row)

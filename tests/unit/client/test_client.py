@@ -14,6 +14,7 @@ from txmq.client.client import Client
 from txmq.client.transaction import current_transaction
 from txmq.errors import (
     ClosedError,
+    ConfigError,
     ConnectionLostError,
     DeliveryUnknownError,
     DiskFullError,
@@ -337,3 +338,8 @@ def test_a_send_to_another_client_cannot_join(broker: ScriptedBroker, client: Cl
         elsewhere = other.producer()
         with pytest.raises(TransactionStateError), client.producer().transaction():
             elsewhere.send("t", b"v")
+
+
+def test_one_text_is_not_taken_for_a_list_of_topics(client: Client) -> None:
+    with pytest.raises(ConfigError, match="orders"):
+        client.consumer("billing", "orders")

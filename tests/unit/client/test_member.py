@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from txmq.client.member import GroupMember, MemberSettings
 from txmq.client.offset_store import OffsetPosition
 from txmq.client.tracker import Slot
-from txmq.errors import StorageError
+from txmq.errors import ConnectionLostError, StorageError, UnknownTopicError
 from txmq.runtime.sim_clock import SimClock
 
 A, B = ("orders", 0), ("orders", 1)
@@ -25,6 +26,16 @@ class Broker:
     def call(self, *_: Any, **__: Any) -> bytes:
         """One answer."""
         return json.dumps({"refused": self.refused}).encode()
+
+
+class BrokerWithoutTopic(Broker):
+    """Takes the member in, and has no topic."""
+
+    def call(self, verb: str, *_: Any, **__: Any) -> bytes:
+        """One answer."""
+        if verb == "meta":
+            raise UnknownTopicError
+        return json.dumps({"view": 1, "members": 1, "assigned": [], "revoked": []}).encode()
 
 
 class Held:
@@ -46,6 +57,10 @@ class Held:
         """Noted."""
         self.gone.append(slot)
 
+    def held(self) -> list[tuple[Slot, int]]:
+        """Both."""
+        return [(A, 3), (B, 3)]
+
 
 def member(broker: Broker, held: Held) -> GroupMember:
     """That has not been started."""
@@ -66,3 +81,15 @@ def test_what_nobody_else_has_is_neither_saved_nor_lost(newest: int) -> None:
     with pytest.raises(StorageError, match="orders-0"):
         member(Broker([*A, newest]), held).save()
     assert (held.saved, held.gone) == ([], [])
+
+
+def test_a_topic_that_is_not_there_and_a_broker_that_stays_away_are_told_once() -> None:
+    told: list[str] = []
+    joining = member(BrokerWithoutTopic(), Held())
+    joining._log = SimpleNamespace(warning=lambda event, **_: told.append(event), debug=lambda *_, **__: None)
+    for _ in range(2):
+        joining._join()
+    assert told == ["there is no such topic yet: it is waited for"]
+    for _ in range(70):
+        joining._cannot_reach(ConnectionLostError("gone"))
+    assert told[1:] == ["the broker cannot be reached: partitions are given up"]
