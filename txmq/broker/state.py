@@ -99,6 +99,7 @@ class State:
         if topic is not None:
             name = topic.config.name.encode()
             for partition in removed:
+                partition.is_deleted = True
                 del self.partitions[name, b"%d" % partition.number]
         return removed
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
+from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError, UnknownTopicError
 from txmq.log.files import FileCache
 from txmq.log.reader import Extent, WouldWaitError, find_time, read_chunk
 from txmq.model import TopicConfig
@@ -53,18 +53,20 @@ class Partition:
     """See the module's docstring.
 
     Attributes:
+        is_deleted: its topic is; a read that is under way finds no files, which is no damage.
         producers: by producer id; kept by the broker.
         waiters: polls that wait at the end; kept by the broker.
     """
 
     __slots__ = (
-        "_durable", "_hint", "_pending", "config", "high_watermark", "log_start", "next_offset", "number", "producers",
-        "segments", "topic", "topic_id", "waiters",
+        "_durable", "_hint", "_pending", "config", "high_watermark", "is_deleted", "log_start", "next_offset", "number",
+        "producers", "segments", "topic", "topic_id", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, topic: str, number: int, config: TopicConfig) -> None:
         self.topic_id, self.topic, self.number, self.config = topic_id, topic, number, config
         self.log_start = self.high_watermark = self.next_offset = 0
+        self.is_deleted = False
         self.segments: list[Segment] = []
         self._durable: Place = (0, 0, 0)  # the high watermark
         self._pending: list[Place] = []  # what ``_durable`` will be, one for each place since
@@ -183,6 +185,7 @@ class Partition:
 
         Raises:
             OffsetOutOfRangeError: with start and end in its text.
+            UnknownTopicError: the topic was deleted meanwhile.
             CorruptRecordError: the segment is damaged, cut off or missing.
         """
         durable = self._durable
@@ -242,6 +245,8 @@ class Partition:
     def _missing(self, offset: int, path: str) -> Exception:
         if offset < self.log_start:
             return self._out_of_range(offset)  # retention was faster
+        if self.is_deleted:
+            return UnknownTopicError(f"topic {self.topic!r} was deleted")
         return CorruptRecordError(path, 0, "the segment's file is missing")
 
     # --- retention ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from txmq.broker.reading import POLL_WAIT_MS_MAX
+from txmq.errors import UnknownTopicError
 from txmq.log import records
 from txmq.runtime.sim_clock import START_MS
 
@@ -155,6 +156,19 @@ def test_polls_of_a_lost_connection_are_forgotten() -> None:
     assert not broker.partition("a").waiters  # nor where it waited: nothing may ever come there
     put(broker.connect())
     assert broker.core.take_reads() == []
+
+
+def test_a_read_that_the_end_of_its_topic_overtakes_finds_no_topic_and_no_damage() -> None:
+    broker = node()
+    client = broker.connect()
+    put(client)
+    client.send("get", "a", 0, 0, 1000)
+    (read,) = broker.core.take_reads()
+    assert broker.connect().ask("topic", "delete", "a").code == 200
+    with pytest.raises(UnknownTopicError, match="'a' was deleted"):
+        read.partition.read(broker.store.files, 0, 1000)
+    with pytest.raises(UnknownTopicError, match="'a' was deleted"):
+        read.partition.offset_for(broker.store.files, 0)
 
 
 def test_a_stopping_broker_lets_polls_go() -> None:
