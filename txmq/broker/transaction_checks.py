@@ -95,7 +95,8 @@ def at_home(context: Context, text: bytes) -> TxId:
     identity = context.identity
     if txid.cluster != identity.cluster or txid.home != identity.node:
         raise NotOwnerError(
-            f"transaction {txid} is not at home here but at {txid.cluster}-{txid.home} (txmq stats: cluster, home)"
+            f"transaction {txid} is not at home here but at {txid.cluster:016x}-{txid.home:016x} "
+            "(txmq stats: cluster, home)"
         )
     return txid
 

@@ -108,6 +108,7 @@ def test_another_home_is_not_the_owner(verb: str) -> None:
         else:
             answer = client.ask(verb, str(txid), body=b"" if verb == "commit" else None)
         assert (answer.code, answer.error) == (409, "not-owner")
+        assert f"but at {txid.cluster:016x}-{txid.home:016x} (" in answer.text  # as stats writes them
 
 
 def test_a_txid_of_a_session_never_issued_is_fenced() -> None:
