@@ -123,7 +123,7 @@ def check_image(script: Script, disk: SimDisk, *, again: bool = False) -> None:
     _check_final(script, player.node, answers)
     if again:
         before = player.node.state
-        before.started(0)
+        before.started(0, 0)
         assert comparable(Node(player.node.kill(), player.settings).state) == comparable(before)
 
 

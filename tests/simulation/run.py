@@ -296,7 +296,7 @@ def _check(shared: Shared, told: Told) -> None:
     check_batches(shared, told.written, visible)
     check_dealt(shared, told.dealt)
     before = node.state
-    before.started(0)
+    before.started(0, 0)
     again = node
     for lost in (node.disk.kill(), node.disk.crash()):
         again = Node(lost, shared.broker.settings, clock=shared.world.clock)

@@ -212,9 +212,11 @@ class State:
             known = partition.producers[producer] = Sequences()
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
-    def started(self, epoch: int) -> None:
+    def started(self, epoch: int, time_ms: int) -> None:
         """A new life of the broker began: streams that were not prepared are rolled back for good."""
         self.epoch = epoch
+        for partition in self.all_partitions():
+            partition.began(time_ms)
         for transaction in list(self.streams.values()):
             self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
 
@@ -297,7 +299,8 @@ class State:
                 partition.set_log_start(moved.offset)
                 touched[partition] = None  # its files below may still be there
         elif kind == entries.STARTED:
-            self.started(json.loads(bytes(body))["epoch"])
+            fields = json.loads(bytes(body))
+            self.started(fields["epoch"], fields["time_ms"])
 
     def _redo_payload(self, body: memoryview) -> None:
         entry = entries.decode_payload(body)

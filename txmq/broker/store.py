@@ -362,7 +362,7 @@ class _Opening:
         fields = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
         _append(journal, entries.frame(entries.STARTED, json.dumps(fields).encode()))
         journal.sync()
-        self._state.started(journal.epoch)
+        self._state.started(journal.epoch, fields["time_ms"])
         for session in self._state.sessions.values():
             session.gone_ms = self._clock.now_ms()  # nobody can have come back before now
 

@@ -139,6 +139,12 @@ class Partition:
         segment.max_timestamp_ms = max(segment.max_timestamp_ms, max_timestamp_ms)
         self.next_offset = next_offset
 
+    def began(self, now_ms: int) -> None:
+        """A life of the broker began: segments that were redone, of which the journal does not say when, began now."""
+        for segment in self.segments:
+            if segment.created_ms == _UNKNOWN_MS:
+                segment.created_ms = now_ms
+
     def segment_path(self, segment_base: int) -> str:
         """The file of a segment, relative to the data directory."""
         return f"log/{self.topic_id}/{self.number}/{segment_base:020d}.log"

@@ -185,7 +185,7 @@ def test_what_a_restart_finds_is_what_the_broker_had(steps: list[Step], power_lo
     history.node.pump()
     live, messages = history.node.state, _everything(history.node)
     again = Node(history.node.disk.crash() if power_lost else history.node.kill(), history.settings)
-    live.started(again.state.epoch)  # what a new life does to streams
+    live.started(again.state.epoch, 0)  # what a new life does to streams
     assert comparable(again.state) == comparable(live)
     assert again.state.payload_bytes == live.payload_bytes
     assert _everything(again) == messages

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import StorageError
+from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.redo import checkpoint
 
 from ...images.check import comparable
 from ...images.node import Node
-from .support import batch, node, prepare, put, values
+from .support import batch, node, prepare, put, restarted, values
 
 
 def _damage(broker: Node, lsn: int) -> None:
@@ -128,3 +129,22 @@ def test_messages_whose_journal_and_checkpoints_are_lost_are_never_removed() -> 
     with pytest.raises(StorageError, match="restore both"):
         Node(disk, broker.settings)
     assert disk.list_directory("log/1/0") == held
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_message_from_the_future_keeps_no_segment_for_ever_also_after_a_restart(checkpoint: bool) -> None:
+    broker = node()
+    client = broker.connect()
+    client.ask("topic", "create", "old", extensions={"segment_size_bytes": 4096, "retention_ms": 60_000})
+    for _ in range(3):
+        put(client, bytes(3000), topic="old", time_ms=TIMESTAMP_MS_MAX)
+    broker = restarted(broker)
+    if checkpoint:
+        broker.checkpoint()
+        broker = restarted(broker)
+    broker.clock.advance(59)
+    broker.retire()
+    assert broker.partition("old").log_start == 0
+    broker.clock.advance(2)
+    broker.retire()
+    assert broker.partition("old").log_start == 2
