@@ -157,7 +157,7 @@ def test_rows_that_do_not_fit_are_told(
 ) -> None:
     for frame, text in (
         (spark.range(1).selectExpr("id value"), "column value is bigint: expected binary or string"),
-        (spark.range(1).selectExpr("repeat('x', 15 * 1024 * 1024) value"), f"a row for topic '{topic}', partition"),
+        (spark.range(1).selectExpr("repeat('x', 16 * 1024 * 1024) value"), f"a row for topic '{topic}', partition"),
         (spark.range(1).selectExpr("'x' value", "9 partition"), "has partitions 0 to 3, not 9"),
     ):
         with pytest.raises(Exception) as caught:

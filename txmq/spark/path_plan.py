@@ -242,7 +242,10 @@ class _Planner:
         finally:
             file.close()
         messages = records.decode(content, held.topic, held.partition, topic_id=held.topic_id)
-        return next(message.offset for message in messages if message.timestamp_ms >= timestamp_ms)
+        found = (message.offset for message in messages if message.timestamp_ms >= timestamp_ms)
+        return next(
+            found, batch.base_offset + batch.row_count
+        )  # the header may name a later time than its messages have
 
     def _batches(self, place: Place, segment: Segment) -> Iterator[Batch]:
         file = self._disk.open(segment.path, writable=False)

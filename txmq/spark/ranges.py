@@ -69,13 +69,17 @@ def pack(parts: Sequence[Range], rows: int) -> list[tuple[Range, ...]]:
 def share(wanted: Mapping[K, int], allowed: int) -> dict[K, int]:
     """Divide ``allowed`` among those who want something, in proportion; together never more, nobody more than wanted.
 
-    The largest remainders are rounded up, the first of equals first: the same question has the same answer.
+    Everybody gets one where that is possible: nobody starves beside somebody who always wants plenty. The largest
+    remainders are rounded up, the first of equals first: the same question has the same answer.
     """
-    total = sum(wanted.values())
-    if total <= allowed:
+    if sum(wanted.values()) <= allowed:
         return dict(wanted)
-    given = {key: want * allowed // total for key, want in wanted.items()}
-    by_remainder = sorted(wanted, key=lambda key: -(wanted[key] * allowed % total))
+    waiting = sum(want > 0 for want in wanted.values())
+    first = 1 if waiting <= allowed else 0
+    more = {key: max(want - first, 0) for key, want in wanted.items()}
+    total, left = sum(more.values()), allowed - first * waiting
+    given = {key: min(want, first) + more[key] * left // total for key, want in wanted.items()}
+    by_remainder = sorted(wanted, key=lambda key: -(more[key] * left % total))
     for key in by_remainder[: allowed - sum(given.values())]:
         given[key] += 1
     return given

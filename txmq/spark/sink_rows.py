@@ -26,6 +26,7 @@ from txmq.protocol.parts import NO_KEYS
 
 CHUNK_SIZE_BYTES = 4 << 20
 PLACES_MAX = 1000  # in one chunk: each costs a record batch of its own
+_PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts
 _ROW_OVERHEAD_BYTES = 16
 
 Place = tuple[str, int]
@@ -102,15 +103,18 @@ class Gatherer:
             yield chunk
 
     def _slices(self, batch: Any) -> Iterator[tuple[Any, int]]:
-        """Pieces of about a quarter of a chunk, with their size; a large row may be a larger one."""
+        """Pieces of about a quarter of a chunk, with their size; one larger than a chunk has one row."""
         if not batch.num_rows:
             return
-        size = batch.nbytes + _ROW_OVERHEAD_BYTES * batch.num_rows
-        pieces = max(1, -(-4 * size // self._limit))
-        count = max(1, batch.num_rows // pieces)
+        pieces = max(1, -(-4 * _size_of(batch) // self._limit))
+        count = max(1, min(batch.num_rows // pieces, _PIECE_ROWS_MAX))
         for start in range(0, batch.num_rows, count):
             piece = batch.slice(start, count)
-            yield piece, piece.nbytes + _ROW_OVERHEAD_BYTES * piece.num_rows
+            size = _size_of(piece)
+            if size > self._limit and piece.num_rows > 1:  # rows are not alike: large ones stand together
+                yield from self._slices(piece)
+            else:
+                yield piece, size
 
     def _groups(self, batch: Any, *, has_headers: bool) -> dict[Place, Sequence[Row]]:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -152,6 +156,11 @@ class Gatherer:
             if partition is not None:
                 assigned[number] = checked(partition, topic, count)
         return bulk.group(rows, assigned)
+
+
+def _size_of(batch: Any) -> int:
+    size: int = batch.nbytes + _ROW_OVERHEAD_BYTES * batch.num_rows
+    return size
 
 
 def _nth(values: list[Any], numbers: list[int]) -> list[Any]:

@@ -35,6 +35,7 @@ from txmq.spark.sink_rows import CHUNK_SIZE_BYTES, Gatherer
 
 # Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
 _clients: dict[tuple[str, float], Client] = {}
+_REQUEST_ROOM_BYTES = 1024  # of a prepare, beside its one large batch
 _WAITING = (
     ": a batch's rows wait in the broker until the driver decides; raise that setting, or write smaller batches (of a "
     "stream: maxOffsetsPerTrigger or maxBytesPerTrigger of its source)"
@@ -101,7 +102,7 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
         for chunk in gatherer.chunks(batches):
             home = TransactionHome(client, client.clock, options.timeout_s)
             homes.append(home)
-            parts = chunk.parts(home.txid, client.clock.now_ms(), options.compression, limit - limit // 8)
+            parts = chunk.parts(home.txid, client.clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES)
             _prepare(client, options, attempt, home, parts)
             rows += chunk.count
     except BaseException:

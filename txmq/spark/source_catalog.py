@@ -120,7 +120,8 @@ class Catalog:
         content = self._ask(lambda: client.fetch_raw(topic, number, offset, 1, 0.0))
         messages = records.decode(content, topic, number, topic_id=held.topic_id)
         found = (message.offset for message in messages if message.timestamp_ms >= timestamp_ms)
-        return max(next(found, held.end), held.start)
+        behind = messages[-1].offset + 1  # of a batch whose header names a later time than its messages have
+        return max(next(found, behind), held.start)
 
 
 def placed(held: Range, where: Where, offset_at: Callable[[Range, int], int], *, is_end: bool) -> int:

@@ -60,6 +60,11 @@ def test_what_waits_longest_gets_most() -> None:
     assert admit(available, None, None) == {"a": 300, "b": 150, "c": 7}
 
 
+def test_nobody_starves_beside_one_who_always_has_plenty() -> None:
+    assert share({"a": 10**6, "b": 1, "c": 0, "d": 3}, 100) == {"a": 98, "b": 1, "c": 0, "d": 1}
+    assert share({"a": 10**6, "b": 1, "c": 5}, 2) == {"a": 2, "b": 0, "c": 0}  # where there is not one for each
+
+
 def test_bytes_are_admitted_by_their_share_and_one_message_always() -> None:
     available = {"a": make(0, 100, 10_000)}
     assert admit(available, None, 2500) == {"a": 25}

@@ -13,6 +13,7 @@ from txmq.client.transaction_parts import EncodedPart
 from txmq.errors import BadRequestError, LocalProtocolError, TooLargeError, UnknownTopicError
 from txmq.log import records
 from txmq.model import Message
+from txmq.protocol.parts import PARTS_MAX
 from txmq.spark.sink_rows import Chunk, Gatherer
 
 TXID = "0123456789abcdef-fedcba9876543210-1-1"
@@ -111,6 +112,23 @@ def test_a_large_row_has_a_chunk_of_its_own_and_one_too_large_is_named() -> None
     assert [len(part.batch) < 300 or len(part.batch) > 500_000 for chunk in made for part in parts(chunk)] == [True] * 4
     with pytest.raises(TooLargeError, match=r"a row for topic 'a', partition \d: a message of 500\d\d\d bytes"):
         parts(made[1], limit=400_000)
+
+
+def test_rows_for_very_many_places_fit_a_request() -> None:
+    places = pa.array([n % 20_000 for n in range(40_000)], pa.int32())
+    gatherer = Gatherer("a", lambda _: 20_000, 4 << 20)
+    made = [*gatherer.chunks(iter([batch(value=pa.array([b""] * 40_000), partition=places)]))]
+    assert sum(chunk.count for chunk in made) == 40_000
+    assert max(len(chunk.places) for chunk in made) < PARTS_MAX
+
+
+def test_large_rows_among_small_ones_have_chunks_of_their_own() -> None:
+    values = [b"s" * 100] * 3000
+    values[1500:1502] = [bytes(300_000), bytes(300_000)]  # neighbours: together they would not fit a request
+    made = chunks([batch(value=pa.array(values))], limit=100_000)
+    assert all(chunk.size_bytes <= 100_000 or chunk.count == 1 for chunk in made)
+    assert [message.value for place in written(made).values() for message in place].count(bytes(300_000)) == 2
+    assert sum(chunk.count for chunk in made) == 3000
 
 
 def test_what_is_too_large_together_is_several_batches() -> None:
