@@ -6,9 +6,11 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,38 @@ def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transactio
             tx.ack(second)
         with pytest.raises(txmq.TransactionStateError, match="consumer delivered"), producer.transaction() as tx:
             tx.ack(client.fetch(IN, 0, 0)[0])
+
+
+def test_with_order_of_keys_each_input_has_one_output_in_order_and_none_fails_for_another(
+    client: txmq.Client, tmp_path: Path
+) -> None:
+    producer, tries = client.producer(), Counter[bytes]()
+    inputs = [(b"k", b"bad"), (b"k", b"2"), (b"x", b"3"), (b"k", b"4"), (b"x", b"5"), (None, b"6")]
+    for key, value in inputs:
+        producer.send(IN, value, key=key)
+
+    def handle(message: txmq.Message) -> None:
+        value = message.value or b""
+        tries[value] += 1
+        with producer.transaction() as tx:
+            producer.send(OUT, value, key=message.key)
+            tx.ack(message)
+            if value == b"bad" and tries[value] < 3:
+                raise ValueError("cannot")
+
+    options = replace(QUICK, keep_key_order=True, retry_delay=0.0, aside_delay=0.2)
+    with client.consumer(GROUP, [IN], max_retries=0, retry_store=str(tmp_path / "aside"), options=options) as consumer:
+        thread = threading.Thread(target=lambda: consumer.run(handle, threads=2))
+        thread.start()
+        until(lambda: len(outputs(client)) >= len(inputs), "each has its output")
+        until(lambda: client.groups.describe(GROUP)["partitions"][0]["aside"] is None, "nothing is aside")
+        consumer.close()
+        thread.join(WAIT_S)
+    assert tries == {b"bad": 3, **{value: 1 for _, value in inputs[1:]}}
+    found = list(client.browse(OUT))
+    for key in (b"k", b"x", None):
+        assert [m.value for m in found if m.key == key] == [value for other, value in inputs if other == key]
+    assert saved(client) == len(inputs)
 
 
 def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(

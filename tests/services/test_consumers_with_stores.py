@@ -100,6 +100,27 @@ def test_a_message_that_is_rejected_although_its_transaction_committed_is_dealt_
     connection.close()
 
 
+def test_a_message_whose_commit_is_under_way_is_not_given_up_and_its_row_comes_once(
+    client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
+) -> None:
+    """COMMIT was sent and not answered: the listener raised, at the message's last retry, and the row comes later."""
+    connection = mariadb.connect()
+    with client.consumer(GROUP, [TOPIC], offset_store=store, max_retries=0, options=QUICK) as consumer:
+        first, second = delivered(consumer, 5)[:2]
+        write(connection, first)
+        first.ack(connection)
+        first.ack(connection)  # again: it is acknowledged
+        first.reject("no answer")
+        connection.commit()
+        until(lambda: consumer._share.trackers[TOPIC, 0].position == 1, "it counts")
+        second.reject("bad")
+        until(lambda: store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2), "the second is given up")
+    connection.close()
+    assert rows(mariadb) == [0]
+    assert [letter.value for letter in client.browse(f"{GROUP}.dead-letter")] == [b"1"]
+    client.topics.delete(f"{GROUP}.dead-letter")
+
+
 def test_a_fenced_owners_rows_cannot_be_committed(
     client: txmq.Client, broker: BrokerProcess, mariadb: MariaDB, store: txmq.MySQLOffsetStore
 ) -> None:

@@ -12,7 +12,9 @@ the truth.
 
 A message that is acknowledged in a transaction of the application's own database counts when its offset is seen there,
 committed. Rolled back, it stays under way: rejected, it is delivered again; else whoever has the partition next gets
-it.
+it. A COMMIT without an answer may still be under way when the application rejects the message: it is delivered again,
+because its next transaction finds out; but nothing of the partition is saved, nor the message given up, before a look
+with the row's lock has said that the transaction is over (``Tracker.unsure``).
 
 Invariants:
     * messages of a partition are claimed in order: nothing before them is left unacknowledged;
@@ -90,7 +92,7 @@ class Claims:
     def _claim(self, message: Message, owner: object) -> Tracker:
         tracker = self._share.trackers.get((message.topic, message.partition))
         name = f"message {message.offset} of {message.topic}-{message.partition}"
-        if tracker is None:
+        if tracker is None or tracker.is_of_another(message):
             raise RolledBackError(f"{name}: the partition is not this consumer's any more")
         if tracker.saving is not None:
             raise RolledBackError(f"{name}: the outcome of a transaction before this one is not known yet")
@@ -131,7 +133,7 @@ class Claims:
             with self._share.changed:
                 for message in _released(tracker, owner):
                     if outcome is Outcome.COMMITTED:
-                        _acknowledge(tracker, message)
+                        _acknowledge(tracker, message.offset)
                     elif tracker.is_in_doubt:
                         self._deliver_again(tracker, message)
                 if tracker.saving is owner:
@@ -199,6 +201,8 @@ class Claims:
                 "ack(connection) needs a consumer with an offset_store in that database: MySQLOffsetStore"
             )
         try:
+            if self._is_acknowledged_in(message, connection, store):
+                return
             self._settle_before(message)
             position, from_, tracker = self._claimed(message)
             self._share.wait_saved()  # a save that is under way must not come behind this one
@@ -212,9 +216,23 @@ class Claims:
                 with self._share.changed:
                     tracker.claims.pop(message.offset, None)
                 raise
-        except TxmqError as error:
+            with self._share.changed:
+                tracker.unsure.discard(message.offset)  # who has the row comes behind every transaction before
+        except BaseException as error:
             store.doom(connection, error)
             raise
+
+    def _is_acknowledged_in(self, message: Message, connection: Any, store: Any) -> bool:
+        """Whether this transaction has acknowledged it before; another one may have, and was rolled back."""
+        with self._share.changed:
+            tracker = self._share.trackers.get((message.topic, message.partition))
+            claim = tracker.claims.get(message.offset) if tracker is not None else None
+        if tracker is None or claim is None or claim.owner is not self or tracker.is_of_another(message):
+            return False
+        # In this order: with the row's lock nobody else can commit between the two looks.
+        inside = asked(lambda: store.settled(self.group, tracker.slot, connection))
+        outside = asked(lambda: store.saved(self.group, tracker.slot))
+        return _has(tracker, inside, message.offset) and not _has(tracker, outside, message.offset)
 
     def _claimed(self, message: Message) -> tuple[OffsetPosition, _From, Tracker]:
         with self._share.changed:
@@ -257,33 +275,38 @@ class Claims:
     def settle(self) -> None:
         """See what of these has been committed; a store that is away is asked again later."""
         with self._share.changed:
-            waiting = [tracker for tracker in self._share.trackers.values() if self._has_claims(tracker)]
-        for tracker in waiting:
-            self._try_look_up(tracker)
+            trackers = list(self._share.trackers.values())
+            waiting = [(one, bool(one.unsure)) for one in trackers if one.unsure or self._has_claims(one)]
+        for tracker, is_unsure in waiting:
+            self._try_look_up(tracker, is_final=is_unsure)
 
     def _has_claims(self, tracker: Tracker) -> bool:
         return any(claim.owner is self for claim in tracker.claims.values())
 
-    def _try_look_up(self, tracker: Tracker) -> None:
+    def _try_look_up(self, tracker: Tracker, *, is_final: bool = False) -> None:
         with suppress(StorageError):
-            self._look_up(tracker)
+            self._look_up(tracker, is_final=is_final)
 
-    def _look_up(self, tracker: Tracker) -> None:
+    def _look_up(self, tracker: Tracker, *, is_final: bool = False) -> None:
+        """Acknowledge what was committed; ``is_final``: and have what was not back for certain."""
         store = self._store
-        found = asked(lambda: store.saved(self.group, tracker.slot))
-        if found is None:
-            return
-        named = parsed(found.aside).keys()
+        with self._share.changed:
+            unsure = tracker.unsure.copy()  # what comes back from now on may be committed behind this look
+        found = asked(lambda: (store.settled if is_final else store.saved)(self.group, tracker.slot))
         with self._share.changed:
             for offset, claim in list(tracker.claims.items()):
-                # One that is aside is named from the save on that passes it.
-                is_done = offset < found.offset and not (offset in tracker.aside and offset in named)
-                if claim.owner is self and is_done:
+                if claim.owner is self and _has(tracker, found, offset):
                     del tracker.claims[offset]
-                    _acknowledge(tracker, claim.message)
-            is_known = not self._has_claims(tracker) and tracker.position == found.offset
+                    _acknowledge(tracker, offset)
+            for offset in tracker.unsure & unsure:
+                if _has(tracker, found, offset):
+                    _acknowledge(tracker, offset)
+                elif not is_final:
+                    continue
+                tracker.unsure.discard(offset)
+            is_all = not (self._has_claims(tracker) or tracker.unsure)
             self._share.changed.notify_all()
-        if is_known:
+        if found is not None and is_all and tracker.position == found.offset:
             self._share.were_saved([OffsetPosition(tracker.slot, tracker.generation, found.offset, found.aside)])
 
     def rejected(self, message: Message) -> bool:
@@ -295,12 +318,24 @@ class Claims:
             return False
         if claim.owner is not self:
             return True
-        try:
-            self._look_up(tracker)
-        except StorageError:
-            return True  # not known: whoever has the partition next will see
+        self._try_look_up(tracker)
         with self._share.changed:
-            return tracker.claims.pop(message.offset, None) is None
+            if tracker.claims.pop(message.offset, None) is None:
+                return True  # it was committed
+            tracker.unsure.add(message.offset)
+            return False
+
+    def may_give_up(self, message: Message) -> bool:
+        """Whether it is certain that no transaction has dealt with a message, nor will."""
+        with self._share.changed:
+            tracker = self._share.trackers.get((message.topic, message.partition))
+            is_unsure = tracker is not None and message.offset in tracker.unsure
+        if tracker is None or not is_unsure:
+            return True
+        self._try_look_up(tracker, is_final=True)
+        with self._share.changed:
+            is_here = tracker.is_under_way(message.offset) or tracker.aside_in_hand(message.offset) is not None
+            return is_here and message.offset not in tracker.unsure
 
 
 def _released(tracker: Tracker, owner: object) -> list[Message]:
@@ -321,6 +356,14 @@ def _goes_on_from(tracker: Tracker, offset: int) -> _From:
     return _From(max((at for at in others if at < offset), default=None), max(offset, tracker.saved or 0), beside)
 
 
-def _acknowledge(tracker: Tracker, message: Message) -> None:
-    if tracker.forget_aside(message.offset) is None:
-        tracker.ack(message.offset)
+def _has(tracker: Tracker, found: StoredOffset | None, offset: int) -> bool:
+    """Whether a message is acknowledged by what is saved. One aside is named from the save on that passes it."""
+    if found is None or offset >= found.offset:
+        return False
+    return not (offset in tracker.aside and offset in parsed(found.aside))
+
+
+def _acknowledge(tracker: Tracker, offset: int) -> None:
+    tracker.give_up_retry(offset)
+    if tracker.forget_aside(offset) is None:
+        tracker.ack(offset)

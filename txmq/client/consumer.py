@@ -75,7 +75,7 @@ class Consumer:
         share.more, share.save_start = self._fetching.more, self._member.save_start
         self.claims = Claims(client, share, settings.saved_as, settings.offset_store, is_alone=is_alone)
         share.wait_saved, share.settle = self._member.wait_saved, self.claims.settle
-        share.rejected = self.claims.rejected
+        share.rejected, share.may_give_up = self.claims.rejected, self.claims.may_give_up
         self._member.start()
         self._fetching.start(log)
 

@@ -86,7 +86,8 @@ class Failures:
                 "message failed", topic=message.topic, partition=message.partition, offset=message.offset, times=count,
                 reason=reason[:200],
             )  # fmt: skip
-            if count <= self._settings.max_retries or not self._is_given_up(tracker, message, count, reason):
+            is_last = count > self._settings.max_retries and self._share.may_give_up(message)
+            if not (is_last and self._is_given_up(tracker, message, count, reason)):
                 self._retry(tracker, message, count)
 
     def _retry(self, tracker: Tracker, message: Message, count: int) -> None:
@@ -137,7 +138,8 @@ class Failures:
 
     def _failed_aside(self, tracker: Tracker, message: Message, waiting: Waiting, reason: str) -> None:
         failures = waiting.failures + 1
-        if failures > self._settings.max_retries + self._settings.options.aside_retries:
+        limit = self._settings.max_retries + self._settings.options.aside_retries
+        if failures > limit and self._share.may_give_up(message):
             try:
                 self._letters.bury(message, failures, reason)
                 crash_point("client.dead.sent")

@@ -74,5 +74,6 @@ class Listener:
                 found = share.take_in_order(now)
                 if found is None:
                     share.changed.wait(min(share.next_retry_in(now), IDLE_S_MAX))
+        self._failures.store_behind()  # a transaction acknowledges in order, and nobody else can deal with these
         share.more()
         return found

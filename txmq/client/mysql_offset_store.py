@@ -124,6 +124,12 @@ class MySQLOffsetStore:
         """See ``OffsetStoreWithTransactions``."""
         return self._ask(lambda own: self._read(own, group, slot)[1])
 
+    def settled(self, group: str, slot: Slot, connection: Any = None) -> StoredOffset | None:
+        """See ``OffsetStoreWithTransactions``: reads with the row's lock, and waits a second for it."""
+        if connection is not None:
+            return self._found(connection, group, slot, " FOR UPDATE")[1]
+        return self._ask(lambda own: self._read(own, group, slot, " FOR UPDATE")[1])
+
     def leave(self, group: str) -> None:
         """Close the connection; it is made again where another consumer goes on with this store."""
         with self._lock:
@@ -185,9 +191,13 @@ class MySQLOffsetStore:
         parameters: list[Any] = [position.offset, position.aside, group, *position.slot, position.generation]
         return self._run(connection, sql, [*parameters, *(value for _, value in conditions)])[1]
 
-    def _read(self, own: Connection, group: str, slot: Slot) -> tuple[int, StoredOffset | None]:
-        rows, _ = self._run(own, _READ, (group, *slot))
+    def _read(self, own: Connection, group: str, slot: Slot, lock: str = "") -> tuple[int, StoredOffset | None]:
+        found = self._found(own, group, slot, lock)
         own.rollback()  # the next look is at what is committed by then
+        return found
+
+    def _found(self, connection: Any, group: str, slot: Slot, lock: str) -> tuple[int, StoredOffset | None]:
+        rows, _ = self._run(connection, _READ + lock, (group, *slot))
         if not rows:
             return 0, None
         generation, offset, aside = rows[0]

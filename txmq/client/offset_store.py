@@ -128,6 +128,16 @@ class OffsetStoreWithTransactions(Protocol):
     def saved(self, group: str, slot: Slot) -> StoredOffset | None:
         """What is committed now, without waiting for anybody."""
 
+    def settled(self, group: str, slot: Slot, connection: Any = None) -> StoredOffset | None:
+        """What is saved once every transaction that has saved there is over: committed or rolled back for good.
+
+        Args:
+            connection: as its transaction sees it, which is in nobody's way; None: committed.
+
+        Raises:
+            StorageError: one is not over yet.
+        """
+
 
 def asked(ask: Callable[[], T]) -> T:
     """What a store says; whatever else it raises is a StorageError, so that nobody's thread ends of it."""

@@ -48,6 +48,7 @@ class Share:
     wait_saved: Callable[[], None]  # ``GroupMember.wait_saved``
     settle: Callable[[], None]  # ``Claims.settle``
     rejected: Callable[[Message], bool]  # ``Claims.rejected``
+    may_give_up: Callable[[Message], bool]  # ``Claims.may_give_up``
     more: Callable[[], None]  # ``Fetching.more``
 
     def __init__(self, client: Any, consumer: Any, settings: ConsumerSettings, log: Any) -> None:
@@ -250,7 +251,7 @@ class Share:
                 and (everything or tracker.saved is not None or tracker.position)
                 and tracker.is_ready
                 and tracker.saving is None
-                and not (self._settings.offset_store is not None and tracker.claims)
+                and not (self._settings.offset_store is not None and (tracker.claims or tracker.unsure))
             ]
 
     def were_saved(self, positions: Iterable[OffsetPosition]) -> None:

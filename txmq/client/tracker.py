@@ -86,6 +86,8 @@ class Tracker:
         keeps_key_order: see the module's docstring.
         behind_at: monotonic time before which nobody stores what is behind.
         claims: messages under way that transactions acknowledge, by offset; they count when the outcome is known.
+        unsure: offsets of messages that came back from a transaction of an application's database which may commit all
+            the same: nothing of the partition is saved, and they are not given up, before it is known to be over.
         saving: the transaction that saves its offset, from when it was sent until the outcome is known here.
         is_in_doubt: that transaction's outcome could not be known at its end: nothing is delivered until it is.
         stopped: why nothing new is delivered, where something is wrong; ``told``: what was said of that.
@@ -96,7 +98,7 @@ class Tracker:
         "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
         "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy",
         "is_in_doubt", "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch",
-        "position", "retries", "saved", "saving", "slot", "stopped", "told",
+        "position", "retries", "saved", "saving", "slot", "stopped", "told", "unsure",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
@@ -121,6 +123,7 @@ class Tracker:
         self.fetch_told = 0.0
         self.behind_at = 0.0
         self.claims: dict[int, Claim] = {}
+        self.unsure: set[int] = set()
         self.saving: object | None = None
         self.is_in_doubt = False
         self._keys_in_hand: dict[int, int] = {}  # CRC of the key, by offset
@@ -356,6 +359,7 @@ class Tracker:
         self.fetch_at = 0.0
         self.is_in_doubt = False
         self.retries.clear()
+        self.unsure.clear()
         for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.failing, self.behind, self.claims):
             forgotten.clear()
 

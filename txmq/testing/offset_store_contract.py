@@ -254,3 +254,14 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
         store.save_in(together, GROUP, following, 3, beside=dealt)
         together.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(6)
+
+    def test_what_is_settled_is_known_when_no_transaction_is_under_way_but_to_that_one_itself(self) -> None:
+        store, generation = self.with_transactions()
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 2)])
+        for offset, ends in ((2, "rollback"), (4, "commit")):
+            connection = self.connect()
+            store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4, "w"), None)
+            assert store.settled(GROUP, SLOT, connection) == StoredOffset(4, "w")
+            _refused(lambda: store.settled(GROUP, SLOT), StorageError)
+            getattr(connection, ends)()
+            assert store.settled(GROUP, SLOT) == StoredOffset(offset, "w" if offset == 4 else None)

@@ -152,3 +152,38 @@ def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_i
     assert (new.attempts, new.is_under_way(0), list(new.aside)) == ({}, not is_aside, [0] * is_aside)
     world.failures.acked(delivered)
     assert (new.position, new.aside) == (1, {})
+
+
+def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_given_up() -> None:
+    world = World(0, is_kept=True)
+    may_give_up = False
+    world.share.may_give_up = lambda _: may_give_up
+    for _ in range(3):
+        world.run(world.reject)
+        assert (len(world.tracker.retries), world.tracker.aside) == (1, {})
+        world.clock.advance(600.0)
+    may_give_up = True
+    world.run(world.reject)
+    assert list(world.tracker.aside) == [0]
+    may_give_up = False
+    for _ in range(15):
+        world.clock.advance(600.0)
+        world.run(world.reject)
+    assert (list(world.tracker.aside), world.letters.buried) == ([0], [])
+    may_give_up = True
+    world.clock.advance(600.0)
+    world.run(world.reject)
+    assert (world.tracker.aside, world.letters.buried) == ({}, [0])
+
+
+def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_delivered() -> None:
+    """A transaction acknowledges in order: what is in nobody's hand and not stored would have it refused."""
+    world = World(0, is_kept=True)
+    world.tracker = world.assigned(1, 2)
+    world.tracker.buffer.append(Message("orders", 0, 2, b"other", b"v", {}, None, 1, None))
+    world.tracker.keeps_key_order = True
+    world.run(world.reject)
+    found: list[tuple[int, int | None]] = []
+    world.run(lambda message: found.append((message.offset, world.tracker.lowest_before(message.offset, None))))
+    assert found == [(2, None)]
+    assert list(world.tracker.aside) == [0, 1]

@@ -1,0 +1,164 @@
+"""A consumer's share, what transactions acknowledge of it, and their databases."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from txmq.client.claims import Claims
+from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
+from txmq.client.offset_store import OffsetPosition, StoredOffset
+from txmq.client.share import Share
+from txmq.client.tracker import Tracker, Waiting
+from txmq.errors import StorageError
+from txmq.model import Message, Outcome
+from txmq.protocol.offsets import OffsetRow
+from txmq.runtime.logging import get_logger
+from txmq.runtime.sim_clock import SimClock
+from txmq.xid import TxId
+
+SLOT = ("orders", 0)
+
+
+def message(offset: int) -> Message:
+    """A message at an offset."""
+    return Message("orders", 0, offset, b"k", b"v", {}, None, 0, None)
+
+
+def tracker(count: int = 5, first: int = 10) -> Tracker:
+    """So many messages delivered."""
+    made = Tracker(SLOT, 1, first, first)
+    made.fetch = 1
+    made.fetched(1, [message(first + number) for number in range(count)])
+    assert len(made.take(count, 0.0)) == count
+    return made
+
+
+class Control:
+    """The broker's answers to ``outcome``, in order; an exception is raised."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def told(self, txid: TxId) -> Outcome | None:
+        """Nothing was lost and found."""
+
+    def call(self, verb: str, txid: str, *, extensions: dict[str, Any], timeout: float) -> bytes:
+        """One answer; the last one again and again."""
+        self.asked.append((f"{verb} {txid}", extensions))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class World:
+    """A share with one partition, five messages of which are delivered; its client, and its claims."""
+
+    def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
+        self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
+        settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
+        self.share = Share(self.client, None, settings, get_logger())
+        self.claims = Claims(self.client, self.share, "g", store)
+        self.calls: list[str] = []
+        self.share.more = lambda: None
+        self.share.wait_saved = lambda: self.calls.append("waited")
+        self.share.aside = SimpleNamespace(remove=lambda *_: None)  # type: ignore[assignment]
+        self.tracker = self.share.trackers[SLOT] = tracker(first=0)
+        self.owner = object()
+
+    def claim(self, *offsets: int) -> None:
+        """The transaction acknowledges these."""
+        for offset in offsets:
+            self.claims.claim(message(offset), self.owner)
+
+    def look(self) -> list[OffsetRow]:
+        """It is sent."""
+        return self.claims.look([self.tracker], self.owner)[1]
+
+    def to_save(self) -> list[int]:
+        """Offsets that would be saved now."""
+        return [position.offset for position in self.share.to_save(everything=True)]
+
+    def settled(self) -> None:
+        """Wait for the thread that asks."""
+        deadline = time.monotonic() + 60.0
+        while self.tracker.is_in_doubt and self.share.trackers:
+            assert time.monotonic() < deadline, self.client.control.asked
+            signal.sigtimedwait((), 0.005)
+
+
+class Database:
+    """A store with transactions that writes down what is asked of it."""
+
+    is_shared = True
+
+    def __init__(self, world_calls: list[str] | None = None) -> None:
+        self.calls = world_calls if world_calls is not None else []
+        self.committed: StoredOffset | None = None
+        self.refusal: Exception | None = None
+        self.away: Exception | None = None
+        self.most: int | None = None
+        self.beside: StoredOffset | None = None
+        self.inside: StoredOffset | None = None
+        self.is_under_way = False
+
+    def save_in(
+        self, connection: Any, group: str, position: OffsetPosition, above: int | None, *,
+        most: int | None = None, beside: StoredOffset | None = None,
+    ) -> None:  # fmt: skip
+        """In the application's transaction."""
+        self.calls.append(f"saved {position.offset} above {above}")
+        self.most, self.beside = most, beside
+        if self.refusal is not None:
+            raise self.refusal
+
+    def doom(self, connection: Any, error: BaseException) -> None:
+        """It cannot commit."""
+        self.calls.append("doomed")
+
+    def saved(self, group: str, slot: tuple[str, int]) -> StoredOffset | None:
+        """What is committed."""
+        if self.away is not None:
+            raise self.away
+        return self.committed
+
+    def settled(self, group: str, slot: tuple[str, int], connection: Any = None) -> StoredOffset | None:
+        """What is committed when nothing is under way; or what the application's transaction sees."""
+        if connection is not None:
+            return self.inside
+        if self.is_under_way:
+            raise StorageError("lock wait")
+        return self.saved(group, slot)
+
+    def enter(self, group: str) -> None:
+        """Nothing."""
+
+    def load(self, group: str, slot: tuple[str, int], generation: int) -> StoredOffset | None:
+        """Nothing."""
+
+    def save(self, group: str, positions: Any) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def leave(self, group: str) -> None:
+        """Nothing."""
+
+
+def in_database() -> tuple[World, Database]:
+    """A consumer whose offsets are in the application's database."""
+    database = Database()
+    world = World(store=database)
+    database.calls = world.calls
+    return world, database
+
+
+def aside(world: World, offset: int) -> str:
+    """A message that was set aside, in the application's hands again; the text that is saved."""
+    world.tracker.aside[offset] = waiting = Waiting(message(offset), 1, None)
+    waiting.is_out = True
+    world.tracker.aside_saved = text = f"[[{offset},1,null]]"
+    return text
