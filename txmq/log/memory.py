@@ -122,7 +122,10 @@ class MemoryPartition(Partition):
     def expired_segments(self, now_ms: int) -> tuple[int, list[str]]:
         """By age, oldest blocks go at once; there are no files."""
         retention_ms, blocks = self.config.retention_ms, self._blocks
-        while retention_ms is not None and len(blocks) > 1 and now_ms - max(blocks[0].max_timestamps_ms) > retention_ms:
+        while retention_ms is not None and len(blocks) > 1:
+            newest_ms = max(blocks[0].max_timestamps_ms)
+            if newest_ms < 0 or now_ms - newest_ms <= retention_ms:  # without times it goes by size alone
+                break
             self._drop_oldest()
         return self.log_start, []
 

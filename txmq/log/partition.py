@@ -261,8 +261,8 @@ class Partition:
         """What retention lets go: (new log start, files below it). Never the active segment, or one not yet published.
 
         A segment is as old as its newest message, or as the next segment's first moment where that was earlier (a
-        timestamp from the future must not keep it for ever). By size, the oldest go while the others hold at least
-        ``retention_size_bytes``.
+        timestamp from the future must not keep it for ever) or where no message has a time. By size, the oldest go
+        while the others hold at least ``retention_size_bytes``.
         """
         left, expired, segments = self.size_bytes, 0, self.segments
         for segment, following in pairwise(segments):
@@ -281,8 +281,10 @@ class Partition:
         if config.retention_ms is None:
             return False
         newest_ms = segment.max_timestamp_ms
-        if following.created_ms != _UNKNOWN_MS:
-            newest_ms = min(newest_ms, following.created_ms)
+        if following.created_ms != _UNKNOWN_MS and not 0 <= newest_ms < following.created_ms:
+            newest_ms = following.created_ms
+        if newest_ms < 0:
+            return False
         return now_ms - newest_ms > config.retention_ms
 
     def set_log_start(self, offset: int) -> None:

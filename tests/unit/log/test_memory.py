@@ -14,7 +14,7 @@ from txmq.log.partition import Partition
 from txmq.model import Storage, TopicConfig
 from txmq.runtime.sim_disk import SimDisk
 
-from .support import NUMBER, TIME_MS, TOPIC_ID, make_batch
+from .support import NUMBER, TIME_MS, TOPIC_ID, make_batch, with_fields
 
 FILES = FileCache(SimDisk())
 
@@ -107,6 +107,13 @@ def test_old_blocks_go_by_age() -> None:
     assert partition.log_start == 4
     partition.expired_segments(1 << 50)
     assert read(partition, 9) != b""
+
+
+def test_blocks_without_times_go_by_size_alone() -> None:
+    partition = new_memory(retention_ms=1000, retention_size_bytes=6400)
+    for _ in range(10):
+        append(partition, with_fields(make_batch(1, b"x" * 200), first_ms=-1, max_ms=-1))
+    assert partition.expired_segments(1 << 50) == (0, [])
 
 
 def test_an_offset_for_a_time() -> None:

@@ -16,7 +16,7 @@ from txmq.log.partition import Partition
 from txmq.model import TopicConfig
 from txmq.runtime.sim_disk import SimDisk
 
-from .support import NUMBER, TIME_MS, TOPIC_ID, Log, make_batch
+from .support import NUMBER, TIME_MS, TOPIC_ID, Log, make_batch, with_fields
 
 SMALL = TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=1000)
 
@@ -403,6 +403,14 @@ def test_a_time_from_the_future_does_not_keep_a_segment_for_ever() -> None:
     log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
     log.append(make_batch(10, b"x" * 300, TIME_MS + 10**10))
     log.append(make_batch(10, b"x" * 300), now_ms=TIME_MS + 500)
+    assert log.partition.expired_segments(TIME_MS + 1500)[0] == 0
+    assert log.partition.expired_segments(TIME_MS + 1501)[0] == 10
+
+
+def test_messages_without_a_time_are_as_old_as_the_moment_that_ended_their_segment() -> None:
+    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
+    for now_ms in (TIME_MS, TIME_MS + 500):
+        log.append(with_fields(make_batch(10, b"x" * 300), first_ms=-1, max_ms=-1), now_ms=now_ms)
     assert log.partition.expired_segments(TIME_MS + 1500)[0] == 0
     assert log.partition.expired_segments(TIME_MS + 1501)[0] == 10
 
