@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from struct import pack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from crc32c import crc32c
 
 import txmq
 from txmq.client.transaction_home import TransactionHome
@@ -203,6 +205,18 @@ def test_times_and_offsets_choose_rows_of_a_copy(copy: Path) -> None:
     times = {"startingTimestamp": str(TIME_MS + 94_500), "endingTimestamp": str(TIME_MS + 102_000)}
     assert offsets(read(copy, **times)) == list(range(95, 102))
     assert offsets(read(copy, topic="7", startingOffsets='{"7": {"3": 142}}')) == list(range(142, 150))
+
+
+def test_a_batch_whose_header_names_a_later_time_than_its_messages_hides_nothing_behind_it(copy: Path) -> None:
+    segment = copy / "7" / "3" / f"{0:020d}.log"
+    content = bytearray(segment.read_bytes())
+    size = batch.HEADER.unpack_from(content)[1] + 12
+    content[35:43] = pack(">q", TIME_MS + 500_000)  # the greatest time in the first batch
+    content[17:21] = pack(">I", crc32c(content[21:size]))
+    first = content[:size]
+    batch.stamp(first, 7, 3, 0, batch.stored_crc(first))
+    segment.write_bytes(first + content[size:])
+    assert offsets(read(copy, startingTimestamp=str(TIME_MS + 20_000))) == list(range(10, 150))
 
 
 def test_a_last_segment_that_ends_inside_a_batch_ends_before_it(copy: Path) -> None:

@@ -9,13 +9,16 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import txmq
 from txmq.errors import ConfigError, ConnectionLostError, DataLossError, InvalidBatchError, UnknownTopicError
+from txmq.log import records
 from txmq.spark import source_fetch
 from txmq.spark.options import parse
 from txmq.spark.ranges import Range
@@ -105,6 +108,18 @@ def test_a_time_means_the_first_message_that_is_not_older(
             held = by_partition[each.partition]
             expected = next((m.offset for m in held if m.timestamp_ms >= time_ms), len(held))
             assert getattr(each, side) == expected
+
+
+def test_a_batch_whose_header_names_a_later_time_than_its_messages_hides_nothing_behind_it(
+    broker: BrokerProcess, client: txmq.Client, topic: str
+) -> None:
+    content = bytearray(records.encode([(None, b"v", [], 1_000)]))
+    content[35:43] = pack(">q", 9_000)  # the greatest time in it
+    content[17:21] = pack(">I", crc32c(content[21:]))
+    client.control.call("put", topic, 0, body=[content], timeout=60.0)
+    fill(client, topic, 100)
+    starts = {each.partition: each.start for each in planned(broker, topic, startingTimestamp="5000")}
+    assert starts == {0: 1, 1: 0}
 
 
 @pytest.mark.parametrize(
