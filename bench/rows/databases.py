@@ -108,7 +108,7 @@ def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:
 
         def query(self, query: str | bytes) -> None:
             super().query(query)
-            if query[:9] in ("XA COMMIT", b"XA COMMIT"):
+            if query[:9] in ("XA COMMIT", b"XA COMMIT") or query[:6] in ("COMMIT", b"COMMIT"):
                 committed.append(time.perf_counter())
 
     return Timed(**server.connect_arguments())

@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import MySQLdb
+import MySQLdb.connections
 import MySQLdb.cursors
 import pytest
 
@@ -20,10 +22,14 @@ from txmq.client.resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.runtime.owner import current_owner
+from txmq.runtime.sim_clock import SimClock
 from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB
 from txmq.xa import LastResource
 from txmq.xa.dialects import MYSQL
+from txmq.xa.installed import CHECK_EVERY_S
+from txmq.xa.last_resource import BEGUN_FRESH_S
 from txmq.xa.marker import MarkerTable
 
 from .mysql_world import wait_until
@@ -224,29 +230,122 @@ def test_an_error_that_comes_out_when_a_cursors_block_ends_dooms_the_transaction
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
-def test_a_transaction_costs_four_round_trips_and_six_where_statements_go_one_by_one(shop: Shop) -> None:
-    seen: list[Any] = []
+class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
+    """Notes what the test's thread sends (the resolver has connections too); loses a connection behind its COMMIT."""
 
-    class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
-        def query(self, query: Any) -> None:
-            seen.append(query)
-            super().query(query)
+    seen: ClassVar[list[Any]] = []
+    loses: ClassVar[list[str]] = []
+    _last: Any = None
 
-        def commit(self) -> None:
-            seen.append("COMMIT")
-            super().commit()
+    def note(self, query: Any) -> None:
+        """Remember it."""
+        self._last = query
+        if threading.current_thread() is threading.main_thread():
+            self.seen.append(query)
 
-    for is_packed, trips in ((True, 4), (False, 6)):
-        arguments = shop.server.connect_arguments() | {"db": shop.database, "multi_statements": is_packed}
-        resource = LastResource("shop", connect=partial(Noting, **arguments))
-        for _ in range(2):  # the first verifies its connection
-            seen.clear()
-            with shop.producer.transaction(resource) as tx:
-                tx.connection(resource).cursor().execute("INSERT INTO orders (value) VALUES ('a')")
-                shop.producer.send(shop.topic, b"a")
-        assert len(seen) == trips, seen
+    def query(self, query: Any) -> None:
+        self.note(query)
+        super().query(query)
+
+    def next_result(self) -> int:
+        if self.loses and isinstance(self._last, str) and self._last.startswith("COMMIT;"):
+            raise MySQLdb.OperationalError(2013, self.loses.pop())
+        return int(super().next_result())
+
+    def commit(self) -> None:
+        self.note("COMMIT")
+        super().commit()
+
+
+def noting(shop: Shop, clock: SimClock, **arguments: Any) -> LastResource:
+    """The same database through noting connections, by a clock turned by hand."""
+    Noting.seen.clear()
+    known = shop.server.connect_arguments() | {"db": shop.database} | arguments
+    shop.resource = LastResource("shop", connect=partial(Noting, **known), clock=clock)
+    return shop.resource
+
+
+def sent_by_an_order(shop: Shop) -> list[Any]:
+    """The packets of one more transaction."""
+    Noting.seen.clear()
+    assert shop.order(b"a") is txmq.Outcome.COMMITTED
+    return list(Noting.seen)
+
+
+def test_a_transaction_costs_three_round_trips_and_six_where_statements_go_one_by_one(shop: Shop) -> None:
+    clock = SimClock()
+    for is_packed, trips in ((True, [3, 3, 4, 3]), (False, [6, 6, 6, 6])):
+        resource = noting(shop, clock, multi_statements=is_packed)
+        sent_by_an_order(shop)  # verifies its connection
+        counts = []
+        for passed_s in (BEGUN_FRESH_S / 2, BEGUN_FRESH_S / 2, 2 * BEGUN_FRESH_S, 0.0):
+            clock.advance(passed_s)
+            counts.append(len(sent_by_an_order(shop)))
+        assert counts == trips, Noting.seen
         resource.close()
+    assert len(shop.rows()) == len(shop.messages()) == 10
+
+
+def test_the_tables_are_looked_at_again_each_minute_also_on_a_connection_that_has_begun(shop: Shop) -> None:
+    clock = SimClock()
+    noting(shop, clock)
+    sent_by_an_order(shop)
+    clock.advance(CHECK_EVERY_S - BEGUN_FRESH_S / 2)
+    sent_by_an_order(shop)
+    clock.advance(BEGUN_FRESH_S * 0.9)
+    assert "BEGIN; SAVEPOINT txmq_body" in sent_by_an_order(shop)
+    assert sent_by_an_order(shop)[0].startswith(b"INSERT")
     assert len(shop.rows()) == len(shop.messages()) == 4
+
+
+def test_an_idle_connection_that_has_begun_locks_nothing_and_has_seen_nothing_yet(shop: Shop) -> None:
+    noting(shop, SimClock())
+    sent_by_an_order(shop)
+    assert shop.execute("SELECT trx_id FROM information_schema.innodb_trx") == []
+    shop.execute("INSERT INTO orders (value) VALUES ('other')")
+    shop.execute("ALTER TABLE orders ADD COLUMN note INT")
+    Noting.seen.clear()
+    with shop.producer.transaction(shop.resource) as tx:
+        cursor = tx.connection(shop.resource).cursor()
+        cursor.execute("SELECT value FROM orders ORDER BY id")
+        assert [value for (value,) in cursor.fetchall()] == [b"a", b"other"]
+    assert len(Noting.seen) == 3
+
+
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
+def test_a_body_that_ends_a_transaction_begun_ahead_is_a_heuristic(shop: Shop, statement: str) -> None:
+    noting(shop, SimClock())
+    sent_by_an_order(shop)
+    with pytest.raises(HeuristicError, match="by itself"), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        tx.connection(shop.resource).cursor().execute(statement)
+    assert shop.messages() == [b"a"]
+    assert sent_by_an_order(shop)[0].startswith("BEGIN")
+
+
+def test_a_connection_that_the_server_has_ended_dooms_a_block_only_right_behind_the_one_before(shop: Shop) -> None:
+    clock = SimClock()
+    for passed_s in (BEGUN_FRESH_S / 2, 2 * BEGUN_FRESH_S):
+        noting(shop, clock)
+        sent_by_an_order(shop)
+        number = shop.resource._idle[current_owner()][-1].connection.thread_id()
+        shop.execute(f"KILL {number}")
+        clock.advance(passed_s)
+        if passed_s < BEGUN_FRESH_S:
+            with pytest.raises(MySQLdb.OperationalError):
+                shop.order(b"lost")
+        assert shop.order(b"b") is txmq.Outcome.COMMITTED
+    assert shop.rows() == shop.messages() == [b"a", b"b", b"a", b"b"]
+
+
+def test_a_connection_lost_behind_its_commit_has_committed_and_is_not_used_again(shop: Shop) -> None:
+    noting(shop, SimClock())
+    Noting.loses.append("lost in the middle of a packet's results")
+    assert shop.order(b"1") is txmq.Outcome.COMMITTED
+    assert Noting.loses == []
+    assert shop.resource._idle[current_owner()] == []
+    assert shop.order(b"2") is txmq.Outcome.COMMITTED
+    assert shop.rows() == shop.messages() == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("is_packed", [True, False])

@@ -198,32 +198,16 @@ def test_a_statement_that_failed_dooms_every_branch(world: XaWorld) -> None:
 
 
 @pytest.mark.parametrize("place", [0, -1])
-@pytest.mark.parametrize("fault", ["refuse", "-", "+"])
+@pytest.mark.parametrize("fault", ["refuse", "by hand", "late", "-", "+"])
 def test_a_branch_that_does_not_prepare_rolls_all_back(world: XaWorld, fault: str, place: int, notes: Notes) -> None:
     world.databases[place].faults["prepare"].append(fault)
-    with pytest.raises(RolledBackError) as caught:
+    told = {"by hand": HeuristicError, "late": TransactionTimeoutError}
+    with pytest.raises(told.get(fault, RolledBackError)) as caught:
         world.transfer(b"1")
-    is_alone = len(world.databases) == 1 and fault == "refuse"
+    is_alone = len(world.databases) == 1 and fault in ("refuse", "by hand")
     assert world.home.requests == ([] if is_alone else ["rollback"]), "what may be prepared is fenced first"
     assert caught.value.txid is not None
     assert (notes.watched, world.home.session.floor) == ([], 1)
-    world.check()
-
-
-def test_a_branch_that_the_body_ended_by_hand_is_told_and_the_others_are_undone(world: XaWorld, notes: Notes) -> None:
-    world.databases[-1].faults["prepare"].append("by hand")
-    with pytest.raises(HeuristicError, match="by the body"):
-        world.transfer(b"1")
-    assert world.home.requests == ([] if len(world.databases) == 1 else ["rollback"])
-    assert notes.watched == []
-    world.check()
-
-
-def test_a_branch_prepared_too_late_is_fenced_and_the_deadline_is_what_the_caller_sees(world: XaWorld) -> None:
-    world.databases[-1].faults["prepare"].append("late")
-    with pytest.raises(TransactionTimeoutError, match="late"):
-        world.transfer(b"1")
-    assert world.home.requests == ["rollback"]
     world.check()
 
 
