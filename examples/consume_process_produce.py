@@ -4,7 +4,7 @@ The summaries and "this text is dealt with" are one transaction of the broker: b
 broker with ``txmq broker``, then::
 
     python examples/consume_process_produce.py
-    txmq produce --topic texts --value "to be or not to be"
+    echo to be or not to be | txmq produce --topic texts
     txmq consume --topic summaries
 
 Kill it or the broker at any moment, run several of it, and start them again: each text has one summary.

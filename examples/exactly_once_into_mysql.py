@@ -4,7 +4,7 @@ Amounts from the topic ``payments`` are added up per customer. Adding is not ide
 be seen. Start a broker with ``txmq broker``; then, with what ``MySQLdb.connect`` takes for your server, as JSON::
 
     python examples/exactly_once_into_mysql.py '{"host": "127.0.0.1", "user": "shop", "passwd": "...", "db": "shop"}'
-    txmq produce --topic payments --key ada --value 250
+    echo ada,250 | txmq produce --topic payments --key ,
 
 Kill it, the broker or the server at any moment, pause it while another one takes over, and start them again: the totals
 are right.

@@ -2,6 +2,7 @@
 
 ::
 
+    pip install '.[mysql]' fastapi uvicorn
     export ORDERS_DB='{"host": "127.0.0.1", "user": "shop", "passwd": "...", "db": "shop"}'   # for MySQLdb.connect
     txmq broker &
     uvicorn --factory examples.order_service_fastapi:create_app

@@ -29,8 +29,9 @@ def verify(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
     """
     from txmq.log.verify import verify_log
 
-    with stopped(data) as disk:
-        verdict = verify_log(disk)
+    size = sum(segment.stat().st_size for segment in (data / "log").rglob("*.log"))
+    with stopped(data) as disk, output.progress(size) as advance:
+        verdict = verify_log(disk, advance)
     totals = {
         "partitions": verdict.partitions, "segments": verdict.segments, "batches": verdict.batches,
         "messages": verdict.messages, "size_bytes": verdict.size_bytes,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, NoReturn
 
@@ -20,6 +21,7 @@ STATUS_USAGE = 2
 STATUS_INTERRUPTED = 130
 SHOWN_BYTES_MAX = 200
 DEFAULT_BOOTSTRAP = "txmq://127.0.0.1:8123"
+PROGRESS_FROM_BYTES = 1 << 20
 
 PIPED_WIDTH = 240  # columns of a table that no terminal limits: lines that grep and less can use
 
@@ -102,3 +104,18 @@ def fail(text: str, status: int = STATUS_FAILED) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.write(f"txmq: {escaped(text)}\n")
     raise SystemExit(status)
+
+
+@contextmanager
+def progress(size: int | None) -> Iterator[Callable[[float], None]]:
+    """A bar on standard error where a person waits for something long."""
+    if not sys.stderr.isatty() or (size is not None and size < PROGRESS_FROM_BYTES):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda amount: bar.advance(task, amount)

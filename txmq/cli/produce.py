@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Protocol
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 READ_SIZE_BYTES = 1 << 20
 LINE_SIZE_BYTES_MAX = 16 << 20
-PROGRESS_FROM_BYTES = 1 << 20
 Pair = tuple[bytes | None, bytes]
 
 
@@ -70,7 +69,7 @@ def produce(
         client.topics.describe(topic)  # an unknown topic is said before a line is read
         producer = stack.enter_context(client.producer())
         stream: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
-        advance = stack.enter_context(_progress(None if file is None else file.stat().st_size))
+        advance = stack.enter_context(output.progress(None if file is None else file.stat().st_size))
         interrupted = stack.enter_context(_interruptible())
         batches = split(stream, key)  # type: ignore[arg-type]  # both kinds of stream have read1
         try:
@@ -177,18 +176,3 @@ def _interruptible() -> Iterator[_Interruption]:
         yield interruption
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _progress(size: int | None) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error where a person waits for something long."""
-    if not sys.stderr.isatty() or (size is not None and size < PROGRESS_FROM_BYTES):
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=size)
-        yield lambda amount: progress.advance(task, amount)

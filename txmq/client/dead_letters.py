@@ -42,6 +42,10 @@ class DeadLetters:
 
         Durability: in the broker's journal when this returns.
         """
+        self._log.warning(
+            "message becomes a dead letter", topic=message.topic, partition=message.partition, offset=message.offset,
+            dead_letters=self.topic,
+        )  # fmt: skip
         own = self._headers((message.topic, message.partition), message.offset, failures, reason)
         if message.value is None:
             own[VALUE] = b"null"

@@ -82,7 +82,9 @@ class Failures:
         if waiting is not None:
             self._failed_aside(tracker, message, waiting, reason)
         elif is_under_way:
-            self._log.info(
+            # The 1st, 2nd, 4th ... time: one that fails for ever is seen, and fills no log.
+            say = self._log.warning if count & (count - 1) == 0 else self._log.info
+            say(
                 "message failed", topic=message.topic, partition=message.partition, offset=message.offset, times=count,
                 reason=reason[:200],
             )  # fmt: skip

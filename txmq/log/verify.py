@@ -14,6 +14,7 @@ For a running broker name an end (a high watermark): nothing at or above it is l
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,13 +52,13 @@ class Verdict:
         return not any(finding.is_damage for finding in self.findings)
 
 
-def verify_log(disk: Disk) -> Verdict:
-    """Verify every partition of a stopped broker's data directory."""
+def verify_log(disk: Disk, advance: Callable[[int], None] = lambda _: None) -> Verdict:
+    """Verify every partition of a stopped broker's data directory; ``advance`` is told of bytes that were read."""
     verdict = Verdict()
     for topic in disk.list_directory("log"):
         for number in disk.list_directory(f"log/{topic}") if topic.isdigit() else ():
             if number.isdigit():
-                verify_partition(disk, int(topic), int(number), verdict=verdict)
+                verify_partition(disk, int(topic), int(number), verdict=verdict, advance=advance)
             else:
                 verdict.findings.append(Finding(f"log/{topic}/{number}", 0, "not a partition", is_damage=True))
         if not topic.isdigit():
@@ -66,24 +67,30 @@ def verify_log(disk: Disk) -> Verdict:
 
 
 def verify_partition(
-    disk: Disk, topic_id: int, partition: int, *, end_offset: int | None = None, verdict: Verdict | None = None
-) -> Verdict:
+    disk: Disk, topic_id: int, partition: int, *, end_offset: int | None = None, verdict: Verdict | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Verdict:  # fmt: skip
     """Verify one partition.
 
     Args:
         end_offset: offset up to which it must be whole; nothing behind it is read. None: as far as the files go.
         verdict: to be added to.
+        advance: is told of bytes that were read.
     """
     verdict = Verdict() if verdict is None else verdict
     verdict.partitions += 1
-    _Scan(disk, topic_id, partition, end_offset, verdict).run()
+    _Scan(disk, topic_id, partition, end_offset, verdict, advance).run()
     return verdict
 
 
 class _Scan:
     """One pass over one partition; ``expected`` is the offset that follows, None where that is not known."""
 
-    def __init__(self, disk: Disk, topic_id: int, partition: int, end_offset: int | None, verdict: Verdict) -> None:
+    def __init__(
+        self, disk: Disk, topic_id: int, partition: int, end_offset: int | None, verdict: Verdict,
+        advance: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._advance = advance
         self._disk, self._place, self._end, self._verdict = disk, (topic_id, partition), end_offset, verdict
         self._directory = f"log/{topic_id}/{partition}"
         self._expected: int | None = None
@@ -126,6 +133,7 @@ class _Scan:
                 self._expected = None
                 return
             position += taken
+            self._advance(taken)
 
     def _at_end(self) -> bool:
         return self._end is not None and self._expected is not None and self._expected >= self._end

@@ -15,15 +15,18 @@ from txmq.cli import tx_explain
 from txmq.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = [program.relative_to(ROOT).as_posix() for program in sorted((ROOT / "examples").glob("*.py"))]
 PAGES = ["README.md", *(page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "docs").rglob("*.md")))]
+PAGES += PROGRAMS
 _IN_TICKS = re.compile(r"`(txmq [a-z][^`]*)`")
 _IN_SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+_IN_DOCSTRING = re.compile(r"^    ((?:\S.* \| )?txmq .*)$", re.MULTILINE)  # of an example, which shows how it is run
 _CHOICE = re.compile(r"^[a-z]+(\|[a-z]+)+$")
 
 
 def _named(text: str) -> Iterator[str]:
     yield from _IN_TICKS.findall(text)
-    for block in _IN_SHELL.findall(text):
+    for block in _IN_SHELL.findall(text) + _IN_DOCSTRING.findall(text.partition("from __future__")[0]):
         for line in block.splitlines():
             for command in re.split(r"[|;&]\s", line.split(" # ")[0]):
                 if command.strip().startswith("txmq "):

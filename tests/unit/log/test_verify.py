@@ -138,7 +138,9 @@ def test_the_whole_log_is_gone_through_and_strangers_are_told() -> None:
     log.files.write("log/7/3/notes.txt", 0, b"hello")
     log.files.write("log/seven/0/a.log", 0, b"hello")
     log.files.write("log/7/x/a.log", 0, b"hello")
-    verdict = verify_log(log.disk)
+    read: list[int] = []
+    verdict = verify_log(log.disk, read.append)
+    assert sum(read) == verdict.size_bytes
     assert verdict.partitions == 2
     assert [(f.path, f.is_damage) for f in verdict.findings] == [
         ("log/7/3/notes.txt", True),
