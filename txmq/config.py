@@ -143,7 +143,10 @@ class BrokerSettings:
         8, 1, 64, "Unanswered batches per producer and partition that are told apart from duplicates.", section="Limits"
     )
     partitions_max: int = _number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
-    open_files_max: int = _number(256, 8, 1_000_000, "Segment files held open at a time.", section="Limits")
+    open_files_max: int = _number(
+        1024, 8, 1_000_000, "Segment files held open at a time. One that was written is synced before it is closed, so "
+        "where more partitions than this are written in turn, most writes cost a sync.", section="Limits",
+    )  # fmt: skip
     disk_free_bytes_min: int = _number(
         64 * MIB, 0, 1 << 50, "Puts and prepares are refused while less than this, plus what the journal still has to "
         "apply, is free.", section="Limits",
