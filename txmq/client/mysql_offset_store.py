@@ -33,6 +33,7 @@ T = TypeVar("T")
 _Condition = tuple[str, int | str | None]  # of what is saved, and the value it is compared with
 _TABLE = re.compile(r"[A-Za-z0-9_]{1,64}(?:\.[A-Za-z0-9_]{1,64})?\Z")
 _IN_TRANSACTION = 1568  # ER_CANT_CHANGE_TX_CHARACTERISTICS
+_NO_SUCH_TABLE = 1146  # ER_NO_SUCH_TABLE
 # ``saves`` makes every match a change: MySQL counts changed rows, not matched ones.
 _CREATE = (
     f"CREATE TABLE IF NOT EXISTS @table (consumer_group {MYSQL.text} NOT NULL, topic {MYSQL.text} NOT NULL, "
@@ -92,7 +93,12 @@ class MySQLOffsetStore:
             self._run(own, _LOOK)
             own.rollback()  # an open transaction would keep the table's definition locked
 
-        self._ask(look)
+        try:
+            self._ask(look)
+        except StorageError as error:
+            if getattr(error.__cause__, "args", ())[:1] == (_NO_SUCH_TABLE,):
+                raise StorageError(f"{error}; call install() once") from error.__cause__
+            raise
 
     def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``. A transaction of the owner before us that holds the row is waited for, a second."""
