@@ -93,8 +93,8 @@ class GroupCampaign:
 
     # --- the whole ---------------------------------------------------------------------------------------------------
 
-    def run(self, seconds: float) -> GroupReport:
-        """Play for so long.
+    def run(self, seconds: float, changes: int = 0) -> GroupReport:
+        """Play for so long, and until there were so many changes.
 
         Raises:
             CampaignError: something that is waited for did not happen.
@@ -105,7 +105,7 @@ class GroupCampaign:
             self._set_up()
             stack.callback(self._history.close)
             ends_at, heals_at = time.monotonic() + seconds, time.monotonic() + ROUND_S
-            while time.monotonic() < ends_at:
+            while time.monotonic() < ends_at or self.report.changes.total() < changes:
                 self._change()
                 pause(PAUSE_S)
                 self._continue_due()

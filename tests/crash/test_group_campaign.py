@@ -8,17 +8,17 @@ import pytest
 
 from tests.crash.group_campaign import GroupCampaign
 
-SECONDS = 16
+CHANGES = 13
 SEED = 3
 # What is promised is 3 s; here a machine that is busy with other tests must not fail one.
 OWNED_S_MAX, STOPPED_S_MAX = 40.0, 30.0
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_members_that_come_go_pause_and_die_lose_nothing_and_stop_nobody(tmp_path: Path) -> None:
     lines: list[str] = []
     campaign = GroupCampaign(tmp_path, SEED, lines.append, owned_s_max=OWNED_S_MAX, stopped_s_max=STOPPED_S_MAX)
-    report = campaign.run(SECONDS)
+    report = campaign.run(0.0, changes=CHANGES)
     assert report.complaints == [], "\n".join(lines)
     assert report.changes.keys() >= {"join", "leave", "stop", "kill"}
     assert report.group.counts["stays"] > 10

@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.crash.__main__ import complaints_of
+from tests.crash.test_campaign import SETTLE_S_MAX
 from tests.crash.xa_campaign import CELLS, CLIENT_POINTS, LEFT_FOR_XA_RESOLVER, XaCampaign, XaDeath, cells
 
 CYCLES = 10
 SEED = 2
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_ten_deaths_of_clients_broker_and_databases_tear_nothing(tmp_path: Path) -> None:
     lines: list[str] = []
-    report = XaCampaign(tmp_path, seed=SEED, say=lines.append).run(CYCLES, check_every=5)
+    campaign = XaCampaign(tmp_path, seed=SEED, say=lines.append)
+    campaign.settle_s_max = SETTLE_S_MAX
+    report = campaign.run(CYCLES, check_every=5)
     assert complaints_of(report) == "", "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.broker_process import BrokerProcess
 from txmq.xa import LastResource
 
-SETTLED_WITHIN_S = 10.0  # far above the promise of 2 s: a loaded machine must not turn it red
+SETTLED_WITHIN_S = 60.0  # far above the promise of 2 s: a loaded machine must not turn it red
 
 
 class Shop:
@@ -114,7 +114,8 @@ def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: Shop, broker: 
     shop.order(b"1")
     crashpoints.set_hook(kill)
     try:
-        with shop.producer.transaction(shop.resource, timeout=1.0) as tx:
+        # So long it tries to tell a broker that is gone; and so long a busy machine may take to come there.
+        with shop.producer.transaction(shop.resource, timeout=4.0) as tx:
             tx.connection(shop.resource).execute("INSERT INTO orders (value) VALUES (x'32')")
             tx.send("orders", b"2", key=b"k")
     finally:

@@ -22,7 +22,7 @@ def test_a_buffer_full_of_messages_of_unknown_fate_has_room_again_when_the_broke
             assert broker.pid is not None
             os.kill(broker.pid, signal.SIGSTOP)
             with pytest.raises(txmq.DeliveryUnknownError):
-                producer.send("t", value, timeout=0.5)
+                producer.send("t", value, timeout=2.0)
             os.kill(broker.pid, signal.SIGCONT)
-            assert producer.send("t", value, timeout=10.0).offset == 2
+            assert producer.send("t", value, timeout=60.0).offset == 2
         assert len(list(client.browse("t"))) == 3

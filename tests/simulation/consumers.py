@@ -184,7 +184,8 @@ def check_dealt(shared: Shared, dealt: Dealt) -> None:
         if aside:
             shared.world.meet("a message is set aside")
         known = dealt.order[place].keys() | aside.keys() | buried[place]
-        if gap := set(range(at.offset)) - known:
+        # Relaxed ``sync`` may lose a dead letter that was acknowledged; its offset was saved behind the restart.
+        if (gap := set(range(at.offset)) - known) and not shared.broker.may_forget:
             raise Violation(f"P8: {place}: {min(gap)} was passed over, saved {at.offset}, aside {sorted(aside)}")
         if dealt.keep_key_order:
             _check_key_order(place, dealt, buried[place])

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from tests.simulation.__main__ import campaign, digest_elsewhere, report
+from tests.simulation.run import Result
 from tests.simulation.world import SITUATIONS
 
+SEEDS, SEEDS_AT_ONCE = 500, 50
+FIRSTS = range(1, SEEDS + 1, SEEDS_AT_ONCE)
 
-def test_promises_hold_over_500_seeds() -> None:
-    failures, met = campaign(1, 500)
+
+@cache
+def _campaign(first: int) -> tuple[list[Result], frozenset[str]]:
+    return campaign(first, SEEDS_AT_ONCE)
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+def test_promises_hold_over_fifty_seeds(first: int) -> None:
+    failures, _met = _campaign(first)
     assert not failures, f"{len(failures)} failed, the first:\n{report(failures[0])}"
+
+
+@pytest.mark.timeout(1800)  # alone it plays all of them
+def test_every_situation_was_met_by_one_of_the_seeds() -> None:
+    met = frozenset().union(*(_campaign(first)[1] for first in FIRSTS))
     assert not SITUATIONS - met, f"never met: {sorted(SITUATIONS - met)}"
 
 
