@@ -43,7 +43,8 @@ class Session:
         clock_ahead_ms: the database's clock minus ours, when it was measured.
         checked: when that was, on the monotonic clock.
         takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
-        begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock.
+        begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock; the results of that
+            are unread.
     """
 
     __slots__ = ("__weakref__", "begun_at", "checked", "clock_ahead_ms", "connection", "table", "takes_packets")
@@ -155,7 +156,6 @@ class Installation:
         now = self._clock.monotonic()
         if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
             return
-        session.begun_at = float("-inf")  # what is read now ends it
         self._check_tables(session)
         session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
         session.checked = now

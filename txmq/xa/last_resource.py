@@ -9,7 +9,8 @@ A connection is verified before its first use (``installed``).
 Through mysqlclient, statements that stand together go out in one packet (``mysql_server``), three round trips instead
 of six: the savepoint's release with the marker row; COMMIT with the next transaction's BEGIN and savepoint, so that a
 block that follows at once on the same connection of ours begins without asking (later, the server may have ended it:
-BEGIN is what notices). An empty transaction holds no locks and no snapshot.
+BEGIN is what notices). What comes of those two is read by that block. An empty transaction holds no locks and no
+snapshot.
 
 SQLite: the path that a connection reports (always absolute) is remembered, and whoever settles opens it with
 ``mode=rw``: a file that is gone is unreachable, never a new empty database. Its writers queue up (``turns``) from BEGIN
@@ -248,11 +249,13 @@ class Branch:
     def __init__(self, resource: LastResource, session: Session, *, is_own: bool) -> None:
         self.resource, self._session, self._is_own = resource, session, is_own
         self._guard = Guard()
+        is_begun, checked = self._is_begun(session), session.checked
         # Before BEGIN: measuring takes a transaction of its own.
         self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
         self.connection = GuardedConnection(session.connection, self._guard)
         self._turn: Lock | None = None
-        self._is_trusted = True
+        if is_begun and session.checked == checked:
+            return
         try:
             self._begin(session.connection, session.table.dialect.begin, session.table.place)
         except BaseException:
@@ -261,10 +264,9 @@ class Branch:
 
     def _begin(self, connection: Any, begin: str, place: Place | None) -> None:
         if self._session.takes_packets:
-            if not self._is_begun():
-                _, error = send(connection, (begin, f"SAVEPOINT {_SAVEPOINT}"), in_one_packet=True)
-                if error is not None:
-                    raise error
+            _, error = send(connection, (begin, f"SAVEPOINT {_SAVEPOINT}"), in_one_packet=True)
+            if error is not None:
+                raise error
             return
         if place is not None:
             self._turn = place.begin(connection, begin)
@@ -272,9 +274,12 @@ class Branch:
             run(connection, begin)
         run(connection, f"SAVEPOINT {_SAVEPOINT}")
 
-    def _is_begun(self) -> bool:
+    def _is_begun(self, session: Session) -> bool:
         """Whether the COMMIT of the transaction before has begun this one; once."""
-        begun_at, self._session.begun_at = self._session.begun_at, float("-inf")
+        begun_at, session.begun_at = session.begun_at, float("-inf")
+        if begun_at == session.begun_at:
+            return False
+        discard_results(session.connection)
         return self.resource.clock.monotonic() < begun_at + BEGUN_FRESH_S
 
     def _end_turn(self) -> None:
@@ -365,14 +370,10 @@ class Branch:
         if not (session.takes_packets and self._is_own):
             session.connection.commit()
             return
-        begin = session.table.dialect.begin
-        done, error = send(session.connection, ("COMMIT", begin, f"SAVEPOINT {_SAVEPOINT}"), in_one_packet=True)
-        if error is None:
-            session.begun_at = self.resource.clock.monotonic()
-        elif done:
-            self._is_trusted = False  # committed; what the connection is fit for is not known
-        else:
-            raise error
+        # Returns with COMMIT's own answer. The other two are read by the block that needs them, not waited for while
+        # the broker has not heard of the decision.
+        session.connection.query(f"COMMIT; {session.table.dialect.begin}; SAVEPOINT {_SAVEPOINT}")
+        session.begun_at = self.resource.clock.monotonic()
 
     @property
     def is_still_open(self) -> bool:
@@ -394,9 +395,7 @@ class Branch:
         """The transaction has ended: the connection may be used again."""
         self._guard.end()
         self._end_turn()
-        if not self._is_trusted:
-            _close(self._session.connection)
-        elif self._is_own:
+        if self._is_own:
             self.resource.give_back(self._session)
 
     def abandon(self) -> None:

@@ -89,8 +89,9 @@ def send(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> 
         for packet in packets:
             connection.query(packet)
             counts.append(connection.affected_rows())
-            while connection.next_result() == 0:
-                counts.append(connection.affected_rows())
+        # Not asked for one more: each asking gives the interpreter's lock away.
+        while len(counts) < len(statements) and connection.next_result() == 0:
+            counts.append(connection.affected_rows())
     except Exception as error:  # noqa: BLE001  the driver's; the caller judges it by its number
         return counts, error
     return counts, None
