@@ -13,6 +13,7 @@ import pytest
 import txmq
 from txmq.cli.audit_run import AuditCommand, Request
 from txmq.errors import ConfigError
+from txmq.spark.audit import audit
 from txmq.spark.audit_rows import open_rows, without_password
 from txmq.spark.audit_spec import AuditSpec, RowTime, parse_terms
 from txmq.testing.broker_process import BrokerProcess
@@ -100,6 +101,21 @@ def test_a_table_that_only_spark_reaches_is_audited(
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {kind: [line["identity"] for line in lines] for kind, lines in told["findings"].items() if lines} == EXPECTED
     assert told["totals"]["rows"] == ORDERS - 1
+
+
+def test_the_directory_of_a_stopped_broker_is_audited_without_it(spark: SparkSession, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as stopped, txmq.connect(stopped.address) as its_client:
+        its_client.topics.create("orders", partitions=2)
+        with its_client.producer() as producer:
+            for number in (1, 2, 3):
+                producer.send("orders", b"", key=b"%d" % number)
+        stopped.stop()
+    spark.range(2, 5).write.parquet(str(tmp_path / "rows"))
+    messages = spark.read.format("txmq").option("topic", "orders").load(str(tmp_path / "data"))
+    result = audit(messages, spark.read.parquet(str(tmp_path / "rows")), AuditSpec("orders", parse_terms(["id = key"])))
+    assert sorted((row["kind"], row["identity"]) for row in result.findings.collect()) == [
+        ("missing", "4"), ("phantom", "1"),
+    ]  # fmt: skip
 
 
 def test_what_java_cannot_do_is_told_in_a_line(spark: SparkSession, derby: str, tmp_path: Path) -> None:

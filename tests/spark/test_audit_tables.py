@@ -16,7 +16,7 @@ import pytest
 from tests.spark.audit_proof import url_of
 from txmq.errors import ConfigError
 from txmq.spark import audit_tables
-from txmq.spark.audit_rows import open_rows, without_password
+from txmq.spark.audit_rows import Rows, open_rows, without_password
 from txmq.spark.audit_spec import AuditSpec, RowTime, parse_terms
 from txmq.spark.audit_tables import Reading, Table, TableReader, columns_of, ranges
 from txmq.testing.mariadb import MariaDB
@@ -84,6 +84,15 @@ def test_a_table_is_read_in_ranges_that_miss_nothing(mariadb: MariaDB) -> None:
     assert read(table, "n", where="`n` > 1000000") == []
     mariadb.execute("INSERT INTO wide VALUES (4000000000000, 0)")  # keys may be sparse: no range for each of their gaps
     assert len(TableReader(Reading(table, tuple(columns_of(table)), "", 3)).partitions()) == 3
+
+
+def test_a_row_is_there_only_under_its_very_name(mariadb: MariaDB) -> None:
+    mariadb.execute("CREATE TABLE names (name VARCHAR(20) CHARACTER SET latin1 PRIMARY KEY)")
+    mariadb.execute("INSERT INTO names VALUES ('Ada'), ('Zoë')")
+    table = table_of(mariadb, "names")
+    (column,) = columns_of(table)
+    asked = ("Ada", "Zoë", "ada", "ADA", "Zoe", "Ada ", "日")
+    assert [name for name in asked if Rows._is_there(table, column, name)] == ["Ada", "Zoë"]
 
 
 @pytest.mark.parametrize(("low", "high", "at_least"), [(0, 0, 4), (-5, 5, 4), (1, 10**7, 2), (0, 2**62, 2)])

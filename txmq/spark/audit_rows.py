@@ -25,12 +25,14 @@ from txmq.errors import ConfigError
 from txmq.spark.audit_match import committed_at, row_identities
 from txmq.spark.audit_spec import AuditSpec, RowTime, checked_column
 from txmq.spark.audit_tables import FETCH_ROWS, FORMAT, Column, Reading, Table, TableSource, columns_of
+from txmq.xa.mysql_driver import mysql_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOOKUPS_MAX = 2_000  # rows that are asked for one by one; more are found by reading the table
 _MYSQL_PORT = 3306
+_ILLEGAL_MIX_OF_COLLATIONS = 1267
 _JARS = 'PYSPARK_SUBMIT_ARGS="--jars DRIVER.jar pyspark-shell" names its jar'
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "Universal"})
 _SECRET = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
@@ -111,9 +113,18 @@ class Rows:
 
     @staticmethod
     def _is_there(table: Table, column: Column, value: str) -> bool:
+        name = table.quoted(column.name)
+        sql = f"SELECT 1 FROM {table.quoted(table.name)} WHERE {name} = ?"  # noqa: S608
+        if table.kind == "mysql" and column.spark == "string":
+            driver = mysql_driver()
+            try:  # equal is to be equal, whatever the collation
+                return bool(table.query(f"{sql} AND BINARY CONVERT({name} USING utf8mb4) = ? LIMIT 1", (value, value)))
+            except driver.OperationalError as error:
+                if error.args[0] != _ILLEGAL_MIX_OF_COLLATIONS:
+                    raise
+                return False  # the column's character set cannot write it
         parameter: object = bytes.fromhex(value) if column.spark == "binary" else value
-        sql = f"SELECT 1 FROM {table.quoted(table.name)} WHERE {table.quoted(column.name)} = ? LIMIT 1"  # noqa: S608
-        return bool(table.query(sql, (parameter,)))
+        return bool(table.query(f"{sql} LIMIT 1", (parameter,)))
 
     def _where(self, row_time: RowTime, from_ms: int | None, to_ms: int | None) -> str:
         """The window as SQL, so that an index on the time can serve; empty where only Spark can tell."""
