@@ -299,6 +299,24 @@ def test_a_broker_that_is_killed_and_restarted_is_consumed_on(client: txmq.Clien
     assert max(Counter(found).values()) <= 2
 
 
+def test_who_joins_under_another_ones_name_takes_over_and_that_one_is_told(
+    client: txmq.Client, broker: BrokerProcess
+) -> None:
+    """Else both had all of it, and each saved what the other one had not set aside."""
+    sent = fill(client, 100)
+    options = txmq.ConsumerOptions(name="same")
+    with txmq.connect(broker.address) as other, client.consumer(GROUP, [TOPIC], options=options) as elder:
+        found = set(values(elder.poll(timeout=30.0)))
+        with other.consumer(GROUP, [TOPIC], options=options) as younger:
+            with pytest.raises(txmq.FencedError, match="name of its own"):
+                found.update(values(list(elder)))
+            assert elder.assignment == []
+            elder.close()
+            assert set(values(take(younger, len(sent)))) == set(sent)  # the elder has acknowledged nothing
+            assert _owners(client) == {"same"}
+    assert found <= set(sent)
+
+
 class Member:
     """A consumer in a process of its own."""
 

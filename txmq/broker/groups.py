@@ -27,7 +27,14 @@ from txmq.broker.listing import txid_of
 from txmq.broker.membership import Member, Membership, Owned
 from txmq.broker.peer import Peer
 from txmq.broker.saved import SavedGroup
-from txmq.errors import BadRequestError, GroupActiveError, OverloadedError, UnknownGroupError, UnknownMemberError
+from txmq.errors import (
+    BadRequestError,
+    FencedError,
+    GroupActiveError,
+    OverloadedError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
 from txmq.model import is_valid_name
 from txmq.protocol import answers
 from txmq.protocol.group_rows import aside_row, claim_row, slot_row, split_rows
@@ -53,6 +60,7 @@ class Beat(NamedTuple):
     member: str
     view: int
     deadline_ms: int
+    life: str = ""
 
 
 def group(
@@ -104,10 +112,10 @@ def _join(request: _Request) -> None:
     claims = [claim_row(row) for row in request.rows]
     membership = _membership(request, strategy)
     member = Member(name, topics, timeout_ms, context.now_ms, request.peer.name, alone="alone" in request.words)
-    member.topics_since = context.state.topics.next_id
+    member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
     _refuse_beside_alone(request.group, membership, member)
     membership.join(member, strategy)
-    request.peer.members.add((request.group, name))
+    request.peer.members.add((request.group, name, member.life))
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
     for slot, generation in claims:
         place = _place(context, slot)
@@ -143,7 +151,7 @@ def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -
 def _heartbeat(request: _Request) -> None:
     context, (membership, member) = request.context, _member(request)
     membership.heard(member.name, context.now_ms)
-    request.peer.members.add((request.group, member.name))
+    request.peer.members.add((request.group, member.name, member.life))
     membership.release(member.name, [slot_row(row) for row in request.rows])
     settle(context, request.group)
     view = request.number("view", 0, 0, 1 << 31)
@@ -151,15 +159,17 @@ def _heartbeat(request: _Request) -> None:
     if view != member.version or wait_ms == 0 or context.stopping:
         _answer_view(request, member)
         return
-    beat = Beat(request.peer, request.opaque, request.group, member.name, view, context.now_ms + wait_ms)
+    life = request.words.get("life", "")
+    beat = Beat(request.peer, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
     context.beats.append(beat)
 
 
 def _leave(request: _Request) -> None:
     membership = request.context.groups.get(request.group)
-    if membership is not None:
-        membership.leave(request.words.get("member", ""))
-        request.peer.members.discard((request.group, request.words.get("member", "")))
+    member = membership.members.get(request.words.get("member", "")) if membership is not None else None
+    if membership is not None and member is not None and member.is_of(request.words.get("life", "")):
+        membership.leave(member.name)
+        request.peer.members.discard((request.group, member.name, member.life))
         settle(request.context, request.group)
     request.answer({})
 
@@ -169,7 +179,13 @@ def _member(request: _Request) -> tuple[Membership, Member]:
     member = membership.members.get(request.words.get("member", "")) if membership is not None else None
     if membership is None or member is None:
         raise UnknownMemberError(f"group {request.group!r} does not know this member: join (again)")
+    if not member.is_of(request.words.get("life", "")):
+        raise _fenced(request.group, member.name)
     return membership, member
+
+
+def _fenced(group: str, member: str) -> FencedError:
+    return FencedError(f"another process has joined group {group!r} as {member!r} since: each needs a name of its own")
 
 
 def settle(context: Context, name: str) -> None:
@@ -249,6 +265,9 @@ def _answered(context: Context, beat: Beat) -> bool:
         error = UnknownMemberError(f"group {beat.group!r} does not know this member: join (again)")
         context.send_settled(beat.peer, beat.opaque, answers.error(error, beat.opaque))
         return True
+    if not member.is_of(beat.life):
+        context.send_settled(beat.peer, beat.opaque, answers.error(_fenced(beat.group, beat.member), beat.opaque))
+        return True
     if member.version == beat.view and beat.deadline_ms > context.now_ms and not context.stopping:
         return False
     _answer_view(_Request(context, beat.peer, beat.opaque, beat.group, {}, []), member)
@@ -257,9 +276,10 @@ def _answered(context: Context, beat: Beat) -> bool:
 
 def disconnected(context: Context, peer: Peer) -> None:
     """A connection is gone: its members have a moment to come back."""
-    for name, member in peer.members:
+    for name, member, life in peer.members:
         membership = context.groups.get(name)
-        if membership is not None:
+        known = membership.members.get(member) if membership is not None else None
+        if membership is not None and known is not None and known.is_of(life):
             membership.lost(member, context.now_ms)
 
 

@@ -36,6 +36,7 @@ class Member:
         version: of what it may consume.
         alone: its offsets are where no other member would find them: it bears nobody beside it.
         topics_since: ids from here on are of topics that were made while it was there.
+        life: which process's it is, of those that have the name one after another; "" where that is not said.
     """
 
     name: str
@@ -47,6 +48,11 @@ class Member:
     version: int = 1
     alone: bool = False
     topics_since: int = 1 << 62
+    life: str = ""
+
+    def is_of(self, life: str) -> bool:
+        """Whether a process that says so may speak for it."""
+        return not (life and self.life) or life == self.life
 
 
 @dataclass(slots=True)

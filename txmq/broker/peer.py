@@ -13,7 +13,7 @@ class Peer:
         session: what ``hello`` bound it to.
         out: answers to be written, in order of writing.
         unanswered: opaque tokens of requests whose answer is still owed.
-        members: (group, member) of the consumers that beat over it.
+        members: (group, member, its life) of the consumers that beat over it.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.
         gone: True once the connection is lost; answers to it are dropped.
     """
@@ -27,6 +27,6 @@ class Peer:
         self.session: Session | None = None
         self.out: list[bytes] = []
         self.unanswered: set[bytes] = set()
-        self.members: set[tuple[str, str]] = set()
+        self.members: set[tuple[str, str, str]] = set()
         self.closing = self.gone = self.ready = False
         self.shell: object = None  # the transport's side; the core never looks at it

@@ -90,6 +90,7 @@ class Consumer:
 
         Raises:
             ClosedError: the consumer is closed.
+            FencedError: another process has joined under this member's name, and has its partitions.
             GroupActiveError: the group has a member, and one of the two must be alone (``FileOffsetStore``).
         """
         deadline = self._clock.monotonic() + timeout
@@ -159,7 +160,7 @@ class Consumer:
             threads: how many messages are in hand at a time.
 
         Raises:
-            GroupActiveError: as ``poll``.
+            FencedError, GroupActiveError: as ``poll``.
         """
         if not 1 <= threads <= 1000:
             raise ConfigError(f"threads = {threads}: expected 1 to 1000")

@@ -23,8 +23,8 @@ class ConsumerOptions:
     """What few consumers change; times in seconds.
 
     Args:
-        name: this member's name in the group; by default made up. Two members must not share one. A broadcast's member
-            finds its offsets again under it.
+        name: this member's name in the group; by default made up. Who joins under another one's takes over, and that
+            one ends with a FencedError. A broadcast's member finds its offsets again under it.
         accept: which messages are delivered; the others count as acknowledged. Where it raises, the message is
             delivered: a filter that fails loses nothing.
         strategy: "sticky", "range", "round-robin", "consistent-hash" or "exclusive" (one member has everything, the
@@ -82,7 +82,7 @@ class ConsumerSettings:
         name, strategy = (made_up, "exclusive") if self.broadcast else (options.name or made_up, options.strategy)
         return MemberSettings(
             self.saved_as, name, self.topics, strategy, options.heartbeat_interval, options.session_timeout,
-            options.offset_save_interval,
+            options.offset_save_interval, made_up.rpartition("-")[2],
         )  # fmt: skip
 
     def check(self) -> None:

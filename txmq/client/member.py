@@ -4,6 +4,8 @@ Theory of operation. Heartbeats go over a connection of their own, so that the b
 is gone. A beat waits at the broker until there is something to tell, at most ``heartbeat_interval``. What it tells is
 given to the ``Partitions``: new ones with their generation and offset, those to be released, those that are lost. Who
 cannot reach the broker for the session timeout takes itself for expelled and consumes nothing more: somebody else does.
+Each process has a *life* of its own beside the member's name: who joins under a name that another one has takes over,
+and the other one is told, and ends.
 
 Invariants:
     * a partition is released only when its messages under way are dealt with (or their time is over) and its offset is
@@ -98,6 +100,11 @@ class MemberSettings(NamedTuple):
     heartbeat_interval_s: float
     session_timeout_s: float
     save_interval_s: float
+    life: str = ""  # which process's it is, of those that have the name one after another
+
+
+class _SupersededError(FencedError):
+    """Another process has joined under our name: it has everything, and we have nothing more to say."""
 
 
 class GroupMember:
@@ -117,6 +124,7 @@ class GroupMember:
         self._saving = Lock()
         self._ended = Signal()
         self._released: list[Slot] = []
+        self._life: Words = {"life": settings.life} if settings.life else {}
 
     def start(self) -> None:
         """Join; the thread goes on."""
@@ -193,6 +201,11 @@ class GroupMember:
                 except GroupActiveError as error:
                     if self._is_refused(error):
                         return
+                except _SupersededError as error:
+                    self._partitions.refused(FencedError(*error.args))
+                    for slot, _ in self._partitions.held():
+                        self._partitions.lost(slot)
+                    return
                 except TxmqError as error:
                     self._cannot_reach(error)
         finally:
@@ -340,7 +353,10 @@ class GroupMember:
 
     def _call(self, action: str, rows: Sequence[Any], words: Words) -> bytes:
         wait_s = int(words.get("wait") or 0) / 1000
-        return self._connection.call(
-            "group", action, self._settings.group, timeout=REQUEST_TIMEOUT_S + wait_s,
-            extensions={"member": self._settings.name, **words}, body=[json.dumps(rows).encode()],
-        )  # fmt: skip
+        try:
+            return self._connection.call(
+                "group", action, self._settings.group, timeout=REQUEST_TIMEOUT_S + wait_s,
+                extensions={"member": self._settings.name, **self._life, **words}, body=[json.dumps(rows).encode()],
+            )  # fmt: skip
+        except FencedError as error:
+            raise _SupersededError(*error.args) from error

@@ -133,7 +133,7 @@ _TABLE = (
         b"group", ("action", "group"),
         {
             b"member": "text", b"topics": "text", b"strategy": "text", b"timeout": "number", b"view": "number",
-            b"wait": "number", b"order": "long", b"alone": "flag",
+            b"wait": "number", b"order": "long", b"alone": "flag", b"life": "text",
         }, has_body=True,
         teaches="join, heartbeat, leave, save, describe, list, reset, delete: group describe billing 0 1",
     ),

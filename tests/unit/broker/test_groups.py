@@ -465,3 +465,23 @@ def test_a_topic_made_anew_while_the_broker_was_restarted_is_not_claimed() -> No
     operator.ask("topic", "create", "a", extensions={"partitions": 2})
     again = Consumer(restarted(made), "one").join(*held)
     assert again.view["assigned"] == [["a", 0, 2, None, None], ["a", 1, 2, None, None], ["b", 0, 1, None, None]]
+
+
+def test_who_joins_under_another_ones_name_has_everything_and_that_one_is_fenced() -> None:
+    made = node()
+    elder, younger = Consumer(made, "same", life="1"), Consumer(made, "same", life="2")
+    old = elder.join().generation("a", 0)
+    waits = elder.client.send("group", "heartbeat", GROUP, body=b"[]", extensions={
+        "member": "same", "life": "1", "view": elder.view["view"], "wait": 30_000,
+    })  # fmt: skip
+    assert younger.join().held == [A0, A1, B0]
+    pass_time(made, 0.1)
+    waited = elder.client.received.pop(waits)
+    assert (waited.code, b"name of its own" in waited.body) == (410, True)
+    assert elder.ask("heartbeat", [], member="same", life="1").code == 410
+    assert elder.save(A0, old, 5) == [[*A0, younger.generation("a", 0)]]
+    assert elder.ask("leave", [], member="same", life="1").code == 200
+    elder.client.disconnect()
+    pass_time(made, 2.0)
+    assert younger.beat().held == [A0, A1, B0]
+    assert younger.ask("heartbeat", [], member="same", life="2").code == 200
