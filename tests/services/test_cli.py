@@ -20,7 +20,7 @@ import txmq
 from txmq.cli import demo_service
 from txmq.testing.broker_process import BrokerProcess, free_port
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from txmq.testing.broker_process import BrokerProcess
 
 UUID, OTHER_UUID = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 DETAILS = {"bqual": f"{UUID}.1.2", "connection": 42, "wrote": True, "marker": True}
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 class Desk:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from txmq.protocol.answers import AnswerReader
 from txmq.testing.broker_process import BrokerProcess
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class Heard(NamedTuple):
