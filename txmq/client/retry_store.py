@@ -60,7 +60,11 @@ class RetryStore:
         self._lock = Lock()
         with self._told():
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
-            self._prepare()
+            try:
+                self._prepare()
+            except BaseException:
+                self._database.close()
+                raise
 
     def _prepare(self) -> None:
         mode = self._database.execute("PRAGMA journal_mode=WAL").fetchone()[0]

@@ -23,7 +23,7 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -151,17 +151,17 @@ class Spool:
             self._owner = self._disk.lock(LOCK_NAME)
         elif not (self.path / name).is_file():
             raise StorageError(f"{self.path} holds no spool")
-        try:
-            self._database = self._opened(self.path / name, read_only=read_only)
-        except BaseException:
-            self._release()
-            raise
-        self._recount()
+        with ExitStack() as undo:
+            undo.callback(self._release)
+            self._open(self.path / name, undo, read_only=read_only)
+            self._recount()
+            undo.pop_all()
 
-    def _opened(self, file: Path, *, read_only: bool) -> sqlite3.Connection:
+    def _open(self, file: Path, undo: ExitStack, *, read_only: bool) -> None:
         try:
             target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
             database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
+            undo.callback(database.close)
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version not in ((VERSION,) if read_only else (0, 1, VERSION)):
                 raise StorageError(f"{file}: version {version} of a spool, this txmq reads {VERSION}")
@@ -175,7 +175,7 @@ class Spool:
                     database.executescript(f"BEGIN IMMEDIATE; {change} PRAGMA user_version={VERSION}; COMMIT;")
         except sqlite3.Error as error:
             raise StorageError(f"{file}: {error}") from error
-        return database
+        self._database = database
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

@@ -61,8 +61,11 @@ def test_the_file_is_forced_at_every_commit_and_of_a_known_version(tmp_path: Pat
     assert store._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     store._database.execute("PRAGMA user_version=99")
     store.close()
-    with pytest.raises(StorageError, match="version 99"):
+    with pytest.raises(StorageError, match="version 99") as refused:
         RetryStore(tmp_path / "r")
+    open_files = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
+    assert [name for name in open_files if name.startswith(str(tmp_path))] == []
+    assert refused.value  # which holds what its frames hold
     (tmp_path / "bad").write_bytes(b"not a database at all, and long enough to be taken for one" * 20)
     with pytest.raises(StorageError) as told:
         RetryStore(tmp_path / "bad")

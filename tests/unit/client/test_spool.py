@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -115,9 +117,8 @@ def test_a_directory_without_a_spool_is_not_made_one_by_looking(tmp_path: Path) 
 
 def test_a_spool_of_another_version_is_refused_with_its_version(tmp_path: Path) -> None:
     Spool(tmp_path).close()
-    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         database.execute("PRAGMA user_version = 9")
-    database.close()
     with pytest.raises(StorageError, match="version 9"):
         Spool(tmp_path)
 
@@ -126,6 +127,22 @@ def test_a_file_that_is_no_database_is_refused_as_damaged(tmp_path: Path) -> Non
     (tmp_path / FILE_NAME).write_bytes(b"x" * 4096)
     with pytest.raises(StorageError, match="not a database"):
         Spool(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["PRAGMA user_version = 9", "DROP TABLE batches"])
+def test_a_spool_that_is_refused_is_let_go_of(tmp_path: Path, damage: str) -> None:
+    Spool(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as database:
+        database.execute(damage)
+    with pytest.raises(StorageError) as refused:
+        Spool(tmp_path)
+    assert [name for name in _open_files() if name.startswith(str(tmp_path))] == []
+    with pytest.raises(StorageError, match=re.escape(str(refused.value))):  # not: another process has it
+        Spool(tmp_path)
+
+
+def _open_files() -> list[str]:
+    return [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()]
 
 
 def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
