@@ -182,6 +182,22 @@ def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: 
     assert saved(client) == 1
 
 
+def test_ack_that_waits_says_that_a_transaction_is_to_save_the_offset_first(
+    client: txmq.Client, consumer: Consumer
+) -> None:
+    fill(client, 2)
+    first, second = delivered(consumer, 2)
+    tracker = consumer._share.trackers[IN, 0]
+    first.ack()
+    tracker.saving = owner = object()  # as between a transaction's request and its answer
+    with pytest.raises(txmq.StorageError, match="saved later"):
+        second.ack(sync=True)
+    assert tracker.saving is owner
+    tracker.saving = None
+    second.ack(sync=True)
+    assert saved(client) == 2
+
+
 def test_a_partition_that_was_let_go_is_loaded_anew_where_the_group_stands(
     client: txmq.Client, consumer: Consumer
 ) -> None:

@@ -29,8 +29,8 @@ from txmq.client.fetching import Fetching
 from txmq.client.listener import Handle, Listener
 from txmq.client.member import GroupMember, MemberSettings
 from txmq.client.share import Share
-from txmq.client.tracker import Slot
-from txmq.errors import ClosedError, ConfigError, FencedError, TransactionStateError
+from txmq.client.tracker import Slot, Tracker
+from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError
 from txmq.model import Message
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import start_threads, until_terminated
@@ -128,6 +128,8 @@ class Consumer:
 
         Raises:
             FencedError: the partition is somebody else's: nothing was saved, and a transaction cannot commit.
+            StorageError: with ``sync``: acknowledged, and not saved yet, because a transaction that acknowledges messages
+                of the partition is not over, or the offsets cannot be reached. It is saved by itself later.
             TransactionStateError, ConfigError: see ``Transaction.ack``; a transaction cannot commit.
 
         Durability: with ``sync`` the group's offset is saved, and forced in the broker, when this returns.
@@ -139,10 +141,19 @@ class Consumer:
             tracker = self._share.trackers.get((message.topic, message.partition))
         self._failures.acked(message)
         if sync:
-            self._member.save()
-            with self._share.changed:
-                if tracker is None or self._share.trackers.get(tracker.slot) is not tracker:
-                    raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more: not saved")
+            self._save_now(message, tracker)
+
+    def _save_now(self, message: Message, tracker: Tracker | None) -> None:
+        with self._share.changed:
+            wanted = 0 if tracker is None else tracker.position
+        self._member.save()
+        name = f"{message.topic}-{message.partition}"
+        with self._share.changed:
+            if tracker is None or self._share.trackers.get(tracker.slot) is not tracker:
+                raise FencedError(f"{name} is not this consumer's any more: not saved")
+            is_saved = isinstance(self._member, Alone) or (tracker.saved or 0) >= wanted
+            if not is_saved and tracker.position >= wanted:  # else a seek went back
+                raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")
 
     def reject(self, message: Message, reason: str = "rejected") -> None:
         """The message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""

@@ -157,9 +157,12 @@ class GroupMember:
                 return ()
             refused = asked(lambda: self._store.save(self._settings.group, positions))
             self._partitions.were_saved(position for position in positions if position.slot not in refused)
-        for slot in refused:
-            self._log.warning("offset refused: somebody else has the partition", topic=slot[0], partition=slot[1])
-            self._partitions.lost(slot)
+        current = set(self._partitions.held())
+        for position in positions:
+            if position.slot in refused and (position.slot, position.generation) in current:  # else it is ours anew
+                topic, partition = position.slot
+                self._log.warning("offset refused: somebody else has the partition", topic=topic, partition=partition)
+                self._partitions.lost(position.slot)
         return refused
 
     def wait_saved(self) -> None:

@@ -44,6 +44,7 @@ class Held:
     def __init__(self) -> None:
         self.saved: list[Slot] = []
         self.gone: list[Slot] = []
+        self.generation = 3
 
     def to_save(self, *, everything: bool) -> list[OffsetPosition]:
         """Of both."""
@@ -59,7 +60,7 @@ class Held:
 
     def held(self) -> list[tuple[Slot, int]]:
         """Both."""
-        return [(A, 3), (B, 3)]
+        return [(A, self.generation), (B, 3)]
 
 
 def member(broker: Broker, held: Held) -> GroupMember:
@@ -72,6 +73,13 @@ def test_what_was_refused_under_a_newer_generation_is_lost() -> None:
     held = Held()
     assert member(Broker([*A, 4]), held).save() == {A}
     assert (held.saved, held.gone) == ([B], [A])
+
+
+def test_what_was_refused_and_is_ours_anew_meanwhile_stays_ours() -> None:
+    held = Held()
+    held.generation = 5
+    assert member(Broker([*A, 5]), held).save() == {A}
+    assert (held.saved, held.gone) == ([B], [])
 
 
 @pytest.mark.parametrize("newest", [0, 3], ids=["nobody has it: join again", "a transaction holds it"])
