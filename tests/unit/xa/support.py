@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,12 @@ class World:
         """The marker table."""
         with self.outside() as connection:
             return dict(connection.execute("SELECT txid, outcome FROM txmq_marker").fetchall())
+
+    def close(self) -> None:
+        """The test ends: what the application was given is closed, in whichever thread it was."""
+        for connection in self.opened:
+            with suppress(sqlite3.ProgrammingError):  # it belongs to a thread that has ended
+                connection.close()
 
     def die(self) -> None:
         """The process ends: its connections are lost, to the database and to the broker."""

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
 
 
 @pytest.fixture
-def world(tmp_path: Path, quiet: Quiet) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path, quiet: Quiet) -> Iterator[World]:
+    with closing(World(tmp_path)) as made:
+        yield made
 
 
 def test_the_lists_of_points_are_complete() -> None:
@@ -387,9 +389,10 @@ def test_a_marker_that_a_resolver_used_and_removed_does_not_make_a_commit_a_roll
 
 
 @pytest.fixture
-def narrow(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> World:
+def narrow(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100 << 10)
-    return World(tmp_path, request_size_bytes_max=64 << 10)
+    with closing(World(tmp_path, request_size_bytes_max=64 << 10)) as made:
+        yield made
 
 
 def _insert_many(world: World, count: int) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,9 +31,10 @@ from .support import NAME, World, quiet_resolver
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     quiet_resolver(monkeypatch)
-    return World(tmp_path)
+    with closing(World(tmp_path)) as made:
+        yield made
 
 
 # --- who it is -------------------------------------------------------------------------------------------------------

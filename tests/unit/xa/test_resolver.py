@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ DAY_MS = 24 * 3600 * 1000
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     quiet_resolver(monkeypatch)
-    return World(tmp_path)
+    with closing(World(tmp_path)) as made:
+        yield made
 
 
 def abandon(world: World, value: bytes, point: str = "client.tx.prepared") -> str:
