@@ -128,8 +128,8 @@ class Consumer:
 
         Raises:
             FencedError: the partition is somebody else's: nothing was saved, and a transaction cannot commit.
-            StorageError: with ``sync``: acknowledged, and not saved yet, because a transaction that acknowledges messages
-                of the partition is not over, or the offsets cannot be reached. It is saved by itself later.
+            StorageError: with ``sync``: acknowledged, and not saved yet, because a transaction that acknowledges some
+                of the partition is not over, or the store is away. It is saved by itself later.
             TransactionStateError, ConfigError: see ``Transaction.ack``; a transaction cannot commit.
 
         Durability: with ``sync`` the group's offset is saved, and forced in the broker, when this returns.
