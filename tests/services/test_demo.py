@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import txmq
 from txmq.cli.demo_run import Death, Play
 
 
@@ -41,3 +45,18 @@ def test_the_demo_says_no_when_a_row_vanishes(tmp_path: Path) -> None:
     report = Sabotaged(tmp_path, lambda _: None, random.Random(1)).run(plan)
     assert not report.holds
     assert report.comparison.phantoms == 1
+
+
+def test_sigterm_leaves_neither_broker_nor_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "txmq.cli.main", "demo"]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        said = iter(running.stdout.readline, b"")
+        address = next(found[0].decode() for line in said if (found := re.search(rb"txmq://\S+", line)))
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(txmq.ConnectionLostError):
+        txmq.connect(address)

@@ -33,12 +33,14 @@ def demo(
       txmq demo --seed 7 --keep /tmp/txmq-demo
     """
     import random
+    import signal
     import tempfile
     import time
     from contextlib import nullcontext
 
     from txmq.cli.demo_run import Play
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its broker and its files go then, too
     seed = time.time_ns() % 1_000_000 if seed is None else seed
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=False)

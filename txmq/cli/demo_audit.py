@@ -30,10 +30,12 @@ def demo_audit(
       txmq demo-audit
       txmq demo-audit --output var/demo-audit --json
     """
+    import signal
     import time
 
     from txmq.cli.demo_audit_run import Play
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its broker and its databases go then, too
     started = time.monotonic()
 
     def say(text: str) -> None:
