@@ -56,6 +56,10 @@ def test_a_group_is_listed_described_reset_skipped_and_deleted(broker: BrokerPro
     assert offsets(broker) == {0: 1, 1: 2}
     run(broker, "reset", "billing", "--topic", "orders", "--to", f"time:{time_ms + 60_000}")
     assert offsets(broker) == {0: 3, 1: 3}
+    run(broker, "reset", "billing", "--topic", "orders", "--to", "2026-01-31T12:00:00Z")
+    assert offsets(broker) == {0: 0, 1: 0}
+    run(broker, "reset", "billing", "--topic", "orders", "--to", f"@{time_ms + 60_000}")
+    assert offsets(broker) == {0: 3, 1: 3}
     assert "0 to 3" in run(broker, "reset", "billing", "-t", "orders", "--to", "9", status=2)
     assert "earliest, latest" in run(broker, "reset", "billing", "-t", "orders", "--to", "soon", status=2)
     assert "0 to 1" in run(broker, "reset", "billing", "-t", "orders", "-p", "7", "--to", "latest", status=2)

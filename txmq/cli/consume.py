@@ -118,7 +118,7 @@ def _moved_text(item: PartitionRange, wanted: int) -> str:
     return f"partition {item.partition} begins at {item.start}, older messages are gone (retention)"
 
 
-def timestamp_ms(text: str) -> int:
+def timestamp_ms(text: str, option: str = "--from") -> int:
     """Read ``@<ms>`` or an ISO 8601 time; a time without a zone is UTC.
 
     Raises:
@@ -132,7 +132,7 @@ def timestamp_ms(text: str) -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"--from {text}: expected earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or @ and ms"
+            f"{option} {text}: expected earliest, latest, an offset, a time such as 2026-01-31T12:00:00Z, or @ and ms"
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 

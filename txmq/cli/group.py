@@ -8,6 +8,7 @@ import typer
 
 from txmq.cli import output
 from txmq.cli.connecting import connected
+from txmq.cli.consume import timestamp_ms
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def describe(
 def reset(
     group: Group,
     topic: Topic,
-    to: Annotated[str, typer.Option(help="earliest, latest, an offset, or a time: time:<ms since 1970>.")],
+    to: Annotated[
+        str, typer.Option(help="earliest, latest, an offset, or a time: 2026-01-31T12:00:00Z, or @ and ms since 1970.")
+    ],
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="One partition; all of the topic without it.")
     ] = None,
@@ -80,7 +83,7 @@ def reset(
 
       txmq group reset billing --topic orders --to earliest
       txmq group reset billing --topic orders --partition 3 --to 1200
-      txmq group reset billing --topic orders --to time:1767225600000
+      txmq group reset billing --topic orders --to 2026-01-31T12:00:00Z
     """
     with connected(bootstrap, topic) as client:
         rows = [[topic, number, _offset(client, topic, number, to)] for number in _partitions(client, topic, partition)]
@@ -139,14 +142,11 @@ def _partitions(client: txmq.Client, topic: str, partition: int | None) -> list[
 
 
 def _offset(client: txmq.Client, topic: str, partition: int, to: str) -> int:
-    kind, colon, text = to.partition(":")
-    if colon and kind == "time" and text.isdecimal():
-        return client.offset_for(topic, partition, int(text))
     held = client.offsets(topic, partition)
     if to in ("earliest", "latest"):
         return held.start if to == "earliest" else held.end
     if not (to.isascii() and to.isdecimal()):
-        raise ConfigError(f"--to {to!r}: expected earliest, latest, an offset, or time:<ms since 1970>")
+        return client.offset_for(topic, partition, timestamp_ms(to.replace("time:", "@", 1), "--to"))
     if not held.start <= int(to) <= held.end:
         raise ConfigError(f"--to {to}: partition {partition} of {topic!r} has offsets {held.start} to {held.end}")
     return int(to)
