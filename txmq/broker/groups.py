@@ -115,7 +115,7 @@ def _join(request: _Request) -> None:
     member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
     _refuse_beside_alone(request.group, membership, member)
     membership.join(member, strategy)
-    request.peer.members.add((request.group, name, member.life))
+    _speaks_for(request, member)
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
     for slot, generation in claims:
         place = _place(context, slot)
@@ -151,7 +151,7 @@ def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -
 def _heartbeat(request: _Request) -> None:
     context, (membership, member) = request.context, _member(request)
     membership.heard(member.name, context.now_ms)
-    request.peer.members.add((request.group, member.name, member.life))
+    _speaks_for(request, member)
     membership.release(member.name, [slot_row(row) for row in request.rows])
     settle(context, request.group)
     view = request.number("view", 0, 0, 1 << 31)
@@ -182,6 +182,11 @@ def _member(request: _Request) -> tuple[Membership, Member]:
     if not member.is_of(request.words.get("life", "")):
         raise _fenced(request.group, member.name)
     return membership, member
+
+
+def _speaks_for(request: _Request, member: Member) -> None:
+    member.connection = request.peer.number
+    request.peer.members.add((request.group, member.name, member.life))
 
 
 def _fenced(group: str, member: str) -> FencedError:
@@ -280,7 +285,7 @@ def disconnected(context: Context, peer: Peer) -> None:
         membership = context.groups.get(name)
         known = membership.members.get(member) if membership is not None else None
         if membership is not None and known is not None and known.is_of(life):
-            membership.lost(member, context.now_ms)
+            membership.lost(member, peer.number, context.now_ms)
 
 
 def _answer_view(request: _Request, member: Member) -> None:

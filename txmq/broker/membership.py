@@ -32,7 +32,8 @@ class Member:
 
     Attributes:
         heard_ms: when it was last heard of.
-        lost: its connection is gone; it has ``RECONNECT_MS`` to come back.
+        connection: over which it was last heard of.
+        lost: that connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.
         alone: its offsets are where no other member would find them: it bears nobody beside it.
         topics_since: ids from here on are of topics that were made while it was there.
@@ -44,6 +45,7 @@ class Member:
     timeout_ms: int
     heard_ms: int
     client: str = ""
+    connection: int = 0
     lost: bool = False
     version: int = 1
     alone: bool = False
@@ -124,10 +126,10 @@ class Membership:
         member = self.members[name]
         member.heard_ms, member.lost = now_ms, False
 
-    def lost(self, name: str, now_ms: int) -> None:
-        """A member's connection is gone."""
+    def lost(self, name: str, connection: int, now_ms: int) -> None:
+        """A connection is gone over which a member was heard of; it may have come back over another one meanwhile."""
         member = self.members.get(name)
-        if member is not None:
+        if member is not None and member.connection == connection:
             member.heard_ms, member.lost = now_ms, True
 
     def expired(self, now_ms: int) -> list[str]:

@@ -433,6 +433,19 @@ def test_partitions_that_nobody_has_read_are_described_with_their_lag() -> None:
     ]  # fmt: skip
 
 
+def test_a_member_that_came_back_is_not_gone_when_the_end_of_its_older_connection_is_noticed() -> None:
+    broker = node()
+    one = Consumer(broker, "one").join()
+    older, one.client = one.client, broker.connect()
+    one.beat()
+    older.disconnect()
+    pass_time(broker, 1.5)
+    assert describe(broker)["members"][0]["connected"]
+    one.client.disconnect()
+    pass_time(broker, 1.5)
+    assert describe(broker)["members"] == []
+
+
 def test_a_topic_made_anew_is_another_one_and_its_generations_go_on() -> None:
     made = node()
     one = Consumer(made, "one").join()
