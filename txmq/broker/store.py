@@ -276,6 +276,7 @@ class _Opening:
         self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
         self._state = new_state(settings)
         self._touched: dict[Partition, None] = {}
+        self._rewritten: dict[str, bool] = {}  # segment files, and whether their beginning is there
         self._notes: list[str] = []
         self._records = self._bytes = 0
         self._checkpoint_lsn = Lsn(0)
@@ -331,7 +332,10 @@ class _Opening:
             self._on_progress(f"{self._records} journal records redone")
 
     def _rewrite(self, partition: Partition, segment_base: int, position: int, data: Buffer) -> None:
-        self._files.write(partition.segment_path(segment_base), position, data)
+        path = partition.segment_path(segment_base)
+        if path not in self._rewritten:
+            self._rewritten[path] = position == 0 or self._disk.exists(path)
+        self._files.write(path, position, data)
 
     def _clean_up(self, store: Store) -> None:
         """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""
@@ -348,7 +352,11 @@ class _Opening:
             self._files.distrust(directory)
             self._files.distrust("archive" + directory[len("log") :])
             paths = [f"{directory}/{name}" for name in self._disk.list_directory(directory)]
-            store.drop_segments(partition, [path for path in paths if path not in known])
+            doomed = [path for path in paths if path not in known]
+            for path in doomed:
+                if not self._rewritten.get(path, True):
+                    self._files.unlink(path)  # archived before the crash, and taken out of the archive since
+            store.drop_segments(partition, doomed)
 
     def _remove_topic_directory(self, directory: str) -> None:
         for number in self._disk.list_directory(directory):

@@ -148,3 +148,23 @@ def test_a_message_from_the_future_keeps_no_segment_for_ever_also_after_a_restar
     broker.clock.advance(2)
     broker.retire()
     assert broker.partition("old").log_start == 2
+
+
+@pytest.mark.parametrize("is_taken_out", [False, True])
+def test_what_redo_makes_of_an_archived_segment_is_not_archived_in_its_place(is_taken_out: bool) -> None:
+    broker = node()
+    client = broker.connect()
+    words: dict[str, str | int | None] = {"segment_size_bytes": 4096, "retention_size_bytes": 1}
+    client.ask("topic", "create", "old", extensions={**words, "retention_policy": "archive"})
+    put(client, bytes(1000), topic="old")
+    broker.checkpoint()
+    put(client, bytes(2000), topic="old")
+    put(client, bytes(3000), topic="old")
+    broker.retire()
+    (name,) = broker.disk.list_directory("archive/3/0")
+    if is_taken_out:
+        broker.disk.unlink(f"archive/3/0/{name}")
+    after = restarted(broker)
+    assert after.disk.list_directory("archive/3/0") == ([] if is_taken_out else [name])
+    assert len(after.disk.list_directory("log/3/0")) == 1
+    assert len(after.messages(after.partition("old"))) == 1
