@@ -16,6 +16,7 @@ ORDERED_CYCLES ?= 200
 SPARK_KILLS ?= 20
 SEEDS ?= 500
 WORKERS ?= 2
+SERVICE_WORKERS ?= 3
 export PY
 
 .PHONY: demo demo-audit test check bench crash simulate clean
@@ -41,15 +42,17 @@ demo-audit: .venv/.spark
 	@$(BIN)/txmq demo-audit
 
 check: .venv/.dev
+	@echo "txmq: style, types, layers, then unit tests and vectors ..."
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/vectors
 
+# More processes than cores, because these tests wait a lot. tests/conftest.py says in which order, and who gets Spark.
 test: check
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors --ignore tests/spark
-	$(BIN)/pytest --durations 5 tests/spark
+	@echo "txmq: crash images, simulation, kill -9, services, examples, Spark: $(SERVICE_WORKERS) at once ..."
+	$(BIN)/pytest -n $(SERVICE_WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors
 
 bench: .venv/.dev .venv/.bench
 	$(BIN)/python -m bench
