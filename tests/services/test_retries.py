@@ -136,6 +136,30 @@ def test_the_retry_topic_has_the_same_limits_and_dead_letters(client: txmq.Clien
     assert made == dict.fromkeys(names, txmq.Storage.DISK)  # whatever a topic is by default: nothing may be lost
 
 
+@pytest.mark.parametrize("how", ["reset", "seek"])
+def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_aside(
+    client: txmq.Client, tmp_path: Path, how: str
+) -> None:
+    """What the log has comes again from there; what it has not is in the store alone."""
+    client.producer().send(TOPIC, b"bad", key=b"k")
+    store = str(tmp_path / "aside")
+    with listening(client, store, LATER, bad):
+        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+    forget(client, 1)
+    if how == "reset":
+        client.groups.reset(GROUP, [(TOPIC, 0, 0)])
+    fails = bad if how == "seek" else never
+    with listening(client, store, LATER, fails) as found:
+        if how == "seek":
+            until(lambda: b"bad" in found.values, "it is retried once when the partition comes")
+            found.consumer.seek(TOPIC, 0, 0)
+            until(lambda: saved(client)[0] == client.offsets(TOPIC, 0).end, "the log is consumed again")
+        else:
+            until(lambda: b"bad" in found.values, "it is delivered from the store")
+    if how == "seek":
+        assert saved(client)[1] == [[0, 2]]
+
+
 def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client: txmq.Client, tmp_path: Path) -> None:
     client.producer().send(TOPIC, b"bad", key=b"k")
     with listening(client, str(tmp_path / "lost"), LATER, bad):

@@ -168,11 +168,23 @@ class Aside:
             )  # fmt: skip
 
     def _read(self, tracker: Tracker, text: str | None) -> None:
-        tracker.aside = {at: waiting for at, waiting in parsed(text).items() if at < tracker.position}
+        named = parsed(text)
+        if max(named, default=-1) >= tracker.position:
+            # A reset went back: what the log has comes again from there; what it has not any more is here alone.
+            tracker.skip_to(max(tracker.position, self._log_start(tracker)))
+        tracker.aside = {at: waiting for at, waiting in named.items() if at < tracker.position}
         kept = self._store.partition(self._group, *tracker.slot) if self._store is not None else {}
         self.remove(tracker.slot, kept.keys() - tracker.aside.keys())
         for offset, waiting in tracker.aside.items():
             waiting.message = kept[offset].message if offset in kept else None
+
+    def _log_start(self, tracker: Tracker) -> int:
+        try:
+            return int(self._client.offsets(*tracker.slot).start)
+        except StorageError:
+            raise
+        except TxmqError as error:
+            raise StorageError(f"where the log begins is not known: {error}") from error
 
     def go_on(self, tracker: Tracker, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
         """Read, in a thread, what ``take_over`` could not; once the tracker is in use.

@@ -219,17 +219,25 @@ class Consumer:
 
         Raises:
             TransactionStateError: the partition is not this consumer's.
+            ConnectionLostError, ...: the broker is asked, where a time is given or something aside is behind that.
         """
         if (offset is None) == (timestamp_ms is None):
             raise ConfigError("seek takes an offset or timestamp_ms")
         if timestamp_ms is not None:
             offset = self._client.offset_for(topic, partition, timestamp_ms)
         with self._share.changed:
-            tracker = self._share.trackers.get((topic, partition))
-            if tracker is None:
-                raise TransactionStateError(f"partition {partition} of {topic!r} is not assigned to this consumer")
-            tracker.seek(offset or 0)
+            goes_behind = max(self._seeking(topic, partition).aside, default=-1) >= (offset or 0)
+        if goes_behind:  # what is aside there comes again from the log, but for what that has not any more
+            offset = max(offset or 0, self._client.offsets(topic, partition).start)
+        with self._share.changed:
+            self._seeking(topic, partition).seek(offset or 0)
         self._fetching.more()
+
+    def _seeking(self, topic: str, partition: int) -> Tracker:
+        tracker = self._share.trackers.get((topic, partition))
+        if tracker is None:
+            raise TransactionStateError(f"partition {partition} of {topic!r} is not assigned to this consumer")
+        return tracker
 
     def close(self) -> None:
         """Save the offsets and leave the group: others take over at once. What is not acknowledged comes again.
