@@ -1,9 +1,10 @@
-"""The audit whole: a real broker, real tables, Spark; the command, the demo, the small proof."""
+"""The audit whole: a real broker, real tables, Spark; the command, the job, the demo, the small proof."""
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -69,6 +70,26 @@ def test_the_demo_finds_what_it_planted(spark: SparkSession, tmp_path: Path) -> 
     assert report.holds, report
     assert [fault.kind for fault in report.faults] == ["phantom", "missing", "phantom", "duplicate", "out-of-order"]
     assert report.rows >= 120
+
+
+def test_the_job_for_spark_submit_finds_what_is_missing(
+    spark: SparkSession, broker: BrokerProcess, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In this session, which it must not stop: one of its own would take the machine ten seconds."""
+    for number in range(10):
+        shop.order(number, 0, message=number != 4)
+    job = Path(__file__).resolve().parents[2] / "examples" / "spark_audit_job.py"
+    words = ["--bootstrap", broker.address, "--topic", shop.topic, "--database", shop.url, "--table", "orders"]
+    words += ["--match", "id = key", "--settle-ms", "0", "--output", str(tmp_path / "audit")]
+    monkeypatch.setattr(sys, "argv", [str(job), *words])
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(job), run_name="__main__")
+    assert ended.value.code == 1
+    assert "1 missing" in capsys.readouterr().out
+    told = json.loads((tmp_path / "audit" / "audit.json").read_text())
+    assert [line["identity"] for line in told["findings"]["missing"]] == ["4"]
 
 
 @pytest.mark.parametrize(
