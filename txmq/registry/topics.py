@@ -14,6 +14,7 @@ from txmq.errors import BadRequestError, InvalidNameError, TopicExistsError, Unk
 from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig, is_valid_name
 
 RESERVED_PREFIX = "__"  # internal topics
+_FIELDS = tuple(field.name for field in dataclasses.fields(TopicConfig))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Topic:
 
     def to_json(self) -> dict[str, object]:
         """Settings by name; enums as their wire words."""
-        fields = dataclasses.asdict(self.config)
+        # Not asdict, which takes ten times as long: a checkpoint asks every topic.
+        fields = {name: getattr(self.config, name) for name in _FIELDS}
         fields["storage"] = self.config.storage.value
         fields["retention_policy"] = self.config.retention_policy.value
         return {"topic_id": self.topic_id, **fields}
