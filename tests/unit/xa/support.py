@@ -50,6 +50,7 @@ class World:
         self.path = folder / "orders.db"
         self.home = FakeHome(request_size_bytes_max=request_size_bytes_max)
         self.opened: list[Connection] = []
+        self.resolvers: list[Resolver] = []
         self.options: dict[str, Any] = {"timeout": 0.05}
         with self.outside() as connection:
             connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
@@ -101,10 +102,10 @@ class World:
             return dict(connection.execute("SELECT txid, outcome FROM txmq_marker").fetchall())
 
     def close(self) -> None:
-        """The test ends: what the application was given is closed, in whichever thread it was."""
-        for connection in self.opened:
+        """The test ends: what was opened is closed, by whomever."""
+        for close in [opened.close for opened in self.opened] + [resolver.close for resolver in self.resolvers]:
             with suppress(sqlite3.ProgrammingError):  # it belongs to a thread that has ended
-                connection.close()
+                close()
 
     def die(self) -> None:
         """The process ends: its connections are lost, to the database and to the broker."""
@@ -116,7 +117,9 @@ class World:
 
     def resolver(self) -> Resolver:
         """A resolver in another process."""
-        return Resolver(self.home, [self.new_resource()])
+        resolver = Resolver(self.home, [self.new_resource()])
+        self.resolvers.append(resolver)
+        return resolver
 
     def heal(self) -> None:
         """Everything works again, the owner has gone; settle what is left."""
