@@ -68,7 +68,7 @@ class InTurn(LoadFileScheduling):  # type: ignore[misc]  # without types
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Ours for ``loadfile``, which by itself begins with the files of most tests, however short these are."""
-    if config.getvalue("dist") != "loadfile":
+    if config.getoption("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False
     return InTurn(config, log)
