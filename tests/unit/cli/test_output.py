@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -122,3 +124,9 @@ def test_a_line_that_is_too_long_is_refused_before_it_is_read_whole(monkeypatch:
     with pytest.raises(produce.BadLineError, match="line 2 is longer than 4 bytes"):
         next(batches)
     assert pieces.pieces == [b"never read"]
+
+
+def test_a_command_loads_no_more_than_all_commands_need() -> None:
+    """What only some of them need, each of those loads by itself: a broker that starts, a topic that is listed."""
+    code = "import sys, txmq.cli.main; print([m for m in sys.modules if m in ('txmq.xa', 'txmq.client', 'structlog')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"[]"
