@@ -218,12 +218,14 @@ def _is_overdue(broker: BrokerProcess) -> bool:
 
 # --- disk and directory --------------------------------------------------------------------------------------------
 
-FULL_BYTES = 1 << 30  # what the test takes away
-MARGIN_BYTES = 1 << 29  # what others may use or free meanwhile
+# What the test takes away, but never more than a quarter; half of that others may use or free meanwhile.
+FULL_BYTES_MAX = 4 << 30
 
 
 def test_a_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp_path: Path) -> None:
-    limit = shutil.disk_usage(tmp_path).free - MARGIN_BYTES
+    free_bytes = shutil.disk_usage(tmp_path).free
+    full_bytes = min(FULL_BYTES_MAX, free_bytes // 4)
+    limit = free_bytes - full_bytes // 2
     with BrokerProcess(tmp_path / "broker", settings={"disk_free_bytes_min": limit}) as broker:
         world = World(tmp_path)
         world.create(broker.address)
@@ -235,7 +237,7 @@ def test_a_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp
             assert order.process.wait(WAIT_S) == KILLED
             filler = tmp_path / "filler"
             with filler.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, FULL_BYTES)
+                os.posix_fallocate(file.fileno(), 0, full_bytes)
             wait_for(lambda: _refuses(producer), WAIT_S, "the broker takes messages on a full disk")
             with _resolver(world):
                 wait_for(lambda: not final_reads.in_doubt(broker.address), WAIT_S, "the decision is not served")
