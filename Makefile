@@ -1,7 +1,7 @@
 # make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
 # make demo-audit  see the audit find what was damaged: installs Spark and Java where they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
-# make check     what to run before each commit (under a minute)
+# make check     what to run before each commit (about 100 s on two cores)
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings)
 # make crash     CYCLES=300 XA_CYCLES=400 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20: kill -9 of broker, clients, ...
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
