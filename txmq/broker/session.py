@@ -8,11 +8,13 @@ Invariants:
     * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
     * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are
       kept;
-    * however many unfinished ones stand in front, the finished ones behind them leave.
+    * however many unfinished ones stand in front, the finished ones behind them leave;
+    * ``_order`` names the counters of ``outcomes``, each once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 _PASSED_OVER_MAX = 2  # two for each that comes: no more stay than are unfinished, and as many again
@@ -31,30 +33,35 @@ class Session:
         gone_ms: wall time its connection was lost; 0 while bound.
     """
 
-    __slots__ = ("bound", "epoch", "finished", "floor", "gone_ms", "name", "number", "outcomes", "used_ms")
+    __slots__ = ("_order", "bound", "epoch", "finished", "floor", "gone_ms", "name", "number", "outcomes", "used_ms")
 
     def __init__(self, number: int, epoch: int, name: str, used_ms: int) -> None:
         self.number, self.epoch, self.name, self.used_ms = number, epoch, name, used_ms
         self.floor = self.finished = 0
         self.outcomes: dict[int, CommittedParts | None] = {}
+        # Oldest first. The first key of a dict would do, but finding it walks over every key that left since the dict
+        # last grew: a microsecond of each transaction.
+        self._order: deque[int] = deque()
         self.bound: int | None = None
         self.gone_ms = used_ms
 
     def keep(self, counter: int, outcome: CommittedParts | None, floor: int, kept_max: int) -> None:
         """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``."""
+        if counter not in self.outcomes:
+            self._order.append(counter)
         self.outcomes[counter] = outcome
         if floor > self.finished:
             self.finished = floor
         passed_over = 0
         while len(self.outcomes) > kept_max:
-            oldest = next(iter(self.outcomes))
+            oldest = self._order[0]
             if oldest <= self.finished:
-                del self.outcomes[oldest]
+                del self.outcomes[self._order.popleft()]
                 if oldest > self.floor:
                     self.floor = oldest
             elif passed_over < _PASSED_OVER_MAX:
                 # Behind the others: one that is never finished (a fence for an invented counter) must not hold them.
-                self.outcomes[oldest] = self.outcomes.pop(oldest)
+                self._order.rotate(-1)
                 passed_over += 1
             else:
                 return
@@ -63,7 +70,7 @@ class Session:
         """JSON-able state."""
         return [
             self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished,
-            [[counter, outcome] for counter, outcome in self.outcomes.items()],
+            [[counter, self.outcomes[counter]] for counter in self._order],
         ]  # fmt: skip
 
     @classmethod
@@ -74,6 +81,7 @@ class Session:
         assert isinstance(floor, int) and isinstance(finished, int) and isinstance(outcomes, list)  # noqa: PT018
         session.floor, session.finished = floor, finished
         session.outcomes = {counter: _parts(outcome) for counter, outcome in outcomes}
+        session._order.extend(session.outcomes)
         return session
 
 

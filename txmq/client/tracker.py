@@ -95,10 +95,11 @@ class Tracker:
     """
 
     __slots__ = (
-        "_acked", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at", "buffer", "buffer_bytes",
-        "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error", "fetch_told", "generation", "is_busy",
-        "is_in_doubt", "is_paused", "is_ready", "is_revoked", "keeps_key_order", "next_deliver", "next_fetch",
-        "position", "retries", "saved", "saving", "slot", "stopped", "told", "unsure",
+        "_acked", "_delivered", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at",
+        "buffer", "buffer_bytes", "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error",
+        "fetch_told", "generation", "is_busy", "is_in_doubt", "is_paused", "is_ready", "is_revoked",
+        "keeps_key_order", "next_deliver", "next_fetch", "position", "retries", "saved", "saving", "slot",
+        "stopped", "told", "unsure",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
@@ -127,8 +128,10 @@ class Tracker:
         self.saving: object | None = None
         self.is_in_doubt = False
         self._keys_in_hand: dict[int, int] = {}  # CRC of the key, by offset
-        # Delivered and not below ``position``, in order: when the message was made; None, once it is acknowledged.
+        # Delivered and not below ``position``: when the message was made; None, once it is acknowledged.
         self._acked: dict[int, int | None] = {}
+        # The same offsets, ascending: to find a dict's first key is to walk over all that left since it last grew.
+        self._delivered: deque[int] = deque()
 
     @property
     def is_silent(self) -> bool:
@@ -182,6 +185,7 @@ class Tracker:
         message = self.buffer.popleft()
         self.buffer_bytes -= _size(message)
         self._acked[message.offset] = message.timestamp_ms
+        self._delivered.append(message.offset)
         self.next_deliver = message.offset + 1
         return message
 
@@ -276,12 +280,12 @@ class Tracker:
         self._acked[offset] = None
         self._keys_in_hand.pop(offset, None)
         self.attempts.pop(offset, None)
-        while self._acked:
-            lowest = next(iter(self._acked))
+        while self._delivered:
+            lowest = self._delivered[0]
             if self._acked[lowest] is not None:
                 self.position = lowest
                 return
-            del self._acked[lowest]
+            del self._acked[self._delivered.popleft()]
             self.position = lowest + 1
 
     def lowest_before(self, offset: int, owner: object) -> int | None:
@@ -289,9 +293,10 @@ class Tracker:
         before = self.claims.get(offset - 1)
         if before is not None and before.owner is owner:
             return None  # which was asked of that one
-        for lower, made_ms in self._acked.items():
+        for lower in self._delivered:
             if lower >= offset:
                 return None
+            made_ms = self._acked[lower]
             if made_ms is not None and (lower not in self.claims or self.claims[lower].owner is not owner):
                 return lower
         return None
@@ -299,7 +304,8 @@ class Tracker:
     def position_with(self, owner: object) -> int:
         """What the position will be once a transaction has committed."""
         position = self.position
-        for offset, made_ms in self._acked.items():
+        for offset in self._delivered:
+            made_ms = self._acked[offset]
             if made_ms is not None and (offset not in self.claims or self.claims[offset].owner is not owner):
                 return offset
             position = offset + 1
@@ -360,6 +366,7 @@ class Tracker:
         self.is_in_doubt = False
         self.retries.clear()
         self.unsure.clear()
+        self._delivered.clear()
         for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.failing, self.behind, self.claims):
             forgotten.clear()
 

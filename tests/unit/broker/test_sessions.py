@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from txmq.broker.greeting import SESSION_IDLE_MS_MIN
+from txmq.broker.session import Session
 
+from ...growth import growth
 from ...images.node import Client, Node
 from .support import UUID, batch, node, part, prepare, put, restarted, stated, values
 
@@ -223,3 +226,19 @@ def test_a_fence_for_a_counter_that_is_never_used_does_not_keep_the_outcomes_beh
     assert session.floor < 39
     again = restarted(broker).state.sessions[1]
     assert (again.outcomes, again.floor) == (session.outcomes, session.floor)
+
+
+def test_an_outcome_costs_the_same_however_many_are_kept() -> None:
+    def outcomes(kept_max: int) -> Callable[[], object]:
+        session = Session(1, 0, "tester", 0)
+        for counter in range(1, kept_max + 1):
+            session.keep(counter, None, 0, kept_max)
+        following = range(kept_max + 1, 2 * kept_max + 1)
+
+        def keep() -> None:
+            for counter in following:
+                session.keep(counter, None, counter - 1, kept_max)
+
+        return keep
+
+    assert growth(outcomes, 1_000, 40_000) < 5

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.client.tracker import Tracker
 from txmq.model import Message
+
+from ...growth import growth
 
 
 def message(offset: int) -> Message:
@@ -39,6 +43,20 @@ def test_the_position_never_passes_what_is_not_acknowledged(order: list[int], co
         acked.add(offset)
         assert made.position == min(set(range(9)) - acked)
     assert made.under_way == 8 - count
+
+
+def test_an_ack_costs_the_same_however_many_messages_are_in_hand() -> None:
+    def acks(count: int) -> Callable[[], object]:
+        made = tracker(count)
+        made.take(count, 0.0)
+
+        def ack_all() -> None:
+            for offset in range(count):
+                made.ack(offset)
+
+        return ack_all
+
+    assert growth(acks, 1_000, 40_000) < 5
 
 
 def test_what_was_not_delivered_cannot_be_acknowledged() -> None:
