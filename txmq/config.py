@@ -152,8 +152,9 @@ class BrokerSettings:
         "apply, is free.", section="Limits",
     )  # fmt: skip
     handshake_timeout_ms: int = _number(
-        5_000, 100, 600_000, "A connection that sent no whole request by then is closed.", section="Limits"
-    )
+        5_000, 100, 600_000, "A connection that sent no whole request by then is closed; so is one whose request, once "
+        "begun, stands still for so long, or comes at less than 64 KiB a second over it.", section="Limits",
+    )  # fmt: skip
     write_timeout_ms: int = _number(
         30_000, 100, 3_600_000, "A connection that does not take its answers for this long is closed.", section="Limits"
     )

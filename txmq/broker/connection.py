@@ -23,7 +23,10 @@ log = get_logger()
 RECEIVE_SIZE_BYTES = 64 << 10
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 4 << 20
-RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up after handshake_timeout_ms
+RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up, over handshake_timeout_ms
+STOOD_STILL_S = (
+    1.0  # not looked at for so long: this process was stopped, or its machine; what came meanwhile is unread
+)
 
 
 class Host(Protocol):
@@ -48,7 +51,8 @@ class Connection(asyncio.BufferedProtocol):
     """See the module's docstring."""
 
     __slots__ = (
-        "_deadline", "_greeted", "_held", "_host", "_queued", "_reader", "_stalled_at", "_taken", "_transport", "peer",
+        "_deadline", "_greeted", "_held", "_host", "_looked_at", "_queued", "_reader", "_stalled_at", "_taken",
+        "_transport", "peer",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -58,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         self._greeted = False
         self._deadline = 0.0  # of the unfinished request, or of the first one
         self._stalled_at = 0.0  # when answers stopped being taken
+        self._looked_at = 0.0
         self._held = False
         self._taken = 0  # requests, since it last let others have their turn
         self._queued: list[Request | Violation] = []  # read, and not taken in yet; meanwhile nothing more is read
@@ -71,7 +76,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = host.core.connected(str(transport.get_extra_info("peername")))
         self.peer.shell = self
         host.connections.add(self)
-        self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
+        self._looked_at = host.clock.monotonic()
+        self._deadline = self._looked_at + host.settings.handshake_timeout_ms / 1000
         if len(host.connections) > host.settings.connections_max or host.context.stopping:
             text = f"unavailable connections_max {host.settings.connections_max} is reached or the broker is stopping"
             self.peer.closing = True
@@ -87,6 +93,8 @@ class Connection(asyncio.BufferedProtocol):
         host = self._host
         requests = self._reader.feed(_buffer[:nbytes])
         if requests:
+            if isinstance(requests[-1], Violation):
+                self._tell("connection closed: outside the protocol", requests[-1].text)
             if self._queued:
                 self._queued += requests
             elif not self._take_in(requests):
@@ -104,7 +112,9 @@ class Connection(asyncio.BufferedProtocol):
         elif requests or self._deadline == 0.0:
             self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
         elif self._greeted:
-            self._deadline += nbytes / RECEIVE_RATE_BYTES_MIN
+            # What came fast earns no time for later: 16 bodies that stop short would hold the budget for 4 minutes.
+            latest = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
+            self._deadline = min(self._deadline + nbytes / RECEIVE_RATE_BYTES_MIN, latest)
 
     def _take_in(self, requests: list[Request | Violation]) -> bool:
         """Up to one whose answer may be long, or REQUESTS_A_TURN; the others' turn comes first then.
@@ -191,14 +201,27 @@ class Connection(asyncio.BufferedProtocol):
         self.release()
 
     def check_deadlines(self, now: float) -> None:
-        """Close what sends its request too slowly, or does not take its answers."""
+        """Close what sends its request too slowly, or does not take its answers. Called every few milliseconds."""
         settings = self._host.settings
+        stood_still = now - self._looked_at > STOOD_STILL_S
+        self._looked_at = now
         if self._stalled_at and (now - self._stalled_at) * 1000 > settings.write_timeout_ms:
-            log.warning("connection dropped: answers are not taken", connection=self.peer.number)
+            log.warning(
+                "connection dropped: answers are not taken", connection=self.peer.number, address=self.peer.address,
+                client=self.peer.name,
+            )  # fmt: skip
             self._transport.abort()
-        elif self._deadline and now > self._deadline and not (self._held or self._queued or self._stalled_at):
-            log.debug("connection closed: request not complete in time", connection=self.peer.number)
+        elif not self._deadline:
+            pass
+        elif stood_still or self._held or self._queued or self._stalled_at or self._host.paused:  # not read meanwhile
+            self._deadline = max(self._deadline, now + settings.handshake_timeout_ms / 1000)
+        elif now > self._deadline:
+            self._tell("connection closed: request not complete in time", "handshake_timeout_ms")
             self._transport.abort()
+
+    def _tell(self, event: str, reason: str) -> None:
+        peer = self.peer
+        log.debug(event, reason=reason, connection=peer.number, address=peer.address, client=peer.name)
 
     def finish(self) -> None:
         """The broker stops cleanly: what is written goes out, then it closes."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from txmq.broker.connection import RECEIVE_SIZE_BYTES, Connection
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
+from txmq.runtime.logging import configure
 from txmq.runtime.sim_clock import SimClock
 
 from .support import node
@@ -21,7 +26,7 @@ class Transport:
     """Notes whether it is read."""
 
     def __init__(self) -> None:
-        self.is_read, self.pauses = True, 0
+        self.is_read, self.pauses, self.is_aborted = True, 0, False
 
     def set_write_buffer_limits(self, high: int) -> None: ...
 
@@ -38,6 +43,9 @@ class Transport:
 
     def resume_reading(self) -> None:
         self.is_read = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
 
 def connected() -> tuple[Connection, Transport, Any]:
@@ -135,3 +143,92 @@ def test_nobody_is_read_again_while_too_much_is_queued() -> None:
         assert transport.is_read
 
     asyncio.run(played())
+
+
+# --- deadlines -------------------------------------------------------------------------------------------------------
+
+
+TIMEOUT_S = BrokerSettings().handshake_timeout_ms / 1000
+BODY = b"put a 0 1000000 1\r\n" + bytes(40_000)
+
+
+def looked_at(connection: Connection, host: Any, seconds: float) -> None:
+    """Time passes, and the broker looks at it now and then."""
+    for _ in range(round(seconds * 10)):
+        host.clock.advance(0.1)
+        connection.check_deadlines(host.clock.monotonic())
+
+
+def with_half_a_body() -> tuple[Connection, Transport, Any]:
+    connection, transport, host = connected()
+    receive(connection, b"ping 1\r\n")
+    receive(connection, BODY)
+    return connection, transport, host
+
+
+def test_a_body_that_comes_fast_and_then_stops_is_given_up_as_soon_as_a_slow_one() -> None:
+    connection, transport, host = with_half_a_body()
+    for _ in range(15):
+        receive(connection, bytes(60_000))
+    assert host.budget.used > 900_000  # at the least rate they would be worth 14 seconds
+    looked_at(connection, host, TIMEOUT_S - 0.1)
+    assert not transport.is_aborted
+    looked_at(connection, host, 0.2)
+    assert transport.is_aborted
+
+
+def test_a_body_that_keeps_up_the_least_rate_is_waited_for() -> None:
+    connection, transport, host = with_half_a_body()
+    for _ in range(12):
+        looked_at(connection, host, 0.9)
+        receive(connection, bytes(60_000))
+    assert not transport.is_aborted
+
+
+def test_a_body_below_the_least_rate_is_given_up() -> None:
+    connection, transport, host = with_half_a_body()
+    for _ in range(12):
+        looked_at(connection, host, 0.9)
+        receive(connection, bytes(20_000))
+    assert transport.is_aborted
+
+
+def test_while_the_broker_reads_nobody_no_time_passes_for_a_body() -> None:
+    connection, transport, host = with_half_a_body()
+    host.paused = True
+    looked_at(connection, host, 10 * TIMEOUT_S)
+    host.paused = False
+    looked_at(connection, host, TIMEOUT_S - 0.1)
+    assert not transport.is_aborted
+    looked_at(connection, host, 0.2)
+    assert transport.is_aborted
+
+
+def test_where_the_broker_itself_stood_still_what_came_meanwhile_is_read_first() -> None:
+    connection, transport, host = with_half_a_body()
+    host.clock.advance(10 * TIMEOUT_S)
+    connection.check_deadlines(host.clock.monotonic())
+    looked_at(connection, host, TIMEOUT_S - 0.1)
+    assert not transport.is_aborted
+    looked_at(connection, host, 0.2)
+    assert transport.is_aborted
+
+
+@pytest.fixture
+def told() -> Iterator[io.StringIO]:
+    """What is logged, at the level for those who look for a reason."""
+    stream = io.StringIO()
+    configure("debug", stream)
+    yield stream
+    configure("warning")
+
+
+def test_the_log_says_who_was_cut_off_and_why(told: io.StringIO) -> None:
+    wrong, _, _ = connected()
+    receive(wrong, b"frobnicate\r\n")
+    slow, _, host = connected()
+    looked_at(slow, host, TIMEOUT_S + 0.1)
+    lines = [json.loads(line) for line in told.getvalue().splitlines()]
+    assert [(line["level"], line["address"]) for line in lines] == [("debug", "peername")] * 2
+    assert lines[0]["reason"] == "unknown verb; type: help"
+    assert lines[1]["reason"] == "handshake_timeout_ms"
