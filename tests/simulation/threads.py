@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ class Task:
         self.number = host.threads.take_number()
         self.is_over = self.is_started = False
         self.turn = 0
+        self._thread: threading.Thread | None = None
         self._baton = threading.Lock()
         self._baton.acquire()
 
@@ -54,13 +56,22 @@ class Task:
             self._baton.release()
         else:
             self.is_started = True
-            threading.Thread(target=self._main, name=self.name, daemon=True).start()
+            self._thread = threading.Thread(target=self._main, name=self.name, daemon=True)
+            self._thread.start()
         if not all_threads.loop_baton.acquire(timeout=_RESUME_S_MAX):
-            raise AssertionError(f"{self.host.name}/{self.name} hangs")
+            raise AssertionError(f"{self.host.name}/{self.name} hangs: {self._stack()}")
         all_threads.current = None
         if all_threads.failure is not None:
             failure, all_threads.failure = all_threads.failure, None
             raise failure
+
+    def _stack(self) -> str:
+        """Where it stands, innermost first: a hang may depend on what the seed does not repeat."""
+        frame = None if self._thread is None else sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return "its thread has ended"
+        lines = [f"{one.filename.rpartition('/')[2]}:{one.lineno}" for one in traceback.extract_stack(frame)[-12:]]
+        return " < ".join(reversed(lines))
 
     def wake(self) -> None:
         """Have it resumed soon, where it is parked."""

@@ -42,6 +42,7 @@ from txmq.log.records import Record
 from txmq.model import Outcome, Resolution, SendResult
 from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock
 
 SETTLE_S = 5.0  # how long the broker is tried to be told before the check-back thread goes on with it
@@ -82,6 +83,7 @@ class Half:
         self._messages = MessageBuffer(compression)
         self._record: tuple[str, int, Record] | None = None
         self._decided: Resolution | None = None
+        self._process = 0  # that stands in the block
         self._lock = Lock()
         self.outcome = Outcome.UNKNOWN
         self.pending: tuple[str, ...] = ()
@@ -213,12 +215,17 @@ class Half:
     def __enter__(self) -> Self:
         if self._decided is not None:
             raise TransactionStateError("it is decided already", self.txid)
+        self._process = current_process()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if error is None:
+        if self._process != current_process():
+            if error is None:  # the parent's work may not be done yet; a child that knows says commit() or rollback()
+                text = "the block is that of the process which this one was forked from"
+                raise TransactionStateError(text, self.txid)
+        elif error is None:
             if self._decided is None:
                 self.commit()
         elif isinstance(error, Exception) and self._decided is None:

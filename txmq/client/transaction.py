@@ -8,6 +8,8 @@ the block a local transaction is decided by the broker (``transaction_local``), 
 
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
+    * a block belongs to the process that began it: a forked child that leaves it tells nobody anything, for what it
+      would roll back may be committed by then;
     * a normal return means that the decision is durable; ``pending`` names who is still to be told;
     * an error in cleaning up never takes the place of the body's.
 """
@@ -37,6 +39,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model import Message, Outcome, SendResult
+from txmq.runtime.owner import current_process
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource, marker
@@ -70,7 +73,8 @@ class Transaction:
         client: as given.
         outcome: COMMITTED or ROLLED_BACK once that is durable, UNKNOWN before, and where it cannot be known.
 
-    Thread safety: ``send`` and ``add`` from any thread; the block belongs to one.
+    Thread safety: ``send`` and ``add`` from any thread; the block belongs to one. In a forked child it is nobody's:
+    whatever uses it, or leaves it without an error, raises a ``TransactionStateError``.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Transaction:
         self._token: Token[Transaction | None] | None = None
         self._lock = Lock()
         self._acks: TransactionAcks | None = None
+        self._process = 0  # that began the block
         self._state: Literal["new", "open", "over"] = "new"
 
     # --- in the block ------------------------------------------------------------------------------------------------
@@ -192,13 +197,16 @@ class Transaction:
             self._run = LastResourceRun(home, self._branch, self._messages)
         elif self._xa_resources:
             self._xa = self._begin_xa(home)
-        self._home, self._state = home, "open"
+        self._home, self._state, self._process = home, "open", current_process()
         self._token = _current.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        if self._is_parents:
+            self._left_by_child(error)
+            return False
         home = self._require_open()
         with self._lock:
             self._state = "over"
@@ -218,6 +226,12 @@ class Transaction:
                 self._acks.ended(self._known_outcome(), home.txid if home.has_txid else None)
         return False
 
+    def _left_by_child(self, error: BaseException | None) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
+        if error is None:
+            self._require_open()
+
     def _known_outcome(self) -> Outcome:
         """What the broker is known to have made of it: a database that decided may not have told it yet."""
         run = self._run
@@ -232,7 +246,13 @@ class Transaction:
         if self._state != "open" or self._home is None:
             word = "has not begun" if self._state == "new" else "is over"
             raise TransactionStateError(f"the transaction {word}: use it inside its with block")
+        if self._is_parents:
+            raise TransactionStateError("the block is that of the process which this one was forked from")
         return self._home
+
+    @property
+    def _is_parents(self) -> bool:
+        return self._process not in (0, current_process())
 
     def _enlist(self, home: TransactionHome, resource: LastResource | UsedConnection) -> Branch:
         try:

@@ -13,6 +13,11 @@ def current_owner() -> Owner:
     return os.getpid(), threading.get_ident()
 
 
+def current_process() -> int:
+    """Process of the caller. What a parent began is not its forked child's to end."""
+    return os.getpid()
+
+
 def silence(descriptor: int) -> None:
     """Let this process's copy of a descriptor lead nowhere: what it inherited by fork is its parent's conversation."""
     nowhere = os.open(os.devnull, os.O_RDWR)

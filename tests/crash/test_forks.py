@@ -1,0 +1,146 @@
+"""A process forks inside a block, and the child leaves it: what the parent has decided, or will, stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.crash.world import ORDERS, World
+from txmq.client import transaction as block
+from txmq.runtime import crashpoints
+from txmq.testing.broker_process import BrokerProcess
+
+
+class ChangedMindError(Exception):
+    """The parent's reason to leave."""
+
+
+LEFT = {KeyError: 3, txmq.TransactionStateError: 4}  # by what it left: its exit status
+
+
+@pytest.fixture
+def world(tmp_path: Path, broker: BrokerProcess) -> World:
+    """A broker, a topic, a database."""
+    made = World(tmp_path)
+    made.create(broker.address)
+    with txmq.connect(broker.address) as client:
+        client.topics.create(ORDERS)
+        made.resource().install(client)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _no_hook_stays() -> Iterator[None]:
+    yield
+    crashpoints.set_hook(None)
+
+
+class Fork:
+    """A child that waits for a word, leaves the block, and ends."""
+
+    def __init__(self, *, raises: bool) -> None:
+        self._raises, self.status = raises, -1
+        self._pid, (self._heard, self._said) = 0, os.pipe()
+
+    def is_here(self) -> bool:
+        """Fork, in the block. True in the parent; in the child, later, False, or it raises."""
+        self._pid = os.fork()
+        if self._pid:
+            return True
+        os.read(self._heard, 1)
+        if self._raises:
+            raise KeyError
+        return False
+
+    def leave(self) -> None:
+        """In the parent: have the child leave, and wait for its end."""
+        os.write(self._said, b".")
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def play(self, work: Callable[[], None]) -> None:
+        """Do ``work``, which comes to ``is_here``; the child does not come back from it."""
+        parent = os.getpid()
+        try:
+            work()
+        except BaseException as error:
+            if os.getpid() != parent:
+                os._exit(LEFT.get(type(error), 5))
+            raise
+        finally:
+            if os.getpid() != parent:
+                os._exit(6)
+            os.close(self._heard)
+            os.close(self._said)
+
+
+@pytest.mark.parametrize("stream_at_bytes", [0, 1 << 20])
+def test_a_child_that_leaves_the_block_undoes_nothing_of_its_parents(
+    broker: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch, stream_at_bytes: int
+) -> None:
+    """Found: its prepare was refused, so it rolled back, where the database of its parent had committed."""
+    monkeypatch.setattr(block, "_STREAM_AT_BYTES", stream_at_bytes)
+    database, names = world.resource(), ["one", "two"]
+
+    def take_order(client: txmq.Client, name: str, fork: Fork) -> None:
+        with client.producer().transaction(database) as tx:
+            tx.connection(database).execute("INSERT INTO orders (rowid_text, key) VALUES (?, 'k')", (name,))
+            tx.send(ORDERS, name.encode())
+            if fork.is_here():
+                crashpoints.set_hook(lambda point: fork.leave() if point == "client.tx.db_committed" else None)
+        assert tx.outcome is txmq.Outcome.COMMITTED
+
+    with txmq.connect(broker.address) as client:
+        for name, raises in zip(names, (False, True), strict=True):
+            fork = Fork(raises=raises)
+            fork.play(partial(take_order, client, name, fork))
+            assert fork.status == LEFT[KeyError if raises else txmq.TransactionStateError]
+        assert [message.value for message in client.browse(ORDERS)] == [b"one", b"two"]
+    assert [row for row, _ in world.rows()["orders-db"]] == names
+
+
+def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: World) -> None:
+    """What it sends there would be gone without a word."""
+    fork = Fork(raises=False)
+    with txmq.connect(broker.address) as client:
+        producer = client.producer()
+
+        def work() -> None:
+            with producer.transaction():
+                producer.send(ORDERS, b"parent's")
+                if fork.is_here():
+                    fork.leave()
+                else:
+                    producer.send(ORDERS, b"child's")
+                    os._exit(0)
+
+        fork.play(work)
+        assert fork.status == LEFT[txmq.TransactionStateError]
+        assert [message.value for message in client.browse(ORDERS)] == [b"parent's"]
+    assert world.rows()["orders-db"] == []
+
+
+def test_a_child_that_leaves_the_block_of_a_half_message_does_not_decide_it(
+    broker: BrokerProcess, world: World
+) -> None:
+    fork, answers = Fork(raises=False), [txmq.Resolution.UNKNOWN]
+    with txmq.connect(broker.address) as client:
+        producer = client.producer(group="shop", checker=lambda _: answers[0])
+
+        def work() -> None:
+            with producer.half(ORDERS, b"one") as half:
+                if fork.is_here():
+                    fork.leave()
+                    assert client.outcome(half.txid) is txmq.Outcome.UNKNOWN
+                    answers[0] = txmq.Resolution.ROLLBACK
+                    raise ChangedMindError
+
+        with pytest.raises(ChangedMindError):
+            fork.play(work)
+        assert fork.status == LEFT[txmq.TransactionStateError]
+        assert list(client.browse(ORDERS)) == []
+    assert world.rows()["orders-db"] == []
