@@ -1,4 +1,4 @@
-"""The house rules that a program can check: doors, shapes, words that must not be committed, the settings' page.
+"""The house rules that a program can check: doors, homes, cycles, shapes, what is not to be committed, the settings.
 
 The import layers are held by import-linter (``make check``); here is what it does not see.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,20 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/spark/audit_tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/spark/path_source.py": (frozenset({"pathlib"}), "the directory that a user names, before it is opened"),
+}
+
+# The one home of what is somebody else's: where it is used by name, and changes with its versions.
+HOMES = {
+    "aiokafka": ["txmq/log/records.py"],
+    "cramjam": ["txmq/log/compression.py"],
+    "kazoo": [],
+    "MySQLdb": ["txmq/xa/mysql_driver.py"],
+    "pyarrow": ["txmq/spark/"],
+    "pyspark": ["txmq/spark/", "txmq/testing/spark.py"],
+    "rich": ["txmq/cli/"],
+    "structlog": ["txmq/runtime/logging.py"],
+    "typer": ["txmq/cli/"],
+    "uvloop": ["txmq/broker/process.py"],
 }
 
 
@@ -116,6 +132,48 @@ def test_only_named_shells_use_the_doors_to_the_outside() -> None:
 def test_a_named_shell_uses_what_it_is_named_for(place: str) -> None:
     allowed, _why = SHELLS[place]
     assert allowed - {door for _line, door in _doors_used(ROOT / place)} == set()
+
+
+def _imported(path: Path) -> Iterator[tuple[int, str]]:
+    """What a module imports, wherever in it: also under TYPE_CHECKING and inside functions."""
+    for node in _nodes(path):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or ""
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def test_what_is_somebody_elses_has_one_home() -> None:
+    assert [
+        f"{_name(path)}:{line}: {name}"
+        for path in PACKAGE
+        for line, name in _imported(path)
+        if (homes := HOMES.get(name.partition(".")[0])) is not None
+        and not any(_name(path) == home or (home[-1] == "/" and _name(path).startswith(home)) for home in homes)
+    ] == []
+
+
+def test_every_package_has_its_layer() -> None:
+    """import-linter passes over what no layer names."""
+    [layers] = [
+        contract["layers"]
+        for contract in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers"
+    ]
+    named = {name.removeprefix("txmq.") for layer in layers for name in layer.split(" | ")}
+    assert {_name(path).split("/")[1].removesuffix(".py") for path in PACKAGE} == named | {"__init__"}
+
+
+def test_no_module_imports_itself_in_the_end() -> None:
+    """The layers say so for packages; this is within them. TopologicalSorter names the modules of a cycle."""
+    modules = {_name(path)[:-3].replace("/", ".").removesuffix(".__init__"): path for path in PACKAGE}
+    graph = {
+        module: {name for _line, name in _imported(path) if name in modules and name != module}
+        for module, path in modules.items()
+        if path.name != "__init__.py"  # a package's names come from its modules, never the other way round
+    }
+    TopologicalSorter(graph).prepare()
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -7,9 +7,10 @@ end it: status 1 where something was found in this run, else 0.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,15 @@ class Rounds:
             )
 
 
+def line_of(finding: Mapping[str, Any]) -> str:
+    """A finding in a line."""
+    names = {"identity": "", "partition": "partition ", "offset": "offset ", "txid": "transaction "}
+    places = [f"{word}{finding[name]}" for name, word in names.items() if name in finding]
+    return f"{', '.join(places)}: {finding.get('detail', '')}"
+
+
 def tell(finding: dict[str, Any], *, as_json: bool) -> None:
     """One finding on standard output, at once."""
-    import sys
-
-    from txmq.cli.audit_run import line_of
-
     if as_json:
         output.print_json(finding)
     else:

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txmq.cli import output
+from txmq.cli.audit_follow import line_of
 from txmq.cli.connecting import connected
 from txmq.cli.tx_explain import duration_ms
 from txmq.errors import ConfigError, TxmqError
@@ -181,13 +182,6 @@ def show(summary: dict[str, Any]) -> None:
             output.note(f"  {kind}: {line_of(line)}")
         if summary["counts"][kind] > FINDINGS_SHOWN:
             output.note(f"  {kind}: and {summary['counts'][kind] - FINDINGS_SHOWN:,} more")
-
-
-def line_of(finding: Mapping[str, Any]) -> str:
-    """A finding in a line."""
-    names = {"identity": "", "partition": "partition ", "offset": "offset ", "txid": "transaction "}
-    places = [f"{word}{finding[name]}" for name, word in names.items() if name in finding]
-    return f"{', '.join(places)}: {finding.get('detail', '')}"
 
 
 def _spec(request: Request, primary_key: list[str]) -> AuditSpec:

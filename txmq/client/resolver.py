@@ -10,9 +10,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
-from txmq.runtime.logging import configure
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon
 from txmq.xa import LastResource
@@ -55,8 +52,6 @@ class BackgroundResolver:
             self._resolver = self._resolver.anew()
         self._resolver.add(first)
         self._process = process
-        if not structlog.is_configured():
-            configure("warning")  # structlog's own default writes everything to standard output
         start_daemon(_THREAD_NAME, self._run)
 
     def wake(self) -> None:

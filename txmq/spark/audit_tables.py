@@ -76,10 +76,10 @@ class Table:
                 while rows := cursor.fetchmany(FETCH_ROWS):
                     yield rows
             return
-        from MySQLdb.cursors import SSCursor
-
-        raw = {"conv": {}, "use_unicode": False, "cursorclass": SSCursor}
-        with closing(self._mysql(**raw)) as connection, closing(connection.cursor()) as cursor:
+        with (
+            closing(self._mysql(conv={}, use_unicode=False)) as connection,
+            closing(connection.cursor(mysql_driver().cursors.SSCursor)) as cursor,
+        ):
             cursor.execute(sql)
             while rows := cursor.fetchmany(FETCH_ROWS):
                 yield rows

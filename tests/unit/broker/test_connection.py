@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from txmq.broker.connection import RECEIVE_SIZE_BYTES, Connection
 from txmq.broker.core import REQUESTS_A_TURN
@@ -221,6 +222,7 @@ def told() -> Iterator[io.StringIO]:
     configure("debug", stream)
     yield stream
     configure("warning")
+    structlog.reset_defaults()
 
 
 def test_the_log_says_who_was_cut_off_and_why(told: io.StringIO) -> None:

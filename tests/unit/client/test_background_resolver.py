@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import structlog
 
 from tests.unit.xa.xa_support import XaWorld
 from txmq.client import resolver as module
@@ -34,6 +35,13 @@ def test_one_thread_a_process_whatever_is_added(processes: Processes) -> None:
     for resource in (*world.resources, *world.resources):
         background.add(resource)
     assert len(processes.threads) == 1
+
+
+def test_how_the_application_logs_is_left_alone(processes: Processes) -> None:
+    structlog.reset_defaults()
+    BackgroundResolver(XaWorld("a").home).add(XaWorld("a").resources[0])
+    assert processes.threads
+    assert not structlog.is_configured()
 
 
 def test_a_forked_child_takes_over_the_resources_and_none_of_the_connections(processes: Processes) -> None:
