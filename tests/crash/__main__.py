@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import txmq
-from tests.crash.campaign import Campaign, Report
+from tests.crash.campaign import SETTLE_S_MAX, Campaign, Report
 from tests.crash.group_campaign import GroupCampaign, GroupReport
 from tests.crash.ordered_campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
 from tests.crash.processes import CampaignError
@@ -32,6 +32,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="of --spark")
     parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
     parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
+    parser.add_argument(
+        "--settle-s", type=float, default=SETTLE_S_MAX, help="more, where the machine is busy with others"
+    )
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     if arguments.groups:
@@ -46,6 +49,7 @@ def main() -> int:
     print(f"seed {seed}, in {directory}", flush=True)
     try:
         campaign = (XaCampaign if arguments.xa else Campaign)(directory, seed, arguments.sync, _say)
+        campaign.settle_s_max = arguments.settle_s
         report = campaign.run(arguments.cycles, arguments.check_every)
     except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
         print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
