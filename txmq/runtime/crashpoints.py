@@ -45,6 +45,7 @@ POINTS: Final[Mapping[str, str]] = {
     "client.tx.prepare_sent": "database: uncommitted rows; broker: prepared or nothing",
     "client.tx.prepared": "database: uncommitted rows; broker: prepared, forced",
     "client.tx.marker_inserted": "database: uncommitted rows and marker; broker: prepared or nothing",
+    "client.tx.db_commit_sent": "database: committed with its marker, or nothing; broker: prepared",
     "client.tx.db_committed": "database: committed with its marker; broker: prepared",
     "client.tx.commit_sent": "database: committed with its marker; broker: prepared or committed",
     "client.tx.committed": "database: committed with its marker; broker: committed",
@@ -161,10 +162,18 @@ def _parse(text: str) -> _Plan:
     return _Plan(point, int(nth), _action(mode))
 
 
-def _arm(text: str | None) -> None:
+def arm(text: str | None) -> None:
+    """What happens when this module is imported: for a process forked from one that has imported it.
+
+    Args:
+        text: as in ``TXMQ_CRASH``; None disarms.
+
+    Raises:
+        ConfigError: no such point, number or mode.
+    """
     global _armed, _plan
     _plan = _parse(text) if text else None
     _armed = _plan is not None or _hook is not None
 
 
-_arm(os.environ.get(VARIABLE))
+arm(os.environ.get(VARIABLE))

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from txmq.errors import ConfigError, HeuristicError, RolledBackError, TransactionError, TransactionTimeoutError
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.owner import Owner, current_owner
 from txmq.runtime.ports import Clock, Random
@@ -372,7 +373,9 @@ class Branch:
             return
         # Returns with COMMIT's own answer. The other two are read by the block that needs them, not waited for while
         # the broker has not heard of the decision.
-        session.connection.query(f"COMMIT; {session.table.dialect.begin}; SAVEPOINT {_SAVEPOINT}")
+        session.connection.send_query(f"COMMIT; {session.table.dialect.begin}; SAVEPOINT {_SAVEPOINT}")
+        crash_point("client.tx.db_commit_sent")
+        session.connection.read_query_result()
         session.begun_at = self.resource.clock.monotonic()
 
     @property
