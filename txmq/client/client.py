@@ -9,11 +9,21 @@ out by ``connect``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from txmq.client.admin import Topics
+from txmq.client.arguments import (
+    WAIT_S_MAX,
+    require_choice,
+    require_kind,
+    require_number,
+    require_path,
+    require_selector,
+    require_transaction_timeout,
+    require_wait,
+)
 from txmq.client.checks import CheckBacks, Checker
 from txmq.client.connection import Connection
 from txmq.client.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
@@ -29,7 +39,6 @@ from txmq.client.retrying_producer import RetryingProducer
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
 from txmq.client.session import Session
-from txmq.client.transaction import TIMEOUT_S_MAX
 from txmq.client.transactions import Transactions
 from txmq.client.xa_resource import BrokerXAResource
 from txmq.config import split_address
@@ -83,6 +92,8 @@ def parse_bootstrap(text: str) -> list[tuple[str, int]]:
         ConfigError: says what is expected.
     """
     expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas"
+    if not isinstance(text, str):
+        raise ConfigError(expected)
     if text.startswith("zk://"):
         raise ConfigError(f"bootstrap = {text!r}: ZooKeeper is not supported yet; give a broker: txmq://HOST:PORT")
     if not text.startswith(_SCHEME):
@@ -118,6 +129,8 @@ class Client:
         name: str = "python",
         clock: Clock | None = None,
     ) -> None:
+        require_number("timeout", timeout, 0.001, WAIT_S_MAX)
+        require_kind("name", name, str, "a text")
         if not (name.isascii() and name.isprintable() and " " not in name and 0 < len(name) <= NAME_LENGTH_MAX):
             raise ConfigError(
                 f"name = {name[:80]!r}: expected 1 to {NAME_LENGTH_MAX} printable ASCII characters, no blank"
@@ -187,6 +200,9 @@ class Client:
         """
         settings = ProducerSettings(linger_ms, batch_size_bytes, buffer_size_bytes, max_in_flight, compression, timeout)
         _check(settings)
+        if partition_selector is not None:
+            require_selector(partition_selector)
+        require_path("retry_store", retry_store)
         self._refuse_closed()
         checks = self._check_backs(group, checker)
         if retry_store is None:
@@ -196,7 +212,7 @@ class Client:
     def _check_backs(self, group: str | None, checker: Checker | None) -> CheckBacks | None:
         if group is None and checker is None:
             return None
-        if group is None or not is_valid_name(group) or not callable(checker):
+        if not isinstance(group, str) or not is_valid_name(group) or not callable(checker):
             raise ConfigError(f"group={group!r}, checker={checker!r}: half messages need a group's name and a callable")
         with self._lock:
             known = self._checks.get(group)
@@ -238,8 +254,7 @@ class Client:
         Raises:
             ConfigError: ``timeout`` is out of range.
         """
-        if not 0 < timeout <= TIMEOUT_S_MAX:
-            raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+        require_transaction_timeout(timeout)
         self._refuse_closed()
         return BrokerXAResource(self, timeout)
 
@@ -303,6 +318,8 @@ class Client:
         """
         if isinstance(topics, str):
             raise ConfigError(f"topics = {topics!r}: expected a list of names, such as [{topics!r}]")
+        require_kind("topics", topics, Iterable, "a list of names")
+        require_kind("options", options, ConsumerOptions, "txmq.ConsumerOptions(...)")
         begin = start if start is not None else "latest" if broadcast else "earliest"
         settings = ConsumerSettings(
             group, tuple(topics), begin, max_retries, options, retry_store, broadcast, offset_store
@@ -332,12 +349,14 @@ class Client:
             InvalidBatchError: what came is damaged.
             ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
         """
+        require_wait(timeout)
         return self._fetcher.fetch(topic, partition, offset, max_bytes, timeout)
 
     def fetch_raw(
         self, topic: str, partition: int, offset: int, max_bytes: int = 1 << 20, timeout: float = 1.0
     ) -> bytes:
         """As ``fetch``: whole record batches as they are stored, unchecked, the first of which holds ``offset``."""
+        require_wait(timeout)
         return self._fetcher.fetch_raw(topic, partition, offset, max_bytes, timeout)
 
     def browse(self, topic: str) -> Iterator[Message]:
@@ -425,11 +444,9 @@ class Client:
 
 def _check(settings: ProducerSettings) -> None:
     for name, low, high in (
-        ("linger_ms", 0, 60_000), ("batch_size_bytes", 1024, 16 << 20), ("buffer_size_bytes", 1024, 1 << 40),
-        ("max_in_flight", 1, 64), ("timeout", 0.001, 86_400.0),
+        ("linger_ms", 0.0, 60_000.0), ("batch_size_bytes", 1024, 16 << 20), ("buffer_size_bytes", 1024, 1 << 40),
+        ("max_in_flight", 1, 64), ("timeout", 0.001, WAIT_S_MAX),
     ):  # fmt: skip
-        value = getattr(settings, name)
-        if not isinstance(value, int | float) or not low <= value <= high:
-            raise ConfigError(f"{name} = {value!r}: expected {low} to {high}")
-    if settings.compression is not None and settings.compression not in CODECS:
-        raise ConfigError(f"compression = {settings.compression!r}: expected None, {', '.join(sorted(CODECS))}")
+        require_number(name, getattr(settings, name), low, high)
+    if settings.compression is not None:
+        require_choice("compression", settings.compression, CODECS)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from txmq.client.alone import Alone
+from txmq.client.arguments import WAIT_S_MAX, require_number
 from txmq.client.aside import Aside, open_store
 from txmq.client.claims import Claims
 from txmq.client.connection import Connection
@@ -36,6 +37,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import start_threads, until_terminated
 
 CLOSE_S = 5.0
+RECORDS_MAX = 1_000_000_000
 __all__ = ["DEFAULTS", "Consumer", "ConsumerOptions", "ConsumerSettings"]
 
 
@@ -89,10 +91,16 @@ class Consumer:
             timeout: seconds to wait where there is nothing.
 
         Raises:
+            ConfigError: an argument out of range.
             ClosedError: the consumer is closed.
             FencedError: another process has joined under this member's name, and has its partitions.
             GroupActiveError: the group has a member, and one of the two must be alone (``FileOffsetStore``).
         """
+        require_number("max_records", max_records, 1, RECORDS_MAX)
+        require_number("timeout", timeout, 0.0, WAIT_S_MAX)
+        return self._poll(max_records, timeout)
+
+    def _poll(self, max_records: int, timeout: float) -> list[Message]:
         deadline = self._clock.monotonic() + timeout
         while True:
             with self._share.changed:
@@ -112,7 +120,7 @@ class Consumer:
         """Messages one by one, until ``close``. One that was not acknowledged is not delivered again meanwhile."""
         while True:
             try:
-                yield from self.poll(1)
+                yield from self._poll(1, 1.0)
             except ClosedError:
                 return
 
@@ -173,8 +181,7 @@ class Consumer:
         Raises:
             FencedError, GroupActiveError: as ``poll``.
         """
-        if not 1 <= threads <= 1000:
-            raise ConfigError(f"threads = {threads}: expected 1 to 1000")
+        require_number("threads", threads, 1, 1000)
         listener = self._listener = Listener(self._share, self._failures, self._clock, handle)
         with until_terminated(self._share.stop_delivery):
             start_threads(f"txmq-{self.settings.group}", threads, listener.work)

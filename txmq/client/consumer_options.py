@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from txmq.client.arguments import WAIT_S_MAX, require_choice, require_kind, require_name, require_number, require_path
 from txmq.client.dead_letters import SUFFIX as DEAD_LETTERS
 from txmq.client.fetching import FETCH_SIZE_BYTES_MIN
 from txmq.client.letter_replay import ACCOUNT_SUFFIX as REPLAYED
@@ -15,6 +16,7 @@ from txmq.model import Message, is_valid_name
 from txmq.registry.assignment import STRATEGIES
 from txmq.registry.topics import RESERVED_PREFIX
 
+RETRIES_MAX = 1_000_000
 Filter = Callable[[Message], bool]
 
 
@@ -31,7 +33,7 @@ class ConsumerOptions:
             others stand by); the same for all members. Without meaning in a broadcast.
         retry_delay: before the first retry; doubled each time, up to a minute.
         buffer_size_bytes: how much is fetched ahead, all partitions together.
-        session_timeout: who is not heard of for so long loses its partitions.
+        session_timeout: who is not heard of for so long loses its partitions; 0.3 to 600.
         heartbeat_interval: how often it is heard of.
         offset_save_interval: between two times of saving what was acknowledged.
         aside_retries: how often a message set aside is delivered again before it becomes a dead letter.
@@ -51,6 +53,21 @@ class ConsumerOptions:
     aside_retries: int = 10
     aside_delay: float = 10.0
     keep_key_order: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError for what is out of range, or of another kind."""
+        for name, low, high in (
+            ("retry_delay", 0.0, WAIT_S_MAX), ("aside_delay", 0.0, WAIT_S_MAX), ("aside_retries", 1, RETRIES_MAX),
+            ("buffer_size_bytes", FETCH_SIZE_BYTES_MIN, 1 << 40), ("session_timeout", 0.3, 600.0),
+            ("heartbeat_interval", 0.001, WAIT_S_MAX), ("offset_save_interval", 0.001, WAIT_S_MAX),
+        ):  # fmt: skip
+            require_number(name, getattr(self, name), low, high)
+        require_choice("strategy", self.strategy, STRATEGIES)
+        require_kind("keep_key_order", self.keep_key_order, bool, "True or False")
+        if self.name is not None:
+            require_name("name", self.name)
+        if self.accept is not None and not callable(self.accept):
+            raise ConfigError(f"accept = {self.accept!r}: expected what takes a message and answers True or False")
 
 
 DEFAULTS = ConsumerOptions()
@@ -86,21 +103,21 @@ class ConsumerSettings:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        if not is_valid_name(self.group) or not self.topics or not all(map(is_valid_name, self.topics)):
-            raise ConfigError(
-                f"group = {self.group!r}, topics = {self.topics!r}: names of A-Z a-z 0-9 . _ -, one topic"
-            )
+        """Raise ConfigError for what is out of range, or of another kind."""
+        self.options.check()
+        require_number("max_retries", self.max_retries, 0, RETRIES_MAX)
+        require_path("retry_store", self.retry_store)
+        require_name("group", self.group)
+        if not self.topics:
+            raise ConfigError("topics = []: expected one at least")
+        for topic in self.topics:
+            require_name("topics", topic)
         longest = self.group + DEAD_LETTERS + REPLAYED  # of the topics that are made for the group
         if not is_valid_name(longest) or self.group.startswith(RESERVED_PREFIX):
             raise ConfigError(f"group = {self.group!r}: {longest!r} could be no topic: too long, or a reserved name")
-        if self.start not in ("earliest", "latest") and not (isinstance(self.start, int) and self.start >= 0):
+        if self.start not in ("earliest", "latest") and not (type(self.start) is int and self.start >= 0):
             raise ConfigError(f"start = {self.start!r}: expected 'earliest', 'latest' or a time in ms since 1970")
         options = self.options
-        if options.strategy not in STRATEGIES:
-            raise ConfigError(f"strategy = {options.strategy!r}: expected one of {', '.join(STRATEGIES)}")
-        if options.name is not None and not is_valid_name(options.name):
-            raise ConfigError(f"name = {options.name!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
         if self.broadcast and options.name is None and self.retry_store is not None:
             raise ConfigError("retry_store: a broadcast's member needs options.name, under which it is remembered")
         if self.broadcast and self.offset_store is not None:
@@ -109,9 +126,3 @@ class ConsumerSettings:
             raise ConfigError(f"{self.saved_as!r} is longer than a group's name may be: 200")
         if options.keep_key_order and self.retry_store is None:
             raise ConfigError("keep_key_order needs a retry_store: without one no message is set aside")
-        if options.aside_retries < 1 or options.aside_delay < 0:
-            raise ConfigError("aside_retries from 1, aside_delay from 0 seconds")
-        if self.max_retries < 0 or options.retry_delay < 0 or options.buffer_size_bytes < FETCH_SIZE_BYTES_MIN:
-            raise ConfigError(f"max_retries and retry_delay from 0, buffer_size_bytes from {FETCH_SIZE_BYTES_MIN}")
-        if min(options.session_timeout, options.heartbeat_interval, options.offset_save_interval) <= 0:
-            raise ConfigError("session_timeout, heartbeat_interval and offset_save_interval are above 0 seconds")

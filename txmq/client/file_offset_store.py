@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from txmq.client.arguments import require_kind
 from txmq.client.offset_store import OffsetPosition, Slot, StoredOffset
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
 from txmq.runtime.os_disk import OSDisk
@@ -44,6 +45,7 @@ class FileOffsetStore:
     is_shared = False
 
     def __init__(self, path: str, *, disk: Disk | None = None) -> None:
+        require_kind("path", path, str, "the path of a file")
         folder, _, self._name = path.rpartition("/")
         if not self._name or self._name in (".", ".."):
             raise ConfigError(f"path = {path!r}: expected the path of a file")

@@ -65,7 +65,7 @@ class MySQLOffsetStore:
     is_shared = True
 
     def __init__(self, connect: Callable[[], Any], *, table: str = "txmq_offset") -> None:
-        if _TABLE.match(table) is None:
+        if not isinstance(table, str) or _TABLE.match(table) is None:
             raise ConfigError(f"table = {table!r}: expected a name of letters, digits and _, or schema.name")
         self._connect, self._table = connect, table
         self._own: Connection | None = None

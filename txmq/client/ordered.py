@@ -17,6 +17,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from txmq.client.arguments import (
+    WAIT_S_MAX,
+    require_choice,
+    require_kind,
+    require_number,
+    require_path,
+    require_selector,
+    require_wait,
+)
 from txmq.client.ordered_lane import VISIBILITY_WAIT_S, Lane
 from txmq.client.ordered_sender import OrderedSender
 from txmq.client.ordered_sessions import Sessions
@@ -70,16 +79,15 @@ class OrderedOptions:
     def check(self) -> None:
         """Raises ConfigError for what is out of range."""
         for name, low, high in (
-            ("timeout", 0.001, 86_400.0), ("spool_size_bytes_max", 1024, 1 << 50), ("attempts_max", 1, 1_000_000),
-            ("visibility_wait_s", 0, 86_400.0),
+            ("timeout", 0.001, WAIT_S_MAX), ("spool_size_bytes_max", 1024, 1 << 50), ("attempts_max", 1, 1_000_000),
+            ("visibility_wait_s", 0.0, WAIT_S_MAX),
         ):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not low <= value <= high:
-                raise ConfigError(f"{name} = {value!r}: expected {low} to {high}")
-        if self.compression is not None and self.compression not in CODECS:
-            raise ConfigError(f"compression = {self.compression!r}: expected None, {', '.join(sorted(CODECS))}")
+            require_number(name, getattr(self, name), low, high)
+        if self.compression is not None:
+            require_choice("compression", self.compression, CODECS)
+        require_kind("partitions", self.partitions, Mapping, "a number of partitions for each topic's name")
         for topic, count in self.partitions.items():
-            if not is_valid_name(topic) or not isinstance(count, int) or count < 1:
+            if not isinstance(topic, str) or not is_valid_name(topic) or type(count) is not int or count < 1:
                 raise ConfigError(f"partitions: {topic!r} = {count!r}: expected a topic and its number of partitions")
 
 
@@ -93,9 +101,10 @@ class OrderedMessageProducer:
     """
 
     def __init__(self, client: Any, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
+        require_kind("options", options, OrderedOptions, "txmq.OrderedOptions(...)")
         options.check()
-        if not callable(getattr(selector, "select", None)):
-            raise ConfigError(f"partition_selector = {selector!r}: expected a PartitionSelector")
+        require_selector(selector)
+        require_path("spool", spool)
         self._client, self._selector, self._options = client, selector, options
         self._key_hash = selector if type(selector) is KeyHashSelector else None
         self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
@@ -171,6 +180,7 @@ class OrderedMessageProducer:
         key, value, _, tag = message
         stored = checked_headers(message, self.request_size_bytes_max)
         now_ms = self._client.clock.now_ms()
+        require_wait(timeout)
         deadline = self._client.clock.monotonic() + (self._options.timeout if timeout is None else timeout)
         partitions = self.partitions_of(topic, deadline)
         if self._key_hash is not None and key is not None:
@@ -263,6 +273,7 @@ class OrderedMessageProducer:
         Raises:
             RequestTimeoutError: it is not so yet; it goes on being sent.
         """
+        require_wait(timeout)
         deadline = self._client.clock.monotonic() + timeout
         self._sender.flush(deadline)
         while self.spooled or not self._has_ended_former_lives(deadline):

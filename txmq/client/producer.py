@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 from txmq.client import bulk
 from txmq.client.admin import Topics
+from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.bulk import Pair, SendResults, Slice
 from txmq.client.foreign import ForeignBranch
 from txmq.client.half import Desk, Half
@@ -21,7 +22,7 @@ from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers, Record
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.sender import Sender
 from txmq.client.spool import Entry
-from txmq.client.transaction import TIMEOUT_S_MAX, Transaction, current_transaction
+from txmq.client.transaction import Transaction, current_transaction
 from txmq.client.xa_resource import associated_branch
 from txmq.errors import ClosedError, ConfigError, LocalProtocolError, TooLargeError, TransactionStateError, TxmqError
 from txmq.log.records import TAG_HEADER, TXID_HEADER
@@ -156,6 +157,7 @@ class Producer:
         Raises:
             As ``send``: the first failure; its note says how many were acknowledged all the same.
         """
+        require_wait(timeout)
         pairs = messages if isinstance(messages, list | tuple) else list(messages)
         transaction = self._joined()
         if transaction is not None:
@@ -217,16 +219,18 @@ class Producer:
         Raises:
             RequestTimeoutError: not within ``timeout`` seconds; it goes on being sent.
         """
+        deadline = self._deadline(timeout)
         if self._sender is not None:
-            self._sender.flush(self._deadline(timeout))
+            self._sender.flush(deadline)
 
     def close(self, timeout: float | None = None) -> None:
         """Flush and end. Errors as ``flush``; what is then unfinished is given up when the client closes."""
+        deadline = self._deadline(timeout)
         self._closed = True
         sender, self._sender = self._sender, None
         if sender is not None:
             try:
-                sender.flush(self._deadline(timeout))
+                sender.flush(deadline)
             finally:
                 self._home.give_back_sender(sender)
 
@@ -268,8 +272,7 @@ class Producer:
             raise ConfigError("half messages need a producer group: client.producer(group=..., checker=...)")
         if current_transaction() is not None or associated_branch(self.client) is not None:
             raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
-        if not 0 < timeout <= TIMEOUT_S_MAX:
-            raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+        require_transaction_timeout(timeout)
         prepared = self._checked_headers(key, value, headers, tag)
         record = (key, value, prepared, self._home.clock.now_ms())
         where = self._partition_for(topic, record, tag, partition)
@@ -329,6 +332,7 @@ class Producer:
         return sender
 
     def _deadline(self, timeout: float | None) -> float:
+        require_wait(timeout)
         return self._home.clock.monotonic() + (self.settings.timeout if timeout is None else timeout)
 
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from txmq.client.arguments import require_wait
 from txmq.client.prepared import repeat_prepare
 from txmq.client.transaction_home import TransactionHome
 from txmq.client.transaction_parts import EncodedPart
@@ -119,6 +120,7 @@ class Queries:
     def _ask(
         self, action: str, query: str, given: dict[str, int], timeout: float | None = None, body: bytes = b""
     ) -> Fields:
+        require_wait(timeout)
         seconds = self._timeout if timeout is None else timeout
         answer: Fields = json.loads(
             self._client.control.repeat("query", action, query, timeout=seconds, extensions=given, body=[body])

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from txmq.client.arguments import require_wait
 from txmq.client.bulk import Pair
 from txmq.client.half import Desk
 from txmq.client.ordered import OrderedMessageProducer, OrderedOptions
@@ -63,6 +64,7 @@ class RetryingProducer(Producer):
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until nothing is kept any more but what is parked. Raises RequestTimeoutError where that lasts."""
+        require_wait(timeout)
         self._kept.flush(self.settings.timeout if timeout is None else timeout)
 
     def close(self, timeout: float | None = None) -> None:

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from txmq.client import transaction_local
+from txmq.client.arguments import require_transaction_timeout
 from txmq.client.resolver import resolver_of
 from txmq.client.transaction_acks import TransactionAcks
 from txmq.client.transaction_home import TransactionHome, rolled_back
@@ -47,7 +48,6 @@ from txmq.xa.branch import UsedXAConnection, XAResource
 from txmq.xa.coordinator import Event, State
 from txmq.xa.last_resource import Branch, Unsettled, UsedConnection
 
-TIMEOUT_S_MAX = 900.0  # the broker's default transaction_timeout_ms_max
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
 _UNKNOWN, _COMMITTED = Outcome.UNKNOWN, Outcome.COMMITTED  # looking them up costs 0.2 us each, once a transaction
@@ -81,8 +81,7 @@ class Transaction:
         self, client: Any, producer: Any, resources: Sequence[Resource] = (), timeout: float = 30.0,
         *, compression: str | None = None,
     ) -> None:  # fmt: skip
-        if not 0 < timeout <= TIMEOUT_S_MAX:
-            raise ConfigError(f"timeout={timeout}: expected more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+        require_transaction_timeout(timeout)
         self._resource, self._xa_resources = _sorted_out(resources)
         self.client, self._producer = client, producer
         self.outcome = _UNKNOWN
