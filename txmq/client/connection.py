@@ -219,7 +219,7 @@ class Connection:
                 if self._maker is me:
                     return work()
                 if self._clock.monotonic() >= deadline:
-                    raise RequestTimeoutError("another thread is still connecting")
+                    raise RequestTimeoutError(self._last_failure if self._backoff_s else "another thread is connecting")
                 self._clock.sleep(_TURN_S)
         finally:
             # No lock that is held over calls: a KeyboardInterrupt behind its ``acquire`` would leave it taken for ever.

@@ -190,6 +190,20 @@ def test_callers_with_less_time_than_the_back_off_get_through_in_the_end(broker:
     assert attempts < 20
 
 
+def test_who_waits_while_another_thread_connects_in_vain_is_told_the_cause(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection._maker = object()  # a thread that waits out the back-off, or for an answer
+    with pytest.raises(RequestTimeoutError, match="another thread is connecting"):
+        connection.call("ping", timeout=0.3)
+    connection._maker = None
+    broker.connections_refused = 1
+    with pytest.raises(ConnectionLostError, match="refused"):
+        connection.call("ping", timeout=5)
+    connection._maker = object()
+    with pytest.raises(RequestTimeoutError, match="refused"):
+        connection.call("ping", timeout=0.3)
+
+
 def test_the_next_address_is_tried_where_one_refuses(broker: ScriptedBroker) -> None:
     broker.connections_refused = 1
     assert connection_to(broker, addresses=2).call("ping", timeout=1) == b"pong"
