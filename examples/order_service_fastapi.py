@@ -53,6 +53,9 @@ class Service:
 
         Raises:
             MySQLdb.IntegrityError: the order exists; nothing happened.
+            MySQLdb.OperationalError: the database cannot be reached; nothing happened.
+            txmq.RolledBackError: nothing happened, it may be tried again.
+            txmq.OutcomeUnknownError: the database or the broker was lost at the decision.
         """
         with self.producer.transaction(self.orders_db, timeout=10.0) as tx:
             cursor = tx.connection(self.orders_db).cursor()
@@ -87,7 +90,7 @@ def create_app() -> FastAPI:
             return {"outcome": "committed", "txid": app.state.service.take(number, order.customer)}
         except MySQLdb.IntegrityError:
             raise HTTPException(409, "this order exists") from None
-        except txmq.RolledBackError as error:  # nothing happened
+        except (txmq.RolledBackError, MySQLdb.OperationalError) as error:  # nothing happened; the latter: no database
             raise HTTPException(503, str(error), {"retry-after": "1"}) from error
         except txmq.OutcomeUnknownError as error:  # the order's number makes asking again safe, too
             raise HTTPException(504, {"outcome": "unknown", "txid": error.txid}) from error
