@@ -176,6 +176,16 @@ class Context:
             return self.full[-1]
         return self.unforced[-1] if self.unforced else None
 
+    def group_with_room(self) -> Group:
+        """The group in the making; a new one where it is full. Between entries that need not be in one record.
+
+        One group is one record: it stays far below what the journal can hold.
+        """
+        if self.group.size_bytes >= self.settings.group_size_bytes_max:
+            self.full.append(self.group)
+            self.group = Group()
+        return self.group
+
     def queued_bytes(self) -> int:
         """Bytes accepted and not yet handed to the journal."""
         return self.group.size_bytes + sum(group.size_bytes for group in self.full)

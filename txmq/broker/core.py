@@ -124,9 +124,7 @@ class Core:
                 taken += 1
             index = taken
             if context.group.size_bytes >= self._group_size_bytes_max:
-                # One group is one record: it stays far below what the journal can hold.
-                context.full.append(context.group)
-                context.group = Group()
+                context.group_with_room()
             if index >= turn or requests[index - 1][0] in LONG_ANSWERS:
                 return index
         return count

@@ -467,10 +467,10 @@ class Server:
 
     def _retire(self) -> None:
         """Retention: journal the new log starts; files go when that is forced."""
-        now_ms, group = self.clock.now_ms(), self.context.group
         for partition in self.context.state.all_partitions():
-            start, paths = partition.expired_segments(now_ms)
+            start, paths = partition.expired_segments(self.clock.now_ms())
             if paths:
+                group = self.context.group_with_room()
                 group.add_entry(entries.encode_log_start(partition.topic_id, partition.number, start))
                 partition.set_log_start(start)
                 group.unlinked.append((partition, paths))

@@ -168,6 +168,7 @@ def _commit_all(context: Context, due: list[Transaction]) -> None:
         transaction = due.pop()
         if (transaction.session, transaction.counter) in context.state.transactions:
             _commit_prepared(context, transaction)
+            context.group_with_room()  # thousands may have waited for one
             due.extend(context.state.order.behind(transaction))
 
 

@@ -189,6 +189,7 @@ def owner_gone(context: Context, session: Session) -> None:
     streaming = [t for t in context.state.streams.values() if t.session == session.number]
     for transaction in streaming:
         roll_back(context, transaction.session, transaction.counter, 0)
+        context.group_with_room()
 
 
 def expire_streams(context: Context) -> None:
@@ -197,6 +198,7 @@ def expire_streams(context: Context) -> None:
     for transaction in list(context.state.streams.values()):
         if transaction.opened_ms < oldest:
             roll_back(context, transaction.session, transaction.counter, 0)
+            context.group_with_room()
 
 
 def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:
