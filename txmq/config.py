@@ -143,6 +143,10 @@ class BrokerSettings:
         8, 1, 64, "Unanswered batches per producer and partition that are told apart from duplicates.", section="Limits"
     )
     partitions_max: int = _number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
+    groups_max: int = _number(
+        10_000, 1, 1_000_000, "Consumer groups that have members or saved offsets. What is saved is kept until the "
+        "group is deleted.", section="Limits",
+    )  # fmt: skip
     open_files_max: int = _number(
         1024, 8, 1_000_000, "Segment files held open at a time. One that was written is synced before it is closed, so "
         "where more partitions than this are written in turn, most writes cost a sync.", section="Limits",

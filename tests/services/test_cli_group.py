@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,3 +107,19 @@ def test_describe_names_the_transaction_that_a_partition_waits_for(broker: Broke
         assert f"orders 0 waits for a transaction: txmq tx show {txid}" in run(broker, "describe", "billing")
         client.transactions.rollback(txid, "the test is over")
         assert "waits" not in run(broker, "describe", "billing")
+
+
+def test_offsets_that_the_consumers_keep_themselves_are_said_to_be_elsewhere(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders")
+        client.producer().send("orders", b"v")
+        store = txmq.FileOffsetStore(str(tmp_path / "offsets"))
+        with client.consumer("billing", ["orders"], offset_store=store) as consumer:
+            assert values(take(consumer, 1)) == [b"v"]
+            assert "FileOffsetStore" in run(broker, "describe", "billing")
+        with client.consumer("shipping", ["orders"]) as consumer:
+            for message in take(consumer, 1):
+                message.ack(sync=True)
+            assert "FileOffsetStore" not in run(broker, "describe", "shipping")

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Consumer groups: who consumes what, how far, and from where."
 )
+_NOTHING_SAVED = (
+    "offset -: nothing is saved in the broker. Consumers with an offset_store of their own (MySQLOffsetStore, "
+    "FileOffsetStore) keep it there: then the lag here counts from the start of the log, and says nothing."
+)
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.", show_default=False)]
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
 
@@ -60,6 +64,8 @@ def describe(
     output.print_table(f"members of {group}{strategy}", columns, rows)
     fields = ("topic", "partition", "owner", "generation", "offset", "start", "end", "lag")
     output.print_table("partitions", fields, [[p[field] for field in fields] for p in found["partitions"]])
+    if any(p["owner"] and p["offset"] is None for p in found["partitions"]):
+        print(_NOTHING_SAVED)
     for held in (p for p in found["partitions"] if p["held_by"]):
         print(f"{held['topic']} {held['partition']} waits for a transaction: txmq tx show {held['held_by']}")
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ...images.node import Answer, Client
+from .group_support import A0, Consumer
 from .support import node
-from .test_groups import A0, Consumer
 
 HALF = b'"\\ud800"'  # half of a character: nothing can write it
 DEEP = b"[" * 60_000

@@ -7,71 +7,9 @@ from typing import Any
 
 import pytest
 
-from ...images.node import Answer, Client, Node
-from .support import batch, node, put, restarted
-
-GROUP = "billing"
-A0, A1, B0 = ["a", 0], ["a", 1], ["b", 0]
-
-
-class Consumer:
-    """One member, on a connection of its own; keeps what it may consume as generations by partition."""
-
-    def __init__(self, made: Node, name: str, **words: Any) -> None:
-        self.made, self.name, self.client = made, name, made.connect()
-        self.words = {"member": name, "topics": "a,b", **words}
-        self.view: dict[str, Any] = {}
-
-    def join(self, *claims: list[Any]) -> Consumer:
-        """Join, or come back."""
-        self._see(self.ask("join", list(claims), **self.words))
-        return self
-
-    def beat(self, *released: list[Any]) -> Consumer:
-        """One heartbeat."""
-        self._see(self.ask("heartbeat", list(released), member=self.name))
-        return self
-
-    def save(self, slot: list[Any], generation: int, offset: int, aside: str | None = None) -> Any:
-        """Save one offset; what was refused."""
-        answer = self.ask("save", [[*slot, generation, offset, aside]], member=self.name)
-        return json.loads(answer.body)["refused"]
-
-    def ask(self, action: str, rows: list[Any], **words: Any) -> Answer:
-        """One request of the verb."""
-        return self.client.ask("group", action, GROUP, extensions=words, body=json.dumps(rows).encode())
-
-    def _see(self, answer: Answer) -> None:
-        assert answer.code == 200, answer
-        self.view = json.loads(answer.body)
-
-    @property
-    def held(self) -> list[list[Any]]:
-        """The partitions it may consume."""
-        return [row[:2] for row in self.view["assigned"]]
-
-    @property
-    def revoked(self) -> list[list[Any]]:
-        """The partitions it must release."""
-        found: list[list[Any]] = self.view["revoked"]
-        return found
-
-    def generation(self, topic: str, partition: int) -> int:
-        """Of a partition it has."""
-        return next(int(row[2]) for row in self.view["assigned"] if row[:2] == [topic, partition])
-
-
-def describe(made: Node, **words: Any) -> dict[str, Any]:
-    """What operators see."""
-    found: dict[str, Any] = json.loads(made.connect().ask("group", "describe", GROUP, extensions=words, body=b"").body)
-    return found
-
-
-def pass_time(made: Node, seconds: float) -> None:
-    """The broker's timer runs."""
-    made.clock.advance(seconds)
-    made.core.tick(made.clock.now_ms())
-    made.pump()
+from ...images.node import Client
+from .group_support import A0, A1, B0, GROUP, Consumer, describe, pass_time
+from .support import batch, node, restarted
 
 
 def test_the_first_member_gets_everything_under_generation_one() -> None:
@@ -119,19 +57,6 @@ def test_what_comes_into_being_while_a_group_is_there_begins_at_its_first_messag
     pass_time(life, 1.0)
     again = Consumer(life, "one").join()
     assert [row[3] for row in again.view["assigned"]] == [None, None, 0, 0]
-
-
-def test_an_offset_that_an_operator_set_for_a_partition_to_come_stays() -> None:
-    made = node()
-    one = Consumer(made, "one").join()
-    one.ask("leave", [], member="one")
-    asker = made.connect()
-    assert asker.ask("topic", "alter", "a", extensions={"partitions": 3}).code == 200
-    put(asker, b"1", b"2", b"3", partition=2)
-    assert asker.ask("group", "reset", GROUP, body=json.dumps([["a", 2, 3]]).encode()).code == 200
-    pass_time(made, 1.0)
-    two = Consumer(made, "two").join()
-    assert next(row[3] for row in two.view["assigned"] if row[:2] == ["a", 2]) == 3
 
 
 def test_what_was_not_revoked_cannot_be_released() -> None:
@@ -296,59 +221,6 @@ def test_a_topic_that_comes_later_or_grows_is_shared_out() -> None:
     assert one.beat().held == [["later", 0], ["later", 1]]
 
 
-def test_lag_counts_what_is_not_consumed() -> None:
-    made = node()
-    put(made.connect(), b"x", b"y", b"z")
-    one = Consumer(made, "one").join()
-    one.save(A0, 1, 1)
-    rows = describe(made)["partitions"]
-    assert [(row["topic"], row["partition"], row["lag"], row["owner"]) for row in rows] == [
-        ("a", 0, 2, "one"), ("a", 1, 0, "one"), ("b", 0, 0, "one"),
-    ]  # fmt: skip
-
-
-def test_offsets_are_reset_only_while_nobody_consumes() -> None:
-    made = node()
-    one = Consumer(made, "one").join()
-    one.save(A0, 1, 7)
-    assert one.ask("reset", [["a", 0, 2]]).error == "group-active"
-    assert one.ask("delete", []).error == "group-active"
-    one.ask("leave", [], member="one")
-    assert one.ask("reset", [["a", 0, 2], ["a", 9, 2]]).error == "bad-request"
-    assert one.ask("reset", [["a", 0, 2]]).code == 200
-    assert one.join().view["assigned"][0][3] == 2
-    one.ask("leave", [], member="one")
-    assert one.ask("delete", []).code == 200
-    assert one.ask("describe", []).error == "unknown-group"
-    assert json.loads(made.connect().ask("group", "list", "*", body=b"").body) == {"groups": []}
-
-
-def test_what_is_aside_is_changed_under_the_members_hands_and_only_from_what_is_known() -> None:
-    made = node()
-    one = Consumer(made, "one").join()
-    one.save(A0, 1, 7, "[[3,1,null]]")
-    one.save(["a", 1], 1, 5, "[[2,1,null]]")
-    client = made.connect()
-
-    def change(known: str | None, wanted: str | None) -> Any:
-        rows = json.dumps([["a", 0, known, wanted]]).encode()
-        return json.loads(client.ask("group", "aside", GROUP, body=rows).body)["refused"]
-
-    assert change("[[3,2,null]]", None) == [["a", 0, "[[3,1,null]]"]]  # it has changed since
-    assert one.beat().generation("a", 0) == 1
-    assert change("[[3,1,null]]", None) == []
-    assert one.save(A0, 1, 8, "[[3,1,null]]")[0][:2] == ["a", 0]  # what it knows is of before
-    row = next(row for row in one.beat().view["assigned"] if row[:2] == A0)
-    assert (row[2] > 1, row[3:]) == (True, [7, None])
-    assert one.generation("a", 1) == 1  # the other partition goes on
-    assert one.save(A0, row[2], 8) == []
-    one.ask("leave", [], member="one")
-    assert change(None, "[[3,0,null]]") == []
-    again = restarted(made)
-    pass_time(again, 1.0)
-    assert Consumer(again, "two").join().view["assigned"][0][3:] == [8, "[[3,0,null]]"]
-
-
 def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
     made = node()
     one = Consumer(made, "one").join()
@@ -408,29 +280,6 @@ def test_a_group_that_nobody_is_in_any_more_takes_no_memory_but_its_offsets() ->
     pass_time(made, 1.0)
     assert made.context.groups == {}
     assert describe(made)["members"] == []
-
-
-def test_a_member_that_was_taken_for_gone_does_not_undo_a_reset() -> None:
-    made = node()
-    one = Consumer(made, "one", timeout=500).join()
-    one.save(A0, 1, 7)
-    pass_time(made, 1.0)
-    assert one.ask("reset", [["a", 0, 2]]).code == 200
-    back = Consumer(made, "one").join(["a", 0, 1], ["a", 1, 1])
-    assert back.view["assigned"][:2] == [["a", 0, 3, 2, None], ["a", 1, 1, None, None]]
-    assert back.save(A0, 1, 7) == [["a", 0, 3]]
-
-
-def test_partitions_that_nobody_has_read_are_described_with_their_lag() -> None:
-    made = node()
-    one = Consumer(made, "one", topics="a").join()
-    one.save(A0, 1, 0)
-    one.ask("leave", [], member="one")
-    put(made.connect(), b"x", b"y", partition=1)
-    rows = describe(made)["partitions"]
-    assert [(row["topic"], row["partition"], row["offset"], row["lag"]) for row in rows] == [
-        ("a", 0, 0, 0), ("a", 1, None, 2),
-    ]  # fmt: skip
 
 
 def test_a_member_that_came_back_is_not_gone_when_the_end_of_its_older_connection_is_noticed() -> None:

@@ -12,8 +12,8 @@ from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from ...images.node import Answer, Client, Node
+from .group_support import A0, GROUP, Consumer, describe, pass_time
 from .support import UUID, batch, node, part, put, restarted, values
-from .test_groups import A0, GROUP, Consumer, describe, pass_time
 
 BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True}
 

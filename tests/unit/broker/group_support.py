@@ -1,0 +1,71 @@
+"""What the tests of consumer groups share: one member, what operators see, and time that passes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...images.node import Answer, Node
+
+GROUP = "billing"
+A0, A1, B0 = ["a", 0], ["a", 1], ["b", 0]
+
+
+class Consumer:
+    """One member, on a connection of its own; keeps what it may consume as generations by partition."""
+
+    def __init__(self, made: Node, name: str, **words: Any) -> None:
+        self.made, self.name, self.client = made, name, made.connect()
+        self.words = {"member": name, "topics": "a,b", **words}
+        self.view: dict[str, Any] = {}
+
+    def join(self, *claims: list[Any]) -> Consumer:
+        """Join, or come back."""
+        self._see(self.ask("join", list(claims), **self.words))
+        return self
+
+    def beat(self, *released: list[Any]) -> Consumer:
+        """One heartbeat."""
+        self._see(self.ask("heartbeat", list(released), member=self.name))
+        return self
+
+    def save(self, slot: list[Any], generation: int, offset: int, aside: str | None = None) -> Any:
+        """Save one offset; what was refused."""
+        answer = self.ask("save", [[*slot, generation, offset, aside]], member=self.name)
+        return json.loads(answer.body)["refused"]
+
+    def ask(self, action: str, rows: list[Any], **words: Any) -> Answer:
+        """One request of the verb."""
+        return self.client.ask("group", action, GROUP, extensions=words, body=json.dumps(rows).encode())
+
+    def _see(self, answer: Answer) -> None:
+        assert answer.code == 200, answer
+        self.view = json.loads(answer.body)
+
+    @property
+    def held(self) -> list[list[Any]]:
+        """The partitions it may consume."""
+        return [row[:2] for row in self.view["assigned"]]
+
+    @property
+    def revoked(self) -> list[list[Any]]:
+        """The partitions it must release."""
+        found: list[list[Any]] = self.view["revoked"]
+        return found
+
+    def generation(self, topic: str, partition: int) -> int:
+        """Of a partition it has."""
+        return next(int(row[2]) for row in self.view["assigned"] if row[:2] == [topic, partition])
+
+
+def describe(made: Node, **words: Any) -> dict[str, Any]:
+    """What operators see."""
+    found: dict[str, Any] = json.loads(made.connect().ask("group", "describe", GROUP, extensions=words, body=b"").body)
+    return found
+
+
+def pass_time(made: Node, seconds: float) -> None:
+    """The broker's timer runs."""
+    made.clock.advance(seconds)
+    made.core.tick(made.clock.now_ms())
+    made.pump()

@@ -1,0 +1,62 @@
+"""Free partitions of a consumer group go to whom they should: journaled first, under the next generation.
+
+After a restart members come back one after another. What a member had before is kept for it for ``REJOIN_MS``: else the
+first to come back would be given the partitions of all the others, only to hand them over again.
+"""
+
+from __future__ import annotations
+
+from txmq.broker.context import Context
+from txmq.broker.group_request import journal_offsets, journal_owned, place_of
+from txmq.broker.membership import Membership
+
+REJOIN_MS = 1000  # members are back by then, and go on with what they had
+
+
+def settle(context: Context, name: str) -> None:
+    """Hand free partitions to their owners, journaled; wake the members whose view changed."""
+    membership = context.groups.get(name)
+    if membership is None:
+        return
+    if not membership.members:
+        del context.groups[name]
+        return
+    membership.set_partitions(*_partitions(context, membership))
+    saved, rows, starts = context.state.saved, [], []
+    known = saved.topics_of(name)
+    for slot, member in membership.due():
+        place = place_of(context, slot)
+        if place is not None and (name, *place) not in saved.held and not _may_be_claimed(context, name, place):
+            is_later = place[0] in known or place[0] >= membership.members[member].topics_since
+            if is_later and saved.is_new_to(name, place):
+                starts.append([*place, context.state.partitions_of[place[0]][place[1]].log_start, None])
+            generation = saved.next_generation(name, place)
+            membership.hand_over(slot, member, generation)
+            note_owned(context, name, place)
+            rows.append([*place, generation])
+    journal_owned(context, name, rows)
+    journal_offsets(context, name, starts)  # what came into being while the group was there begins at its first message
+
+
+def note_owned(context: Context, name: str, place: tuple[int, int]) -> None:
+    """Somebody had it since the restart: it is nobody else's to claim."""
+    if context.now_ms - context.started_ms < REJOIN_MS:
+        context.owned_since_start.add((name, *place))
+
+
+def _may_be_claimed(context: Context, name: str, place: tuple[int, int]) -> bool:
+    """Whether a member of the broker's former life may be about to come back with this partition."""
+    if context.now_ms - context.started_ms >= REJOIN_MS or (name, *place) in context.owned_since_start:
+        return False
+    known = context.state.saved.named.get(name)
+    return known is not None and known.generations.get(place, 0) > 0
+
+
+def _partitions(context: Context, membership: Membership) -> tuple[dict[str, int], dict[str, int]]:
+    """How many partitions the topics have that somebody wants, and their ids."""
+    wanted = {topic for member in membership.members.values() for topic in member.topics}
+    found = [topic for topic in context.state.topics if topic.config.name in wanted]
+    return (
+        {topic.config.name: topic.config.partitions for topic in found},
+        {topic.config.name: topic.topic_id for topic in found},
+    )
