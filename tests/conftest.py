@@ -12,6 +12,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from txmq.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
 from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.fork_server import ForkServer
 from txmq.testing.mariadb import MariaDB
 
 SPARK = "tests/spark/"
@@ -23,6 +24,21 @@ def without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(ENVIRONMENT_PREFIX) and not name.startswith(OTHER_PREFIXES):
             monkeypatch.delenv(name)
+
+
+# What the tests start hundreds of times. Its imports are half a second of processor time for each start.
+FORKED = (
+    "txmq.broker.process", "tests.crash.worker", "tests.crash.reader", "tests.crash.xa_worker", "tests.crash.xa_reader",
+    "tests.crash.group_member", "tests.crash.group_producer", "tests.crash.ordered_worker",
+)  # fmt: skip
+REHEARSED = (["txmq.cli.main", "broker", "--show-settings"],)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> Iterator[ForkServer]:
+    """Brokers, and the children of campaigns, are forked; tests/services/test_broker_process.py starts its own."""
+    with ForkServer(FORKED, REHEARSED) as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import txmq
 from txmq.config import ENVIRONMENT_PREFIX
+from txmq.testing.fork_server import Process, start
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 30.0
@@ -29,7 +29,7 @@ class Child:
     def __init__(self, name: str, directory: Path, command: Callable[[str], list[str]]) -> None:
         self.name, self._directory, self._command = name, directory, command
         self._runs = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def start(self, crash: str | None = None) -> None:
         """A new process; ``crash`` is ``point:nth``."""
@@ -38,10 +38,8 @@ class Child:
         if crash is not None:
             environment["TXMQ_CRASH"] = crash
         with (self._directory / f"{self.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._command(f"{self.name}.{self._runs}")],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=ROOT, start_new_session=True,
-            )  # fmt: skip
+            command = [sys.executable, "-m", *self._command(f"{self.name}.{self._runs}")]
+            self._process = start(command, log, environment, str(ROOT))
 
     @property
     def is_running(self) -> bool:

@@ -14,9 +14,15 @@ import pytest
 
 import txmq
 from txmq.testing.broker_process import BrokerFailedError, BrokerProcess, free_port
+from txmq.testing.fork_server import ForkServer
 
 from .bad_inputs import batch
 from .wire import Wire
+
+
+@pytest.fixture(autouse=True)
+def _started_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkServer, "running", None)
 
 
 def test_the_ready_file_holds_the_address_where_it_serves_and_goes_when_it_stops(broker: BrokerProcess) -> None:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from txmq.errors import TxmqError
+from txmq.testing.fork_server import Process, start
 
 STOP_TIMEOUT_S = 60.0
 _LOG_TAIL_BYTES = 2000
@@ -41,7 +42,7 @@ class ChildProcess:
 
     def __init__(self, log_file: Path) -> None:
         self.log_file = log_file
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -123,14 +124,7 @@ class ChildProcess:
     def _spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Start ``command``; what it writes goes to the log."""
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - commands of our own
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,  # Ctrl-C at the terminal is for the parent, which decides
-            )
+            self._process = start(command, log, os.environ if env is None else env)
         atexit.register(self.kill)
 
     def _wait_until(self, serves: Callable[[], bool], timeout: float) -> Self:

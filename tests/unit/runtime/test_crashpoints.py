@@ -31,7 +31,7 @@ for n in range(1, 4):
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
     yield
-    crashpoints._arm(None)
+    crashpoints.arm(None)
     set_hook(None)
 
 
@@ -64,14 +64,14 @@ def test_an_unknown_point_stops_the_process_at_import_and_names_the_nearest() ->
 @pytest.mark.parametrize("setting", [POINT, f"{POINT}:0", f"{POINT}:x", f"{POINT}:1:burn", f"{POINT}:1:sleep:soon"])
 def test_a_setting_that_cannot_be_read_is_an_error(setting: str) -> None:
     with pytest.raises(ConfigError, match="TXMQ_CRASH"):
-        crashpoints._arm(setting)
+        crashpoints.arm(setting)
 
 
 def test_sleep_mode_opens_a_window_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(crashpoints, "_reached_count", itertools.count(1))
-    crashpoints._arm(f"{POINT}:1:sleep:2.5")
+    crashpoints.arm(f"{POINT}:1:sleep:2.5")
     crash_point(POINT)
     crash_point(POINT)
     assert slept == [2.5]

@@ -1,0 +1,110 @@
+"""A forked child is what a started one is; tests rely on that wherever they start a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.fork_server import ForkServer, Process, start
+
+from .child_facts import POINT
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """One that has loaded what is run, and has run a command."""
+    with ForkServer(["tests.services.child_facts"], [["txmq.cli.main", "version"]]) as made:
+        yield made
+
+
+def run(directory: Path, *words: str, server: ForkServer | None = None, **env: str) -> tuple[int, list[str]]:
+    """The exit status and the log of ``child_facts``, forked by ``server`` or started."""
+    log, command = directory / "log", [sys.executable, "-m", "tests.services.child_facts", *words]
+    ForkServer.running, before = server, ForkServer.running
+    try:
+        with log.open("wb") as output:
+            child = start(command, output, {name: os.environ[name] for name in os.environ.keys() - {"HOME"}} | env)
+    finally:
+        ForkServer.running = before
+    assert isinstance(child, subprocess.Popen) is (server is None)
+    return child.wait(WAIT_S), log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("words", [("0",), ("3", "--more")])
+def test_a_forked_child_sees_what_a_started_one_sees(tmp_path: Path, server: ForkServer, words: tuple[str]) -> None:
+    forked = run(tmp_path, *words, server=server, TXMQ_SYNC="never")
+    started = run(tmp_path, *words, TXMQ_SYNC="never")
+    assert forked == started
+    assert forked[0] == int(words[0])
+    said = json.loads(forked[1][0])
+    assert said["env"]["TXMQ_SYNC"] == "never"
+    assert "HOME" not in said["env"]
+    assert said["descriptors"] == [0, 1, 2]
+    assert said["is_leader"]
+    assert forked[1][-1] == "the end"
+
+
+def test_what_it_raises_is_in_the_log_and_its_status_is_one(tmp_path: Path, server: ForkServer) -> None:
+    for asked in (server, None):
+        status, log = run(tmp_path, "raise", server=asked)
+        assert (status, [line for line in log if line.startswith("LookupError")]) == (1, ["LookupError: as asked"])
+
+
+def test_a_crash_point_is_armed_for_the_one_child_whose_environment_says_so(tmp_path: Path, server: ForkServer) -> None:
+    status, log = run(tmp_path, "0", server=server, TXMQ_CRASH=f"{POINT}:1")
+    assert status == -signal.SIGKILL
+    assert "the end" not in log
+    assert run(tmp_path, "0", server=server)[0] == 0
+
+
+def test_what_an_interpreter_reads_when_it_starts_asks_for_an_interpreter(tmp_path: Path, server: ForkServer) -> None:
+    command = [sys.executable, "-m", "tests.services.child_facts", "0"]
+    environment = dict(os.environ)
+    assert server.can(command, environment | {"TXMQ_SYNC": "never"})
+    assert not server.can(command, environment | {"PYTHONOPTIMIZE": "1"})
+    assert not server.can(["sh", "-c", "exit 0"], environment)
+    with (tmp_path / "log").open("wb") as output:
+        assert start(["sh", "-c", "exit 5"], output, environment).wait(WAIT_S) == 5
+
+
+def test_a_child_is_waited_for_and_killed_as_one_of_subprocess(tmp_path: Path, server: ForkServer) -> None:
+    with BrokerProcess(tmp_path / "broker") as broker:
+        child: Process | None = broker._process
+        assert child is not None
+        assert not isinstance(child, subprocess.Popen)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(0.0)
+        assert child.poll() is None
+        assert broker.stop() == 0
+        child.kill()  # nobody is there
+        assert child.poll() == child.wait() == 0
+        assert broker.start().is_running
+        broker.kill()
+        assert broker.returncode == -signal.SIGKILL
+
+
+def test_with_the_server_gone_its_children_go_on_and_a_start_says_so_at_once(tmp_path: Path) -> None:
+    with ForkServer() as server, BrokerProcess(tmp_path / "broker") as broker:
+        assert server._server is not None
+        server._server.kill()
+        server._server.wait()
+        with pytest.raises(OSError, match=r"fork server|Broken pipe|reset"):
+            run(tmp_path, "0", server=server)
+        assert broker.stop() == 0
+
+
+def test_without_a_block_nothing_is_forked(tmp_path: Path) -> None:
+    before = ForkServer.running
+    with ForkServer() as server:
+        assert ForkServer.running is server
+    assert ForkServer.running is before
