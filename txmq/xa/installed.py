@@ -28,7 +28,7 @@ from txmq.model import is_valid_name
 from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
-from txmq.xa.dbapi import Connection, driver_of
+from txmq.xa.dbapi import Connection, driver_of, run
 from txmq.xa.marker import Identity, MarkerTable
 
 CHECK_EVERY_S = 60.0
@@ -101,6 +101,8 @@ class Installation:
         """Create tables and identity where they are missing. Idempotent; see ``LastResource.install``."""
         table = MarkerTable.on(connection, self._table, self._dialect)
         self.require_idle(connection, table)
+        if table.dialect.name == "sqlite":
+            self.sqlite_path(connection)
         if not table.is_there(connection):
             try:
                 table.create(connection)
@@ -110,6 +112,17 @@ class Installation:
             with suppress(driver_of(connection).IntegrityError):  # another process was first
                 table.put_identity(connection, Identity(self.name, f"{random.bits(128):032x}", ""))
         self._check_identity(connection, table, cluster)
+
+    def sqlite_path(self, connection: Connection) -> str:
+        """The file of an SQLite database, which whoever settles opens; one in memory has none.
+
+        Raises:
+            ConfigError: it is in memory. No demand lifts that: nobody else could ever read its markers.
+        """
+        for _, name, path in run(connection, "PRAGMA database_list")[0]:
+            if name == "main" and path:
+                return str(path)
+        raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
 
     def verify(self, connection: Any, cluster: str) -> Session:
         """Make sure that a transaction may begin on this connection.

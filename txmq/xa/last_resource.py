@@ -114,7 +114,7 @@ class LastResource:
             client: binds the database to this client's cluster now; without it the first transaction does.
 
         Raises:
-            ConfigError: another resource or another cluster has been installed there.
+            ConfigError: another resource or another cluster has been installed there, or it is in memory.
 
         Durability: the tables are committed when this returns.
         """
@@ -167,9 +167,9 @@ class LastResource:
         Raises:
             Exception: unreachable, in whatever way; nothing is known.
         """
-        if self._sqlite is None:
+        if not self._knows_sqlite():
             session = self._open(cluster, self._connect)
-            if self._sqlite is None:
+            if not self._knows_sqlite():
                 _wait_shortly(session)
                 return Settling(session.connection, session.table, self.installation.required_uuid)
             _close(session.connection)
@@ -188,6 +188,9 @@ class LastResource:
             idle.append(session)
         else:
             _close(session.connection)
+
+    def _knows_sqlite(self) -> bool:
+        return self._sqlite is not None
 
     def _open_existing_sqlite(self) -> Any:
         if self._sqlite is None:
@@ -208,17 +211,11 @@ class LastResource:
     def _verified(self, connection: Any, cluster: str) -> Session:
         session = self.installation.verify(connection, cluster)
         if session.table.dialect.name == "sqlite":
-            self._sqlite = driver_of(connection), self._path_of(connection)
+            self._sqlite = driver_of(connection), self.installation.sqlite_path(connection)
             ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
             session.table.place = Place(self.turns, busy_timeout_ms)
         session.takes_packets = sends_packets(connection)
         return session
-
-    def _path_of(self, connection: Any) -> str:
-        for _, name, path in run(connection, "PRAGMA database_list")[0]:
-            if name == "main" and path:
-                return str(path)
-        raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
 
 
 class UsedConnection(NamedTuple):

@@ -109,14 +109,19 @@ def test_another_connection_is_refused_by_what_it_lacks(tmp_path: Path, world: W
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_database_in_memory_is_refused(world: World) -> None:
+def test_a_database_in_memory_is_refused_by_install_and_by_a_block_and_nothing_is_made_in_it(
+    tmp_path: Path, world: World
+) -> None:
     shared = "file:shared?mode=memory&cache=shared"
-    kept = sqlite3.connect(shared, uri=True)
-    resource = LastResource(NAME, connect=lambda: sqlite3.connect(shared, uri=True), allow_weak_durability=True)
-    resource.install()
-    with pytest.raises(ConfigError, match="in memory"), world.block(resource=resource):
-        pass
-    kept.close()
+    with closing(sqlite3.connect(shared, uri=True)) as kept, closing(sqlite3.connect(tmp_path / "a.db")) as installed:
+        resource = LastResource(NAME, connect=lambda: sqlite3.connect(shared, uri=True), allow_weak_durability=True)
+        with pytest.raises(ConfigError, match="in memory"):
+            resource.install()
+        assert kept.execute("SELECT * FROM sqlite_master").fetchall() == []
+        LastResource(NAME, connect=lambda: sqlite3.connect(tmp_path / "a.db")).install()
+        installed.backup(kept)
+        with pytest.raises(ConfigError, match="in memory"), world.block(resource=resource):
+            pass
 
 
 @pytest.mark.parametrize(
