@@ -160,7 +160,10 @@ def refuse_over_outcomes(context: Context, session: Session, floor: int) -> None
     """
     limit = max(_UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept)
     if len(session.outcomes) > limit and (not floor or sum(counter > floor for counter in session.outcomes) > limit):
-        raise OverloadedError("too many outcomes are kept for this session: state floor= with your requests")
+        raise OverloadedError(
+            f"session {session.number:x} has {limit} outcomes above its floor: a client states floor= with its "
+            "requests; restarted, it gets a new session"
+        )
 
 
 def checked_parts(context: Context, parts: list[wire_parts.Part]) -> list[Part]:

@@ -36,6 +36,7 @@ from txmq.errors import (
     ClosedError,
     FencedError,
     NotOwnerError,
+    OverloadedError,
     TransactionConflictError,
     TxmqError,
     UnknownTransactionError,
@@ -340,6 +341,8 @@ class XaDesk:
                 )
             except TransactionConflictError:
                 pass  # decided meanwhile: the next round sees it
+            except OverloadedError as error:  # its session is full of fences: no reason to leave the others alone
+                self._say_once(orphan.txid, "prepared branch that the broker does not fence yet", error=str(error))
             except NotOwnerError as error:
                 self._say_once(orphan.txid, "prepared branch of another home", error=str(error))
 
