@@ -2,7 +2,9 @@
 # make demo-audit  see the audit find what was damaged: installs Spark and Java where they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
 # make check     what to run before each commit (about 100 s on two cores)
-# make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings)
+# make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
+#                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
+# make compiled  hot modules as C extensions, into build/compiled (about two minutes)
 # make crash     CYCLES=300 XA_CYCLES=400 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20: kill -9 of broker, clients, ...
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make clean     remove what the above made
@@ -17,9 +19,10 @@ SPARK_KILLS ?= 20
 SEEDS ?= 500
 WORKERS ?= 2
 SERVICE_WORKERS ?= 3
+COMPILED ?= 1
 export PY
 
-.PHONY: demo demo-audit test check bench crash simulate clean
+.PHONY: demo demo-audit test check compiled bench crash simulate clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -54,8 +57,26 @@ test: check
 	@echo "txmq: crash images, simulation, kill -9, services, examples, Spark: $(SERVICE_WORKERS) at once ..."
 	$(BIN)/pytest -n $(SERVICE_WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors
 
+# Compiled modules stand before the source: PYTHONSAFEPATH keeps the working directory out of the way.
+BUILT := build/compiled/.done
+WITH_BUILT := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
+
+$(BUILT): .venv/.dev setup.py pyproject.toml $(shell find txmq -name '*.py')
+	@echo "compiling hot modules (about two minutes) ..."
+	@mkdir -p build && rm -rf build/compiled
+	@TXMQ_COMPILE=1 $(BIN)/python setup.py -q build --build-base build/objects --build-lib build/compiled \
+		>build/compile.log 2>&1 || { tail -n 30 build/compile.log; exit 1; }
+	@touch $@
+
+compiled: $(BUILT)
+
+ifeq ($(COMPILED),1)
+bench: .venv/.dev .venv/.bench $(BUILT)
+	$(WITH_BUILT) $(BIN)/python -m bench
+else
 bench: .venv/.dev .venv/.bench
 	$(BIN)/python -m bench
+endif
 
 crash: .venv/.dev
 	$(BIN)/python -m tests.crash --cycles $(CYCLES)

@@ -275,3 +275,16 @@ def test_every_relative_link_in_a_page_leads_somewhere() -> None:
             if "://" not in target and not (page.parent / target).exists():
                 broken.append(f"{_name(page)}: {target}")
     assert broken == []
+
+
+def test_compiled_modules_call_nothing_in_the_bounds_of_a_slice() -> None:
+    """mypyc 2.4 evaluates them twice. It once counted a request's bytes so; ``len`` is the same both times."""
+    modules = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["txmq"]["compiled"]
+    assert [
+        f"{module}:{node.lineno}"
+        for module in modules
+        for node in _nodes(ROOT / module)
+        if isinstance(node, ast.Slice)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Call) and not (isinstance(inner.func, ast.Name) and inner.func.id == "len")
+    ] == []

@@ -32,6 +32,7 @@ from txmq.log.partition import Partition, Place
 from txmq.model import Storage
 from txmq.redo import entries
 from txmq.registry.topics import Topic, Topics
+from txmq.runtime.ports import Buffer
 
 Places = dict[Partition, Place]  # where a transaction's messages begin
 Write = Callable[
@@ -248,7 +249,7 @@ class State:
         if flags & entries.FLAG_IDEMPOTENT:
             self._redo_sequences(partition, run.batches, run.base_offset)
 
-    def _redo_sequences(self, partition: Partition, data: memoryview, offset: int) -> None:
+    def _redo_sequences(self, partition: Partition, data: Buffer, offset: int) -> None:
         position, end = 0, len(data)
         while position < end:
             length, crc, producer, _, sequence, count = _BATCH.unpack_from(data, position)

@@ -33,6 +33,7 @@ from txmq.cli import (
     tx,
 )
 from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
+from txmq.runtime.build import is_compiled
 
 app = typer.Typer(
     name="txmq",
@@ -90,7 +91,7 @@ def options(
 
 @app.command("version")
 def version(as_json: output.Json = False) -> None:
-    """Print the version.
+    """Print the version, and whether hot modules run compiled.
 
     [bold]Examples[/bold]
 
@@ -99,9 +100,9 @@ def version(as_json: output.Json = False) -> None:
     from importlib.metadata import version as installed
 
     if as_json:
-        output.print_json({"version": installed("txmq")})
+        output.print_json({"version": installed("txmq"), "compiled": is_compiled()})
     else:
-        typer.echo(f"txmq {installed('txmq')}")
+        typer.echo(f"txmq {installed('txmq')}{' (compiled)' if is_compiled() else ''}")
 
 
 def main() -> None:

@@ -197,7 +197,7 @@ class CheckBacks:
 
     def _answer(self, half: HalfMessage) -> Resolution:
         try:
-            answer = self.checker(half)
+            answer: object = self.checker(half)
         except Exception as error:  # noqa: BLE001  the application's code: whatever it raises, it has not answered
             self._log.error("the checker failed", txid=half.txid, attempt=half.attempt, error=repr(error))
             return Resolution.UNKNOWN

@@ -36,13 +36,14 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
+from txmq.client.broken import BrokenAnswerError
 from txmq.client.session import Session
 from txmq.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError, broker_error
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.protocol.commands import Stated, Word
-from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX, Stream
-from txmq.runtime.ports import Buffer, Clock
+from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
+from txmq.runtime.ports import Buffer, Clock, Stream
 from txmq.runtime.threads import Lock, Signal
 
 HELD_BACK_MAX = 8  # requests that wait to be written with those of threads about to wake up
@@ -59,10 +60,6 @@ class Pending(Protocol):
 
     def lost(self, error: TxmqError) -> None:
         """There will be none; whether the request was executed is not known."""
-
-
-class BrokenAnswerError(ConnectionLostError, RemoteProtocolError):
-    """The broker's answers cannot be read: a fault of the peer, and for those who wait, a lost connection."""
 
 
 class Waiter:

@@ -9,9 +9,8 @@ Invariant: nothing is decided here. Which effect follows which event stands in t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 from txmq.client.transaction_home import RETRY_S, TransactionHome, rolled_back
 from txmq.client.transaction_parts import MessageBuffer
@@ -69,7 +68,7 @@ class LastResourceRun:
                     effects = deque(self.coordinator.step(step))
                 if not effects:
                     return self.coordinator.state
-                found = self._CARRY_OUT[effects.popleft()](self)
+                found = self._carry_out(effects.popleft())
             except (SimulatedCrash, TransactionStateError):
                 raise
             except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
@@ -77,6 +76,25 @@ class LastResourceRun:
                     self.interrupt = interrupt
                 effects.clear()
                 found = None if self.coordinator.is_over else Event.INTERRUPTED
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Effect.SEND_PREPARE:
+                return self._send_prepare()
+            case Effect.INSERT_MARKER:
+                return self._insert_marker()
+            case Effect.AWAIT_PREPARED:
+                return self._await_prepared()
+            case Effect.COMMIT_DATABASE:
+                return self._commit_database()
+            case Effect.SEND_COMMIT:
+                return self._send_commit()
+            case Effect.LOOK_UP:
+                return self._look_up()
+            case Effect.ROLL_BACK_DATABASE:
+                return self._roll_back_database()
+            case Effect.SEND_ROLLBACK:
+                return self._send_rollback()
 
     # --- towards the decision ----------------------------------------------------------------------------------------
 
@@ -130,6 +148,7 @@ class LastResourceRun:
                 return Event.PREPARED
 
     def _refused(self, error: TxmqError) -> Event:
+        self._home.was_refused(error)
         self.error = rolled_back(error, self._home.txid if self._home.has_txid else None)
         return Event.PREPARE_REFUSED
 
@@ -209,14 +228,3 @@ class LastResourceRun:
             return Event.BROKER_UNKNOWN
         self.is_told = True
         return Event.BROKER_ROLLED_BACK
-
-    _CARRY_OUT: ClassVar[dict[Effect, Callable[[LastResourceRun], Event | None]]] = {
-        Effect.SEND_PREPARE: _send_prepare,
-        Effect.INSERT_MARKER: _insert_marker,
-        Effect.AWAIT_PREPARED: _await_prepared,
-        Effect.COMMIT_DATABASE: _commit_database,
-        Effect.LOOK_UP: _look_up,
-        Effect.SEND_COMMIT: _send_commit,
-        Effect.ROLL_BACK_DATABASE: _roll_back_database,
-        Effect.SEND_ROLLBACK: _send_rollback,
-    }

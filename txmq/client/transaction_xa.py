@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from txmq.client.parallel import Job, run_all
 from txmq.client.transaction_home import RETRY_S, ROLLBACK_TIMEOUT_S, TransactionHome, rolled_back
@@ -135,7 +135,7 @@ class XaRun:
                     effects = deque(self.coordinator.step(step))
                 if not effects:
                     return self.coordinator.state
-                found = self._CARRY_OUT[effects.popleft()](self)
+                found = self._carry_out(effects.popleft())
                 if found is not None:
                     effects.clear()  # what was to follow stands in the table under the event
             except (SimulatedCrash, TransactionStateError):
@@ -145,6 +145,30 @@ class XaRun:
                     self.interrupt = interrupt
                 effects.clear()
                 found = None if self.coordinator.is_over else Event.INTERRUPTED
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Effect.SEND_PARTS:
+                return self._send_parts()
+            case Effect.PREPARE_BRANCHES:
+                return self._prepare_branches()
+            case Effect.SEND_DECIDE:
+                return self._send_decide()
+            case Effect.COMMIT_BRANCHES:
+                return self._commit_branches()
+            case Effect.SEND_COMPLETE:
+                return self._send_complete()
+            case Effect.SEND_ROLLBACK:
+                return self._send_rollback()
+            case Effect.ROLL_BACK_BRANCHES:
+                return self._roll_back_branches()
+            case Effect.WITHDRAW:
+                self._withdraw()
+            case Effect.CLOSE_BRANCHES:
+                self._close_branches()
+            case Effect.LEAVE:
+                return self._leave()
+        return None
 
     # --- towards the decision ----------------------------------------------------------------------------------------
 
@@ -281,19 +305,6 @@ class XaRun:
                 side.job.when_free(side.leave)
             else:
                 work()
-
-    _CARRY_OUT: ClassVar[dict[Effect, Callable[[XaRun], Event | None]]] = {
-        Effect.SEND_PARTS: _send_parts,
-        Effect.PREPARE_BRANCHES: _prepare_branches,
-        Effect.SEND_DECIDE: _send_decide,
-        Effect.COMMIT_BRANCHES: _commit_branches,
-        Effect.SEND_COMPLETE: _send_complete,
-        Effect.SEND_ROLLBACK: _send_rollback,
-        Effect.ROLL_BACK_BRANCHES: _roll_back_branches,
-        Effect.WITHDRAW: _withdraw,
-        Effect.CLOSE_BRANCHES: _close_branches,
-        Effect.LEAVE: _leave,
-    }
 
 
 def _maybe_prepared(error: Exception, txid: str) -> RolledBackError:

@@ -114,8 +114,7 @@ class AnswerReader:
         Raises:
             RemoteProtocolError: the peer sent something that is no answer; the connection is of no more use.
         """
-        if self.failure is not None:
-            raise self.failure
+        self._require_sound()
         answers: list[Answer] = []
         if self._head is not None:
             taken = self._continue_body(data, answers)
@@ -128,9 +127,13 @@ class AnswerReader:
         else:
             chunk = bytes(data)
         self._read(chunk, answers)
-        if self.failure is not None and not answers:
-            raise self.failure
+        if not answers:
+            self._require_sound()
         return answers
+
+    def _require_sound(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def _read(self, chunk: bytes, answers: list[Answer]) -> None:
         position, size, append, size_max = 0, len(chunk), answers.append, self._body_size_bytes_max

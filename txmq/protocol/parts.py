@@ -176,7 +176,8 @@ def parse_outcome(body: bytes) -> tuple[str, list[PartResult]]:
     match = _OUTCOME(body)
     if match is None:
         raise RemoteProtocolError(f"not an outcome: {body[:80]!r}")
-    results = parse_result_lines(body[match.end() :])
+    end = match.end()
+    results = parse_result_lines(body[end:])
     if results and match[1] != b"committed":
         raise RemoteProtocolError(f"results of a transaction that is not committed: {body[:80]!r}")
     return match[1].decode("ascii"), results

@@ -134,7 +134,8 @@ class RequestReader:
         if self._dead:
             return found
         if self._pending is not None:
-            data = memoryview(data)[self._grow_body(data, found) :]
+            taken = self._grow_body(data, found)
+            data = memoryview(data)[taken:]
         if self._line:
             chunk = b"".join((self._line, data))
             self._line = b""

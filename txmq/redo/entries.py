@@ -116,7 +116,7 @@ class Run(NamedTuple):
     base_offset: int
     next_offset: int
     max_timestamp_ms: int
-    batches: memoryview
+    batches: Buffer
 
 
 class Payload(NamedTuple):
@@ -129,7 +129,7 @@ class Payload(NamedTuple):
     partition: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks
     max_timestamp_ms: int
-    batch: memoryview
+    batch: Buffer
 
 
 class Prepared(NamedTuple):

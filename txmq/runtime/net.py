@@ -29,7 +29,7 @@ _DONT_WAIT = socket.MSG_DONTWAIT
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
-class Stream:
+class TcpStream:
     """One connected TCP stream.
 
     Thread safety: one thread in ``receive``/``wait`` and one in ``send`` at a time; ``wait_writable`` and ``is_quiet``
@@ -106,7 +106,7 @@ class Stream:
         self._socket.close()
 
 
-def connect(host: str, port: int, timeout: float) -> Stream:
+def connect(host: str, port: int, timeout: float) -> TcpStream:
     """Connect to the first of the host's addresses that answers.
 
     Raises:
@@ -125,4 +125,4 @@ def connect(host: str, port: int, timeout: float) -> Stream:
     except OSError:
         connected.close()
         raise
-    return Stream(connected)
+    return TcpStream(connected)

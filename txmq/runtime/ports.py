@@ -1,4 +1,5 @@
-"""The doors to the outside, as ports: clock, random numbers, disk. Everything above depends on these, never on ``os``.
+"""The doors to the outside, as ports: clock, random numbers, disk, network. Everything above depends on these, never on
+``os``.
 
 Two versions of each exist: the operating system's (``runtime/os_*.py``) and the simulated one (``runtime/sim_*.py``),
 held to the same contract tests.
@@ -118,3 +119,28 @@ class Disk(Protocol):
 
     def lock(self, path: str) -> Lock:
         """Take an exclusive lock file, or raise DirectoryInUseError."""
+
+
+class Stream(Protocol):
+    """One connected TCP stream; see ``runtime.net.TcpStream``."""
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        """Hand over what the system takes at once; how many bytes that was. Raises OSError."""
+
+    def receive(self, timeout: float = 0.0) -> memoryview | None:
+        """What arrives within ``timeout`` seconds; None where nothing has, empty at the end. Raises OSError."""
+
+    def wait(self, timeout: float, *, writable: bool) -> bool:
+        """Sleep until there is something to read (or room to write); False if ``timeout`` seconds passed first."""
+
+    def wait_writable(self, timeout: float) -> bool:
+        """Sleep until there is room to write; False if ``timeout`` seconds passed first."""
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has arrived, neither bytes nor an end nor an error."""
+
+    def shut_down(self) -> None:
+        """End the conversation; whoever waits wakes up."""
+
+    def close(self) -> None:
+        """Give back the descriptor."""

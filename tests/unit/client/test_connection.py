@@ -235,11 +235,28 @@ def test_a_new_connection_resumes_the_session(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     _, session = connection.session_link(broker.clock.now + 1)
     session.next_txid()
+    ahead_ms = session.clock_ahead_ms
     broker.cut()
     broker.clock.now += 1
+    broker.time_ms += 601_000
     link, resumed = connection.session_link(broker.clock.now + 1)
     assert resumed is session
     assert (link.session, broker.streams[1].session) == (session, 1)
+    assert session.clock_ahead_ms == ahead_ms + 600_000  # deadlines are told by the broker's clock of now
+
+
+def test_the_brokers_clock_is_measured_again_on_the_link_that_is_there(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    link, session = connection.session_link(broker.clock.now + 1)
+    ahead_ms, broker.time_ms = session.clock_ahead_ms, broker.time_ms + 600_000
+    connection.measure_clock(session, 1.0)
+    assert session.clock_ahead_ms == ahead_ms + 600_000
+    assert (link_of(connection, broker), link.session, broker.streams[0].session) == (link, session, 1)
+    broker.fenced.add(1)
+    broker.cut()
+    broker.time_ms += 600_000
+    connection.measure_clock(session, 1.0)  # speaks for another session now
+    assert session.clock_ahead_ms == ahead_ms + 600_000
 
 
 def test_a_session_the_broker_no_longer_knows_is_replaced(broker: ScriptedBroker) -> None:
@@ -288,7 +305,7 @@ class Gate(ScriptedStream):
 
 def test_the_leader_reads_for_the_followers_and_hands_over(broker: ScriptedBroker) -> None:
     stream = Gate(broker)
-    link = Link(stream, broker.clock, "test")  # type: ignore[arg-type]
+    link = Link(stream, broker.clock, "test")
     broker.hold = {"ping"}
     first = link.request(broker.clock.now + 50, "ping")
     leader = threading.Thread(target=first.result)
@@ -313,7 +330,7 @@ def test_the_leader_reads_for_the_followers_and_hands_over(broker: ScriptedBroke
 
 def test_followers_wake_up_when_the_link_fails(broker: ScriptedBroker) -> None:
     stream = Gate(broker)
-    link = Link(stream, broker.clock, "test")  # type: ignore[arg-type]
+    link = Link(stream, broker.clock, "test")
     broker.hold = {"ping"}
     failures: list[BaseException] = []
 
@@ -336,7 +353,7 @@ def test_followers_wake_up_when_the_link_fails(broker: ScriptedBroker) -> None:
 
 
 def test_an_interrupt_while_answers_are_told_ends_the_link_and_tells_the_rest(broker: ScriptedBroker) -> None:
-    link = Link(ScriptedStream(broker), broker.clock, "test")  # type: ignore[arg-type]
+    link = Link(ScriptedStream(broker), broker.clock, "test")
 
     class Interrupting:
         def answered(self, code: int, body: bytes) -> None:

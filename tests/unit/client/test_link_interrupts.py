@@ -20,7 +20,7 @@ from txmq.client import link as link_module
 from txmq.client.connection import Connection
 from txmq.client.link import Link, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
-from txmq.runtime.net import Stream
+from txmq.runtime.net import TcpStream
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Buffer
 
@@ -49,7 +49,7 @@ def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
 ) -> None:
     monkeypatch.setattr(link_module, "SLEEP_S_MAX", 0.01)
     ours, broker = socket.socketpair()
-    link = Link(Stream(ours), OSClock(), "broker")
+    link = Link(TcpStream(ours), OSClock(), "broker")
     other = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
     broker.sendall(ANSWER % other.opaque + ANSWER % b"2")
     sys.setprofile(Strike(number, link_module.__file__))
@@ -74,7 +74,7 @@ def test_a_request_that_was_held_back_when_its_sender_was_interrupted_never_goes
             raise KeyboardInterrupt
 
     ours, broker = socket.socketpair()
-    link = Link(Stream(ours), OSClock(), "broker")
+    link = Link(TcpStream(ours), OSClock(), "broker")
     link._woken.append(Waiter())
     link._out = Interrupting()
     with pytest.raises(KeyboardInterrupt):

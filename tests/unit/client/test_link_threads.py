@@ -12,7 +12,7 @@ import pytest
 from txmq.client.link import HELD_BACK_MAX, Link, Pending, Reply, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader, Violation
-from txmq.runtime.net import SLEEP_S_MAX, Stream
+from txmq.runtime.net import SLEEP_S_MAX, TcpStream
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Buffer
 
@@ -20,10 +20,10 @@ DEADLINE_S = 20.0
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Stream, socket.socket]]:
+def ends() -> Iterator[tuple[TcpStream, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Stream(ours), theirs
+        yield TcpStream(ours), theirs
 
 
 def listed(link: Link, count: int) -> list[Reply]:
@@ -52,7 +52,7 @@ def answer(*replies: Reply) -> bytes:
 # --- waiting ---------------------------------------------------------------------------------------------------------
 
 
-def test_followers_that_one_read_answered_wake_each_other_in_turn(ends: tuple[Stream, socket.socket]) -> None:
+def test_followers_that_one_read_answered_wake_each_other_in_turn(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
     link = Link(stream, OSClock(), "broker")
     replies = listed(link, 3)
@@ -63,7 +63,7 @@ def test_followers_that_one_read_answered_wake_each_other_in_turn(ends: tuple[St
     assert [is_woken(reply) for reply in replies] == [False, True, False]
 
 
-def test_a_follower_that_left_before_its_turn_is_passed_over(ends: tuple[Stream, socket.socket]) -> None:
+def test_a_follower_that_left_before_its_turn_is_passed_over(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
     link = Link(stream, OSClock(), "broker")
     first, second, third = listed(link, 3)
@@ -75,7 +75,7 @@ def test_a_follower_that_left_before_its_turn_is_passed_over(ends: tuple[Stream,
     assert is_woken(third)
 
 
-def test_the_last_in_turn_wakes_one_to_lead(ends: tuple[Stream, socket.socket]) -> None:
+def test_the_last_in_turn_wakes_one_to_lead(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
     link = Link(stream, OSClock(), "broker")
     answered, other = listed(link, 2)
@@ -86,7 +86,7 @@ def test_the_last_in_turn_wakes_one_to_lead(ends: tuple[Stream, socket.socket]) 
     assert is_woken(other)
 
 
-def test_nobody_is_woken_to_lead_while_another_reads(ends: tuple[Stream, socket.socket]) -> None:
+def test_nobody_is_woken_to_lead_while_another_reads(ends: tuple[TcpStream, socket.socket]) -> None:
     link = Link(ends[0], OSClock(), "broker")
     (reply,) = listed(link, 1)
     with somebody_reading(link):
@@ -95,7 +95,7 @@ def test_nobody_is_woken_to_lead_while_another_reads(ends: tuple[Stream, socket.
 
 
 def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
-    ends: tuple[Stream, socket.socket],
+    ends: tuple[TcpStream, socket.socket],
 ) -> None:
     stream, broker = ends
     clock = OSClock()
@@ -116,7 +116,7 @@ def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
 
 
 def test_a_thread_whose_wake_up_was_lost_looks_again_by_itself(
-    ends: tuple[Stream, socket.socket], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[TcpStream, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, broker = ends
     monkeypatch.setattr("txmq.client.link.SLEEP_S_MAX", 0.01)
@@ -145,7 +145,7 @@ class Sleepless:
         raise AssertionError("it went to sleep")
 
 
-def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: tuple[Stream, socket.socket]) -> None:
+def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: tuple[TcpStream, socket.socket]) -> None:
     link = Link(ends[0], OSClock(), "broker")
 
     class Answering(dict[Waiter, bool]):
@@ -163,7 +163,7 @@ def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: t
     assert waiter.done
 
 
-def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[Stream, socket.socket]) -> None:
+def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[TcpStream, socket.socket]) -> None:
     link = Link(ends[0], OSClock(), "broker")
     waiter = Waiter()
     link._followers[waiter] = True
@@ -173,7 +173,7 @@ def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[St
     link._stream.close()
 
 
-def test_an_answer_that_comes_while_it_is_given_up_is_not_waited_for(ends: tuple[Stream, socket.socket]) -> None:
+def test_an_answer_that_comes_while_it_is_given_up_is_not_waited_for(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
     link = Link(stream, OSClock(), "broker")
     early, late = (link.request(link.clock.monotonic() + DEADLINE_S, "ping") for _ in range(2))
@@ -187,7 +187,7 @@ def test_an_answer_that_comes_while_it_is_given_up_is_not_waited_for(ends: tuple
     assert (link._abandoned, link._pending, link.failure) == (set(), {}, None)
 
 
-def test_many_threads_get_every_answer(ends: tuple[Stream, socket.socket]) -> None:
+def test_many_threads_get_every_answer(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
     link = Link(stream, OSClock(), "broker")
     threads, requests = 24, 200
@@ -425,7 +425,7 @@ def test_a_request_that_meets_the_links_end_is_told_exactly_once(told_by_fail: b
 # --- the stream ------------------------------------------------------------------------------------------------------
 
 
-def test_receive_waits_as_long_as_it_is_told(ends: tuple[Stream, socket.socket]) -> None:
+def test_receive_waits_as_long_as_it_is_told(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, peer = ends
     clock = OSClock()
     assert stream.receive() is None
@@ -441,7 +441,7 @@ def test_receive_waits_as_long_as_it_is_told(ends: tuple[Stream, socket.socket])
     assert bytes(end) == b""
 
 
-def test_shutting_down_wakes_a_thread_that_receives(ends: tuple[Stream, socket.socket]) -> None:
+def test_shutting_down_wakes_a_thread_that_receives(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, _ = ends
     received: list[object] = []
 
@@ -458,7 +458,7 @@ def test_shutting_down_wakes_a_thread_that_receives(ends: tuple[Stream, socket.s
     assert received == [b""]
 
 
-def test_many_threads_may_look_whether_a_stream_is_quiet_while_one_waits(ends: tuple[Stream, socket.socket]) -> None:
+def test_many_threads_may_look_whether_a_stream_is_quiet_while_one_waits(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, peer = ends
     waiting = threading.Thread(target=lambda: stream.wait(DEADLINE_S, writable=False))
     waiting.start()

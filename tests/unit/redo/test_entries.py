@@ -37,7 +37,9 @@ def test_a_run_says_whether_some_batch_is_idempotent() -> None:
 def test_batches_of_a_run_are_a_view_of_the_payload() -> None:
     payload = entries.run_header(1, 2, 3, 4, 5, 6, 7, 5) + b"batch"
     ((_, _, body),) = entries.split(payload)
-    assert entries.decode_run(body).batches.obj is payload
+    batches = entries.decode_run(body).batches
+    assert isinstance(batches, memoryview)
+    assert batches.obj is payload
 
 
 def test_every_other_entry_comes_back_as_it_was() -> None:
