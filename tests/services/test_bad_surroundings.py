@@ -1,4 +1,4 @@
-"""What is done to a broker's files, limits and process (reference/bad-inputs.md: 2, 67, 68, 129, 131, 149, 150)."""
+"""What is done to a broker's files, limits and process (reference/bad-inputs.md: 2, 67, 68, 120, 129, 131, 149, 150)."""
 
 from __future__ import annotations
 
@@ -246,6 +246,24 @@ def test_what_is_not_a_file_in_the_journals_place(
         broker.start()
     assert time.monotonic() - asked < 20
     assert not place.is_file()
+
+
+def test_damage_in_what_was_acknowledged_stops_the_start_with_what_to_do(broker: BrokerProcess) -> None:
+    """120: the file, the place, that nothing was touched, and where to read on."""
+    with Wire(broker) as wire:
+        assert wire.ask(b"topic create t 1\r\n")[0] == 200
+        for value in (b"needle", b"second", b"third!"):
+            assert wire.ask(b"put t 0 raw 6 1\r\n" + value)[0] == 200
+    broker.kill()
+    [journal] = broker.data_dir.rglob("*.redo")
+    damaged = bytearray(journal.read_bytes())
+    damaged[damaged.index(b"needle")] ^= 1
+    journal.write_bytes(damaged)
+    with pytest.raises(
+        BrokerFailedError, match=rf"{journal.name}: damaged at byte \d+.*nothing was changed.*operations.md"
+    ):
+        broker.start()
+    assert journal.read_bytes() == damaged
 
 
 def test_topic_directory(broker: BrokerProcess) -> None:

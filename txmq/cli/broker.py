@@ -10,7 +10,7 @@ import typer
 
 from txmq.cli import output
 from txmq.config import BrokerSettings, load_settings, parse_assignments
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, CorruptRecordError, StorageError
 
 
 def broker(
@@ -64,7 +64,11 @@ def broker(
     from txmq.runtime import logging
 
     logging.configure(settings.log_level)
-    raise SystemExit(process.run(settings, ready_file=ready_file))
+    try:
+        raise SystemExit(process.run(settings, ready_file=ready_file))
+    except CorruptRecordError as error:
+        what_next = 'nothing was changed; docs/operations.md, "When something is wrong", says what can be done'
+        raise StorageError(f"{error}; {what_next}") from error
 
 
 def _read(config: Path | None) -> str | None:
