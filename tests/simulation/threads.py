@@ -20,12 +20,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from txmq.client import resolver
 from txmq.runtime import owner, threads
 from txmq.runtime.crashpoints import SimulatedCrash
 
 from .world import World
 
-_RESUME_S_MAX = 10.0  # real time: a step that takes longer hangs
+_RESUME_S_MAX = 60.0  # real time: a step that takes longer hangs, also on a busy machine
 _PARK_S_MIN = 1e-6  # less is lost in the clock's rounding, and whoever waits for a deadline would wait for ever
 
 
@@ -391,6 +392,7 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
         yield
     finally:
         all_threads.close()
+        resolver._resolvers.clear()  # a process that was killed closed no client; each would keep its world for ever
         _threads = None
         for module, name, value in undo:
             setattr(module, name, value)
