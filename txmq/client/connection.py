@@ -274,6 +274,7 @@ class Connection:
             self._session = None
             self._hello(link, deadline, wish="new")
         else:
+            known.clock_ahead_ms = resumed.clock_ahead_ms
             self._session = link.session = known  # it counts the transactions
 
     def _hello(self, link: Link, deadline: float, wish: str) -> Session | None:
@@ -282,8 +283,21 @@ class Connection:
         fields = parse_hello(reply.result())
         if fields.get("session") is None:
             return None
-        link.session = self._session = Session(fields, self._clock.now_ms())
+        link.session = self._session = Session(fields, int(self._clock.monotonic() * 1000))
         return link.session
+
+    def measure_clock(self, session: Session, timeout: float) -> None:
+        """Ask once more what time it is at the broker, where the link speaks for the session: a clock was set.
+
+        Raises:
+            TxmqError: the broker does not say.
+        """
+        deadline = self._clock.monotonic() + timeout
+        link = self.link(deadline)
+        if link.session is session:
+            wish = {"session": f"{session.id:x}.{session.epoch}"}
+            fields = parse_hello(link.request(deadline, "hello", PROTOCOL, self._name, extensions=wish).result())
+            session.clock_ahead_ms = Session(fields, int(self._clock.monotonic() * 1000)).clock_ahead_ms
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ from typing import Any
 
 from txmq.client.transaction_home import RETRY_S, Extensions, TransactionHome
 from txmq.client.transaction_parts import EncodedPart, MessageBuffer
-from txmq.errors import ConnectionLostError, OverloadedError, TransactionTimeoutError, TxmqError, UnavailableError
+from txmq.errors import (
+    ConnectionLostError,
+    OverloadedError,
+    TransactionConflictError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+)
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
 
@@ -54,6 +61,9 @@ def repeat_prepare(home: TransactionHome, kind: str, given: Extensions, parts: S
         except _PASSING as error:
             last = error
             home.pause()
+        except TransactionConflictError as error:
+            home.was_refused(error)
+            raise
         else:
             return
 

@@ -36,19 +36,20 @@ class Session:
         id: the session's number; also the producer id of its batches.
         in_flight_max: unanswered batches per partition that the broker tells apart from duplicates.
         request_size_bytes_max: largest body of a request.
-        clock_ahead_ms: how far the broker's wall clock is ahead of ours; deadlines are told by the broker's.
+        clock_ahead_ms: the broker's wall clock less our monotonic one, when it was last asked; deadlines are told by
+            the broker's, and our wall clock may be set.
         lost: counters of local transactions whose end was not seen, and which nobody else asks about.
 
     Thread safety: any thread.
     """
 
-    def __init__(self, fields: dict[str, Any], now_ms: int | None = None) -> None:
+    def __init__(self, fields: dict[str, Any], monotonic_ms: int | None = None) -> None:
         try:
             self.cluster, self.home = int(fields["cluster"], 16), int(fields["home"], 16)
             self.id, self.epoch = int(fields["session"], 16), int(fields["epoch"])
             self.in_flight_max = int(fields["in_flight_max"])
             self.request_size_bytes_max = int(fields["request_size_bytes_max"])
-            self.clock_ahead_ms = 0 if now_ms is None else int(fields["time_ms"]) - now_ms
+            self.clock_ahead_ms = 0 if monotonic_ms is None else int(fields["time_ms"]) - monotonic_ms
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the answer to hello lacks or garbles {error}") from None
         self._txid_prefix = str(TxId(self.cluster, self.home, self.id, 0))[:-1]

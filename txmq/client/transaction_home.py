@@ -19,6 +19,7 @@ from txmq.errors import (
     FencedError,
     RequestTimeoutError,
     RolledBackError,
+    TransactionConflictError,
     TransactionTimeoutError,
     TxmqError,
     UnavailableError,
@@ -97,7 +98,7 @@ class TransactionHome:
         """The deadline as wall time of the broker, which refuses what comes later."""
         self.txid  # noqa: B018  takes the session
         ahead_ms: int = self._session.clock_ahead_ms
-        return self._clock.now_ms() + ahead_ms + int(self.remaining_s * 1000)
+        return ahead_ms + int(self.deadline * 1000)
 
     def check_deadline(self) -> None:
         """Refuse to go on behind the deadline.
@@ -107,6 +108,12 @@ class TransactionHome:
         """
         if self._clock.monotonic() >= self.deadline:
             raise TransactionTimeoutError("the deadline has passed", self._txid or None)
+
+    def was_refused(self, error: TxmqError) -> None:
+        """A prepare was: for being late, by a clock that was set meanwhile, if here it is not. The next one is not."""
+        if isinstance(error, TransactionConflictError) and self.remaining_s > 0:
+            with suppress(TxmqError):
+                self.client.control.measure_clock(self._session, ROLLBACK_TIMEOUT_S)
 
     def pause(self, seconds: float = RETRY_S) -> None:
         """Wait before the same thing is tried again."""

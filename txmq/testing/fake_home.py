@@ -98,8 +98,9 @@ class FakeHome:
         self.session = Session(
             {
                 "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "7", "epoch": 0,
-                "in_flight_max": 8, "request_size_bytes_max": request_size_bytes_max,
-            }
+                "in_flight_max": 8, "request_size_bytes_max": request_size_bytes_max, "time_ms": self.clock.now_ms(),
+            },
+            int(self.clock.monotonic() * 1000),
         )  # fmt: skip
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.requests: list[str] = []
@@ -111,6 +112,10 @@ class FakeHome:
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 
     # --- the connection ----------------------------------------------------------------------------------------------
+
+    def measure_clock(self, session: Session, timeout: float) -> None:
+        """As ``Connection.measure_clock``."""
+        session.clock_ahead_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
 
     def call(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
         """As ``Connection.call``."""

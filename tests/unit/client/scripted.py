@@ -1,6 +1,6 @@
 """A broker in memory that follows docs/protocol.md as far as these tests need it, and breaks when it is told to.
 
-``ScriptedBroker.connect`` stands in for ``txmq.runtime.net.connect``; what it gives out behaves as ``net.Stream``.
+``ScriptedBroker.connect`` stands in for ``txmq.runtime.net.connect``; what it gives out behaves as ``net.TcpStream``.
 Nothing sleeps: a wait with nothing to read turns the clock.
 """
 
@@ -121,6 +121,7 @@ class ScriptedBroker:
         self.hold: set[str] = set()
         self.held: list[tuple[ScriptedStream, bytes]] = []
         self.next_session = 1
+        self.time_ms = 1
         self.fenced: set[int] = set()
         self.logs: dict[int, bytearray] = {}
         self.ends: dict[int, int] = {}
@@ -182,7 +183,7 @@ class ScriptedBroker:
         fields = {
             "cluster": "00000000000000c1", "home": "00000000000000a1", "broker": "b", "version": "1", "protocol": 1,
             "session": None if stream.session is None else f"{stream.session:x}", "epoch": 0, "in_flight_max": 8,
-            "request_size_bytes_max": 1 << 20, "outcomes_kept": 8, "compression": [], "time_ms": 1,
+            "request_size_bytes_max": 1 << 20, "outcomes_kept": 8, "compression": [], "time_ms": self.time_ms,
         }  # fmt: skip
         return answers.result(200, request[4], json.dumps(fields).encode())
 

@@ -254,6 +254,7 @@ def test_the_brokers_clock_is_measured_again_on_the_link_that_is_there(broker: S
     assert (link_of(connection, broker), link.session, broker.streams[0].session) == (link, session, 1)
     broker.fenced.add(1)
     broker.cut()
+    broker.clock.now += 1
     broker.time_ms += 600_000
     connection.measure_clock(session, 1.0)  # speaks for another session now
     assert session.clock_ahead_ms == ahead_ms + 600_000

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from txmq.client.prepared import repeat_prepare
 from txmq.client.session import Session, parse_hello
 from txmq.client.transaction_home import TransactionHome
-from txmq.errors import RemoteProtocolError
-from txmq.testing.fake_home import FakeHome
+from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
+from txmq.testing.fake_home import FakeHome, Fault
 
 FIELDS: dict[str, Any] = {
     "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2, "in_flight_max": 8,
@@ -68,14 +69,32 @@ def test_a_counter_that_is_finished_twice_changes_nothing() -> None:
 
 
 def test_a_session_knows_how_far_the_brokers_clock_is_ahead() -> None:
-    assert Session(FIELDS | {"time_ms": 5_000}, now_ms=2_000).clock_ahead_ms == 3_000
+    assert Session(FIELDS | {"time_ms": 5_000}, monotonic_ms=2_000).clock_ahead_ms == 3_000
 
 
 def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
     broker = FakeHome()
-    broker.session.clock_ahead_ms = -3_600_000
+    broker.session.clock_ahead_ms -= 3_600_000
     home = TransactionHome(broker, broker.clock, 30.0)
     assert home.deadline_ms == broker.clock.now_ms() - 3_600_000 + 30_000
+    broker.clock.jump(-600_000)  # ours is set: the broker's is not
+    assert home.deadline_ms == broker.clock.now_ms() + 600_000 - 3_600_000 + 30_000
+
+
+def test_a_prepare_that_is_refused_in_time_makes_the_next_one_state_its_deadline_by_the_clock_of_now() -> None:
+    broker = FakeHome()
+    home = TransactionHome(broker, broker.clock, 30.0)
+    stated_ms = home.deadline_ms
+    broker.clock.jump(600_000)  # the broker's, too
+    broker.faults["prepare"].append(Fault(TransactionConflictError("the deadline has passed")))
+    with pytest.raises(TransactionConflictError):
+        repeat_prepare(home, "half", {"deadline": stated_ms}, [])
+    assert home.deadline_ms == stated_ms + 600_000
+    broker.clock.jump(600_000)
+    home.was_refused(UnavailableError(""))
+    broker.clock.advance(31.0)
+    home.was_refused(TransactionConflictError("the deadline has passed"))
+    assert home.deadline_ms == stated_ms + 600_000
 
 
 def test_an_outcome_that_a_resolver_needs_is_not_finished_by_whoever_asks_for_it() -> None:

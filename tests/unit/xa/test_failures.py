@@ -256,6 +256,17 @@ def test_a_broker_that_cannot_be_told_is_pending_not_an_error(
     assert world.home.session.floor == 1
 
 
+def test_a_prepare_that_the_broker_calls_late_is_the_last_one(world: World) -> None:
+    """Its clock was set: until the client asked it anew, every transaction was refused, over reconnects too."""
+    world.order(b"1")
+    stated_ms = world.home.session.clock_ahead_ms
+    world.home.clock.jump(600_000)
+    world.home.faults["prepare"].append(Fault(TransactionConflictError("the deadline has passed")))
+    with pytest.raises(RolledBackError):
+        world.order(b"2")
+    assert world.home.session.clock_ahead_ms == stated_ms + 600_000
+
+
 def test_what_is_pending_is_told_in_the_round_in_which_it_can_be(world: World) -> None:
     world.home.faults["commit"].extend([lost(is_executed=False)] * FOR_EVER)
     tx = world.order(b"x", timeout=5.0)
