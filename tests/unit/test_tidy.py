@@ -288,3 +288,15 @@ def test_compiled_modules_call_nothing_in_the_bounds_of_a_slice() -> None:
         for inner in ast.walk(node)
         if isinstance(inner, ast.Call) and not (isinstance(inner.func, ast.Name) and inner.func.id == "len")
     ] == []
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    """A reader follows a message by file name: ARCHITECTURE.md goes where the files go."""
+    places = [f"/{_name(path)}" for path in EVERYTHING]
+    named = [
+        (_name(page), name)
+        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for name in re.findall(r"`([\w/]+\.py)\b", page.read_text("utf-8"))
+    ]
+    assert len(named) > 100
+    assert [(page, name) for page, name in named if not any(place.endswith(f"/{name}") for place in places)] == []
