@@ -11,7 +11,7 @@ from pathlib import Path
 
 import txmq
 from txmq.config import ENVIRONMENT_PREFIX
-from txmq.testing.fork_server import Process, start
+from txmq.testing.fork_server import Process, start_logged
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 30.0
@@ -37,9 +37,8 @@ class Child:
         environment = {name: text for name, text in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if crash is not None:
             environment["TXMQ_CRASH"] = crash
-        with (self._directory / f"{self.name}.log").open("ab") as log:
-            command = [sys.executable, "-m", *self._command(f"{self.name}.{self._runs}")]
-            self._process = start(command, log, environment, str(ROOT))
+        command = [sys.executable, "-m", *self._command(f"{self.name}.{self._runs}")]
+        self._process = start_logged(command, self._directory / f"{self.name}.log", environment, str(ROOT))
 
     @property
     def is_running(self) -> bool:

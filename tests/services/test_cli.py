@@ -18,6 +18,7 @@ import pytest
 
 import txmq
 from txmq.cli import demo_service
+from txmq.testing import fork_server
 from txmq.testing.broker_process import BrokerProcess, free_port
 
 TIMEOUT_S = 60
@@ -33,7 +34,7 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 def run(broker: BrokerProcess | None, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     where = ["--bootstrap", broker.address] if broker is not None else []
     command = [sys.executable, "-m", "txmq.cli.main", *words, *where]
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False)
+    return fork_server.run(command, stdin=stdin, timeout=TIMEOUT_S)
 
 
 def ok(broker: BrokerProcess | None, *words: str, stdin: bytes = b"") -> bytes:

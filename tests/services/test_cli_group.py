@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,18 @@ import pytest
 import txmq
 from tests.services.consuming import take, until, values
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.testing import fork_server
 from txmq.testing.broker_process import BrokerProcess
+
+TIMEOUT_S = 60.0
 
 
 def run(broker: BrokerProcess, *words: str, status: int = 0) -> str:
     """The command; its standard output, or its standard error where it fails."""
     command = [sys.executable, "-m", "txmq.cli.main", "group", *words, "--bootstrap", broker.address]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = fork_server.run(command, timeout=TIMEOUT_S)
     assert done.returncode == status, done.stderr
-    return done.stderr if status else done.stdout
+    return (done.stderr if status else done.stdout).decode()
 
 
 def offsets(broker: BrokerProcess) -> dict[int, Any]:

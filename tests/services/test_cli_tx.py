@@ -16,6 +16,7 @@ from txmq.client.transaction_parts import EncodedPart, MessageBuffer
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import encode_part
+from txmq.testing import fork_server
 from txmq.testing.broker_process import BrokerProcess
 
 UUID, OTHER_UUID = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -67,7 +68,7 @@ def desk(broker: BrokerProcess) -> Iterator[Desk]:
 
 def run(broker: BrokerProcess, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "txmq.cli.main", "tx", *words, "--bootstrap", broker.address]
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False)
+    return fork_server.run(command, stdin=stdin, timeout=TIMEOUT_S)
 
 
 def as_json(broker: BrokerProcess, *words: str) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.fork_server import ForkServer, Process, start
+from txmq.testing.fork_server import ForkServer, Process, run, start_logged
 
 from .child_facts import POINT
 
@@ -27,13 +27,13 @@ def server() -> Iterator[ForkServer]:
         yield made
 
 
-def run(directory: Path, *words: str, server: ForkServer | None = None, **env: str) -> tuple[int, list[str]]:
+def child_facts(directory: Path, *words: str, server: ForkServer | None = None, **env: str) -> tuple[int, list[str]]:
     """The exit status and the log of ``child_facts``, forked by ``server`` or started."""
     log, command = directory / "log", [sys.executable, "-m", "tests.services.child_facts", *words]
     ForkServer.running, before = server, ForkServer.running
     try:
-        with log.open("wb") as output:
-            child = start(command, output, {name: os.environ[name] for name in os.environ.keys() - {"HOME"}} | env)
+        log.unlink(missing_ok=True)
+        child = start_logged(command, log, {name: os.environ[name] for name in os.environ.keys() - {"HOME"}} | env)
     finally:
         ForkServer.running = before
     assert isinstance(child, subprocess.Popen) is (server is None)
@@ -42,8 +42,8 @@ def run(directory: Path, *words: str, server: ForkServer | None = None, **env: s
 
 @pytest.mark.parametrize("words", [("0",), ("3", "--more")])
 def test_a_forked_child_sees_what_a_started_one_sees(tmp_path: Path, server: ForkServer, words: tuple[str]) -> None:
-    forked = run(tmp_path, *words, server=server, TXMQ_SYNC="never")
-    started = run(tmp_path, *words, TXMQ_SYNC="never")
+    forked = child_facts(tmp_path, *words, server=server, TXMQ_SYNC="never")
+    started = child_facts(tmp_path, *words, TXMQ_SYNC="never")
     assert forked == started
     assert forked[0] == int(words[0])
     said = json.loads(forked[1][0])
@@ -56,15 +56,15 @@ def test_a_forked_child_sees_what_a_started_one_sees(tmp_path: Path, server: For
 
 def test_what_it_raises_is_in_the_log_and_its_status_is_one(tmp_path: Path, server: ForkServer) -> None:
     for asked in (server, None):
-        status, log = run(tmp_path, "raise", server=asked)
+        status, log = child_facts(tmp_path, "raise", server=asked)
         assert (status, [line for line in log if line.startswith("LookupError")]) == (1, ["LookupError: as asked"])
 
 
 def test_a_crash_point_is_armed_for_the_one_child_whose_environment_says_so(tmp_path: Path, server: ForkServer) -> None:
-    status, log = run(tmp_path, "0", server=server, TXMQ_CRASH=f"{POINT}:1")
+    status, log = child_facts(tmp_path, "0", server=server, TXMQ_CRASH=f"{POINT}:1")
     assert status == -signal.SIGKILL
     assert "the end" not in log
-    assert run(tmp_path, "0", server=server)[0] == 0
+    assert child_facts(tmp_path, "0", server=server)[0] == 0
 
 
 def test_what_an_interpreter_reads_when_it_starts_asks_for_an_interpreter(tmp_path: Path, server: ForkServer) -> None:
@@ -73,8 +73,22 @@ def test_what_an_interpreter_reads_when_it_starts_asks_for_an_interpreter(tmp_pa
     assert server.can(command, environment | {"TXMQ_SYNC": "never"})
     assert not server.can(command, environment | {"PYTHONOPTIMIZE": "1"})
     assert not server.can(["sh", "-c", "exit 0"], environment)
-    with (tmp_path / "log").open("wb") as output:
-        assert start(["sh", "-c", "exit 5"], output, environment).wait(WAIT_S) == 5
+    assert start_logged(["sh", "-c", "exit 5"], tmp_path / "log", environment).wait(WAIT_S) == 5
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_what_a_command_reads_writes_and_complains_of_goes_three_ways(is_forked: bool, server: ForkServer) -> None:
+    ForkServer.running, before = server if is_forked else None, ForkServer.running
+    try:
+        formatted = run([sys.executable, "-m", "json.tool", "--compact"], stdin=b'{ "a": 1 }', timeout=WAIT_S)
+        refused = run([sys.executable, "-m", "json.tool"], stdin=b"{", timeout=WAIT_S)
+        with pytest.raises(subprocess.TimeoutExpired):
+            run([sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0"], timeout=0.0)
+    finally:
+        ForkServer.running = before
+    assert (formatted.returncode, formatted.stdout, formatted.stderr) == (0, b'{"a":1}\n', b"")
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert b"Expecting property name" in refused.stderr
 
 
 def test_a_child_is_waited_for_and_killed_as_one_of_subprocess(tmp_path: Path, server: ForkServer) -> None:
@@ -99,7 +113,7 @@ def test_with_the_server_gone_its_children_go_on_and_a_start_says_so_at_once(tmp
         server._server.kill()
         server._server.wait()
         with pytest.raises(OSError, match=r"fork server|Broken pipe|reset"):
-            run(tmp_path, "0", server=server)
+            child_facts(tmp_path, "0", server=server)
         assert broker.stop() == 0
 
 

@@ -22,6 +22,7 @@ from tests.services.wire import Wire
 from txmq.client.ordered_sessions import stamped
 from txmq.client.spool import Identity, Pin, Spool
 from txmq.log import records
+from txmq.testing import fork_server
 from txmq.testing.broker_process import BrokerProcess
 
 KEYS = 8
@@ -348,6 +349,6 @@ def test_the_command_line_shows_the_spool_and_drains_it(
 
 
 def _cli(*words: str) -> Any:
-    run = subprocess.run([sys.executable, "-m", "txmq.cli.main", *words], capture_output=True, text=True, check=False)
+    run = fork_server.run([sys.executable, "-m", "txmq.cli.main", *words], timeout=60.0)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)

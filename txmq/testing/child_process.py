@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from txmq.errors import TxmqError
-from txmq.testing.fork_server import Process, start
+from txmq.testing.fork_server import Process, start_logged
 
 STOP_TIMEOUT_S = 60.0
 _LOG_TAIL_BYTES = 2000
@@ -123,8 +123,7 @@ class ChildProcess:
 
     def _spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Start ``command``; what it writes goes to the log."""
-        with self.log_file.open("ab") as log:
-            self._process = start(command, log, os.environ if env is None else env)
+        self._process = start_logged(command, self.log_file, os.environ if env is None else env)
         atexit.register(self.kill)
 
     def _wait_until(self, serves: Callable[[], bool], timeout: float) -> Self:

@@ -6,8 +6,9 @@ pipe the child's process id and, when it has ended, its status: only a parent is
 environment, directory and output of the request and leaves the server's loop; the interpreter then runs the module
 and ends as it does for any ``python -m``: exit status, traceback, ``atexit`` and all.
 
-``start`` is what launchers call. It starts a process of its own, as ``subprocess`` does, where no server runs, where
-the command is not of the form above, and where the environment differs in what an interpreter reads when it starts.
+``start``, and what is made of it, is what launchers call. It starts a process of its own, as ``subprocess`` does,
+where no server runs, where the command is not of the form above, and where the environment differs in what an
+interpreter reads when it starts.
 
 Invariants:
 * the server has one thread, and opens no file, socket or database, so a fork copies none;
@@ -36,8 +37,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import IO, ClassVar, NamedTuple, Protocol, Self
 
 from txmq.runtime import crashpoints
 
@@ -66,22 +70,55 @@ class Process(Protocol):
         """SIGKILL."""
 
 
-def start(command: Sequence[str], log: io.BufferedWriter, env: Mapping[str, str], cwd: str | None = None) -> Process:
-    """Start a command with a session of its own, nothing to read, and ``log`` for what it writes.
+class Streams(NamedTuple):
+    """Open files for a child; may be closed when it has begun."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+
+def start(command: Sequence[str], streams: Streams, env: Mapping[str, str], cwd: str | None = None) -> Process:
+    """Start a command with a session of its own.
 
     Args:
         command: the program and its arguments.
-        log: an open file; may be closed afterwards.
+        streams: what it reads, and where it writes.
         env: its whole environment.
         cwd: its directory; ours by default.
     """
     server = ForkServer.running
     if server is not None and server.can(command, env):
-        return server.start(command[2:], log, env, cwd or os.getcwd())  # noqa: PTH109 - goes over a socket, as text
+        return server.start(command[2:], streams, env, cwd or os.getcwd())  # noqa: PTH109 - goes over a socket, as text
     return subprocess.Popen(  # noqa: S603 - commands of our own
-        list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=cwd,
+        list(command), env=env, cwd=cwd, stdin=streams.stdin, stdout=streams.stdout, stderr=streams.stderr,
         start_new_session=True,  # Ctrl-C at the terminal is for the parent, which decides
     )  # fmt: skip
+
+
+def start_logged(command: Sequence[str], log_file: Path, env: Mapping[str, str], cwd: str | None = None) -> Process:
+    """Start a command that reads nothing; what it writes is appended to a file. See ``start``."""
+    with Path(os.devnull).open("rb") as nothing, log_file.open("ab") as log:
+        return start(command, Streams(nothing, log, log), env, cwd)
+
+
+def run(command: Sequence[str], *, stdin: bytes = b"", timeout: float) -> subprocess.CompletedProcess[bytes]:
+    """``subprocess.run`` with captured output, by ``start``.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time, and was killed.
+    """
+    with ExitStack() as stack:
+        streams = Streams(*(stack.enter_context(TemporaryFile()) for _ in Streams._fields))
+        streams.stdin.write(stdin)
+        streams.stdin.seek(0)
+        child = start(command, streams, os.environ)
+        stack.callback(child.wait)
+        stack.callback(child.kill)  # goes first
+        status = child.wait(timeout)
+        streams.stdout.seek(0)
+        streams.stderr.seek(0)
+        return subprocess.CompletedProcess(command, status, streams.stdout.read(), streams.stderr.read())
 
 
 class ForkServer:
@@ -126,14 +163,14 @@ class ForkServer:
         given = {name: text for name, text in env.items() if name.startswith(_READ_BY_AN_INTERPRETER)}
         return list(command[:2]) == [sys.executable, "-m"] and ours == given
 
-    def start(self, words: Sequence[str], log: io.BufferedWriter, env: Mapping[str, str], cwd: str) -> Process:
+    def start(self, words: Sequence[str], streams: Streams, env: Mapping[str, str], cwd: str) -> Process:
         """Fork a child that runs a module (the first of ``words``) with arguments; see the function ``start``."""
         request = json.dumps({"words": list(words), "env": dict(env), "cwd": cwd}).encode()
         answers, told = os.pipe()
         with self._lock:
             server = self._socket or self._begin()
             try:
-                socket.send_fds(server, [request], [log.fileno(), told])
+                socket.send_fds(server, [request], [told, *(stream.fileno() for stream in streams)])
             finally:
                 os.close(told)
         return _Forked(words, answers)
@@ -209,18 +246,18 @@ def _serve(requests: socket.socket) -> _Request | None:
     """Returns a request in the child that is to carry it out; None when nobody asks any more."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for monitors
     while True:
-        said, descriptors, _flags, _address = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 2)
+        said, descriptors, _flags, _address = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1 + len(Streams._fields))
         if not said:
             return None
-        log, told = descriptors
+        told, *streams = descriptors
         if os.fork() == 0:
             requests.close()
             request = _Request(**json.loads(said))
             _monitor(told)
-            _become(request, log)
+            _become(request, streams)
             return request
-        os.close(log)
-        os.close(told)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _monitor(told: int) -> None:
@@ -237,19 +274,19 @@ def _monitor(told: int) -> None:
     os._exit(0)
 
 
-def _become(request: _Request, log: int) -> None:
+def _become(request: _Request, streams: Sequence[int]) -> None:
     """Make this process what ``subprocess.Popen`` makes of it."""
     os.setsid()
     os.chdir(request.cwd)
-    _redirect(log, 1, 2)
+    for number, descriptor in enumerate(streams):
+        _redirect(descriptor, number)
     os.environ.clear()
     os.environ.update(request.env)
     crashpoints.arm(os.environ.get(crashpoints.VARIABLE))
 
 
-def _redirect(descriptor: int, *numbers: int) -> None:
-    for number in numbers:
-        os.dup2(descriptor, number)
+def _redirect(descriptor: int, number: int) -> None:
+    os.dup2(descriptor, number)
     os.close(descriptor)
 
 
