@@ -212,8 +212,8 @@ class BrokerSettings:
         none="without limit",
     )  # fmt: skip
     default_retention_policy: str = _word(
-        "delete", "What happens to a segment that goes: it is deleted, or moved to archive/ in the data directory, where nothing "
-        "removes it.", section="Topics",
+        "delete", "What happens to a segment that goes: it is deleted, or moved to archive/ in the data directory, "
+        "where nothing removes it.", section="Topics",
         choices=tuple(item.value for item in RetentionPolicy),
     )  # fmt: skip
     default_segment_size_bytes: int = _number(
