@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from typing import cast
 
 from tests.images.node import Client as NodeClient
 from tests.images.node import Node, small_settings
@@ -17,7 +18,9 @@ from txmq.config import BrokerSettings
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.runtime.sim_clock import SimClock
 from txmq.runtime.sim_disk import SimDisk
+from txmq.runtime.steady_clock import SteadyClock
 
 from .threads import current_task
 from .world import World
@@ -134,7 +137,7 @@ class Broker:
                 raise AssertionError("recovery died without a fault")
 
     def _open(self) -> None:
-        self.node = Node(self.disk, self.settings, clock=self.world.clock)
+        self.node = Node(self.disk, self.settings, clock=cast(SimClock, SteadyClock(self.world.clock)))
         recovered = self.node.recovered
         if recovered.records:
             self.world.meet("redo of records")
@@ -221,7 +224,7 @@ class Broker:
             self._later(0.0, self._pump)
 
     def _pump(self, node: Node) -> None:
-        node.context.now_ms = self.world.clock.now_ms()
+        node.context.now_ms = node.clock.now_ms()
         node.core.wake_memory()
         if not self._busy and (not node.context.group.is_empty or node.context.full):
             self._commit(node, node.core.seal())
@@ -304,7 +307,7 @@ class Broker:
 
     def _tick(self, node: Node) -> None:
         world = self.world
-        node.core.tick(world.clock.now_ms())
+        node.core.tick(node.clock.now_ms())
         full = self.disk.free_bytes() < node.store.unapplied_bytes
         node.context.disk_full = full
         if full:

@@ -13,6 +13,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
@@ -260,6 +261,15 @@ def _plan_faults(world: World, broker: Broker, clients: list[Client], programs: 
         world.after(rng.uniform(0, SECONDS), lambda: broker.disk.fail_at(rng.randint(1, 20), errno.EIO))
     if len(clients) > 1 and rng.random() < 0.5:
         world.after(rng.uniform(0, SECONDS), clients[0].die)
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        world.after(rng.uniform(0, SECONDS), partial(_set_clock, world, rng.choice((-3_600_000, 3_600_000))))
+
+
+def _set_clock(world: World, by_ms: int) -> None:
+    """Somebody sets the clock of the machine they are all on."""
+    world.clock.jump(by_ms)
+    world.meet("a clock was set")
+    world.trace("clock set", by_ms)
 
 
 def _heal(world: World, shared: Shared, operator: Operator) -> None:

@@ -19,7 +19,7 @@ SITUATIONS = frozenset(
         "database answer lost", "resolver committed", "resolver rolled back", "marker locked",
         "last resource committed",
         "commit waited for order", "unknown resolved", "topic deleted", "topic altered", "read by a reader",
-        "disk full",
+        "disk full", "a clock was set",
         "one direction stalled", "waited for a database lock", "statement failed",
         "real client died", "client died at a crash point", "real send acknowledged", "real send unknown",
         "real local committed", "real last resource committed", "real xa committed", "xa answer lost",

@@ -19,6 +19,8 @@ from txmq.runtime import descriptors
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.ports import Clock
+from txmq.runtime.steady_clock import SteadyClock
 
 log = get_logger()
 
@@ -43,7 +45,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
             "listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
     settings, backlog = _within_descriptors(settings)
-    clock = OSClock()
+    clock = SteadyClock(OSClock())
     started = clock.monotonic()
     recovered = open_store(
         _data_directory(settings.data), clock, OSRandom(), settings, files_lock=threading.Lock(),
@@ -90,7 +92,7 @@ def _run_loop(serving: Coroutine[None, None, int]) -> int:
 
 
 async def _serve(
-    recovered: Recovered, settings: BrokerSettings, clock: OSClock, backlog: int, ready_file: Path | None
+    recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None
 ) -> int:
     core = Core(recovered.identity, settings, recovered.state, clock.now_ms())
     server = Server(core, recovered.store, settings, clock)

@@ -9,9 +9,10 @@ import pytest
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.sim_clock import START_MS, SimClock, SimRandom
+from txmq.runtime.steady_clock import SteadyClock
 
 
-@pytest.mark.parametrize("clock", [OSClock(), SimClock()])
+@pytest.mark.parametrize("clock", [OSClock(), SimClock(), SteadyClock(OSClock())])
 def test_a_clock_shows_ms_of_this_century_and_never_goes_back(clock: Clock) -> None:
     assert 1_600_000_000_000 < clock.now_ms() < 4_100_000_000_000
     first = clock.monotonic()
@@ -42,6 +43,29 @@ def test_a_jump_moves_the_wall_clock_alone() -> None:
     clock.advance(2)
     clock.set_ms(5)
     assert (clock.now_ms(), clock.monotonic()) == (5, 2.0)
+
+
+def test_a_steady_clock_shows_the_wall_while_nobody_sets_it() -> None:
+    wall = SimClock()
+    clock = SteadyClock(wall)
+    for step_s in (0.0, 0.0001, 0.0004, 0.0005, 0.1, 3600.0, 0.0001):
+        wall.advance(step_s)
+        assert wall.now_ms() - 1 <= clock.now_ms() <= wall.now_ms()
+    assert clock.monotonic() == wall.monotonic()
+
+
+@pytest.mark.parametrize(("set_by_ms", "speed"), [(3_600_000, 2.0), (-3_600_000, 0.5)])
+def test_a_clock_that_is_set_is_followed_at_twice_or_half_the_speed_of_time(set_by_ms: int, speed: float) -> None:
+    wall = SimClock()
+    clock = SteadyClock(wall)
+    wall.jump(set_by_ms)
+    assert clock.now_ms() == START_MS
+    for passed_s in (1, 10, 60):
+        before_ms = clock.now_ms()
+        wall.advance(passed_s)
+        assert clock.now_ms() == before_ms + passed_s * 1000 * speed
+    wall.advance(2 * 3600)
+    assert clock.now_ms() == wall.now_ms()
 
 
 def test_simulated_numbers_repeat_with_their_seed() -> None:

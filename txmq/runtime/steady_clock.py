@@ -1,0 +1,38 @@
+"""The broker's clock: wall time that does not jump when somebody sets the machine's.
+
+Theory of operation. A broker measures by the wall what is told to others or kept over restarts: deadlines, how long an
+owner, a member or a session is gone, how long messages wait for their rows. Set an hour ahead, all of that would be
+over at once, and messages be seen before their rows; set back, nobody would be gone for an hour, and whoever waits for
+a dead one's transaction would wait. So this clock follows the machine's at between half and twice the speed of time
+until it has caught up. An adjustment as of NTP, which slews, is followed as it comes.
+
+Invariants:
+    * ``now_ms`` never goes back, and over any while it counts between half and twice what ``monotonic`` does;
+    * where the machine's clock is not set, it shows the same, to the ms.
+
+Thread safety: ``now_ms`` by one thread.
+"""
+
+from __future__ import annotations
+
+from txmq.runtime.ports import Clock
+
+_SPEED_MIN, _SPEED_MAX = 0.5, 2.0
+
+
+class SteadyClock:
+    """See the module's docstring. Begins with the time that ``clock`` shows."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.monotonic, self.sleep = clock.monotonic, clock.sleep
+        self._wall_ms = clock.now_ms
+        self._told_ms = float(clock.now_ms())
+        self._told_at = clock.monotonic()
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since 1970-01-01 UTC; does not jump."""
+        at = self.monotonic()
+        passed_ms = (at - self._told_at) * 1000
+        low, high = self._told_ms + passed_ms * _SPEED_MIN, self._told_ms + passed_ms * _SPEED_MAX
+        self._told_ms, self._told_at = min(max(float(self._wall_ms()), low), high), at
+        return int(self._told_ms)
