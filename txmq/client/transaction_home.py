@@ -107,7 +107,8 @@ class TransactionHome:
             TransactionTimeoutError: it has passed.
         """
         if self._clock.monotonic() >= self.deadline:
-            raise TransactionTimeoutError("the deadline has passed", self._txid or None)
+            text = "timeout= passed before the end of the block, or before the broker was reached; nothing happened"
+            raise TransactionTimeoutError(text, self._txid or None)
 
     def was_refused(self, error: TxmqError) -> None:
         """A prepare was: for being late, by a clock that was set meanwhile, if here it is not. The next one is not."""
