@@ -8,8 +8,8 @@ it began is synced when it returns, whoever wrote it.
 Invariants:
     * a dirty file is synced before its descriptor is closed (a later descriptor may never hear of a failed write-back);
       clean files are closed first;
-    * a created file's or unlinked file's directory is synced by the next ``sync_dirty``, also where an earlier process
-      did it (``distrust``);
+    * the directory of what was created or unlinked, file or directory, is synced by the next ``sync_dirty``, also where
+      an earlier process did it (``distrust``): until then the journal has all that may be lost with an entry;
     * a failed sync is never repeated and never forgotten: the kernel marks the pages clean, so a second one would lie.
       All later syncs fail too; the bytes are safe in the journal, a restart writes them again;
     * a handle is closed by whoever unpins it last, so nobody reads another file's bytes through a reused descriptor.
@@ -92,7 +92,7 @@ class FileCache:
         """Force files and the directory entries that changed.
 
         Args:
-            paths: only these files, and their directories; None is all.
+            paths: only these files, and the directories above them; None is all.
 
         Durability: everything written before the call, by anyone, is on disk when this returns.
 
@@ -100,7 +100,7 @@ class FileCache:
             OSError: a sync failed, now or earlier; the broker must stop (see the invariants).
         """
         chosen = None if paths is None else set(paths)
-        directories = None if chosen is None else {parent(path) for path in chosen}
+        directories = None if chosen is None else {above for path in chosen for above in _above(path)}
         with self._lock:
             files = [item for item in self._dirty.items() if chosen is None or item[0] in chosen]
             entries = [item for item in self._entries.items() if directories is None or item[0] in directories]
@@ -214,16 +214,18 @@ class FileCache:
             if not create:
                 raise
         directory = parent(path)
-        self._disk.make_directories(directory)
+        for changed in self._disk.add_directories(directory):  # not synced: 3 ms for each of 10,000 new partitions
+            self._changed(changed)
         crash_point("segment.roll")
         file = self._disk.open(path, create=True)
         self._changed(directory)
         return file
 
     def distrust(self, directory: str) -> None:
-        """An earlier process may have created, removed or moved files in it and never synced it: sync it next time."""
+        """An earlier process may have made it, or changed what is in it, and never synced that: sync it next time."""
         if self._disk.exists(directory):
-            self._changed(directory)
+            for changed in (directory, *_above(directory)):
+                self._changed(changed)
 
     def _changed(self, directory: str) -> None:
         with self._lock:
@@ -285,3 +287,12 @@ class FileCache:
             done = handle.dropped and handle.pins == 0
         if done:
             handle.file.close()
+
+
+def _above(path: str) -> list[str]:
+    """The directories that lead to it, the nearest first."""
+    found = []
+    while path:
+        path = parent(path)
+        found.append(path)
+    return found

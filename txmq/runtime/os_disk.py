@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from txmq.errors import DirectoryInUseError
-from txmq.runtime.paths import split
+from txmq.runtime.paths import parent, split
 from txmq.runtime.ports import Buffer
 
 _ZERO_STEP_BYTES = 1 << 20
@@ -283,6 +283,21 @@ class OSDisk:
             except FileExistsError:
                 os.close(self._walk(parts))  # refuses what is not a directory
             _force(directory)
+
+    def add_directories(self, path: str) -> list[str]:
+        """Create a directory and its parents where they are missing; the directories that got an entry, not synced."""
+        parts = split(path)
+        if not parts:
+            return []
+        try:
+            with self._parent(path) as (directory, name):
+                os.mkdir(name, 0o700, dir_fd=directory)
+        except FileExistsError:
+            os.close(self._walk(parts))  # refuses what is not a directory
+            return []
+        except FileNotFoundError:
+            return [*self.add_directories(parent(path)), *self.add_directories(path)]
+        return [parent(path)]
 
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` atomically; durable only after ``sync_directory``."""

@@ -102,6 +102,13 @@ class Disk(Protocol):
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents (mode 0700), each entry synced; no error where it exists."""
 
+    def add_directories(self, path: str) -> list[str]:
+        """Create a directory and its parents (mode 0700) where they are missing; none of it is durable yet.
+
+        Returns:
+            the directories that got an entry: ``sync_directory`` of each makes it durable.
+        """
+
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` atomically; durable only after ``sync_directory``."""
 

@@ -31,6 +31,7 @@ from txmq.runtime.ports import Buffer
 from txmq.runtime.sim_damage import SECTOR_BYTES, CrashModel, draw_outcome
 from txmq.runtime.sim_model import (
     DIRECTORY,
+    AddDirectory,
     Create,
     Image,
     Lose,
@@ -391,6 +392,21 @@ class SimDisk:
             self._check("entry", name)
             self.perform(MakeDirectory(name))
             self._entries[name] = DIRECTORY
+
+    def add_directories(self, path: str) -> list[str]:
+        """Create a directory and its parents where they are missing; the directories that got an entry, not synced."""
+        parts = split(path)
+        changed = []
+        for depth in range(1, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            if name in self._entries:
+                self._require_directory(name)
+                continue
+            self._check("entry", name)
+            self.perform(AddDirectory(name))
+            self._entries[name] = DIRECTORY
+            changed.append(parent(name))
+        return changed
 
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` atomically; durable only after ``sync_directory``. Files only."""

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from txmq.runtime.sim_damage import SECTOR_BYTES, CrashModel, cut, garbage, garbage_range, grown, inner_boundaries
 from txmq.runtime.sim_disk import SimDisk
 from txmq.runtime.sim_model import (
+    AddDirectory,
     Create,
     MakeDirectory,
     Model,
@@ -51,8 +52,8 @@ from txmq.runtime.sim_model import (
 
 WINDOW = 8  # B3 and CrashMonkey found nearly everything with three operations or fewer
 _CUTS_MAX = 4
-_ADDS = (Write, Truncate, Create, Rename, Unlink, RemoveDirectory)
-_ENTRY_OPS = (Create, Rename, Unlink, RemoveDirectory)
+_ADDS = (Write, Truncate, Create, Rename, Unlink, AddDirectory, RemoveDirectory)
+_ENTRY_OPS = (Create, Rename, Unlink, AddDirectory, RemoveDirectory)
 
 Variant = tuple[str, list[PendingOp]]
 

@@ -11,7 +11,8 @@ Invariants:
   bytes. Any subset of what is pending may be on disk, whatever the order it was asked for;
 * a name stands for one inode at a time: a rename is atomic. Across directories, syncing the target's makes the new
   name durable, and only syncing the source's takes the old one away;
-* a directory is durable once made (``make_directories`` syncs it); one that was removed has no entries;
+* a directory is durable once made (``make_directories`` syncs it), or added and its parent synced; until then nothing
+  below it can be reached, whatever was synced there; one that was removed has no entries;
 * after ``Lose`` (a failed sync) the pending operations will never reach the disk: Linux marks the pages clean.
 
 Source: ALICE (OSDI 2014), Rebello et al. (ATC 2020), SQLite's crash VFS.
@@ -23,7 +24,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from txmq.runtime.paths import parent
+from txmq.runtime.paths import ROOT, parent
 
 DIRECTORY: Final = 0  # inode number of every directory: only their names matter
 
@@ -80,6 +81,12 @@ class RemoveDirectory(NamedTuple):
     path: str
 
 
+class AddDirectory(NamedTuple):
+    """A directory made, its entry not synced."""
+
+    path: str
+
+
 class MakeDirectory(NamedTuple):
     """A directory made and its entry synced."""
 
@@ -113,7 +120,7 @@ class Note(NamedTuple):
 
 
 FileOp = Write | Truncate | Grow
-EntryOp = Create | Rename | Unlink | RemoveDirectory
+EntryOp = Create | Rename | Unlink | AddDirectory | RemoveDirectory
 PendingOp = FileOp | EntryOp
 Op = PendingOp | MakeDirectory | Sync | Lose | SyncDirectory | Note
 _FILE_OPS = (Write, Truncate, Grow)
@@ -179,6 +186,8 @@ def apply_entry_op(entries: dict[str, int], op: EntryOp) -> None:
         entries[op.target] = op.inode
     elif isinstance(op, Unlink):
         entries.pop(op.path, None)
+    elif isinstance(op, AddDirectory):
+        entries[op.path] = DIRECTORY
     else:
         for path in [path for path in entries if path.startswith(op.path + "/")]:
             del entries[path]
@@ -254,13 +263,18 @@ class Model:
     def _apply_entry(self, op: EntryOp) -> None:
         if isinstance(op, Create):
             self.inodes[op.inode] = Inode()
+        elif isinstance(op, AddDirectory):
+            self._settle_removal(op.path)
         self._pending_entries.append((self._count, op))
 
     def _make_directory(self, path: str) -> None:
+        self._settle_removal(path)
+        self._entries[path] = DIRECTORY
+
+    def _settle_removal(self, path: str) -> None:
         if any(isinstance(op, RemoveDirectory) and op.path == path for _, op in self._pending_entries):
             self._sync_directory(path)  # the older directory of that name is gone for good
             self._sync_directory(parent(path))
-        self._entries[path] = DIRECTORY
 
     def _sync_directory(self, directory: str) -> None:
         left: list[tuple[int, EntryOp]] = []
@@ -314,9 +328,21 @@ class Model:
             if op.inode not in changed:
                 changed[op.inode] = self.inodes[op.inode].copy()
             apply_file_op(changed[op.inode], op)
+        if any(isinstance(op, AddDirectory) for _, op in self._pending_entries):
+            entries = _reachable(entries)
         contents = {
             number: bytes(changed[number]) if number in changed else self.inodes[number].snapshot()
             for number in entries.values()
             if number != DIRECTORY
         }
         return Image(entries, contents)
+
+
+def _reachable(entries: dict[str, int]) -> dict[str, int]:
+    """Those whose directories are all there."""
+    found: dict[str, int] = {}
+    for path in sorted(entries):
+        above = parent(path)
+        if above == ROOT or found.get(above) == DIRECTORY:
+            found[path] = entries[path]
+    return found

@@ -87,6 +87,17 @@ def test_what_retention_journaled_and_did_not_unlink_goes_at_the_next_start() ->
     assert len(values(again)) == 2
 
 
+def test_directories_that_a_killed_process_made_are_durable_behind_the_next_lifes_checkpoints() -> None:
+    """They are seen, and may not be on disk: the journal that could make them again is let go of."""
+    broker = node()
+    put(broker.connect(), b"1")
+    broker = Node(broker.kill(), broker.settings)
+    for _ in range(3):
+        put(broker.connect(), b"2")
+        broker.checkpoint()
+    assert values(Node(broker.disk.crash(), broker.settings)) == [b"1", b"2", b"2", b"2"]
+
+
 def test_what_is_no_topic_in_the_log_directory_is_not_touched() -> None:
     broker = node()
     put(broker.connect())

@@ -129,7 +129,31 @@ def test_a_dirty_file_is_synced_before_its_descriptor_is_closed() -> None:
     files.write(path(1), 0, b"abc")
     files.write(path(2), 0, b"def")  # closes the first
     assert disk.opened[0]._closed
-    disk.sync_directory("log/1/0")
+    for directory in ("", "log", "log/1", "log/1/0"):
+        disk.sync_directory(directory)
+    assert content(disk.crash(), path(1)) == b"abc"
+
+
+def test_the_first_write_to_a_partition_waits_for_no_sync_and_the_next_sync_takes_its_directories_once() -> None:
+    disk = SimDisk()
+    files = FileCache(disk)
+    for number in range(50):
+        files.write(f"log/1/{number}/a.log", 0, b"abc")
+    assert disk.counts["sync"] == 0
+    files.sync_dirty()
+    assert disk.counts["sync"] == 50 + 50 + 3  # files, their directories, and log/1, log and the root
+    after = disk.crash()
+    assert {content(after, f"log/1/{number}/a.log") for number in range(50)} == {b"abc"}
+
+
+def test_directories_that_an_earlier_process_made_are_synced_once_they_are_distrusted() -> None:
+    disk = SimDisk()
+    FileCache(disk).write(path(1), 0, b"abc")
+    disk = disk.kill()
+    files = FileCache(disk)
+    files.write(path(1), 0, b"abc")
+    files.distrust("log/1/0")
+    files.sync_dirty()
     assert content(disk.crash(), path(1)) == b"abc"
 
 

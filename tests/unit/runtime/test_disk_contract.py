@@ -168,6 +168,23 @@ def test_directories_are_made_with_their_parents_and_may_be_there(disk: Disk) ->
     assert (disk.list_directory("a"), disk.list_directory("a/b/c")) == (["b"], [])
 
 
+def test_directories_are_added_with_their_parents_and_those_that_got_an_entry_are_told(disk: Disk) -> None:
+    assert disk.add_directories("a/b/c") == ["", "a", "a/b"]
+    assert disk.add_directories("a/b/c") == []
+    assert disk.add_directories("a/b/d") == ["a/b"]
+    assert disk.add_directories("") == []
+    assert disk.list_directory("a/b") == ["c", "d"]
+    for directory in ("", "a", "a/b"):
+        disk.sync_directory(directory)
+
+
+def test_a_directory_cannot_be_added_where_a_file_is(disk: Disk, file: File) -> None:
+    with pytest.raises(NotADirectoryError):
+        disk.add_directories(file.path)
+    with pytest.raises(NotADirectoryError):
+        disk.add_directories(file.path + "/below")
+
+
 def test_a_directory_cannot_be_made_where_a_file_is(disk: Disk, file: File) -> None:
     with pytest.raises(NotADirectoryError):
         disk.make_directories(file.path)

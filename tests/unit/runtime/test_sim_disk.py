@@ -187,6 +187,22 @@ def test_directories_are_durable_once_made() -> None:
     assert disk.crash().exists("a/b")
 
 
+def test_directories_that_were_added_are_durable_once_what_holds_them_is_synced_and_so_is_what_is_in_them() -> None:
+    disk = SimDisk()
+    disk.add_directories("a/b")
+    disk.open("a/b/file", create=True)
+    disk.sync_directory("a/b")
+    assert not disk.crash().exists("a")
+    for kept, synced in (([], ["a"]), (["a"], [""]), (["a", "a/b", "a/b/file"], ["", "a"])):
+        disk = SimDisk()
+        disk.add_directories("a/b")
+        disk.open("a/b/file", create=True)
+        for directory in ("a/b", *synced):
+            disk.sync_directory(directory)
+        after = disk.crash()
+        assert [path for path in ("a", "a/b", "a/b/file") if after.exists(path)] == kept
+
+
 def test_a_removed_directory_takes_its_unlinked_files_with_it() -> None:
     for seed in range(200):
         disk = SimDisk(random.Random(seed))
