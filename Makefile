@@ -1,6 +1,7 @@
 # make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
 # make demo-audit  see the audit find what was damaged: installs Spark and Java where they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
+# make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
 # make check     what to run before each commit (about 100 s on two cores)
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
@@ -20,9 +21,11 @@ SEEDS ?= 500
 WORKERS ?= 2
 SERVICE_WORKERS ?= 3
 COMPILED ?= 1
+COMPILED_TESTS := tests/compiled tests/vectors tests/crash/test_campaign.py tests/crash/test_xa_campaign.py \
+	tests/services/test_last_resource_mysql.py tests/services/test_acks_in_transactions.py
 export PY
 
-.PHONY: demo demo-audit test check compiled bench crash simulate clean
+.PHONY: demo demo-audit test test-compiled check compiled bench crash simulate clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -55,7 +58,9 @@ check: .venv/.dev
 # More processes than cores, because these tests wait a lot. tests/conftest.py says in which order, and who gets Spark.
 test: check
 	@echo "txmq: crash images, simulation, kill -9, services, examples, Spark: $(SERVICE_WORKERS) at once ..."
-	$(BIN)/pytest -n $(SERVICE_WORKERS) --dist loadfile --durations 15 tests --ignore tests/unit --ignore tests/vectors
+	$(BIN)/pytest -n $(SERVICE_WORKERS) --dist loadfile --durations 15 tests \
+		--ignore tests/unit --ignore tests/vectors --ignore tests/compiled
+	@$(MAKE) --no-print-directory test-compiled
 
 # Compiled modules stand before the source: PYTHONSAFEPATH keeps the working directory out of the way.
 BUILT := build/compiled/.done
@@ -69,6 +74,10 @@ $(BUILT): .venv/.dev setup.py pyproject.toml $(shell find txmq -name '*.py')
 	@touch $@
 
 compiled: $(BUILT)
+
+test-compiled: $(BUILT)
+	@echo "txmq: vectors, simulation, kill -9 and databases with compiled modules ..."
+	$(WITH_BUILT) $(BIN)/pytest -q -n $(SERVICE_WORKERS) --dist loadfile -o "pythonpath=build/compiled ." $(COMPILED_TESTS)
 
 ifeq ($(COMPILED),1)
 bench: .venv/.dev .venv/.bench $(BUILT)

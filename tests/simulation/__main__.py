@@ -51,13 +51,18 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--digest", action="store_true", help="print only the hash of the trace")
+    parser.add_argument("--digest", action="store_true", help="print only the hash of the trace, of --seed or of each")
     parser.add_argument("--hash-check", action="store_true")
     options = parser.parse_args()
     if options.seed is not None:
         result = simulate(options.seed)
         print(result.digest if options.digest else report(result))
         return 1 if result.error else 0
+    if options.digest:
+        for seed in range(options.first, options.first + options.seeds):
+            result = simulate(seed)
+            print(seed, result.digest, result.error, flush=True)
+        return 0
     if options.hash_check:
         different = [s for s in range(1, 6) if digest_elsewhere(s, "1") != digest_elsewhere(s, "2")]
         print(f"seeds whose trace depends on the hash seed: {different or 'none'}")

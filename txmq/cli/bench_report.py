@@ -57,7 +57,8 @@ def _facts(report: Report) -> dict[str, str]:
         "broker": f"{report.server} ({'its own' if report.is_own else 'yours'}), sync {report.broker['sync']}",
         "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, "
         f"load {machine['load before']} before",
-        "system": f"{machine['system']}, file system {machine['file system']}, Python {machine['python']}",
+        "system": f"{machine['system']}, file system {machine['file system']}, Python {machine['python']}, "
+        f"hot modules: {machine.get('hot modules', 'source')}",
     }
 
 

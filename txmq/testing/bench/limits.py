@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from txmq.runtime.build import is_compiled
 from txmq.runtime.os_disk import OSFile
 from txmq.testing.bench.raw import percentile
 
@@ -67,6 +68,7 @@ def facts(directory: Path) -> dict[str, str]:
         "memory": f"{int(memory) // (1 << 20)} GiB",
         "file system": _file_system(directory),
         "python": platform.python_version(),
+        "hot modules": "compiled" if is_compiled() else "source",
         "load before": f"{os.getloadavg()[0]:.1f}",
     }
 
