@@ -24,6 +24,8 @@ COMPILED ?= 1
 COMPILED_TESTS := tests/compiled tests/vectors tests/crash/test_campaign.py tests/crash/test_xa_campaign.py \
 	tests/services/test_last_resource_mysql.py tests/services/test_acks_in_transactions.py
 export PY
+# Where it is set, each of a thousand short processes compiles all its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo demo-audit test test-compiled check compiled bench crash simulate clean
 

@@ -24,7 +24,7 @@ from txmq.config import ENVIRONMENT_PREFIX, split_address
 from txmq.errors import TxmqError
 from txmq.testing.child_process import ChildProcess
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 _PORT_MIN, _PORT_MAX = 18_000, 31_999  # Linux hands out 32768 and up by itself
 _PORT_TRIES_MAX = 100
 _START_TRIES_MAX = 5  # two test processes may choose the same port at the same moment
