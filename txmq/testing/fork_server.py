@@ -15,7 +15,8 @@ Invariants:
 * a child has a session of its own, and no descriptor of the server's;
 * the server ends with the process that uses it; the children go on, as those of ``subprocess`` do.
 
-Measured on 2 cores: a broker takes 0.55 s of processor time until it serves, 0.09 s when it is forked.
+Measured on 2 busy cores: a broker takes 0.6 s of processor time until it serves, 0.1 s when it is forked; a campaign of
+20 kills 37 s and 13 s.
 
 Source: ``multiprocessing.forkserver``, whose children import the user's main module again.
 """
