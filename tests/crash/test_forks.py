@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -21,17 +20,6 @@ class ChangedMindError(Exception):
 
 
 LEFT = {KeyError: 3, txmq.TransactionStateError: 4}  # by what it left: its exit status
-
-
-@pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> World:
-    """A broker, a topic, a database."""
-    made = World(tmp_path)
-    made.create(broker.address)
-    with txmq.connect(broker.address) as client:
-        client.topics.create(ORDERS)
-        made.resource().install(client)
-    return made
 
 
 @pytest.fixture(autouse=True)

@@ -110,17 +110,6 @@ def _json_text(text: str, name: str) -> str:
 # --- a client dies or is paused ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> World:
-    """A broker, a topic, a database."""
-    made = World(tmp_path)
-    made.create(broker.address)
-    with txmq.connect(broker.address) as client:
-        client.topics.create(ORDERS)
-        made.resource().install(client)
-    return made
-
-
 class Order:
     """One order, taken by a process of its own."""
 

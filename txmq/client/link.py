@@ -7,8 +7,7 @@ everybody until its own has come; the others (*followers*) are listed and sleep.
 and reads the socket itself: no hand-over between threads on its way (0.03 ms a round trip less than through a reader).
 Followers whose answers one read brought wake each other in turn: the leader wakes the first, and whoever leaves the
 list wakes the next; the last of them, where nobody reads any more, wakes one to lead. All of them at once would fight
-for the interpreter's lock, which only one can have (24 us a hand-over between 64 threads; in turn 14). In a crowd the
-leader steps down meanwhile, else it would fight with each of them (18 k transactions a second against 13 k).
+for the interpreter's lock, which only one can have (24 us a hand-over between 64 threads; in turn 14).
 
 *Sending*. A request is put into ``_out``; whoever finds the sending lock free writes what is there, his own and that of
 threads that come meanwhile, in one piece; the others go on to wait. While followers are being woken one after another,
@@ -19,10 +18,10 @@ Nothing here blocks while it holds a lock: what the socket does not take at once
 writes it on. A callback (``Pending``) may therefore send.
 
 Invariants:
-    * Every request that ``start`` took is told exactly once: ``answered``, or ``lost`` with the link's failure; both
-      where a KeyboardInterrupt struck while it was told.
+    * Every request that ``start`` took is told exactly once: ``answered``, or ``lost`` with the link's failure. Where a
+      KeyboardInterrupt struck while it was told, it is told ``lost`` too.
     * A link that failed stays failed; another one is made by ``connection``.
-    * An answer nobody waits for any more (``abandon``) is taken and dropped.
+    * A broker's answer to a request nobody waits for any more (``abandon``) is taken and dropped.
     * A KeyboardInterrupt leaves no lock behind: what is held is held by ``with``, or is an attribute that a ``finally``
       gives back before any call (CPython raises it behind calls, so behind ``acquire``, too).
     * A follower in the list has a signal to come: where somebody is to be woken, a thread is awake that passes it on,
@@ -34,7 +33,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import Protocol
 
@@ -48,7 +46,6 @@ from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
 from txmq.runtime.ports import Buffer, Clock, Stream
 from txmq.runtime.threads import Lock, Signal
 
-CROWD_WOKEN, CROWD_WAITING = 4, 16  # so many woken by one read, and still waiting: nobody reads before they are awake
 HELD_BACK_MAX = 8  # requests that wait to be written with those of threads about to wake up
 ABANDONED_MAX = 256  # requests given up on one link; a broker that answers none of them is as good as gone
 _JOINED_SIZE_BYTES_MAX = 16 << 10  # copying that much costs less than telling the system of many pieces
@@ -279,7 +276,7 @@ class Link:
     def wait(self, waiter: Waiter, deadline: float) -> None:
         """Read answers, or sleep while another does, until ``waiter`` is done or nudged, the link fails, time is up."""
         while not waiter.done and not waiter.nudged and self.failure is None:
-            if self._leader is None and not self._woken:
+            if self._leader is None:
                 self._lead(waiter, deadline)
             else:
                 self._follow(waiter, deadline)
@@ -287,7 +284,7 @@ class Link:
                 return
 
     def take_arrived(self) -> None:
-        """Read what has arrived without waiting; nothing if another thread reads."""
+        """Read what has arrived, without waiting; nothing if another thread reads."""
         if self._leader is None:
             self._read_once(0.0)
 
@@ -333,8 +330,6 @@ class Link:
                     return
                 self._exchange(remaining)
                 if self._woken:
-                    if len(self._woken) >= CROWD_WOKEN and len(self._followers) >= CROWD_WAITING:
-                        return
                     self._pass_on()
         finally:
             if self._leader is waiter:
@@ -362,7 +357,7 @@ class Link:
         followers[waiter] = True
         try:
             # Listed first, looked second: whoever ends the wait, or stops reading, in between sees us or is seen.
-            if waiter.done or waiter.nudged or self.failure is not None or not (self._leader or self._woken):
+            if waiter.done or waiter.nudged or self.failure is not None or self._leader is None:
                 return
             remaining = min(deadline - self.clock.monotonic(), SLEEP_S_MAX)
             if self._stuck:
@@ -394,9 +389,11 @@ class Link:
         if self._out:
             self._flush()
         if followers and self._leader is None:
-            with suppress(KeyError):
+            try:
                 waiter, _ = followers.popitem()  # the latest: likely to be answered last, and so to lead for longest
-                waiter.signal.set()
+            except KeyError:
+                return
+            waiter.signal.set()
 
     def _has_stepped_down(self) -> None:
         if self.failure is not None:

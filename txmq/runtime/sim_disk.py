@@ -22,7 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from txmq.errors import DirectoryInUseError
@@ -383,30 +383,29 @@ class SimDisk:
 
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents, each entry synced; no error where it exists."""
-        parts = split(path)
-        for depth in range(1, len(parts) + 1):
-            name = "/".join(parts[:depth])
-            if name in self._entries:
-                self._require_directory(name)
-                continue
-            self._check("entry", name)
+        for name in self._missing(path):
             self.perform(MakeDirectory(name))
             self._entries[name] = DIRECTORY
 
     def add_directories(self, path: str) -> list[str]:
         """Create a directory and its parents where they are missing; the directories that got an entry, not synced."""
-        parts = split(path)
         changed = []
-        for depth in range(1, len(parts) + 1):
-            name = "/".join(parts[:depth])
-            if name in self._entries:
-                self._require_directory(name)
-                continue
-            self._check("entry", name)
+        for name in self._missing(path):
             self.perform(AddDirectory(name))
             self._entries[name] = DIRECTORY
             changed.append(parent(name))
         return changed
+
+    def _missing(self, path: str) -> Iterator[str]:
+        """The directories on the way that are to be made, from the top."""
+        parts = split(path)
+        for depth in range(1, len(parts) + 1):
+            name = "/".join(parts[:depth])
+            if name in self._entries:
+                self._require_directory(name)
+            else:
+                self._check("entry", name)
+                yield name
 
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` atomically; durable only after ``sync_directory``. Files only."""

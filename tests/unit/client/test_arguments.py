@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import txmq
-from tests.unit.client.scripted import ScriptedBroker, scripted_broker
 from txmq.client.client import Client
 from txmq.client.producer import Producer, ProducerSettings
 from txmq.errors import ConfigError
 
 NEVER_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, -1.0, "1", None, True, [])
-
-
-@pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
-    return scripted_broker(monkeypatch)
-
-
-@pytest.fixture
-def client(broker: ScriptedBroker) -> Iterator[Client]:
-    with Client([("host", 1)], clock=broker.clock) as opened:
-        yield opened
 
 
 WAITS: dict[str, Callable[[Client, Any], object]] = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 import pytest
 
 import txmq
-from tests.unit.client.scripted import ScriptedBroker, scripted_broker
+from tests.unit.client.scripted import ScriptedBroker
 from txmq.client import sender
 from txmq.client.client import Client
 from txmq.client.transaction import current_transaction
@@ -29,17 +28,6 @@ from txmq.errors import (
 )
 from txmq.model import Message, SendResult, SendStatus
 from txmq.runtime.threads import Forked
-
-
-@pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
-    return scripted_broker(monkeypatch)
-
-
-@pytest.fixture
-def client(broker: ScriptedBroker) -> Iterator[Client]:
-    with Client([("host", 1)], clock=broker.clock) as opened:
-        yield opened
 
 
 def values(messages: list[Message]) -> list[bytes | None]:

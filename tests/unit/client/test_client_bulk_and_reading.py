@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
 
 import pytest
 
 import txmq
-from tests.unit.client.scripted import ScriptedBroker, scripted_broker
+from tests.unit.client.scripted import ScriptedBroker
 from txmq.client.bulk import SLICE_COUNT_MAX, SendResults
 from txmq.client.client import Client, parse_bootstrap
 from txmq.errors import (
@@ -21,17 +20,6 @@ from txmq.errors import (
     TopicClosedError,
 )
 from txmq.model import Message
-
-
-@pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
-    return scripted_broker(monkeypatch)
-
-
-@pytest.fixture
-def client(broker: ScriptedBroker) -> Iterator[Client]:
-    with Client([("host", 1)], clock=broker.clock) as opened:
-        yield opened
 
 
 def values(messages: list[Message]) -> list[bytes | None]:

@@ -1,0 +1,22 @@
+"""What scenarios of kills and forks begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import txmq
+from tests.crash.world import ORDERS, World
+from txmq.testing.broker_process import BrokerProcess
+
+
+@pytest.fixture
+def world(tmp_path: Path, broker: BrokerProcess) -> World:
+    """A broker, a topic, a database."""
+    made = World(tmp_path)
+    made.create(broker.address)
+    with txmq.connect(broker.address) as client:
+        client.topics.create(ORDERS)
+        made.resource().install(client)
+    return made

@@ -1,0 +1,21 @@
+"""A client of a broker that is a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.client.scripted import ScriptedBroker, scripted_broker
+from txmq.client.client import Client
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
+    return scripted_broker(monkeypatch)
+
+
+@pytest.fixture
+def client(broker: ScriptedBroker) -> Iterator[Client]:
+    with Client([("host", 1)], clock=broker.clock) as opened:
+        yield opened
