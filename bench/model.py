@@ -4,8 +4,8 @@ A row opens its surroundings once (a broker, a client, a database) and is then m
 gives named figures, and the median of each is reported. Bounds name the figure they hold for.
 
 *What a machine allows.* A bound may say what its figure would be if nothing but its forced writes and round trips took
-time (``best``), from bare limits that are measured between the row's own measures, because a shared machine changes
-within minutes. Where even that misses the bound, the row's verdict is ``LIMIT``: the disk's, not txmq's.
+time (``best``), from bare limits that are measured between the row's own measures, or by them, because a shared machine
+changes within minutes. Where even that misses the bound, the row's verdict is ``LIMIT``: the disk's, not txmq's.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 import txmq
 from bench.model import Bound, Measure, Medians, Row, Surroundings
 from bench.rows.databases import ORDER, VALUE, Open, mariadb, row_and_outbox, sqlite
+from bench.rows.steps import Make, bare_steps
 from txmq.testing.bench.limits import SYNCED_ECHO
 from txmq.testing.bench.model import LATENCY_UNITS, latencies
 from txmq.testing.bench.timing import in_threads
@@ -34,7 +35,10 @@ def client_of(surroundings: Surroundings) -> Iterator[txmq.Client]:
 
 @contextmanager
 def _rates(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
-    with opened(surroundings.directory) as database, client_of(surroundings) as client, client.producer() as producer:
+    with (
+        opened(surroundings.directory) as database, bare_steps(database, surroundings.directory) as steps,
+        client_of(surroundings) as client, client.producer() as producer,
+    ):  # fmt: skip
         resource = LastResource("orders", connect=database.connect)
         resource.install(client)
         insert = database.sql(ORDER)
@@ -45,39 +49,32 @@ def _rates(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
                 producer.send(TOPIC, VALUE, key=b"key")
 
         def measure(count: int) -> dict[str, float]:
-            return beside(work, "outbox", lambda: row_and_outbox(database), count)
+            return beside(work, {"outbox": lambda: row_and_outbox(database), "steps": steps.last_resource}, count)
 
         measure(WARM_UP)
         yield lambda: measure(surroundings.count(2000))
 
 
-def beside(
-    work: Callable[[], object], name: str, make_bare: Callable[[], Callable[[], object]], count: int
-) -> dict[str, float]:
-    """For 1 and 8 threads: rates of ``work`` and of the bare work, the share of the former, its latencies."""
+def beside(work: Callable[[], object], others: dict[str, Make], count: int) -> dict[str, float]:
+    """For 1 and 8 threads: rates of ``work`` and of the others, its share of the first of them, its latencies."""
     figures: dict[str, float] = {}
     for threads in THREADS:
-        bare_rate, _ = in_threads(make_bare, threads, count)
+        rates = {name: in_threads(make, threads, count)[0] for name, make in others.items()}
         rate, taken = in_threads(lambda: work, threads, count)
         spread = latencies(taken)
         figures |= {
-            f"share, {threads} thr": 100 * rate / bare_rate,
+            f"share, {threads} thr": 100 * rate / next(iter(rates.values())),
             f"rate, {threads} thr": rate,
-            f"{name}, {threads} thr": bare_rate,
             f"p50, {threads} thr": spread["p50"],
             f"p99, {threads} thr": spread["p99"],
         }
+        figures |= {f"{name}, {threads} thr": other for name, other in rates.items()}
     return figures
 
 
-def best_share(name: str, threads: int, broker_trips: int) -> Callable[[Medians, Medians], float]:
-    """Of the bare work's rate, in percent, if ``broker_trips`` round trips with a forced write each were all we add."""
-
-    def best(bare: Medians, figures: Medians) -> float:
-        bare_ms = 1000 / figures[f"{name}, {threads} thr"]
-        return 100 * bare_ms / (bare_ms + broker_trips * bare[SYNCED_ECHO])
-
-    return best
+def share_of_steps(name: str, threads: int) -> Callable[[Medians, Medians], float]:
+    """What the bare steps themselves reach of the rate of ``name``, in percent."""
+    return lambda _, figures: 100 * figures[f"steps, {threads} thr"] / figures[f"{name}, {threads} thr"]
 
 
 def units_beside(name: str) -> dict[str, str]:
@@ -85,8 +82,10 @@ def units_beside(name: str) -> dict[str, str]:
     return {
         f"{figure}, {threads} thr": unit
         for threads in THREADS
-        for figure, unit in (("share", "%"), ("rate", "tx/s"), (name, "tx/s"), ("p50", "ms"), ("p99", "ms"))
-    }
+        for figure, unit in (
+            ("share", "%"), ("rate", "tx/s"), ("steps", "tx/s"), (name, "tx/s"), ("p50", "ms"), ("p99", "ms")
+        )
+    }  # fmt: skip
 
 
 @contextmanager
@@ -151,10 +150,8 @@ def _rows(suffix: str, name: str, opened: Open) -> tuple[Row, ...]:
             f"last-resource{suffix}", f"last resource ({name}) against row + outbox row in one commit",
             partial(_rates, opened=opened), units_beside("outbox"),
             (
-                # Prepare and commit, one behind the other, around the database's own commit.
-                Bound("share, 1 thr", 50, "%", best=best_share("outbox", 1, 2)),
-                # One writer a file: the next one waits for this one's prepare, not for its commit.
-                Bound("share, 8 thr", 60, "%", best=best_share("outbox", 8, 1) if opened is sqlite else None),
+                Bound("share, 1 thr", 50, "%", best=share_of_steps("outbox", 1)),
+                Bound("share, 8 thr", 60, "%", best=share_of_steps("outbox", 8)),
             ),
             (SYNCED_ECHO,),
         ),

@@ -9,7 +9,8 @@ from functools import partial
 
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.databases import ORDER, VALUE, Database, mariadb, row, row_and_outbox
-from bench.rows.last_resource import THREADS, TOPIC, WARM_UP, beside, best_share, client_of, units_beside, visible
+from bench.rows.last_resource import THREADS, TOPIC, WARM_UP, beside, client_of, share_of_steps, units_beside, visible
+from bench.rows.steps import bare_steps
 from txmq.testing.bench.limits import SYNCED_ECHO
 from txmq.testing.bench.model import LATENCY_UNITS
 from txmq.testing.bench.timing import in_threads
@@ -55,7 +56,10 @@ def _bare(surroundings: Surroundings) -> Iterator[Measure]:
 
 @contextmanager
 def _xa(surroundings: Surroundings) -> Iterator[Measure]:
-    with mariadb(surroundings.directory) as database, client_of(surroundings) as client, client.producer() as producer:
+    with (
+        mariadb(surroundings.directory) as database, bare_steps(database, surroundings.directory) as steps,
+        client_of(surroundings) as client, client.producer() as producer,
+    ):  # fmt: skip
         resource = MySQLResource("orders", connect=database.connect)
         resource.install(client)
         insert = database.sql(ORDER)
@@ -66,7 +70,7 @@ def _xa(surroundings: Surroundings) -> Iterator[Measure]:
                 producer.send(TOPIC, VALUE, key=b"key")
 
         def measure(count: int) -> dict[str, float]:
-            return beside(work, "bare XA", partial(row_in_two_phases, database), count)
+            return beside(work, {"bare XA": partial(row_in_two_phases, database), "steps": steps.xa}, count)
 
         measure(WARM_UP)
         yield lambda: measure(surroundings.count(2000))
@@ -76,7 +80,10 @@ ROWS = (
     Row(
         "xa-mariadb", "XA (MariaDB): a row and its message, against XA PREPARE + XA COMMIT of the row", _xa,
         units_beside("bare XA"),
-        (Bound("share, 1 thr", 55, "%", best=best_share("bare XA", 1, 1)), Bound("share, 8 thr", 60, "%")),
+        (
+            Bound("share, 1 thr", 55, "%", best=share_of_steps("bare XA", 1)),
+            Bound("share, 8 thr", 60, "%", best=share_of_steps("bare XA", 8)),
+        ),
         (SYNCED_ECHO,),
     ),
     Row(

@@ -62,13 +62,11 @@ def test_what_the_bare_machine_would_miss_too_is_called_its_limit(value: float, 
 def test_the_worst_bound_of_a_row_is_its_verdict() -> None:
     made = result("last-resource")
     made.samples.clear()
-    made.add(
-        {"share, 1 thr": 20.0, "outbox, 1 thr": 5000.0, "share, 8 thr": 100.0, "outbox, 8 thr": 5000.0},
-        {SYNCED_ECHO: 0.2},
-    )
-    assert made.verdict == "LIMIT"  # 0.2 ms of 0.6: 33 % at best
-    made.add({"share, 8 thr": 1.0, "outbox, 8 thr": 500.0})  # 2 ms of 2.2: 91 % at best, so 1 % is ours
-    made.add({"share, 8 thr": 1.0, "outbox, 8 thr": 500.0})
+    lone = {"share, 1 thr": 20.0, "outbox, 1 thr": 5000.0, "steps, 1 thr": 1500.0}
+    made.add(lone | {"share, 8 thr": 100.0, "outbox, 8 thr": 5000.0, "steps, 8 thr": 5000.0}, {SYNCED_ECHO: 0.2})
+    assert made.verdict == "LIMIT"  # the bare steps reach 30 % at best
+    made.add({"share, 8 thr": 1.0, "outbox, 8 thr": 500.0, "steps, 8 thr": 450.0})  # they 90 %, so 1 % is ours
+    made.add({"share, 8 thr": 1.0, "outbox, 8 thr": 500.0, "steps, 8 thr": 450.0})
     assert made.verdict == "MISS"
 
 

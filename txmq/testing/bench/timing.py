@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def timed(work: Callable[[], object], count: int) -> list[float]:
@@ -15,6 +17,24 @@ def timed(work: Callable[[], object], count: int) -> list[float]:
         work()
         taken.append(clock() - started)
     return sorted(taken)
+
+
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """The calling thread, and those it starts meanwhile, stay on one processor, where one can be chosen.
+
+    Threads of Python take turns at the interpreter's lock, wherever they run; between two processors a turn wakes one
+    of them up (``docs/benchmarks.md``).
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def in_threads(make: Callable[[], Callable[[], object]], threads: int, count: int) -> tuple[float, list[float]]:
