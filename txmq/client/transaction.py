@@ -417,6 +417,8 @@ class Transaction:
 
 def _sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnection | None, Sequence[Resource]]:
     """The last resource, and the XA resources; not both."""
+    if not resources:
+        return None, ()
     last: list[LastResource | UsedConnection] = []
     for resource in resources:
         if isinstance(resource, LastResource | UsedConnection):
