@@ -237,6 +237,15 @@ class OverloadedError(BrokerError):
     code, wire_name = 429, "overloaded"
 
 
+class SessionFullError(OverloadedError):
+    """A session keeps too many outcomes that its client has not called finished; nothing was executed.
+
+    A client of this library goes on in another session by itself: run the block again.
+    """
+
+    code, wire_name = 429, "session-full"
+
+
 class UnavailableError(BrokerError):
     """The broker is starting, stopping or has failed; whether the request was executed is not known."""
 
@@ -257,7 +266,7 @@ _BY_WIRE_NAME: dict[str, type[BrokerError]] = {
         BrokerError, BadRequestError, InvalidBatchError, InvalidNameError, UnknownTopicError, OffsetOutOfRangeError,
         UnknownTransactionError, UnknownGroupError, UnknownMemberError, UnknownQueryError, GroupActiveError,
         TopicExistsError, TopicClosedError, ForbiddenError, NotOwnerError, SequenceError, TransactionConflictError,
-        FencedError, TooLargeError, OverloadedError, UnavailableError, DiskFullError,
+        FencedError, TooLargeError, OverloadedError, SessionFullError, UnavailableError, DiskFullError,
     )
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from txmq.errors import (
     InvalidBatchError,
     NotOwnerError,
     OverloadedError,
+    SessionFullError,
     TooLargeError,
     TopicClosedError,
     TransactionConflictError,
@@ -33,7 +34,8 @@ from txmq.redo import entries
 from txmq.xid import TxId
 
 Extensions = dict[bytes, bytes] | None
-_UNFINISHED_OUTCOMES_MAX = 65_536
+UNFINISHED_OUTCOMES_MAX = 65_536
+FENCES_BESIDE_MAX = 65_536  # so that a branch left behind by a session full of commits can still be rolled back
 _COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more
 
 
@@ -153,16 +155,19 @@ def refuse_over_limits(context: Context, transaction: Transaction | None, added:
         raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
 
 
-def refuse_over_outcomes(context: Context, session: Session, floor: int) -> None:
+def refuse_over_outcomes(context: Context, session: Session, floor: int, *, is_fence: bool = False) -> None:
     """Refuse where a client never says what it has seen the end of, or somebody fences ids that nobody ever used.
 
     The floor this request states counts already.
+
+    Raises:
+        SessionFullError: the client is to take another session.
     """
-    limit = max(_UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept)
+    limit = max(UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept) + (FENCES_BESIDE_MAX if is_fence else 0)
     if len(session.outcomes) > limit and (not floor or sum(counter > floor for counter in session.outcomes) > limit):
-        raise OverloadedError(
+        raise SessionFullError(
             f"session {session.number:x} has {limit} outcomes above its floor: a client states floor= with its "
-            "requests; restarted, it gets a new session"
+            "requests, or takes another session (hello session=new)"
         )
 
 

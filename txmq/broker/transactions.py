@@ -142,7 +142,7 @@ def rollback(
     elif action in (Action.ROLL_BACK, Action.FENCE):
         _refuse_if_committing(context, session.number, txid)
         if action is Action.FENCE:
-            refuse_over_outcomes(context, session, floor)
+            refuse_over_outcomes(context, session, floor, is_fence=True)
         transaction = context.state.transactions.get((session.number, txid.counter))
         if b"heuristic" in given and transaction is not None and transaction.state is TransactionState.PREPARED:
             _record(context, transaction, "rollback", given[b"heuristic"])
@@ -162,7 +162,7 @@ def outcome(
     action = next_action(state, Event.FENCE if b"fence" in given else Event.LOOKUP)
     if action in (Action.FENCE, Action.ROLL_BACK):
         if action is Action.FENCE:
-            refuse_over_outcomes(context, session, 0)
+            refuse_over_outcomes(context, session, 0, is_fence=True)
         roll_back(context, session.number, txid.counter, 0)
         context.answer_when_forced(peer, opaque, b"rolled-back\n")
     elif action is Action.TELL:

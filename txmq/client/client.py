@@ -4,7 +4,8 @@
 producer at the same time gets a connection and session of its own, because one session numbers the batches of one
 sender only; senders are kept and reused when producers close. ``reader`` carries ``get``: a long poll holds up nobody.
 Connections are made when they are first used, ``control`` at once (unless ``lazy``), so that a wrong address is found
-out by ``connect``.
+out by ``connect``. Where the broker takes no more transactions in the session, ``control`` becomes another connection
+with another session; what had begun in the old one ends there.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from txmq.xid import TxId
 
 DEFAULT_PORT = 8123
 NAME_LENGTH_MAX = 100
+FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if a block of it goes on
 _SCHEME = "txmq://"
 
 
@@ -139,9 +141,10 @@ class Client:
         self.clock: Clock = clock or OSClock()
         self._addresses = addresses
         self.control = self._new_connection()
+        self._former: tuple[Connection, ...] = ()  # what was ``control``, of sessions that were full
         self._reader = self._new_connection()
         self.topics = Topics(lambda: self.control, self.clock, timeout)
-        self.transactions = Transactions(lambda: self.control, timeout)
+        self.transactions = Transactions(lambda: self.control, timeout, self._told)
         self.groups = Groups(lambda: self.control, timeout)
         self.queries = Queries(self, timeout)
         self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
@@ -384,6 +387,24 @@ class Client:
             _, session = self.control.session_link(self.clock.monotonic() + self.timeout)
         return session
 
+    def leave_session(self, full: Session) -> None:
+        """For transactions: the broker takes no more of them in this session; those that come next have another one.
+
+        It has a connection of its own: batches and blocks of the session that is left go on in it until they end.
+        """
+        with self._lock:
+            if self._closed or self.control.session is not full:
+                return
+            former = (*self._former, self.control)
+            self.control, self._former = self._new_connection(), former[-FORMER_MAX:]
+        for connection in former[:-FORMER_MAX]:
+            connection.rest()
+
+    def _told(self, txid: TxId) -> Outcome | None:
+        """What became of a transaction of ours that was lost and found."""
+        told = (connection.told(txid) for connection in (self.control, *self._former))
+        return next((outcome for outcome in told if outcome is not None), None)
+
     def outcome(self, txid: TxId | str) -> Outcome:
         """What became of a transaction.
 
@@ -428,7 +449,8 @@ class Client:
             check_backs.stop()
         for sender in senders:
             sender.close()
-        self.control.close()
+        for connection in (self.control, *self._former):
+            connection.close()
         self._reader.close()
         for ordered_producer in ordered:  # last: a disk that fails must not leave connections open
             ordered_producer.close()

@@ -301,6 +301,12 @@ class Connection:
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
+    def rest(self) -> None:
+        """Let the link go; the next request makes another, which resumes the session."""
+        link = self.live
+        if link is not None:
+            link.fail(ConnectionLostError("the connection was not needed for long"))
+
     def close(self) -> None:
         """Close; unanswered requests are told that the connection is lost."""
         self._closed = True

@@ -14,6 +14,7 @@ from txmq.client.transaction_parts import EncodedPart, MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
     OverloadedError,
+    SessionFullError,
     TransactionConflictError,
     TransactionTimeoutError,
     TxmqError,
@@ -55,6 +56,9 @@ def repeat_prepare(home: TransactionHome, kind: str, given: Extensions, parts: S
             raise error from last
         try:
             home.submit_prepare_as(kind, given, parts).result()
+        except SessionFullError as error:
+            home.leave_full_session(error)
+            raise
         except OverloadedError as error:
             last = error
             home.pause(OVERLOADED_PAUSE_S)

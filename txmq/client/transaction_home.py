@@ -19,6 +19,7 @@ from txmq.errors import (
     FencedError,
     RequestTimeoutError,
     RolledBackError,
+    SessionFullError,
     TransactionConflictError,
     TransactionTimeoutError,
     TxmqError,
@@ -56,6 +57,7 @@ class TransactionHome:
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: TransactionAcks | None = None
+        self._control: Any = None
         self._session: Any = None
         self._counter = 0
         self._txid = ""
@@ -66,7 +68,12 @@ class TransactionHome:
     def txid(self) -> str:
         """The transaction's id; taken from the session when first asked for."""
         if not self._txid:
-            self._session = session = self.client.session
+            # The connection goes with the session: this one's owner it is, whatever the client takes for its next.
+            self._control = control = self.client.control
+            session = control.session
+            if session is None:
+                _, session = control.session_link(self._clock.monotonic() + self.client.timeout)
+            self._session = session
             self._counter, self._txid = session.next_txid_text()
         return self._txid
 
@@ -112,9 +119,15 @@ class TransactionHome:
 
     def was_refused(self, error: TxmqError) -> None:
         """A prepare was: for being late, by a clock that was set meanwhile, if here it is not. The next one is not."""
+        self.leave_full_session(error)
         if isinstance(error, TransactionConflictError) and self.remaining_s > 0:
             with suppress(TxmqError):
-                self.client.control.measure_clock(self._session, ROLLBACK_TIMEOUT_S)
+                self._control.measure_clock(self._session, ROLLBACK_TIMEOUT_S)
+
+    def leave_full_session(self, error: TxmqError) -> None:
+        """A request was refused; where that was for its session, the client's next transactions have another one."""
+        if isinstance(error, SessionFullError):
+            self.client.leave_session(self._session)
 
     def pause(self, seconds: float = RETRY_S) -> None:
         """Wait before the same thing is tried again."""
@@ -149,7 +162,7 @@ class TransactionHome:
         txid = str(TxId(session.cluster, session.home, session.id, counter))
         is_found = False
         try:
-            reply = self.client.control.call("outcome", txid, extensions={"fence": None}, timeout=ROLLBACK_TIMEOUT_S)
+            reply = self._control.call("outcome", txid, extensions={"fence": None}, timeout=ROLLBACK_TIMEOUT_S)
             outcome = _ENDS.get(parse_outcome(reply)[0])
             if outcome is not None:
                 session.found(counter, outcome)
@@ -198,7 +211,7 @@ class TransactionHome:
         given: dict[str, str | int] = {"resource": resource, "uuid": uuid, "deadline": self.deadline_ms}
         stated = given | self._floor() | self._stated()
         head = f"prepare {self.txid} last-resource"
-        return self.client.control.submit_transaction(head, stated, self._body(parts), self._until(0.0))
+        return self._control.submit_transaction(head, stated, self._body(parts), self._until(0.0))
 
     def submit_prepare_as(self, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> Any:
         """Send ``prepare`` of any kind, with the words of that kind; its answer is to be waited for.
@@ -206,8 +219,9 @@ class TransactionHome:
         Raises:
             TxmqError: nothing was sent.
         """
-        return self.client.control.submit(
-            "prepare", self.txid, kind, extensions=given | self._floor() | self._stated(),
+        txid = self.txid
+        return self._control.submit(
+            "prepare", txid, kind, extensions=given | self._floor() | self._stated(),
             body=self._body(parts), timeout=max(self.remaining_s, 0.0),
         )  # fmt: skip
 
@@ -225,9 +239,12 @@ class TransactionHome:
                 self.check_deadline()
             is_sent, head = False, f"commit {self.txid}"
             try:
-                reply = self.client.control.submit_transaction(head, self._floor() | stated, body, self.deadline)
+                reply = self._control.submit_transaction(head, self._floor() | stated, body, self.deadline)
                 is_sent = True
                 return parse_result_lines(reply.result())
+            except SessionFullError as error:
+                self.leave_full_session(error)
+                raise
             except _UNANSWERED:
                 self.may_have_arrived |= is_sent
                 if self.may_have_arrived and self.remaining_s <= 0:
@@ -237,7 +254,8 @@ class TransactionHome:
     def submit_commit(self, timeout_s: float) -> Any:
         """Send ``commit`` of what is prepared; its answer is to be waited for."""
         until = self._clock.monotonic() + timeout_s
-        return self.client.control.submit_transaction(f"commit {self.txid}", self._floor(), (), until)
+        head = f"commit {self.txid}"
+        return self._control.submit_transaction(head, self._floor(), (), until)
 
     def submit_decide(self, parts: Sequence[EncodedPart], branches: Sequence[bytes], timeout_s: float) -> Any:
         """Send ``decide`` with every branch, as ``encode_branch`` made them; its answer is to be waited for.
@@ -247,12 +265,12 @@ class TransactionHome:
         """
         stated = {"branches": len(branches), **self._floor(), **self._stated()}
         until, body = self._clock.monotonic() + timeout_s, [*branches, *self._body(parts)]
-        return self.client.control.submit_transaction(f"decide {self.txid}", stated, body, until)
+        return self._control.submit_transaction(f"decide {self.txid}", stated, body, until)
 
     def submit_complete(self, uuid: str) -> Any:
         """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
         until = self._until(ROLLBACK_TIMEOUT_S)
-        return self.client.control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
+        return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
 
     def rollback(self) -> None:
         """Roll back, also what has not arrived yet.
@@ -261,7 +279,7 @@ class TransactionHome:
             TransactionConflictError: it is committed, or about to be.
             TxmqError: the broker could not be told.
         """
-        self.client.control.call("rollback", self.txid, extensions=self._floor(), timeout=ROLLBACK_TIMEOUT_S)
+        self._call("rollback", self.txid, within_s=ROLLBACK_TIMEOUT_S, extensions=self._floor())
 
     def try_rollback(self) -> None:
         """As ``rollback``, where the broker rolls it back by itself in the end."""
@@ -272,8 +290,14 @@ class TransactionHome:
         """Ask what became of it: the word of ``outcome`` and the places of a commit."""
         return parse_outcome(self._call("outcome", self.txid))
 
-    def _call(self, verb: str, *arguments: str | int, **named: Any) -> bytes:
-        body: bytes = self.client.control.call(verb, *arguments, timeout=max(self.remaining_s, RETRY_S), **named)
+    def _call(self, verb: str, *arguments: str | int, within_s: float = 0.0, **named: Any) -> bytes:
+        """Ask in the session of the id, which was taken; within the deadline where no time is told."""
+        try:
+            timeout = within_s or max(self.remaining_s, RETRY_S)
+            body: bytes = self._control.call(verb, *arguments, timeout=timeout, **named)
+        except SessionFullError as error:
+            self.leave_full_session(error)
+            raise
         return body
 
     def _until(self, seconds_min: float) -> float:

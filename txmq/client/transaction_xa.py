@@ -228,6 +228,7 @@ class XaRun:
         return Event.DECIDED
 
     def _refused(self, error: TxmqError, *, is_doubtful: bool) -> Event:
+        self._home.leave_full_session(error)
         self.error = rolled_back(error, self._home.txid)
         return Event.DECIDE_DOUBTFUL if is_doubtful else Event.DECIDE_REFUSED
 

@@ -38,8 +38,10 @@ Parts = list[PartResult]
 class Transactions:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, connection: Callable[[], Connection], timeout: float) -> None:
-        self._connection, self._timeout = connection, timeout
+    def __init__(
+        self, connection: Callable[[], Connection], timeout: float, told: Callable[[TxId], Outcome | None]
+    ) -> None:
+        self._connection, self._timeout, self._told = connection, timeout, told
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -82,7 +84,7 @@ class Transactions:
     def outcome(self, txid: TxId | str) -> Outcome:
         """What became of it; UNKNOWN where it is open, prepared, or was never seen."""
         text = _checked(txid)
-        told = self._connection().told(TxId.parse(text))
+        told = self._told(TxId.parse(text))
         if told is not None:
             return told
         word, _ = self._ask(text)

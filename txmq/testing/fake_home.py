@@ -95,13 +95,8 @@ class FakeHome:
     def __init__(self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20) -> None:
         self.clock = SimClock()
         self.control = self
-        self.session = Session(
-            {
-                "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "7", "epoch": 0,
-                "in_flight_max": 8, "request_size_bytes_max": request_size_bytes_max, "time_ms": self.clock.now_ms(),
-            },
-            int(self.clock.monotonic() * 1000),
-        )  # fmt: skip
+        self._request_size_bytes_max = request_size_bytes_max
+        self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.requests: list[str] = []
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
@@ -112,6 +107,21 @@ class FakeHome:
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 
     # --- the connection ----------------------------------------------------------------------------------------------
+
+    def _new_session(self, number: int) -> Session:
+        return Session(
+            {
+                "cluster": "00000000000000c1", "home": "00000000000000a1", "session": f"{number:x}", "epoch": 0,
+                "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
+                "time_ms": self.clock.now_ms(),
+            },
+            int(self.clock.monotonic() * 1000),
+        )  # fmt: skip
+
+    def leave_session(self, full: Session) -> None:
+        """As ``Client.leave_session``."""
+        if self.session is full:
+            self.session = self._new_session(full.id + 1)
 
     def measure_clock(self, session: Session, timeout: float) -> None:
         """As ``Connection.measure_clock``."""

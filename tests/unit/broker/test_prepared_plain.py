@@ -103,7 +103,7 @@ def pair(settings: BrokerSettings = SETTINGS) -> tuple[Core, tuple[Peer, Peer]]:
 @pytest.mark.parametrize("seed", range(60))
 def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(transaction_checks, "_UNFINISHED_OUTCOMES_MAX", 5)
+    monkeypatch.setattr(transaction_checks, "UNFINISHED_OUTCOMES_MAX", 5)
     (core, peers), (reference, others) = pair(), pair()
     for number in range(80):
         prepared = [name[1] for name in core.context.state.transactions]

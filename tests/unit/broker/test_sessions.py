@@ -185,7 +185,7 @@ def test_a_restart_gives_everybody_time_to_come_back() -> None:
 
 
 def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.transaction_checks._UNFINISHED_OUTCOMES_MAX", 3)
+    monkeypatch.setattr("txmq.broker.transaction_checks.UNFINISHED_OUTCOMES_MAX", 3)
     broker = node(outcomes_kept=2)
     client = broker.session()
     codes = [
@@ -199,18 +199,33 @@ def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.Monke
 
 
 def test_fences_for_ids_that_nobody_used_are_bounded_and_rollbacks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.transaction_checks._UNFINISHED_OUTCOMES_MAX", 3)
+    monkeypatch.setattr("txmq.broker.transaction_checks.UNFINISHED_OUTCOMES_MAX", 1)
+    monkeypatch.setattr("txmq.broker.transaction_checks.FENCES_BESIDE_MAX", 1)
     broker = node(outcomes_kept=2)
     owner, other = broker.session(), broker.connect()
     prepare(owner, broker.txid(1, 1), ("a", 0, batch()))
     owner.ask("put", "a", 0, extensions={"tx": broker.txid(1, 2)}, body=batch())
     fences = [other.ask("outcome", broker.txid(1, n), extensions={"fence": None}).code for n in range(11, 17)]
     assert fences == [200, 200, 200, 200, 429, 429]
-    assert other.ask("rollback", broker.txid(1, 17)).error == "overloaded"
+    assert other.ask("rollback", broker.txid(1, 17)).error == "session-full"
     assert len(broker.state.sessions[1].outcomes) == 4
     assert other.ask("rollback", broker.txid(1, 1)).code == 200
     assert other.ask("outcome", broker.txid(1, 2), extensions={"fence": None}).text == "rolled-back\n"
     assert owner.ask("rollback", broker.txid(1, 18), extensions={"floor": 16}).code == 200
+
+
+def test_a_session_that_is_full_of_commits_can_still_be_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.broker.transaction_checks.UNFINISHED_OUTCOMES_MAX", 3)
+    broker = node(outcomes_kept=2)
+    client, resolver = broker.session(), broker.connect()
+    for n in range(2, 6):  # the first one's branch is prepared in a database that is away
+        assert client.ask("commit", broker.txid(1, n), body=part("a", 0, batch(b"%d" % n))).code == 200
+    refused = client.ask("commit", broker.txid(1, 6), body=part("a", 0, batch(b"6")))
+    assert (refused.code, refused.error) == (429, "session-full")
+    assert client.ask("put", "a", 0, extensions={"tx": broker.txid(1, 6)}, body=batch()).error == "session-full"
+    fenced = resolver.ask("outcome", broker.txid(1, 1), extensions={"fence": None})
+    assert (fenced.code, fenced.text) == (200, "rolled-back\n")
+    assert client.ask("rollback", broker.txid(1, 6)).code == 200
 
 
 def test_a_fence_for_a_counter_that_is_never_used_does_not_keep_the_outcomes_behind_it() -> None:
