@@ -99,5 +99,5 @@ def test_the_loop_polls_again_when_nobody_minds_any_more() -> None:
     for _ in range(5000):
         loop.exchange(gap_s)
     loop.is_wanted = False
-    counts = [loop.exchange(gap_s) for _ in range(int(REST_S_MAX / gap_s) + 300)]
-    assert counts[-1] >= 89
+    assert any(loop.exchange(gap_s) >= 89 for _ in range(int(REST_S_MAX / gap_s) + 300))
+    assert all(loop.exchange(gap_s) >= 89 for _ in range(300))

@@ -43,9 +43,11 @@ def _expanded(words: list[str]) -> Iterator[list[str]]:
     yield words
 
 
+PROGRAM: Any = typer.main.get_command(app)
+
+
 def _fault(words: list[str]) -> str | None:
-    command: Any = typer.main.get_command(app)
-    rest = words[1:]
+    command, rest = PROGRAM, words[1:]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):  # a group of commands
         found = command.commands.get(rest[0])
         if found is None:
@@ -64,7 +66,7 @@ def _leaves(command: Any, path: tuple[str, ...] = ("txmq",)) -> Iterator[tuple[t
         yield from _leaves(inner, (*path, name))
 
 
-LEAVES = list(_leaves(typer.main.get_command(app)))
+LEAVES = list(_leaves(PROGRAM))
 
 
 @pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(path) for path, _ in LEAVES])
