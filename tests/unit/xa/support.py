@@ -113,6 +113,7 @@ class World:
             connection.close()
         self.opened.clear()
         self.resource._idle.clear()
+        self.resource.turns.renew()
         self.home.owner_connected = False
 
     def resolver(self) -> Resolver:
