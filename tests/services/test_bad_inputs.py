@@ -18,7 +18,7 @@ from txmq.log import records
 from txmq.testing.broker_process import BrokerProcess
 
 from .bad_inputs import ASKED, CASES, CLOSED, ELSEWHERE, OWN_TESTS, TIME_MS, Case, batch, put
-from .watch import Watch, flood
+from .watch import FLOOD_DELAY_S_MAX, Watch, flood
 from .wire import Wire
 
 
@@ -131,7 +131,7 @@ def test_own_pipelined(watch: Watch) -> None:
     def work() -> None:
         flood(watch.broker)
 
-    watch.under_rule(work)
+    watch.under_rule(work, delay_s_max=FLOOD_DELAY_S_MAX)
 
 
 def test_own_bytewise(watch: Watch) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from txmq.broker.core import REQUESTS_A_TURN
 from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
 
 from .bad_inputs import batch, put
-from .watch import Watch, eventually
+from .watch import FLOOD_DELAY_S_MAX, Watch, eventually
 from .wire import Wire
 
 LIMIT = 64
@@ -104,7 +105,8 @@ def test_thousands_of_slow_connections_are_closed_while_others_are_served(watch:
 
     work()  # what an allocator keeps of so many is baseline; it keeps some more in later rounds
     watch.rebase()
-    watch.under_rule(work, growth_bytes_max=11 << 20)  # 5,000 connections that stay cost 12
+    growth_bytes_max = 11 << 20  # 5,000 connections that stay cost 12
+    watch.under_rule(work, growth_bytes_max=growth_bytes_max, delay_s_max=FLOOD_DELAY_S_MAX)
 
 
 @pytest.mark.parametrize("verb", [b"meta *", b"stats json", b"topic list *", b"stats offsets", b"help *"])
@@ -125,7 +127,43 @@ def test_short_lines_with_long_answers_hold_up_nobody(watch: Watch, verb: bytes)
 
     work()  # the buffers of so many answers are part of the baseline
     watch.rebase()
-    watch.under_rule(work)
+    watch.under_rule(work, delay_s_max=FLOOD_DELAY_S_MAX)
+
+
+_PUT = b"put t 0 raw 1 1\r\nx"
+_LONG = (b"meta *", b"stats json", b"topic list *", b"help *")
+
+
+@pytest.mark.parametrize(
+    ("piece", "handled_max"),
+    [
+        pytest.param(_PUT + b"version 1\r\n", REQUESTS_A_TURN // 2, id="version"),
+        *(pytest.param(_PUT + verb + b" 1\r\n", 1, id=verb.decode()) for verb in _LONG),
+    ],
+)
+def test_behind_a_flood_others_wait_for_one_turn_of_it(broker: BrokerProcess, piece: bytes, handled_max: int) -> None:
+    """37: counted, not timed: the broker finds the flood and what others ask together, and takes a turn of each.
+
+    The flood puts messages: what the others are told of the topic's end counts those that were put in front of them.
+    """
+    pid = broker.pid
+    assert pid is not None
+    with ExitStack() as opened:
+        wire, *others = [opened.enter_context(Wire(broker)) for _ in range(5)]
+        assert wire.ask(b"topic create t storage=memory 1\r\n")[0] == 200
+        assert [other.ask(b"ping 1\r\n")[0] for other in others] == [200] * 4
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            stopped = Path(f"/proc/{pid}/status")
+            eventually(lambda: "State:\tT" in stopped.read_text(), "it does not stop")
+            wire.socket.setblocking(False)
+            wire.socket.send(piece * 20_000)  # as much as the system takes
+            for other in others:
+                other.send(b"offset t 0 latest 1\r\n")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        ends = [int(other.hear(1).answers[0][2].split()[2]) for other in others]
+        assert 0 < max(ends) <= handled_max, ends
 
 
 def _slow_count() -> int:

@@ -1,12 +1,14 @@
 """Rule R0 of reference/bad-inputs.md for one broker: what is looked at around every case.
 
-R0: the broker lives and has logged no error; others were answered within 50 ms meanwhile; memory and descriptors are
-back where they were; a normal put and get work; nothing was written but what the case says.
+R0: the broker lives and has logged no error; others waited behind no more than 50 ms of its work meanwhile; memory and
+descriptors are back where they were; a normal put and get work; nothing was written but what the case says.
 
 *The delay of others.* A prober on a connection of its own pings, puts into a topic in memory, and gets, over and over:
-all that an answer takes but the disk, whose sync is not the bad input's doing. A case that seems to delay it is
-repeated, because a busy machine delays once, a bad input every time; and what the machine delays while nothing is sent
-does not count.
+all that an answer takes but the disk, whose sync is not the bad input's doing. What counts is the processor time that
+the broker spent between a question and its answer, for that is what it did for somebody else first; how long it took
+by the clock on the wall is the machine's doing, which may run other things, too. That is looked at only for a broker
+that stands still without working. A case that seems to delay others is repeated: a prober that the machine lets wait
+while the broker works sees too much once, a bad input is seen every time.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from txmq.testing.broker_process import BrokerProcess
 from .bad_inputs import batch, put
 from .wire import Wire
 
-DELAY_S_MAX = 0.05
+DELAY_S_MAX = 0.05  # of the broker's processor time
+# A prober that wakes late finds work in front of it that was done behind its answer. That others have their turn
+# between is counted, not timed, by test_behind_a_flood_others_wait_for_one_turn_of_it.
+FLOOD_DELAY_S_MAX = 0.25
+STANDSTILL_S_MAX = 10.0  # by the clock on the wall
 TRIES_MAX = 8
 RSS_GROWTH_BYTES_MAX = 5 << 20
 RSS_GROWTH_OF_ALL_BYTES_MAX = 16 << 20  # some 80 cases leave messages, sessions and outcomes behind
@@ -115,53 +121,56 @@ class Watch:
         grown = self._rss_bytes() - self.first_rss_bytes
         assert grown <= RSS_GROWTH_OF_ALL_BYTES_MAX, f"memory grew by {grown} bytes over all cases"
 
+    def _worked_s(self) -> float:
+        """The broker's processor time. Source: clock_getcpuclockid(3), which Python has not got."""
+        assert self.broker.pid is not None
+        return time.clock_gettime((~self.broker.pid << 3) | 2)
+
     def delay_of_others_s(self, work: Callable[[], None]) -> float:
-        """Run ``work``; the longest time somebody else waited for an answer meanwhile."""
-        longest, done = 0.0, threading.Event()
+        """Run ``work``; the most that the broker did meanwhile between somebody else's question and its answer.
+
+        Infinite where it stood still.
+        """
+        longest, begun, done = 0.0, threading.Event(), threading.Event()
 
         def probe() -> None:
             def timed(request: bytes) -> bytes:
                 nonlocal longest
-                asked = time.perf_counter()
+                asked, before_s = time.monotonic(), self._worked_s()
                 code, body = wire.ask(request)
-                longest = max(longest, time.perf_counter() - asked)
+                longest = max(longest, self._worked_s() - before_s)
                 assert code == 200
+                if time.monotonic() - asked > STANDSTILL_S_MAX:
+                    longest = float("inf")
                 return body
 
             with Wire(self.broker) as wire:
                 while not done.is_set():
                     timed(b"ping 1\r\n")
+                    begun.set()
                     offset = timed(b"put prober 0 raw 5 1\r\nprobe")
                     timed(b"get prober 0 %b 4096 1\r\n" % offset)
 
         prober = threading.Thread(target=probe)
         prober.start()
         try:
+            assert begun.wait(DEADLINE_S)
             work()
         finally:
             done.set()
             prober.join()
         return longest
 
-    def _delay_without_it_s(self, seconds: float) -> float:
-        def nothing() -> None:
-            threading.Event().wait(seconds)
-
-        return self.delay_of_others_s(nothing)
-
     def under_rule(
-        self, work: Callable[[], None], written: int = 0, growth_bytes_max: int = RSS_GROWTH_BYTES_MAX
-    ) -> None:
+        self, work: Callable[[], None], written: int = 0, growth_bytes_max: int = RSS_GROWTH_BYTES_MAX,
+        delay_s_max: float = DELAY_S_MAX,
+    ) -> None:  # fmt: skip
         """Run ``work`` and hold it to R0."""
-        excess_s = float("inf")  # beyond what the machine itself delays somebody while nothing bad is sent
+        least_s = float("inf")
         for _ in range(TRIES_MAX):
-            end, began = self.begin(), time.monotonic()
-            delay_s = self.delay_of_others_s(work)
-            took_s = time.monotonic() - began
+            end = self.begin()
+            least_s = min(least_s, self.delay_of_others_s(work))
             self.check(written, end, growth_bytes_max)
-            if delay_s > DELAY_S_MAX:
-                delay_s -= self._delay_without_it_s(took_s)
-            excess_s = min(excess_s, delay_s)
-            if excess_s <= DELAY_S_MAX:
+            if least_s <= delay_s_max:
                 return
-        pytest.fail(f"others waited {excess_s * 1000:.0f} ms longer than without it, {TRIES_MAX} times")
+        pytest.fail(f"others waited behind {least_s * 1000:.0f} ms of the broker's work and more, {TRIES_MAX} times")
