@@ -9,6 +9,7 @@ from __future__ import annotations
 from txmq.broker.context import Context
 from txmq.broker.group_request import journal_offsets, journal_owned, place_of
 from txmq.broker.membership import Membership
+from txmq.broker.saved import PLACE_BYTES
 
 REJOIN_MS = 1000  # members are back by then, and go on with what they had
 
@@ -23,9 +24,13 @@ def settle(context: Context, name: str) -> None:
         return
     membership.set_partitions(*_partitions(context, membership))
     saved, rows, starts = context.state.saved, [], []
-    known = saved.topics_of(name)
+    known, room_bytes = saved.topics_of(name), context.settings.groups_bytes_max - saved.size_bytes
     for slot, member in membership.due():
         place = place_of(context, slot)
+        if place is not None and saved.is_new_to(name, place):
+            if room_bytes < PLACE_BYTES:
+                continue  # it came into being since they joined; it is handed over when there is room
+            room_bytes -= PLACE_BYTES
         if place is not None and (name, *place) not in saved.held and not _may_be_claimed(context, name, place):
             is_later = place[0] in known or place[0] >= membership.members[member].topics_since
             if is_later and saved.is_new_to(name, place):

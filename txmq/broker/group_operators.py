@@ -10,13 +10,21 @@ import json
 from typing import Any
 
 from txmq.broker.group_handover import settle
-from txmq.broker.group_request import GroupRequest, journal_offsets, journal_owned, place_of, refuse_over_groups
+from txmq.broker.group_request import (
+    GroupRequest,
+    journal_offsets,
+    journal_owned,
+    place_of,
+    refuse_over_bytes,
+    refuse_over_groups,
+)
 from txmq.broker.listing import txid_of
 from txmq.broker.membership import Membership
 from txmq.broker.saved import SavedGroup
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError
 from txmq.protocol.group_rows import aside_row, claim_row
 from txmq.redo import entries
+from txmq.registry.assignment import Slot
 
 
 def describe(request: GroupRequest) -> None:
@@ -92,6 +100,7 @@ def reset(request: GroupRequest) -> None:
             raise BadRequestError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
         at = saved.offsets.get(place)
         rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
+    refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
     journal_offsets(context, request.group, rows)
     # Whoever was taken for gone, and comes back with what it held, must not go on where it was.
     following = context.state.saved.next_generation
@@ -109,6 +118,7 @@ def set_aside(request: GroupRequest) -> None:
     state = context.state.saved
     saved = state.named.get(request.group) or SavedGroup()
     rows: list[list[Any]] = []
+    slots: list[Slot] = []
     refused: list[list[Any]] = []
     for row in request.rows:
         slot, known, wanted = aside_row(row)
@@ -120,7 +130,10 @@ def set_aside(request: GroupRequest) -> None:
             refused.append([*slot, at.aside])
             continue
         rows.append([*place, at.offset, wanted])
-        if membership is not None:
+        slots.append(slot)
+    refuse_over_bytes(context, state.growth_bytes(request.group, rows))
+    if membership is not None:
+        for slot in slots:
             membership.take_back(slot)
     journal_offsets(context, request.group, rows)
     # Also where nobody has it: whoever was taken for gone may come back with what it knew.

@@ -58,6 +58,20 @@ def journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
     context.state.saved.save(name, rows, context.now_ms)
 
 
+def refuse_over_bytes(context: Context, growth_bytes: int) -> None:
+    """Refuse what makes that much more to be kept of consumer groups than there may be; what adds nothing passes.
+
+    Raises:
+        OverloadedError: says what makes room.
+    """
+    limit = context.settings.groups_bytes_max
+    if growth_bytes > 0 and context.state.saved.size_bytes + growth_bytes > limit:
+        raise OverloadedError(
+            f"groups_bytes_max {limit} bytes are kept of consumer groups: delete those that nobody uses, "
+            "txmq group delete"
+        )
+
+
 def refuse_over_groups(context: Context, name: str) -> None:
     """Refuse a group that is not known while as many are as there may be: what is saved of them is kept for ever.
 

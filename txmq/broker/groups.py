@@ -18,16 +18,16 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from txmq.broker.context import Context
 from txmq.broker.group_handover import note_owned, settle
 from txmq.broker.group_operators import delete, describe, list_groups, reset, set_aside
-from txmq.broker.group_request import GroupRequest, journal_offsets, place_of, refuse_over_groups
+from txmq.broker.group_request import GroupRequest, journal_offsets, place_of, refuse_over_bytes, refuse_over_groups
 from txmq.broker.membership import Member, Membership, Owned
 from txmq.broker.peer import Peer
-from txmq.broker.saved import SavedGroup
+from txmq.broker.saved import PLACE_BYTES, SavedGroup
 from txmq.errors import BadRequestError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.model import is_valid_name
 from txmq.protocol import answers
@@ -85,6 +85,7 @@ def _join(request: GroupRequest) -> None:
     member = Member(name, topics, timeout_ms, context.now_ms, request.peer.name, alone="alone" in request.words)
     member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
     _refuse_beside_alone(request.group, membership, member)
+    refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
     membership.join(member, strategy)
     _speaks_for(request, member)
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
@@ -110,6 +111,17 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
     if membership.members and membership.strategy != strategy:
         raise BadRequestError(f"group {request.group!r} uses the strategy {membership.strategy}, not {strategy}")
     return membership
+
+
+def _new_places(request: GroupRequest, topics: Iterable[str]) -> int:
+    """How many partitions of these the group was never given."""
+    context, known = request.context, request.context.state.saved.named.get(request.group) or SavedGroup()
+    found = (topic for topic in context.state.topics if topic.config.name in topics)
+    return sum(
+        (topic.topic_id, number) not in known.generations and (topic.topic_id, number) not in known.offsets
+        for topic in found
+        for number in range(topic.config.partitions)
+    )
 
 
 def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -> None:
@@ -221,6 +233,7 @@ def _save(request: GroupRequest) -> None:
     membership = context.groups.get(request.group)
     order = request.number("order", 0, 0, (1 << 63) - 1)
     rows: list[list[Any]] = []
+    owners: list[Owned] = []
     refused: list[list[Any]] = []
     for row in request.rows:
         stated = offset_row(row)
@@ -234,8 +247,11 @@ def _save(request: GroupRequest) -> None:
         elif order and order <= owned.order:
             continue  # looked at before something newer was saved, and overtaken by it
         else:
-            owned.order = order
+            owners.append(owned)
             rows.append([*place, stated.offset, stated.aside])
+    refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
+    for owned in owners:
+        owned.order = order
     if membership is not None and name in membership.members:
         membership.heard(name, context.now_ms)
     journal_offsets(context, request.group, rows)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.broker.context import Context
+from txmq.broker.group_request import refuse_over_bytes
 from txmq.errors import TransactionConflictError
 from txmq.protocol.offsets import GroupOffsets, split_offsets
 from txmq.redo import entries
@@ -48,8 +49,11 @@ def check_offsets(context: Context, stated: list[GroupOffsets]) -> Offsets:
 
     Raises:
         TransactionConflictError: a partition has been handed to somebody else, or another transaction holds it.
+        OverloadedError: as much is kept of consumer groups as there may be.
     """
-    rows = [[group.group, [_checked(context, group.group, row) for row in group.rows]] for group in stated]
+    rows: Offsets = [[group.group, [_checked(context, group.group, row) for row in group.rows]] for group in stated]
+    growth_bytes = context.state.saved.growth_bytes
+    refuse_over_bytes(context, sum(growth_bytes(name, offsets) for name, offsets in rows))
     for group in stated:
         membership = context.groups.get(group.group)
         for row in group.rows if membership is not None else ():

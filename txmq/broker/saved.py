@@ -6,7 +6,8 @@ member of a former life of the broker stays fenced.
 Invariants:
     * a generation of a partition never falls, and each is handed out once;
     * an offset saved under an older generation than the newest one is refused before it comes here;
-    * what a transaction holds is handed to nobody until the transaction is settled (``offsets``).
+    * what a transaction holds is handed to nobody until the transaction is settled (``offsets``);
+    * ``size_bytes`` is what the groups' entries and texts, held ones included, come to: a function of the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from typing import Any, NamedTuple
 
 Place = tuple[int, int]  # topic id, partition
 Name = tuple[int, int]  # session and counter of a transaction
+PLACE_BYTES = 500  # of memory, for one partition of one group: its generation and its offset: 140 to 250, and 270
+
+
+def text_bytes(aside: str | None) -> int:
+    """Of memory, at most."""
+    return 0 if aside is None else len(aside) if aside.isascii() else 4 * len(aside)
 
 
 class Saved(NamedTuple):
@@ -35,6 +42,19 @@ class SavedGroup:
         self.offsets: dict[Place, Saved] = {}
         self.generations: dict[Place, int] = {}
 
+    @property
+    def size_bytes(self) -> int:
+        """What it comes to; walks over all of it."""
+        texts = sum(text_bytes(saved.aside) for saved in self.offsets.values())
+        return PLACE_BYTES * len(self.offsets.keys() | self.generations.keys()) + texts
+
+    def growth_bytes(self, place: Place, aside: str | None) -> int:
+        """What saving this adds; less than nothing where a longer text goes."""
+        known = self.offsets.get(place)
+        if known is None:
+            return text_bytes(aside) + (0 if place in self.generations else PLACE_BYTES)
+        return text_bytes(aside) - text_bytes(known.aside)
+
     def forget_topic(self, topic_id: int) -> None:
         """The topic was deleted."""
         for place in [place for place in self.offsets if place[0] == topic_id]:
@@ -51,24 +71,37 @@ class SavedGroups:
             decisions have it in their meta.
         generation_floor: no generation up to here is handed out to a partition whose own is not known: a deleted
             group, or one of a topic that was made anew, may have had it, and a member that holds it may still be alive.
+        size_bytes: see the module.
     """
 
     def __init__(self) -> None:
         self.named: dict[str, SavedGroup] = {}
         self.held: dict[tuple[str, int, int], Name] = {}
         self.generation_floor = 0
+        self.size_bytes = 0
+        self._held_bytes: dict[tuple[str, int, int], int] = {}  # of texts that are going to be saved
 
     def save(self, group: str, offsets: Iterable[Iterable[Any]], time_ms: int) -> None:
         """(topic id, partition, offset, aside) each."""
-        saved = self._group(group).offsets
+        known = self._group(group)
         for topic_id, partition, offset, aside in offsets:
-            saved[topic_id, partition] = Saved(offset, aside, time_ms)
+            place = topic_id, partition
+            self.size_bytes += known.growth_bytes(place, aside)
+            known.offsets[place] = Saved(offset, aside, time_ms)
 
     def hand_over(self, group: str, generations: Iterable[Iterable[int]]) -> None:
         """(topic id, partition, generation) each."""
-        known = self._group(group).generations
+        known = self._group(group)
         for topic_id, partition, generation in generations:
-            known[topic_id, partition] = generation
+            place = topic_id, partition
+            if place not in known.generations and place not in known.offsets:
+                self.size_bytes += PLACE_BYTES
+            known.generations[place] = generation
+
+    def growth_bytes(self, group: str, offsets: Iterable[Iterable[Any]]) -> int:
+        """What ``save`` adds to ``size_bytes``."""
+        known = self.named.get(group) or SavedGroup()
+        return sum(known.growth_bytes((topic_id, partition), aside) for topic_id, partition, _, aside in offsets)
 
     def generation(self, group: str, place: Place) -> int:
         """The newest that was handed out; 0 where there was none."""
@@ -92,6 +125,8 @@ class SavedGroups:
     def delete(self, group: str) -> None:
         """Forget a group, but for how far its generations went."""
         known = self.named.pop(group, None)
+        if known is not None:
+            self.size_bytes -= known.size_bytes
         if known is not None and known.generations:
             self.generation_floor = max(self.generation_floor, *known.generations.values())
 
@@ -100,24 +135,33 @@ class SavedGroups:
         for saved in self.named.values():
             gone = [generation for place, generation in saved.generations.items() if place[0] == topic_id]
             self.generation_floor = max(self.generation_floor, *gone, 0)
+            before_bytes = saved.size_bytes
             saved.forget_topic(topic_id)
-        self.held = {key: name for key, name in self.held.items() if key[1] != topic_id}
+            self.size_bytes += saved.size_bytes - before_bytes
+        for key in [key for key in self.held if key[1] == topic_id]:
+            self._drop_held(key)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def hold(self, name: Name, offsets: Iterable[Any], is_there: Callable[[int, int], object]) -> None:
         """An unsettled transaction is going to save these: ``offsets`` of its meta; nothing of deleted topics."""
         for group, rows in offsets:
-            for topic_id, partition, *_ in rows:
+            for topic_id, partition, _, aside in rows:
                 if is_there(topic_id, partition) is not None:
-                    self.held[group, topic_id, partition] = name
+                    key = group, topic_id, partition
+                    self.size_bytes += text_bytes(aside) - self._held_bytes.get(key, 0)
+                    self.held[key], self._held_bytes[key] = name, text_bytes(aside)
 
     def let_go(self, name: Name, offsets: Iterable[Any]) -> None:
         """The transaction is settled."""
         for group, rows in offsets:
             for topic_id, partition, *_ in rows:
                 if self.held.get((group, topic_id, partition)) == name:
-                    del self.held[group, topic_id, partition]
+                    self._drop_held((group, topic_id, partition))
+
+    def _drop_held(self, key: tuple[str, int, int]) -> None:
+        del self.held[key]
+        self.size_bytes -= self._held_bytes.pop(key)
 
     def save_of_transaction(self, offsets: Iterable[Any], time_ms: int, is_there: Callable[[int, int], object]) -> None:
         """A transaction was committed or decided; what topics that were deleted meanwhile had is left out."""
@@ -147,3 +191,4 @@ class SavedGroups:
             group = self._group(name)
             group.offsets = {(t, p): Saved(offset, aside, time_ms) for t, p, offset, aside, time_ms in offsets}
             group.generations = {(t, p): generation for t, p, generation in generations}
+            self.size_bytes += group.size_bytes

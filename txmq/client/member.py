@@ -27,6 +27,7 @@ from txmq.errors import (
     ClosedError,
     FencedError,
     GroupActiveError,
+    OverloadedError,
     StorageError,
     TxmqError,
     UnknownMemberError,
@@ -119,6 +120,7 @@ class GroupMember:
         self._log = get_logger(group=settings.group, member=settings.name)
         self._view, self._is_joined, self._is_closing = 0, False, False
         self._has_view = self._has_looked = False
+        self._told = ""  # why the broker refused
         self._heard_at = clock.monotonic()
         self._save_at = 0.0
         self._saving = Lock()
@@ -331,7 +333,7 @@ class GroupMember:
         """Save; False where that cannot be now, and will be tried again: the beat goes on meanwhile."""
         try:
             self.save(everything=everything)
-        except StorageError as error:
+        except (OverloadedError, StorageError) as error:
             self._log.warning("offsets could not be saved; it is tried again", error=repr(error))
             return False
         return True
@@ -351,6 +353,9 @@ class GroupMember:
             if self._is_joined:
                 self._log.warning("the broker cannot be reached: partitions are given up", error=repr(error))
             self._is_joined = False
+        if isinstance(error, OverloadedError) and str(error) != self._told:
+            self._told = str(error)
+            self._log.warning("the broker refuses the group for now; it is tried again", error=self._told)
         self._log.debug("the broker cannot be reached", error=repr(error), away_s=round(away_s, 1))
         self._clock.sleep(RETRY_S)
 

@@ -11,7 +11,7 @@ import pytest
 from txmq.client.member import GroupMember, MemberSettings
 from txmq.client.offset_store import OffsetPosition
 from txmq.client.tracker import Slot
-from txmq.errors import ConnectionLostError, StorageError, UnknownTopicError
+from txmq.errors import ConnectionLostError, OverloadedError, StorageError, UnknownTopicError
 from txmq.runtime.sim_clock import SimClock
 
 A, B = ("orders", 0), ("orders", 1)
@@ -101,3 +101,24 @@ def test_a_topic_that_is_not_there_and_a_broker_that_stays_away_are_told_once() 
     for _ in range(70):
         joining._cannot_reach(ConnectionLostError("gone"))
     assert told[1:] == ["the broker cannot be reached: partitions are given up"]
+
+
+class FullBroker(Broker):
+    """Keeps as much of groups as there may be."""
+
+    def call(self, *_: Any, **__: Any) -> bytes:
+        """Refused."""
+        raise OverloadedError("groups_bytes_max")
+
+
+def test_a_broker_that_keeps_no_more_of_groups_is_told_of_once_and_a_save_does_not_stop_the_beat() -> None:
+    told: list[str] = []
+    refused = member(FullBroker(), Held())
+    refused._log = SimpleNamespace(warning=lambda event, **_: told.append(event), debug=lambda *_, **__: None)
+    for _ in range(3):
+        with pytest.raises(OverloadedError) as caught:
+            refused._join()
+        refused._cannot_reach(caught.value)
+    assert told == ["the broker refuses the group for now; it is tried again"]
+    assert refused._is_saved() is False
+    assert told[1:] == ["offsets could not be saved; it is tried again"]
