@@ -193,7 +193,7 @@ class TransactionHome:
             extensions: Extensions = {"tx": self.txid}
             # Stated before it is sent: an unanswered part makes the decision fail, never pass without it.
             self.streamed.add(part.batch)
-            self._call("put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
+            self._call(self._patience_s, "put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
 
     def fits_one_request(self, parts: Sequence[EncodedPart], beside_bytes: int = 0) -> bool:
         """Whether the parts can go with the decision, and with ``beside_bytes`` of something else."""
@@ -279,7 +279,7 @@ class TransactionHome:
             TransactionConflictError: it is committed, or about to be.
             TxmqError: the broker could not be told.
         """
-        self._call("rollback", self.txid, within_s=ROLLBACK_TIMEOUT_S, extensions=self._floor())
+        self._call(ROLLBACK_TIMEOUT_S, "rollback", self.txid, extensions=self._floor())
 
     def try_rollback(self) -> None:
         """As ``rollback``, where the broker rolls it back by itself in the end."""
@@ -288,12 +288,15 @@ class TransactionHome:
 
     def outcome(self) -> tuple[str, list[PartResult]]:
         """Ask what became of it: the word of ``outcome`` and the places of a commit."""
-        return parse_outcome(self._call("outcome", self.txid))
+        return parse_outcome(self._call(self._patience_s, "outcome", self.txid))
 
-    def _call(self, verb: str, *arguments: str | int, within_s: float = 0.0, **named: Any) -> bytes:
-        """Ask in the session of the id, which was taken; within the deadline where no time is told."""
+    @property
+    def _patience_s(self) -> float:
+        return max(self.remaining_s, RETRY_S)
+
+    def _call(self, timeout: float, verb: str, *arguments: str | int, **named: Any) -> bytes:
+        """Ask in the session of the id."""
         try:
-            timeout = within_s or max(self.remaining_s, RETRY_S)
             body: bytes = self._control.call(verb, *arguments, timeout=timeout, **named)
         except SessionFullError as error:
             self.leave_full_session(error)
