@@ -2,7 +2,7 @@
 # make demo-audit  see the audit find what was damaged: installs Spark and Java where they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
 # make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
-# make check     what to run before each commit (about 100 s on two cores)
+# make check     what to run before each commit (under a minute on two cores)
 # make bench     every row of the budget, beside its bound, the bare limit of this machine and others (a page with drawings);
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
@@ -55,7 +55,7 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n $(WORKERS) tests/unit tests/vectors
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/unit tests/vectors
 
 # More processes than cores, because these tests wait a lot. tests/conftest.py says in which order, and who gets Spark.
 test: check

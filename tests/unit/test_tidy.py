@@ -6,7 +6,6 @@ The import layers are held by import-linter (``make check``); here is what it do
 from __future__ import annotations
 
 import ast
-import gc
 import re
 import subprocess
 import tomllib
@@ -79,16 +78,6 @@ def _files(*folders: str) -> list[Path]:
 
 def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_collections() -> Iterator[None]:
-    """Some 700,000 nodes of syntax live until the last rule: collections would take longer than the rules do."""
-    gc.disable()
-    yield
-    _nodes.cache_clear()
-    _tree.cache_clear()
-    gc.enable()
 
 
 @cache
