@@ -39,7 +39,7 @@ def test_threads_share_the_work_and_each_makes_its_own() -> None:
 
 @pytest.mark.parametrize("fails_at", [1, 3])
 def test_a_failure_in_a_thread_is_raised_and_no_thread_is_left(fails_at: int) -> None:
-    calls = iter(range(1, 1000))
+    calls, before = iter(range(1, 1000)), set(threading.enumerate())
 
     def work() -> None:
         if next(calls) >= fails_at:
@@ -47,7 +47,7 @@ def test_a_failure_in_a_thread_is_raised_and_no_thread_is_left(fails_at: int) ->
 
     with pytest.raises(ValueError, match="on purpose"):
         in_threads(lambda: work, 2, 1_000_000)
-    assert [thread for thread in threading.enumerate() if thread is not threading.current_thread()] == []
+    assert set(threading.enumerate()) <= before  # somebody else's may end meanwhile
 
 
 def test_a_batch_has_the_size_that_was_asked_for() -> None:
