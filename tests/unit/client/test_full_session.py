@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream
-from tests.unit.xa.support import World
+from tests.unit.xa.support import World, quiet_resolver
 from tests.unit.xa.xa_support import Notes
 from txmq.client import transaction as module
 from txmq.client.checks import CheckBacks
@@ -44,7 +44,8 @@ def half(home: FakeHome) -> None:
 
 
 @pytest.fixture
-def last_resource(tmp_path: Path) -> Iterator[World]:
+def last_resource(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    quiet_resolver(monkeypatch)
     world = World(tmp_path)
     yield world
     world.close()
