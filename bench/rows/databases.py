@@ -111,6 +111,15 @@ def _timed_mariadb(server: MariaDB, committed: Committed) -> Any:
             if query[:9] in ("XA COMMIT", b"XA COMMIT") or query[:6] in ("COMMIT", b"COMMIT"):
                 committed.append(time.perf_counter())
 
+        def send_query(self, query: str | bytes) -> None:
+            super().send_query(query)
+            self._commits = query[:6] in ("COMMIT", b"COMMIT")
+
+        def read_query_result(self) -> None:
+            super().read_query_result()
+            if self._commits:
+                committed.append(time.perf_counter())
+
     return Timed(**server.connect_arguments())
 
 

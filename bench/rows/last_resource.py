@@ -120,6 +120,7 @@ def _arrivals(
     delays: list[float] = []
     arrived = threading.Event()
     start = client.offsets(TOPIC, 0).end
+    committed.clear()
     stop = False
 
     def read() -> None:
@@ -141,6 +142,8 @@ def _arrivals(
     finally:
         stop = True
         reader.join()
+    if len(committed) < count:
+        raise AssertionError(f"{len(committed)} commits were noted, {count} done: the delays are of something else")
     return delays
 
 
