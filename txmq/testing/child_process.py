@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -98,9 +99,20 @@ class ChildProcess:
         return status
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nobody answers."""
-        if self.pid is not None:
-            os.kill(self.pid, signal.SIGSTOP)
+        """Freeze it (SIGSTOP): connections stay open and nobody answers.
+
+        Returns when every thread stands still: the signal reaches one of them, which stops the others in its turn, and
+        until then they answer.
+        """
+        pid = self.pid
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not _stands_still(pid):
+            if time.monotonic() > deadline:
+                raise self.failure(f"{self.title} runs {STOP_TIMEOUT_S:.0f} s after SIGSTOP\n{self.log_tail()}")
+            time.sleep(_POLL_S)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
@@ -136,3 +148,12 @@ class ChildProcess:
                 raise self.failure(f"{self.title} does not serve after {timeout} s\n{self.log_tail()}")
             time.sleep(_POLL_S)
         return self
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped, or it has ended; where that cannot be seen, it is supposed."""
+    states = []
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            states.append(status.read_text().rpartition(")")[2].split()[0])
+    return all(state in "TtZX" for state in states)
