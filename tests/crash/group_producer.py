@@ -6,7 +6,6 @@ all of it is; else what became of the rest is not said, and the process goes on 
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from itertools import count
@@ -17,6 +16,7 @@ from tests.crash.group_world import PARTITIONS, TOPIC, GroupWorld
 from tests.crash.processes import connect
 from tests.crash.worker import Teller
 from tests.crash.world import HistoryFile
+from txmq.runtime.threads import until_terminated
 
 TIMEOUT_S = 20.0
 REST_S = 0.05
@@ -56,8 +56,7 @@ class Rounds(Teller):
 def main(directory: str, address: str, name: str) -> None:
     """Send until SIGTERM."""
     history, stop = HistoryFile(GroupWorld(Path(directory)).histories, name), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with connect(address, name) as client:
+    with until_terminated(stop.set), connect(address, name) as client:
         Rounds(client, history, stop).run()
 
 

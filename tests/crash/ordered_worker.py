@@ -8,7 +8,6 @@ says that nothing was stored, as where the spool is full. It begins and spools w
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import txmq
 from tests.crash.ordered_world import KEYS, PARTITIONS, THREADS, TOPIC, OrderedWorld, options
 from tests.crash.world import HistoryFile
+from txmq.runtime.threads import until_terminated
 
 REST_S = 0.006
 FULL_REST_S = 0.05
@@ -55,9 +55,9 @@ class Sender:
 def main(directory: str, address: str, name: str) -> None:
     """Send until SIGTERM."""
     world, stop = OrderedWorld(Path(directory)), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     keys = [KEYS[number::THREADS] for number in range(THREADS)]
     with (
+        until_terminated(stop.set),
         txmq.connect(address, name=name, lazy=True) as client,
         client.ordered_producer(txmq.KeyHashSelector(), str(world.spool), options=options(PARTITIONS)) as producer,
     ):

@@ -6,7 +6,6 @@ for the row, in a new transaction: a visible message implies readable rows.
 
 from __future__ import annotations
 
-import signal
 import sqlite3
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 import txmq
 from tests.crash.processes import connect
 from tests.crash.world import LAST_RESOURCE, RESOURCE, SCRAP, HistoryFile, World
+from txmq.runtime.threads import until_terminated
 
 REST_S = 0.02
 
@@ -87,8 +87,7 @@ def text_of(value: bytes | None) -> str:
 def main(directory: str, address: str, name: str) -> None:
     """Read until SIGTERM."""
     world, stop = World(Path(directory)), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with connect(address, name) as client:
+    with until_terminated(stop.set), connect(address, name) as client:
         Reader(world, client, HistoryFile(world.histories, name)).run(stop)
 
 

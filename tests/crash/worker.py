@@ -9,7 +9,6 @@ what it left may still take effect, and asks for the outcome.
 from __future__ import annotations
 
 import random
-import signal
 import sqlite3
 import sys
 import threading
@@ -34,6 +33,7 @@ from tests.crash.world import (
     World,
 )
 from txmq.client.transaction import Transaction
+from txmq.runtime.threads import until_terminated
 from txmq.xa import LastResource
 
 TIMEOUT_S = 10.0
@@ -193,8 +193,7 @@ def main(directory: str, address: str, name: str, seed: str) -> None:
     world = World(Path(directory))
     history = HistoryFile(world.histories, name)
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with connect(address, name) as client:
+    with until_terminated(stop.set), connect(address, name) as client:
         Worker(world, client, history, random.Random(int(seed)), stop).run()
     history.close()
 

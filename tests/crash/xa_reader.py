@@ -6,7 +6,6 @@ message implies readable rows.
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from contextlib import closing
@@ -19,6 +18,7 @@ from tests.crash.processes import connect
 from tests.crash.reader import Follower
 from tests.crash.world import HistoryFile
 from tests.crash.xa_world import RESOURCES, SERVER_OF, XaWorld
+from txmq.runtime.threads import until_terminated
 
 
 class XaReader(Follower):
@@ -57,8 +57,7 @@ class XaReader(Follower):
 def main(directory: str, address: str, name: str) -> None:
     """Read until SIGTERM."""
     world, stop = XaWorld(Path(directory)), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with connect(address, name) as client:
+    with until_terminated(stop.set), connect(address, name) as client:
         XaReader(world, client, HistoryFile(world.histories, name)).run(stop)
 
 

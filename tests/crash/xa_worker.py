@@ -7,7 +7,6 @@ message (XA with one branch), a row and a message with the server's own COMMIT a
 from __future__ import annotations
 
 import random
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from tests.crash.processes import connect
 from tests.crash.worker import CHANGES_ITS_MIND, REST_S, TIMEOUT_S, ChangedMindError, Teller, text_of_txid
 from tests.crash.world import KEYS, HistoryFile
 from tests.crash.xa_world import LEDGER, RESOURCES, SINGLE, TRANSFER, TRANSFERS, XaWorld
+from txmq.runtime.threads import until_terminated
 
 EXPECTED = (txmq.TxmqError, MySQLdb.Error, ChangedMindError)
 
@@ -88,8 +88,7 @@ def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
     world, stop = XaWorld(Path(directory)), threading.Event()
     history = HistoryFile(world.histories, name)
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with connect(address, name) as client:
+    with until_terminated(stop.set), connect(address, name) as client:
         XaWorker(world, client, history, random.Random(int(seed)), stop).run()
     history.close()
 

@@ -189,26 +189,25 @@ def why(listed: Mapping[str, Any], names: Set[str]) -> str:
 
 def _run(broker: str, resources: list[Resource]) -> None:
     """Rounds until a signal; a broker that is away, also at the start, is waited for."""
-    import signal
     import threading
 
     import txmq
     from txmq.runtime import logging
+    from txmq.runtime.threads import until_terminated
     from txmq.xa.broker_port import FAILED_POLL_S_MAX
     from txmq.xa.resolver import Resolver
 
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     is_said = False
-    while not stop.is_set():
-        try:
-            client = txmq.connect(broker)
-        except txmq.ConnectionLostError as error:
-            if not is_said:
-                logging.get_logger().warning("waiting for the broker", broker=broker, error=str(error))
-            is_said = True
-            stop.wait(FAILED_POLL_S_MAX)
-            continue
-        with client:
-            Resolver(client, resources).run(stop)
+    with until_terminated(stop.set):  # by a thread: a signal may interrupt ``stop.wait`` with its lock in hand
+        while not stop.is_set():
+            try:
+                client = txmq.connect(broker)
+            except txmq.ConnectionLostError as error:
+                if not is_said:
+                    logging.get_logger().warning("waiting for the broker", broker=broker, error=str(error))
+                is_said = True
+                stop.wait(FAILED_POLL_S_MAX)
+                continue
+            with client:
+                Resolver(client, resources).run(stop)
