@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -71,11 +70,10 @@ def test_a_message_without_an_answer_is_stored_once_though_it_is_sent_again(
 ) -> None:
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
-        assert broker.pid is not None
-        os.kill(broker.pid, signal.SIGSTOP)
+        broker.pause()
         results = [producer.send("t", b"%d" % number, b"k", timeout=1.0) for number in (1, 2)]
         assert [result.status for result in results] == [SPOOLED, SPOOLED]
-        os.kill(broker.pid, signal.SIGCONT)
+        broker.resume()
         producer.flush()
         assert producer.send("t", b"3", b"k").offset == 3
     assert _values(client) == [b"0", b"1", b"2", b"3"]
@@ -86,13 +84,12 @@ def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
 ) -> None:
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
-        assert broker.pid is not None
-        os.kill(broker.pid, signal.SIGSTOP)
+        broker.pause()
         producer.send("t", b"1", b"k", timeout=1.0)
         producer.send("t", b"2", b"k", timeout=1.0)
     with Spool(tmp_path / "spool", read_only=True) as spool:
         assert [entry.pin is not None for entry in spool.entries()] == [True, False]
-    os.kill(broker.pid, signal.SIGCONT)  # what lies in its sockets is stored now
+    broker.resume()  # what lies in its sockets is stored now
     with _ordered(client, tmp_path) as producer:
         producer.flush()
         producer.send("t", b"3", b"k")

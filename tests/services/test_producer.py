@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
 import txmq
@@ -19,10 +16,9 @@ def test_a_buffer_full_of_messages_of_unknown_fate_has_room_again_when_the_broke
         client.topics.create("t")
         with client.producer(buffer_size_bytes=100_000) as producer:
             producer.send("t", b"first")
-            assert broker.pid is not None
-            os.kill(broker.pid, signal.SIGSTOP)
+            broker.pause()
             with pytest.raises(txmq.DeliveryUnknownError):
                 producer.send("t", value, timeout=2.0)
-            os.kill(broker.pid, signal.SIGCONT)
+            broker.resume()
             assert producer.send("t", value, timeout=60.0).offset == 2
         assert len(list(client.browse("t"))) == 3

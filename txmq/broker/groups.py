@@ -115,10 +115,10 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
 
 def _new_places(request: GroupRequest, topics: Iterable[str]) -> int:
     """How many partitions of these the group was never given."""
-    context, known = request.context, request.context.state.saved.named.get(request.group) or SavedGroup()
-    found = (topic for topic in context.state.topics if topic.config.name in topics)
+    state = request.context.state
+    found = (topic for topic in state.topics if topic.config.name in topics)
     return sum(
-        (topic.topic_id, number) not in known.generations and (topic.topic_id, number) not in known.offsets
+        state.saved.is_new_to(request.group, (topic.topic_id, number))
         for topic in found
         for number in range(topic.config.partitions)
     )

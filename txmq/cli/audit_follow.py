@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.cli import output
 from txmq.errors import ConfigError
+from txmq.runtime.threads import Signal
 
 if TYPE_CHECKING:
     from txmq.spark.audit_follow import Follower
@@ -32,14 +32,15 @@ class Rounds:
 
     def run(self) -> bool:
         """Go on until Ctrl-C or SIGTERM; whether nothing was found."""
-        stop = threading.Event()
+        # No Event: its ``set`` in a handler may meet the lock of the very ``wait`` that the signal interrupted.
+        stop, is_told = Signal(), False
         previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
         with suppress(KeyboardInterrupt):
             self.say(f"auditing every {self.interval_s:g} s; findings are told as they are made; Ctrl-C ends it")
-            while not stop.is_set():
+            while not is_told:
                 began = time.monotonic()
                 self._round()
-                stop.wait(max(0.0, self.interval_s - (time.monotonic() - began)))
+                is_told = stop.wait(max(0.0, self.interval_s - (time.monotonic() - began)))
         signal.signal(signal.SIGTERM, previous)
         self.say(f"ended; {self.found} findings")
         return self.found == 0
