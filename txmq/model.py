@@ -13,12 +13,18 @@ Position = NewType("Position", int)  # byte in a file
 Lsn = NewType("Lsn", int)  # byte in the journal's endless stream
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
+_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}(?:\.[A-Za-z_][A-Za-z0-9_]{0,47})?\Z")
 PARTITIONS_PER_TOPIC_MAX = 10_000
 
 
 def is_valid_name(name: str) -> bool:
     """Whether ``name`` may name a topic, group or resource (ASCII, 1 to 200, never a path)."""
     return _NAME.match(name) is not None
+
+
+def is_valid_table(name: str) -> bool:
+    """Whether ``name`` may name a marker table: letters, digits and ``_``, at most 48, or schema.table."""
+    return _TABLE.match(name) is not None
 
 
 class Outcome(enum.Enum):

@@ -24,7 +24,7 @@ from .node import Node
 UUID = "a" * 32
 GROUP = "g"
 QUERY = "q"
-_BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True}
+_BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True, "table": "txmq_marker"}
 Place = tuple[str, int]  # topic, partition
 Fate = Literal["committed", "rolled-back", "prepared", "stream"]
 """What the script makes of a transaction; a stream commits only if no restart came between its parts."""
@@ -145,7 +145,7 @@ class Script:
         """Prepare; ``fate`` is what the script makes of it later."""
         stated = self._stated(counter) if streamed else {}
         body = self._parts(counter, places, count, keys=keys, fate=fate)
-        extensions = {"resource": "db", "uuid": UUID, **stated, **self._saving(counter)}
+        extensions = {"resource": "db", "uuid": UUID, "table": "txmq_marker", **stated, **self._saving(counter)}
         body = self._saved(counter) + body
         return self._ask("prepare", str(counter), "last-resource", extensions=extensions, body=body, counter=counter,
                          once=True, topics=tuple(topic for topic, _ in places))  # fmt: skip

@@ -229,7 +229,13 @@ def _part(value: bytes = b"m") -> bytes:
 
 
 def _prepare(txid: bytes, body: bytes, opaque: bytes = b"p") -> bytes:
-    return b"prepare %b last-resource resource=db uuid=%b %d %b\r\n%b" % (txid, b"0" * 32, len(body), opaque, body)
+    return b"prepare %b last-resource resource=db uuid=%b table=t %d %b\r\n%b" % (
+        txid,
+        b"0" * 32,
+        len(body),
+        opaque,
+        body,
+    )
 
 
 def test_own_two_connections(watch: Watch) -> None:

@@ -104,7 +104,12 @@ def test_describe_names_the_transaction_that_a_partition_waits_for(broker: Broke
         words = {"member": "one", "topics": "orders"}
         client.control.call("group", "join", "billing", timeout=30.0, extensions=words, body=[b"[]"])
         body = encode_offsets([GroupOffsets("billing", 0, (OffsetRow("orders", 0, 1, 5, None),))])
-        given: dict[str, str | int | bytes | None] = {"resource": "db", "uuid": "0" * 32, "offsets": len(body)}
+        given: dict[str, str | int | bytes | None] = {
+            "resource": "db",
+            "uuid": "0" * 32,
+            "table": "t",
+            "offsets": len(body),
+        }
         client.control.call("prepare", txid, "last-resource", timeout=30.0, extensions=given, body=[body])
         assert f"orders 0 waits for a transaction: txmq tx show {txid}" in run(broker, "describe", "billing")
         client.transactions.rollback(txid, "the test is over")

@@ -20,7 +20,7 @@ from txmq.testing import fork_server
 from txmq.testing.broker_process import BrokerProcess
 
 UUID, OTHER_UUID = "0123456789abcdef" * 2, "fedcba9876543210" * 2
-DETAILS = {"bqual": f"{UUID}.1.2", "connection": 42, "wrote": True, "marker": True}
+DETAILS = {"bqual": f"{UUID}.1.2", "connection": 42, "wrote": True, "marker": True, "table": "txmq_marker"}
 TIMEOUT_S = 60
 
 
@@ -33,7 +33,7 @@ class Desk:
     def prepared(self, value: bytes = b"v") -> str:
         """One that waits for the marker row of ``shop``."""
         home = TransactionHome(self.client, self.client.clock, 30.0)
-        home.submit_prepare(self._parts(home, value), "shop", UUID).result()
+        home.submit_prepare(self._parts(home, value), "shop", UUID, "txmq_marker").result()
         return home.txid
 
     def decided(self, value: bytes = b"v") -> str:

@@ -50,7 +50,7 @@ class Deal:
 
     def prepare(self, *values: bytes) -> None:
         """Prepare them."""
-        self.home.submit_prepare(self.parts(*values), "orders-db", UUID).result()
+        self.home.submit_prepare(self.parts(*values), "orders-db", UUID, "txmq_marker").result()
 
     def commit_prepared(self) -> list[PartResult]:
         """Commit what is prepared."""
@@ -58,7 +58,7 @@ class Deal:
 
     def decide(self, *values: bytes, uuids: Sequence[str] = (UUID,)) -> list[PartResult]:
         """Decide them, with a branch in each resource."""
-        details = {"bqual": "b", "connection": None, "wrote": True, "marker": True}
+        details = {"bqual": "b", "connection": None, "wrote": True, "marker": True, "table": "txmq_marker"}
         branches = [encode_branch("orders-db", uuid, details) for uuid in uuids]
         return parse_result_lines(self.home.submit_decide(self.parts(*values), branches, 5.0).result())
 
@@ -136,7 +136,8 @@ def test_a_prepared_one_is_listed_until_it_is_committed(deal: Deal) -> None:
     deal.prepare(b"1")  # again: the same answer
     assert deal.outcome() == ("prepared", 0)
     (listed,) = deal.listed()
-    assert (listed["kind"], listed["resource"], listed["uuid"]) == ("last-resource", "orders-db", UUID)
+    stated = [listed[word] for word in ("kind", "resource", "uuid", "table")]
+    assert stated == ["last-resource", "orders-db", UUID, "txmq_marker"]
     assert listed["deadline_ms"] > listed["prepared_ms"]
     assert (listed["age_ms"] >= 0, listed["owner_connected"], listed["owner_gone_ms"]) == (True, True, 0)
     first = deal.commit_prepared()
@@ -161,7 +162,7 @@ def test_a_prepared_one_without_messages_is_one_too(deal: Deal) -> None:
 
 def test_a_deadline_that_has_passed_is_not_prepared(client: Any) -> None:
     deal = Deal(client)
-    fields = {"resource": "orders-db", "uuid": UUID, "deadline": client.clock.now_ms() - 1000}
+    fields = {"resource": "orders-db", "uuid": UUID, "table": "txmq_marker", "deadline": client.clock.now_ms() - 1000}
     with pytest.raises(TransactionConflictError):
         client.control.call("prepare", deal.txid, "last-resource", body=(), timeout=5.0, extensions=fields)
 
@@ -184,7 +185,7 @@ def test_streamed_parts_stated_otherwise_are_refused(deal: Deal) -> None:
 
 def test_streamed_parts_are_prepared_as_well(deal: Deal) -> None:
     deal.home.stream(deal.parts(b"1"))
-    deal.home.submit_prepare([], "orders-db", UUID).result()
+    deal.home.submit_prepare([], "orders-db", UUID, "txmq_marker").result()
     assert deal.outcome() == ("prepared", 0)
     assert len(deal.commit_prepared()) == 1
 

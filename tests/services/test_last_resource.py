@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 import txmq
+from txmq.cli import tx_explain
 from txmq.client.resolver import resolver_of
 from txmq.errors import OffsetOutOfRangeError
 from txmq.runtime import crashpoints
@@ -84,16 +86,8 @@ def test_rows_and_messages_of_threads_are_equal_and_in_order(shop: Shop) -> None
 def test_what_a_dead_client_left_is_settled_by_the_thread_of_another(
     shop: Shop, broker: BrokerProcess, point: str
 ) -> None:
-    def die(name: str) -> None:
-        if name == point:
-            raise SimulatedCrash(name)
-
-    crashpoints.set_hook(die)
-    try:
-        with pytest.raises(SimulatedCrash):
-            shop.order(b"left")
-    finally:
-        crashpoints.set_hook(None)
+    with _dying_at(point), pytest.raises(SimulatedCrash):
+        shop.order(b"left")
     shop.die()
     other = Shop(broker, shop.path)
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
@@ -129,3 +123,43 @@ def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: Shop, broker: 
         found = []
     assert [message.value for message in found] == [b"2"]
     assert shop.messages() == shop.rows()
+
+
+@pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
+def test_the_sql_of_show_asks_the_resources_own_table_and_goes_in_nowhere_else(
+    shop: Shop, tmp_path: Path, point: str
+) -> None:
+    """Two resources in one schema: the INSERT went to the other's table, and a committed message was given up."""
+    shop.resource = LastResource("depot", connect=shop.connect, table="depot_marker")
+    shop.resource.install(shop.client)
+    elsewhere = LastResource("depot", connect=lambda: sqlite3.connect(tmp_path / "else.db"), table="depot_marker")
+    elsewhere.install(shop.client)
+    with _dying_at(point), pytest.raises(SimulatedCrash):
+        shop.order(b"left")
+    for connection in shop.opened:
+        connection.close()
+    [row] = shop.client.transactions.list(state="in-doubt")
+    select, insert = (line for line in tx_explain.sql(row) if not line.startswith("--"))
+    with closing(sqlite3.connect(shop.path)) as database, closing(sqlite3.connect(tmp_path / "else.db")) as other:
+        assert other.execute(insert).rowcount == 0
+        if point == "client.tx.db_committed":
+            assert database.execute(select).fetchall() == [("committed",)]
+            with pytest.raises(sqlite3.IntegrityError):
+                database.execute(insert)
+        else:
+            assert (database.execute(select).fetchall(), database.execute(insert).rowcount) == ([], 1)
+            assert database.execute(select).fetchall() == [("rolled-back",)]
+        assert database.execute("SELECT * FROM txmq_marker").fetchall() == []
+
+
+@contextmanager
+def _dying_at(point: str) -> Iterator[None]:
+    def die(name: str) -> None:
+        if name == point:
+            raise SimulatedCrash(name)
+
+    crashpoints.set_hook(die)
+    try:
+        yield
+    finally:
+        crashpoints.set_hook(None)

@@ -130,7 +130,8 @@ def test_a_branch_commits_with_its_marker(world: World) -> None:
     assert world.rows() == [1]
     assert world.recovery().marker_outcome(branch.xid.gtrid.decode()) == "committed"
     assert branch.details() == {
-        "bqual": branch.xid.bqual.decode(), "connection": branch.details()["connection"], "wrote": True, "marker": True
+        "bqual": branch.xid.bqual.decode(), "connection": branch.details()["connection"], "wrote": True,
+        "marker": True, "table": "txmq_marker",
     }  # fmt: skip
 
 

@@ -394,7 +394,7 @@ class Client(Process):
         database = self.shared.database
         if effect is Effect.SEND_PREPARE:
             extensions, body = self.request(transaction, streamed, f" keys={transaction.key}")
-            extensions |= {"resource": "db", "uuid": UUID}
+            extensions |= {"resource": "db", "uuid": UUID, "table": "txmq_marker"}
             prepare.append(self.send("prepare", transaction.txid, "last-resource", body=body, extensions=extensions))
             return None
         if effect is Effect.AWAIT_PREPARED:

@@ -131,7 +131,11 @@ def decide(client: txmq.Client) -> None:
     home, buffer = TransactionHome(client, client.clock, DEADLINE_S), MessageBuffer()
     buffer.add("orders", 0, (None, b"held", [], TIME_MS))
     parts = [b for p in home.take_parts(buffer) for b in encode_part(p.topic, p.partition, p.batch, p.keys)]
-    branch = encode_branch("a", "0123456789abcdef" * 2, {"bqual": "x", "connection": 1, "wrote": True, "marker": True})
+    branch = encode_branch(
+        "a",
+        "0123456789abcdef" * 2,
+        {"bqual": "x", "connection": 1, "wrote": True, "marker": True, "table": "t"},
+    )
     client.control.call("decide", home.txid, extensions={"branches": 1}, body=[branch, *parts], timeout=DEADLINE_S)
 
 

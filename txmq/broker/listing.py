@@ -113,8 +113,7 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
     row.update({key: meta[key] for key in ("kind", "resource", "uuid", "deadline_ms", "prepared_ms", "client")})
     if meta["kind"] == TransactionKind.HALF.value:
         row["group"], row["checks"] = meta["resource"], context.checks.attempts(name)
-    if "xid" in meta:
-        row["xid"] = meta["xid"]
+    row.update({key: meta[key] for key in ("table", "xid") if key in meta})
     if meta["kind"] == TransactionKind.SPARK.value:
         row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
     if "offsets" in meta:

@@ -24,14 +24,14 @@ from txmq.broker.session import Session
 from txmq.broker.transaction import ANY_KEY, Part, Transaction, TransactionState
 from txmq.errors import InvalidBatchError
 from txmq.log.batch import check, stamp
-from txmq.model import Storage, TransactionKind, is_valid_name
+from txmq.model import Storage, TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import parse_keys, split_parts
 from txmq.redo import entries
 
 Extensions = dict[bytes, bytes] | None
 _KIND = TransactionKind.LAST_RESOURCE.value
 _KIND_WORD = _KIND.encode()
-_STATED = frozenset({b"resource", b"uuid", b"deadline"})
+_STATED = frozenset({b"resource", b"uuid", b"table", b"deadline"})
 _STATED_WITH_FLOOR = _STATED | {b"floor"}
 _PREPARED = TransactionState.PREPARED
 _DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
@@ -42,17 +42,18 @@ class _Who(NamedTuple):
 
     resource: str
     uuid: str
+    table: str
     head: str
     client_json: str
 
 
 @lru_cache(maxsize=1024)
-def _who(resource: bytes, uuid: bytes, client: str) -> _Who | None:
-    name, number = resource.decode(), uuid.decode()
-    if not is_valid_name(name) or len(number) != 32:
+def _who(resource: bytes, uuid: bytes, table: bytes, client: str) -> _Who | None:
+    name, number, marker_table = resource.decode(), uuid.decode(), table.decode()
+    if not is_valid_name(name) or len(number) != 32 or not is_valid_table(marker_table):
         return None
-    head = json.dumps({"kind": _KIND, "resource": name, "uuid": number})[:-1]
-    return _Who(name, number, head, json.dumps(client))
+    head = json.dumps({"kind": _KIND, "resource": name, "uuid": number, "table": marker_table})[:-1]
+    return _Who(name, number, marker_table, head, json.dumps(client))
 
 
 def prepare_plain(
@@ -85,7 +86,7 @@ def prepare_plain(
         or len(body) + state.payload_bytes > settings.prepared_bytes_max
     ):
         return False
-    who = _who(extensions[b"resource"], extensions[b"uuid"], peer.name)
+    who = _who(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], peer.name)
     if who is None:
         return False
     checked = _checked(context, body)
@@ -134,8 +135,8 @@ def _prepare(
         )  # fmt: skip
         transaction.add(part)
     meta: dict[str, Any] = {
-        "kind": _KIND, "resource": who.resource, "uuid": who.uuid, "deadline_ms": deadline_ms, "prepared_ms": now_ms,
-        "client": peer.name, "keys": keys,
+        "kind": _KIND, "resource": who.resource, "uuid": who.uuid, "table": who.table, "deadline_ms": deadline_ms,
+        "prepared_ms": now_ms, "client": peer.name, "keys": keys,
     }  # fmt: skip
     # As json.dumps writes it, in 2 us against 9: only the numbers are new each time.
     text = (

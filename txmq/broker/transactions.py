@@ -36,7 +36,7 @@ from txmq.broker.transaction_checks import (
 )
 from txmq.errors import BadRequestError, TransactionConflictError
 from txmq.log.partition import Partition
-from txmq.model import TransactionKind, is_valid_name
+from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.xid import TxId
@@ -222,10 +222,10 @@ def _prepare_meta(context: Context, peer: Peer, kind: bytes, given: dict[bytes, 
 
 
 def _last_resource(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
-    resource, uuid = given.get(b"resource", b"").decode(), given.get(b"uuid", b"").decode()
-    if not is_valid_name(resource) or len(uuid) != 32:
-        raise BadRequestError("prepare needs resource=<name> and uuid=<32 hex>")
-    return {"resource": resource, "uuid": uuid}
+    resource, uuid, table = (given.get(word, b"").decode() for word in (b"resource", b"uuid", b"table"))
+    if not is_valid_name(resource) or len(uuid) != 32 or not is_valid_table(table):
+        raise BadRequestError("prepare needs resource=<name>, uuid=<32 hex> and table=<marker table>")
+    return {"resource": resource, "uuid": uuid, "table": table}
 
 
 def _half(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from typing import Any
 from txmq.errors import ConfigError
 from txmq.xid import FORMAT_ID, Xid
 
-MARKER_TABLE = "txmq_marker"  # the default of LastResource and MySQLResource
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)\Z")
 _DEADLINE_PASSED_MS = 1000  # what a resolver waits behind a deadline
@@ -93,10 +92,12 @@ def sql(row: Row) -> list[str]:
     if row.get("state") == "prepared" and row["kind"] == "last-resource":
         return [
             f"-- in {row['resource']}: is there a row, and what does it say?",
-            f"SELECT outcome FROM {MARKER_TABLE} WHERE txid = '{row['txid']}';",  # noqa: S608  pasted by a person
-            "-- no row: make sure that none can come any more, before you roll back (if this meets a row, read again)",
-            f"INSERT INTO {MARKER_TABLE} (txid, outcome, deadline_ms, written_ms, seen)"  # noqa: S608
-            f" VALUES ('{row['txid']}', 'rolled-back', {row['deadline_ms']}, {row['prepared_ms']}, 0);",
+            f"SELECT outcome FROM {_table(row)} WHERE txid = '{row['txid']}';",  # noqa: S608  pasted by a person
+            "-- no row: make sure that none can come any more, before you roll back. 1 row: it went in;",
+            "-- 0 rows: this is another resource's table; an error for the key: there is a row by now, read again",
+            f"INSERT INTO {_table(row)} (txid, outcome, deadline_ms, written_ms, seen)"  # noqa: S608
+            f" SELECT '{row['txid']}', 'rolled-back', {row['deadline_ms']}, {row['prepared_ms']}, 0"
+            f" FROM {_table(row)}_identity WHERE id = 1 AND uuid = '{row['uuid']}';",
         ]
     return []
 
@@ -111,8 +112,13 @@ def _branch_sql(row: Row, branch: Row) -> list[str]:
     lines.append(f"XA COMMIT {xid_sql(xid)};")
     if branch["marker"]:
         lines.append("-- not listed: did it commit?")
-        lines.append(f"SELECT outcome FROM {MARKER_TABLE} WHERE txid = '{row['txid']}';")  # noqa: S608  as above
+        lines.append(f"SELECT outcome FROM {_table(branch)} WHERE txid = '{row['txid']}';")  # noqa: S608  as above
     return lines
+
+
+def _table(told: Row) -> str:
+    """The marker table; no SQL where the broker was not told which it is (journals of before it was)."""
+    return str(told.get("table", "TABLE"))
 
 
 def next_steps_unknown(txid: str) -> list[str]:
@@ -139,7 +145,7 @@ def next_steps(row: Row) -> list[str]:
         return [
             f"make the database reachable, and run: {_RESOLVER}",
             f"or paste the SQL; it says 'committed': txmq tx commit {txid} --heuristic --reason WHY",
-            f"it says 'rolled-back', or the INSERT went in: txmq tx rollback {txid} --heuristic --reason WHY",
+            f"it says 'rolled-back', or the INSERT went in (1 row): txmq tx rollback {txid} --heuristic --reason WHY",
             f"database gone for ever: by what its backup or the business says: {settle}",
         ]
     first = {

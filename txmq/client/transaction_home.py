@@ -202,14 +202,14 @@ class TransactionHome:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
 
-    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str) -> Any:
-        """Send ``prepare``; its answer is to be waited for.
+    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str) -> Any:
+        """Send ``prepare`` of a last resource; its answer is to be waited for.
 
         Raises:
             TxmqError: nothing was sent.
         """
-        given: dict[str, str | int] = {"resource": resource, "uuid": uuid, "deadline": self.deadline_ms}
-        stated = given | self._floor() | self._stated()
+        given: dict[str, str | int] = {"resource": resource, "uuid": uuid, "table": table}
+        stated = given | {"deadline": self.deadline_ms} | self._floor() | self._stated()
         head = f"prepare {self.txid} last-resource"
         return self._control.submit_transaction(head, stated, self._body(parts), self._until(0.0))
 

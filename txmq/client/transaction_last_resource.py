@@ -116,7 +116,9 @@ class LastResourceRun:
 
     def _submit_prepare(self) -> None:
         resource = self._branch.resource
-        self._reply = self._home.submit_prepare(self._parts, resource.name, resource.uuid or "")
+        self._reply = self._home.submit_prepare(
+            self._parts, resource.name, resource.uuid or "", resource.installation.table
+        )
         crash_point("client.tx.prepare_sent")
 
     def _insert_marker(self) -> Event:

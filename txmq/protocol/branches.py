@@ -3,7 +3,7 @@
 Byte layout
     ``<resource> <uuid, 32 hex> <length>\\r\\n<JSON object>``, as many as ``branches=`` says. The object has ``bqual``
     (text), ``connection`` (the database's number for the owner's connection, or null), ``wrote`` and ``marker``
-    (whether a marker row proves the outcome).
+    (whether a marker row proves the outcome) and ``table`` (the marker table, under its name in SQL).
 
 Invariants
     * Strict both ways, at most 64 branches, each of at most 1 KiB.
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txmq.errors import BadRequestError, LocalProtocolError
-from txmq.model import is_valid_name
+from txmq.model import is_valid_name, is_valid_table
 from txmq.protocol.json_text import is_whole, read_json
 
 Buffer = bytes | bytearray | memoryview
@@ -31,6 +31,7 @@ _DETAILS: dict[str, type | tuple[type, ...]] = {
     "connection": (int, type(None)),
     "wrote": bool,
     "marker": bool,
+    "table": str,
 }
 
 
@@ -83,6 +84,8 @@ def _details(text: bytes, number: int) -> dict[str, Any]:
             raise BadRequestError(f"branch {number}: {name} is not what it should be")
     if not is_whole(details["bqual"]):
         raise BadRequestError(f"branch {number}: bqual holds half of a character")
+    if not is_valid_table(details["table"]):
+        raise BadRequestError(f"branch {number}: table is no table's name")
     return details
 
 

@@ -92,9 +92,9 @@ _TABLE = (
     Verb(
         b"prepare", ("txid", "kind"),
         {
-            b"resource": "text", b"uuid": "hex32", b"group": "text", b"xid": "text", b"query": "text",
-            b"epoch": "long", b"batch": "long", b"task": "number", b"attempt": "number", b"deadline": "long",
-            b"floor": "long", **_STREAMED,
+            b"resource": "text", b"uuid": "hex32", b"table": "text", b"group": "text", b"xid": "text",
+            b"query": "text", b"epoch": "long", b"batch": "long", b"task": "number", b"attempt": "number",
+            b"deadline": "long", b"floor": "long", **_STREAMED,
         }, has_body=True,
         teaches="store a transaction's messages until it is decided",
     ),

@@ -197,7 +197,7 @@ class FakeHome:
         held.meta = {
             "kind": kind, "resource": given.get("resource", ""), "uuid": given.get("uuid", ""),
             "deadline_ms": given.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
-            **{name: given[name] for name in ("group", "xid") if name in given},
+            **{name: given[name] for name in ("table", "group", "xid") if name in given},
         }  # fmt: skip
         return b""
 

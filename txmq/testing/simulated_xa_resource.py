@@ -144,6 +144,7 @@ class SimulatedXABranch:
             "connection": self._session.number,
             "wrote": self._wrote,
             "marker": self.resource.has_marker,
+            "table": MARKER,
         }
 
     def end_body(self) -> None:

@@ -85,7 +85,7 @@ class Installation:
         if isinstance(demands.ignore_tables, str):
             raise ConfigError(f"resource {name!r}: ignore_tables= takes a list of names, not one text")
         self.name, self.uuid = name, None  # type: str, str | None
-        self._table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
+        self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
         self._has_privileges = False
         self._own: WeakSet[Session] = WeakSet()
         watch_forks(self)
@@ -99,7 +99,7 @@ class Installation:
 
     def install(self, connection: Connection, cluster: str | None, random: Random) -> None:
         """Create tables and identity where they are missing. Idempotent; see ``LastResource.install``."""
-        table = MarkerTable.on(connection, self._table, self._dialect)
+        table = MarkerTable.on(connection, self.table, self._dialect)
         self.require_idle(connection, table)
         if table.dialect.name == "sqlite":
             self.sqlite_path(connection)
@@ -131,7 +131,7 @@ class Installation:
             TransactionStateError: it is in autocommit or in a transaction.
             ConfigError: see the module.
         """
-        table = MarkerTable.on(connection, self._table, self._dialect)
+        table = MarkerTable.on(connection, self.table, self._dialect)
         self.require_idle(connection, table)
         weakness = table.dialect.weakness(connection)
         if weakness is not None and not self._demands.allow_weak_durability:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txmq.errors import ConfigError
+from txmq.model import is_valid_table
 from txmq.xa.dbapi import Connection, driver_of, run, text
 from txmq.xa.dialects import Dialect, dialect_for, placeholder_of
 from txmq.xa.turns import Place
@@ -35,7 +36,6 @@ COMMITTED, ROLLED_BACK = "committed", "rolled-back"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
 _LITERAL = re.compile(r"[0-9A-Za-z.-]{1,200}\Z")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}(?:\.[A-Za-z_][A-Za-z0-9_]{0,47})?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class MarkerTable:
     """
 
     def __init__(self, table: str, dialect: Dialect, placeholder: str) -> None:
-        if not _NAME.match(table):
+        if not is_valid_table(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
-        self.dialect, self._table, self._mark = dialect, table, placeholder
+        self.dialect, self.name, self._mark = dialect, table, placeholder
         self.place: Place | None = None
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
@@ -93,7 +93,7 @@ class MarkerTable:
 
     def create(self, connection: Connection) -> None:
         """Create both tables where they are missing. Databases commit that by themselves, or here."""
-        d, table = self.dialect, self._table
+        d, table = self.dialect, self.name
         marker = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
         marker += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
         identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
@@ -105,7 +105,7 @@ class MarkerTable:
     def is_there(self, connection: Connection) -> bool:
         """Whether both tables can be read. False where they are missing, or for somebody who may not read them."""
         try:
-            for table in (self._table, f"{self._table}_identity"):
+            for table in (self.name, f"{self.name}_identity"):
                 self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
         except driver_of(connection).Error:
             return False
@@ -122,11 +122,11 @@ class MarkerTable:
         try:
             self._run(
                 connection,
-                f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
-                f"SELECT name, uuid, 0, 0, 0 FROM {self._table}_identity WHERE 1 = 0",
+                f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"SELECT name, uuid, 0, 0, 0 FROM {self.name}_identity WHERE 1 = 0",
             )
-            self._run(connection, f"UPDATE {self._table} SET seen = seen + 1 WHERE 1 = 0")  # noqa: S608
-            self._run(connection, f"DELETE FROM {self._table} WHERE 1 = 0")  # noqa: S608
+            self._run(connection, f"UPDATE {self.name} SET seen = seen + 1 WHERE 1 = 0")  # noqa: S608
+            self._run(connection, f"DELETE FROM {self.name} WHERE 1 = 0")  # noqa: S608
         finally:
             with suppress(Exception):
                 connection.rollback()
@@ -136,7 +136,7 @@ class MarkerTable:
         statement = self.dialect.engines_two_phase if two_phase else self.dialect.engines
         if not statement:
             return []
-        schema = self._table.partition(".")[0] if "." in self._table else ""
+        schema = self.name.partition(".")[0] if "." in self.name else ""
         return [(text(name), text(engine)) for name, engine in self._read(connection, statement, (schema,))]
 
     def put_identity(self, connection: Connection, identity: Identity) -> None:
@@ -148,7 +148,7 @@ class MarkerTable:
         with own_transaction(connection, self.dialect):
             self._run(
                 connection,
-                f"INSERT INTO {self._table}_identity (id, name, uuid, cluster) VALUES (1, ?, ?, ?)",  # noqa: S608
+                f"INSERT INTO {self.name}_identity (id, name, uuid, cluster) VALUES (1, ?, ?, ?)",  # noqa: S608
                 (identity.name, identity.uuid, identity.cluster),
             )
 
@@ -157,7 +157,7 @@ class MarkerTable:
         with own_transaction(connection, self.dialect):
             self._run(
                 connection,
-                f"UPDATE {self._table}_identity SET cluster = ? WHERE id = 1 AND cluster = ''",  # noqa: S608
+                f"UPDATE {self.name}_identity SET cluster = ? WHERE id = 1 AND cluster = ''",  # noqa: S608
                 (cluster,),
             )
 
@@ -167,7 +167,7 @@ class MarkerTable:
         Raises:
             the driver's error: the table is missing.
         """
-        rows = self._read(connection, f"SELECT name, uuid, cluster FROM {self._table}_identity WHERE id = 1")  # noqa: S608
+        rows = self._read(connection, f"SELECT name, uuid, cluster FROM {self.name}_identity WHERE id = 1")  # noqa: S608
         return Identity(*map(text, rows[0])) if rows else None
 
     def now_ms(self, connection: Connection) -> int:
@@ -200,8 +200,8 @@ class MarkerTable:
             raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
         now = self.dialect.now_ms
         return (
-            f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
-            f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, 0 FROM {self._table}_identity "
+            f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+            f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, 0 FROM {self.name}_identity "
             f"WHERE id = 1 AND uuid = '{uuid}' AND {now} < {int(deadline_ms)}"
         )
 
@@ -211,7 +211,7 @@ class MarkerTable:
         with own_transaction(connection, self.dialect):
             self._run(
                 connection,
-                f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
                 f"VALUES ('-', 'touch', 0, {now}, 0) ON DUPLICATE KEY UPDATE seen = seen + 1",
             )
 
@@ -227,8 +227,8 @@ class MarkerTable:
         with own_transaction(connection, self.dialect, self.place):
             _, count = self._run(
                 connection,
-                f"INSERT INTO {self._table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
-                f"SELECT ?, '{ROLLED_BACK}', ?, {self.dialect.now_ms}, 0 FROM {self._table}_identity "
+                f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"SELECT ?, '{ROLLED_BACK}', ?, {self.dialect.now_ms}, 0 FROM {self.name}_identity "
                 "WHERE id = 1 AND uuid = ?",
                 (txid, deadline_ms, uuid),
             )
@@ -243,17 +243,17 @@ class MarkerTable:
         with own_transaction(connection, self.dialect, self.place):
             _, count = self._run(
                 connection,
-                f"UPDATE {self._table} SET seen = seen + 1 WHERE txid = ?",  # noqa: S608
+                f"UPDATE {self.name} SET seen = seen + 1 WHERE txid = ?",  # noqa: S608
                 (txid,),
             )
-            rows, _ = self._run(connection, f"SELECT outcome FROM {self._table} WHERE txid = ?", (txid,))  # noqa: S608
+            rows, _ = self._run(connection, f"SELECT outcome FROM {self.name} WHERE txid = ?", (txid,))  # noqa: S608
         return text(rows[0][0]) if rows and count == 1 else None
 
     def committed_before(self, connection: Connection, age_ms: int, limit: int) -> list[str]:
         """Transaction ids of committed rows older than ``age_ms``, oldest first."""
         rows = self._read(
             connection,
-            f"SELECT txid FROM {self._table} WHERE outcome = '{COMMITTED}' "  # noqa: S608
+            f"SELECT txid FROM {self.name} WHERE outcome = '{COMMITTED}' "  # noqa: S608
             f"AND written_ms < {self.dialect.now_ms} - ? ORDER BY written_ms LIMIT {int(limit)}",
             (age_ms,),
         )
@@ -265,7 +265,7 @@ class MarkerTable:
         with own_transaction(connection, self.dialect, self.place):
             self._run(
                 connection,
-                f"DELETE FROM {self._table} WHERE outcome = '{COMMITTED}' AND txid IN ({marks})",  # noqa: S608
+                f"DELETE FROM {self.name} WHERE outcome = '{COMMITTED}' AND txid IN ({marks})",  # noqa: S608
                 txids,
             )
 
@@ -275,7 +275,7 @@ class MarkerTable:
         # Looked for first, without locks: a DELETE by anything but the key would wait for every open transaction.
         expired = self._read(
             connection,
-            f"SELECT txid FROM {self._table} WHERE outcome = '{ROLLED_BACK}' "  # noqa: S608
+            f"SELECT txid FROM {self.name} WHERE outcome = '{ROLLED_BACK}' "  # noqa: S608
             f"AND deadline_ms < {limit} AND written_ms < {limit} LIMIT {EXPIRED_SIZE}",
         )
         if not expired:
@@ -284,7 +284,7 @@ class MarkerTable:
         with own_transaction(connection, self.dialect):
             _, count = self._run(
                 connection,
-                f"DELETE FROM {self._table} WHERE outcome = '{ROLLED_BACK}' AND txid IN ({marks})",  # noqa: S608
+                f"DELETE FROM {self.name} WHERE outcome = '{ROLLED_BACK}' AND txid IN ({marks})",  # noqa: S608
                 [text(txid) for (txid,) in expired],
             )
         return count

@@ -115,6 +115,7 @@ class MySQLBranch:
             "connection": self._session.server.connection_id,
             "wrote": self._wrote,
             "marker": self.resource.has_marker,
+            "table": self._session.table.name,
         }
 
     def end_body(self) -> None:

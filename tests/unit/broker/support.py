@@ -72,5 +72,5 @@ def prepare(
 ) -> Answer:
     """Prepare for the resource ``db``."""
     body = b"".join(part(topic, partition, content, str(keys)) for topic, partition, content in contents)
-    words = {"resource": "db", "uuid": UUID, **extensions}
+    words = {"resource": "db", "uuid": UUID, "table": "t", **extensions}
     return client.ask("prepare", txid, "last-resource", extensions=words, body=body)

@@ -18,7 +18,7 @@ OTHER_UUID = "f" * 32
 
 def decide(client: Client, txid: str, *contents: tuple[str, int, bytes], uuids: tuple[str, ...] = (UUID,)) -> Answer:
     """Decide with one branch a uuid."""
-    details = {"bqual": "b", "connection": 7, "wrote": True, "marker": True}
+    details = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
     body = b"".join(encode_branch(f"db{number}", uuid, details) for number, uuid in enumerate(uuids))
     body += b"".join(part(*content) for content in contents)
     return client.ask("decide", txid, extensions={"branches": len(uuids)}, body=body)
@@ -145,7 +145,7 @@ def test_messages_streamed_before_are_part_of_the_decision() -> None:
     client, txid = made.session(), made.txid(1, 1)
     content = batch(b"streamed")
     client.ask("put", "a", 0, extensions={"tx": txid}, body=content)
-    branch = encode_branch("db", UUID, {"bqual": "b", "connection": None, "wrote": True, "marker": True})
+    branch = encode_branch("db", UUID, {"bqual": "b", "connection": None, "wrote": True, "marker": True, "table": "t"})
     body = branch + part("a", 0, batch(b"with it"))
     assert client.ask("decide", txid, extensions={"branches": 1}, body=body).error == "transaction-conflict"
     answer = client.ask("decide", txid, extensions={"branches": 1, **stated([content])}, body=body)
@@ -365,7 +365,7 @@ def test_a_poll_of_a_topic_that_is_being_deleted_never_sees_what_is_held_there()
     made = node()
     client, reader, txid = made.session(), made.connect(), made.txid(1, 1)
     poll = reader.send("get", "a", 0, 0, 1 << 16, extensions={"wait": 30_000})
-    details = {"bqual": "b", "connection": 7, "wrote": True, "marker": True}
+    details = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
     body = encode_branch("db", UUID, details) + part("a", 0, batch(b"x"))
     client.send("decide", txid, extensions={"branches": 1}, body=body)
     decided = made.core.seal()

@@ -33,7 +33,7 @@ def _stream(broker: Node, client: Client) -> bytes:
 
 
 def _prepare(broker: Node, client: Client) -> bytes:
-    words = {"resource": "db", "uuid": UUID}
+    words = {"resource": "db", "uuid": UUID, "table": "t"}
     return client.send("prepare", broker.txid(1, 1), "last-resource", extensions=words, body=part("a", 0, batch()))
 
 

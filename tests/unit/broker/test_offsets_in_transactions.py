@@ -15,7 +15,7 @@ from ...images.node import Answer, Client, Node
 from .group_support import A0, GROUP, Consumer, describe, pass_time
 from .support import UUID, batch, node, part, put, restarted, values
 
-BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True}
+BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True, "table": "t"}
 
 
 def offsets(offset: int, generation: int = 1, *, order: int = 0, aside: str | None = None, group: str = GROUP) -> bytes:
@@ -32,7 +32,12 @@ def commit(client: Client, txid: str, stated: bytes, content: bytes = b"x") -> A
 def prepare(client: Client, txid: str, stated: bytes, content: bytes = b"x") -> Answer:
     """The same, prepared."""
     body = stated + part("b", 0, batch(content), "*")
-    words: dict[str, str | int | None] = {"resource": "db", "uuid": UUID, "offsets": len(stated)}
+    words: dict[str, str | int | None] = {
+        "resource": "db",
+        "uuid": UUID,
+        "table": "t",
+        "offsets": len(stated),
+    }
     return client.ask("prepare", txid, "last-resource", extensions=words, body=body)
 
 

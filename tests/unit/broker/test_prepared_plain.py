@@ -54,16 +54,21 @@ def any_body(chance: random.Random) -> bytes:
 
 
 def any_prepare(counter: int, chance: random.Random, opaque: bytes) -> Request:
-    given = {b"resource": b"db", b"uuid": chance.choice(UUIDS), b"deadline": b"%d" % chance.choice([0, *[99] * 9, 1])}
+    given = {
+        b"resource": b"db",
+        b"uuid": chance.choice(UUIDS),
+        b"table": b"t",
+        b"deadline": b"%d" % chance.choice([0, *[99] * 9, 1]),
+    }
     kind = chance.random()
     if kind < 0.5:
         given[b"floor"] = b"%d" % max(0, counter - 4)
     elif kind < 0.53:
-        given.pop(chance.choice((b"resource", b"uuid", b"deadline")))
+        given.pop(chance.choice((b"resource", b"uuid", b"table", b"deadline")))
     elif kind < 0.56:
         given |= {b"parts": b"1", b"bytes": b"7", b"crc": b"7"}
     elif kind < 0.58:
-        given[b"resource"] = b"no name/at all"
+        given[chance.choice((b"resource", b"table"))] = b"no name/at all"
     elif kind < 0.6:
         given[b"floor"] = b"9" * 20
     word = chance.choice([b"last-resource"] * 20 + [b"xa", b"half", b"half"])
@@ -128,7 +133,7 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
 def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     core, peer, _ = new_core()
     monkeypatch.setattr(transactions, "locate", None)  # the table's way would fail here
-    given = {b"resource": b"db", b"uuid": UUIDS[0], b"deadline": b"99", b"floor": b"0"}
+    given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99", b"floor": b"0"}
     core.receive(
         peer,
         [(b"prepare", [txid(1), b"last-resource"], given, bytearray(part(b"open", 0, batch_of(), b" keys=7")), b"1")],
@@ -142,7 +147,7 @@ def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPat
 def test_a_commit_out_of_its_turn_waits_and_goes_when_the_one_before_it_has_gone() -> None:
     core, peer, _ = new_core()
     for counter in (1, 2):
-        given = {b"resource": b"db", b"uuid": UUIDS[0], b"deadline": b"99"}
+        given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99"}
         body = bytearray(part(b"open", 0, batch_of(), b" keys=7"))
         core.receive(peer, [(b"prepare", [txid(counter), b"last-resource"], given, body, b"p%d" % counter)])
     finish(core)
@@ -157,7 +162,7 @@ def test_a_commit_out_of_its_turn_waits_and_goes_when_the_one_before_it_has_gone
 @pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])
 def test_nothing_is_prepared_while_the_broker_refuses_and_what_is_prepared_commits(flag: str, answer: bytes) -> None:
     core, peer, _ = new_core()
-    given = {b"resource": b"db", b"uuid": UUIDS[0], b"deadline": b"99"}
+    given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99"}
     for counter in (1, 2):
         body = bytearray(part(b"open", 0, batch_of()))
         core.receive(peer, [(b"prepare", [txid(counter), b"last-resource"], given, body, b"%d" % counter)])

@@ -35,7 +35,7 @@ from .test_recovered_state import (
 )
 
 GROUPS, UUIDS = ("g", "h"), (UUID, "f" * 32)
-BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True}
+BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True, "table": "t"}
 Places = list[tuple[str, int]]
 
 

@@ -109,7 +109,7 @@ def _commit(counter: int, places: list[tuple[str, int]]) -> Step:
 def _prepare(counter: int, places: list[tuple[str, int]], keys: str) -> Step:
     return lambda history: history.client.send(
         "prepare", history.txid(counter), "last-resource",
-        extensions={"resource": "db", "uuid": UUID, **stated(history.streamed.get(counter, []))},
+        extensions={"resource": "db", "uuid": UUID, "table": "t", **stated(history.streamed.get(counter, []))},
         body=b"".join(part(topic, number, history.batch(200), keys) for topic, number in places),
     )  # fmt: skip
 

@@ -91,7 +91,11 @@ def test_what_arrives_on_the_older_connection_after_the_take_over_is_never_store
         older.send("put", "a", 0, extensions={"tx": broker.txid(1, 1)}, body=batch(b"streamed")),
         older.send("commit", broker.txid(1, 2), body=late),
         older.send(
-            "prepare", broker.txid(1, 3), "last-resource", extensions={"resource": "db", "uuid": UUID}, body=late
+            "prepare",
+            broker.txid(1, 3),
+            "last-resource",
+            extensions={"resource": "db", "uuid": UUID, "table": "t"},
+            body=late,
         ),
     ]
     broker.pump()

@@ -267,7 +267,16 @@ def test_a_prepared_transaction_takes_no_more_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    "extensions", [{}, {"resource": "db"}, {"uuid": UUID}, {"resource": "..", "uuid": UUID}], ids=str
+    "extensions",
+    [
+        {},
+        {"resource": "db", "table": "t"},
+        {"uuid": UUID, "table": "t"},
+        {"resource": "db", "uuid": UUID},
+        {"resource": "..", "uuid": UUID, "table": "t"},
+        {"resource": "db", "uuid": UUID, "table": "t;DROP"},
+    ],
+    ids=str,
 )
 def test_prepare_names_its_resource(extensions: dict[str, str]) -> None:
     broker, client = _begun()
@@ -278,7 +287,7 @@ def test_prepare_names_its_resource(extensions: dict[str, str]) -> None:
 
 def test_only_kinds_that_somebody_can_prove_are_prepared() -> None:
     broker, client = _begun()
-    extensions = {"resource": "db", "uuid": UUID}
+    extensions = {"resource": "db", "uuid": UUID, "table": "t"}
     for kind in ("local", "nonsense"):
         answer = client.ask("prepare", broker.txid(1, 1), kind, extensions=extensions, body=part("a", 0, batch()))
         assert answer.error == "bad-request"
@@ -402,7 +411,7 @@ def test_recover_describes_what_is_in_doubt() -> None:
     (told,) = _recover(broker.connect())
     prepared = broker.clock.now_ms() - 3000
     assert told == {
-        "txid": txid, "state": "prepared", "kind": "last-resource", "resource": "db", "uuid": UUID,
+        "txid": txid, "state": "prepared", "kind": "last-resource", "resource": "db", "uuid": UUID, "table": "t",
         "deadline_ms": deadline, "prepared_ms": prepared, "age_ms": 3000, "owner_connected": False,
         "owner_gone_ms": 3000, "client": "tester",
         "parts": [{"topic": "a", "partition": 1, "count": 2, "bytes": len(content)}],

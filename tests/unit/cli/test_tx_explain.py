@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from txmq.errors import ConfigError
 TXID = "00000000000000c1-00000000000000a1-7-1"
 PREPARED: dict[str, Any] = {
     "txid": TXID, "state": "prepared", "kind": "last-resource", "resource": "shop", "uuid": "ab" * 16,
+    "table": "shop_marker",
     "deadline_ms": 30_000, "prepared_ms": 1000, "age_ms": 5000, "owner_connected": False, "owner_gone_ms": 4000,
 }  # fmt: skip
 BRANCH: dict[str, Any] = {
     "resource": "a", "uuid": "ab" * 16, "bqual": "b.1.2", "connection": 42, "wrote": True, "marker": True,
+    "table": "stock_marker",
     "complete": False, "heuristic": None,
 }  # fmt: skip
 DECIDED = PREPARED | {"state": "decided", "kind": "xa", "is_held": True, "branches": [BRANCH]}
@@ -78,21 +81,33 @@ def test_a_decided_one_is_told_with_its_missing_branches_and_the_sql_that_commit
     lines = tx_explain.sql(row)
     assert [line for line in lines if line.startswith("XA COMMIT")] == [statement]
     assert any("KILL 42" in line for line in lines)
+    assert f"SELECT outcome FROM stock_marker WHERE txid = '{TXID}';" in lines
     unmarked = tx_explain.sql(DECIDED | {"branches": [BRANCH | {"connection": None, "marker": False}]})
     assert not any("KILL" in line or "SELECT" in line for line in unmarked)
 
 
 def test_the_sql_of_a_last_resource_reads_first_and_then_bars_the_way() -> None:
     select, insert = (line for line in tx_explain.sql(PREPARED) if not line.startswith("--"))
-    assert select == f"SELECT outcome FROM txmq_marker WHERE txid = '{TXID}';"
-    assert insert.startswith("INSERT INTO txmq_marker (txid, outcome, deadline_ms, written_ms, seen) VALUES")
-    assert "'rolled-back', 30000" in insert
+    assert select == f"SELECT outcome FROM shop_marker WHERE txid = '{TXID}';"
+    assert insert == (
+        "INSERT INTO shop_marker (txid, outcome, deadline_ms, written_ms, seen) SELECT "
+        f"'{TXID}', 'rolled-back', 30000, 1000, 0 FROM shop_marker_identity WHERE id = 1 AND uuid = '{'ab' * 16}';"
+    )
+
+
+def test_no_sql_can_run_where_the_broker_was_never_told_the_table() -> None:
+    """A journal of before has prepared ones without it."""
+    untold = {key: value for key, value in PREPARED.items() if key != "table"}
+    select, insert = (line for line in tx_explain.sql(untold) if not line.startswith("--"))
+    for statement in (select, insert):
+        with pytest.raises(sqlite3.OperationalError, match="syntax error"):
+            sqlite3.connect(":memory:").execute(statement)
 
 
 def test_each_answer_of_the_marker_row_has_its_command() -> None:
     _, committed, rolled_back, _ = tx_explain.next_steps(PREPARED)
     assert f"says 'committed': txmq tx commit {TXID} --heuristic" in committed
-    assert f"went in: txmq tx rollback {TXID} --heuristic" in rolled_back
+    assert f"went in (1 row): txmq tx rollback {TXID} --heuristic" in rolled_back
 
 
 @pytest.mark.parametrize("row", [PREPARED, DECIDED])

@@ -155,7 +155,12 @@ def test_the_line_of_a_put_is_the_one_of_a_request() -> None:
 )
 def test_the_unchecked_lines_of_transactions_are_the_checked_ones(counter: int, numbers: dict[str, int]) -> None:
     txid = str(TxId(2**64 - 1, 0, 2**48 - 1, counter))
-    prepared: dict[str, str | int] = {"resource": "orders-db", "uuid": "0f" * 16, "deadline": 1_700_000_000_000}
+    prepared: dict[str, str | int] = {
+        "resource": "orders-db",
+        "uuid": "0f" * 16,
+        "table": "t",
+        "deadline": 17,
+    }
     asked: list[tuple[str, tuple[str, ...], Mapping[str, str | int], bytes | None]] = [
         ("commit", (), numbers, b""),
         ("prepare", ("last-resource",), prepared | numbers, b"part"),

@@ -204,7 +204,7 @@ def test_a_long_name_takes_the_table_and_gives_the_same_request() -> None:
 
 PLAIN_PREPARE = (
     b"prepare 0123456789abcdef-fedcba9876543210-1-1 last-resource resource=orders-db "
-    b"uuid=00112233445566778899aabbccddeeff deadline=1700000000000 %b4 A1\r\nbody"
+    b"uuid=00112233445566778899aabbccddeeff table=txmq_marker deadline=1700000000000 %b4 A1\r\nbody"
 )
 
 

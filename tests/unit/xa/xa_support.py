@@ -140,7 +140,7 @@ class FakeBranch:
         wrote = self.database.has_marker or bool(self.connection.added)
         return {
             "bqual": self.xid.bqual.decode(), "connection": self.session, "wrote": wrote,
-            "marker": self.database.has_marker,
+            "marker": self.database.has_marker, "table": "txmq_marker",
         }  # fmt: skip
 
     def end_body(self) -> None:
