@@ -351,4 +351,6 @@ def test_the_resolver_waits_for_the_broker_settles_what_a_killed_service_left_an
         rows = [reference for (reference,) in connection.execute("SELECT reference FROM orders")]
     assert sorted(sent) == sorted(rows)
     done = run(broker, "resolver", "--config", str(config), "--once", "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"settled": 0, "in_doubt": 0})
+    assert (done.returncode, json.loads(done.stdout)) == (
+        0, {"settled": 0, "in_doubt": 0, "heuristic": 0, "problems": {}}
+    )  # fmt: skip

@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set
 
     from txmq.xa import LastResource, MySQLResource
+    from txmq.xa.resolver import Resolver
 
     Resource = LastResource | MySQLResource
 
 REASONS_MAX = 20  # lines; txmq tx list has all of them
 _TOP_KEYS = ("bootstrap", "resource")
-_RESOURCE_KEYS = ("name", "kind", "driver", "connect", "table")
+_RESOURCE_KEYS = ("name", "kind", "driver", "connect")  # and what the class takes, by keyword
 _KINDS = ("last-resource", "mysql-xa")
+_FIXED = ("name", "connect", "clock", "random")  # of the class, and no options
+_OPTION_TYPES: dict[type, tuple[type, str]] = {
+    str: (str, "text"), bool: (bool, "true or false"), int: (int, "a number"), tuple: (list, "a list of names"),
+}  # fmt: skip
 _OTHERS = {
     "half": "the checker of its producer group does",
     "foreign": "its own transaction manager does",
@@ -36,7 +41,10 @@ def resolver(
         str | None, typer.Option("--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", help="Goes before the file's.")
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="One round, then end; status 1 where something stays in doubt.")
+        bool,
+        typer.Option(
+            "--once", help="Settle what is there, then end: 1 if something stays in doubt, or could not be reached."
+        ),
     ] = False,
     as_json: output.Json = False,
 ) -> None:
@@ -58,6 +66,8 @@ def resolver(
       name = "stock-db"               # as in MySQLResource("stock-db", ...)
       kind = "mysql-xa"
       connect = { host = "db2", db = "stock", user = "shop", passwd = { env = "PASS" } }
+      table = "stock_marker"          # what the service gives its resource stands here too:
+      ignore_tables = ["log"]         # dialect, table, marker, allow_weak_durability ...
 
     [bold]Examples[/bold]
 
@@ -95,7 +105,6 @@ def read_config(path: Path) -> tuple[str | None, list[Resource]]:
     resources = []
     for table in tables:
         where = f"{path}: resource {table.get('name', '(without name)')}"
-        _check_keys(table, _RESOURCE_KEYS, where)
         resources.append(_resource(table, where))
     return document.get("bootstrap"), resources
 
@@ -106,13 +115,31 @@ def _resource(table: dict[str, Any], where: str) -> Resource:
     kind = table.get("kind", _KINDS[0])
     if kind not in _KINDS:
         raise ConfigError(f"{where}: kind = {kind!r}: expected one of {', '.join(_KINDS)}")
+    made: type[Resource] = MySQLResource if kind == "mysql-xa" else LastResource
+    known = _options_of(made)
+    _check_keys(table, (*_RESOURCE_KEYS, *known), where)
     if kind == "mysql-xa":
         table = {"driver": "MySQLdb", **table}
     if not all(isinstance(table.get(key), str) for key in ("name", "driver")):
         raise ConfigError(f"{where}: name and driver must be text")
-    connect = connector(table, where)
-    options = {"table": table["table"]} if "table" in table else {}
-    return (MySQLResource if kind == "mysql-xa" else LastResource)(table["name"], connect=connect, **options)
+    options = {key: value for key, value in table.items() if key in known}
+    for key, value in options.items():
+        expected, words = known[key]
+        if not isinstance(value, expected):
+            raise ConfigError(f"{where}: {key} = {value!r}: expected {words}")
+    return made(table["name"], connect=connector(table, where), **options)
+
+
+def _options_of(made: type[Resource]) -> dict[str, tuple[type, str]]:
+    """What a resource takes beside its name and its connections: type and words of each, by its default."""
+    import inspect
+
+    parameters = inspect.signature(made).parameters.values()
+    return {
+        one.name: _OPTION_TYPES[str if one.default is None else type(one.default)]
+        for one in parameters
+        if one.name not in _FIXED
+    }
 
 
 def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
@@ -137,8 +164,18 @@ def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
             value = os.environ[variable]
         arguments[name] = value
     if driver == "sqlite3":
-        arguments = _existing_sqlite_file(arguments, where)
+        return _sqlite_connector(module, _existing_sqlite_file(arguments, where))
     return lambda: module.connect(**arguments)
+
+
+def _sqlite_connector(module: Any, arguments: dict[str, Any]) -> Callable[[], Any]:
+    def connect() -> Any:
+        try:
+            return module.connect(**arguments)
+        except module.OperationalError as error:  # which does not say which file
+            raise module.OperationalError(f"{error}: {arguments.get('database')}") from None
+
+    return connect
 
 
 def _existing_sqlite_file(arguments: dict[str, Any], where: str) -> dict[str, Any]:
@@ -162,16 +199,48 @@ def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> No
 def _run_once(client: Any, resources: list[Resource], *, as_json: bool) -> None:
     from txmq.xa.resolver import Resolver
 
-    settled = Resolver(client, resources).run_once()
+    resolver = Resolver(client, resources)
+    known = _txids(client, "heuristic")
+    settled = _rounds(resolver)
     left = list(client.transactions.list(state="in-doubt"))
+    alone = [txid for txid in _txids(client, "heuristic") if txid not in known]
+    settled -= {item["txid"] for item in left} | set(alone)
+    problems = {name: f"{type(error).__name__}: {error}" for name, error in resolver.problems()}
+    resolver.close()
     if as_json:
-        output.print_json({"settled": settled, "in_doubt": len(left)})
+        said = {"settled": len(settled), "in_doubt": len(left), "heuristic": len(alone), "problems": problems}
+        output.print_json(said)
     else:
-        output.note(f"{settled} settled, {len(left)} in doubt")
-        names = {resource.name for resource in resources}
-        for item in left[:REASONS_MAX]:
-            output.note(f"{item['txid']} stays in doubt: {why(item, names)}")
-    raise SystemExit(output.STATUS_FAILED if left else 0)
+        _say_once(settled, left, alone, problems, {resource.name for resource in resources})
+    raise SystemExit(output.STATUS_FAILED if left or alone or problems else 0)
+
+
+def _rounds(resolver: Resolver) -> set[str]:
+    """One round, and a second one for what is told only when it was seen twice; what they settled."""
+    from txmq.runtime.os_clock import OSClock
+    from txmq.xa.broker_port import POLL_S
+
+    settled = resolver.round()
+    if resolver.wants_another_look:
+        OSClock().sleep(POLL_S)
+        settled |= resolver.round()
+    return settled
+
+
+def _txids(client: Any, state: str) -> list[str]:
+    return [item["txid"] for item in client.transactions.list(state=state)]
+
+
+def _say_once(
+    settled: Set[str], left: list[Any], alone: list[str], problems: Mapping[str, str], names: Set[str]
+) -> None:
+    output.note(f"{len(settled)} settled, {len(left)} in doubt")
+    for name, error in problems.items():
+        output.note(f"resource {name}: not reached, or not all through: {error}")
+    for item in left[:REASONS_MAX]:
+        output.note(f"{item['txid']} stays in doubt: {why(item, names)}")
+    for txid in alone[:REASONS_MAX]:
+        output.note(f"{txid} was decided alone by a database, against the broker: txmq tx show {txid}")
 
 
 def why(listed: Mapping[str, Any], names: Set[str]) -> str:

@@ -130,15 +130,28 @@ class Resolver:
                 desk.await_answers(until)
 
     def run_once(self) -> int:
+        """One round; how many transactions were settled. Raises as ``round``."""
+        return len(self.round())
+
+    def round(self) -> set[str]:
         """One round.
 
         Returns:
-            How many transactions were settled.
+            The transactions that were settled: each once, of however many resources.
 
         Raises:
             ClosedError: the client is closed. What is away is logged, not raised.
         """
-        return sum(desk.round() for desk in list(self._desks))
+        return {txid for desk in list(self._desks) for txid in desk.round()}
+
+    @property
+    def wants_another_look(self) -> bool:
+        """Whether the last round saw what it tells only when the next one sees it too."""
+        return any(desk.wants_another_look for desk in self._desks if isinstance(desk, XaDesk))
+
+    def problems(self) -> list[tuple[str, Exception]]:
+        """Resources that the last round did not reach, or not all through, or the broker not for them; and why."""
+        return [(desk.resource.name, desk.problem) for desk in self._desks if desk.problem is not None]
 
     def run(self, stop: Stop) -> None:
         """Rounds until ``stop``, or until the client is closed."""
@@ -163,15 +176,17 @@ class _Desk:
 
     def __init__(self, client: Client, resource: LastResource, clock: Clock) -> None:
         self.resource, self.has_failed = resource, False
+        self.problem: Exception | None = None  # what kept the last round from the database or the broker
         self._client, self._clock = client, clock
         self._database: Settling | None = None
         self._deleted_at, self._sweep_at = float("-inf"), 0.0
         self._log = get_logger(resource=resource.name)
 
-    def round(self) -> int:
-        """Settle what is due, then keep house."""
-        was_failing, self.has_failed = self.has_failed, False
-        settled, left = 0, {item.txid: item for item in self._own()}
+    def round(self) -> set[str]:
+        """Settle what is due, then keep house; the txids that were settled."""
+        was_failing, self.has_failed, self.problem = self.has_failed, False, None
+        settled: set[str] = set()
+        left = {item.txid: item for item in self._own()}
         own = set(left)
         try:
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
@@ -218,10 +233,10 @@ class _Desk:
 
     # --- settling ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, left: dict[str, Unsettled]) -> int:
-        """Prove, oldest first, then tell all; what is settled leaves ``left``. How many."""
+    def _settle(self, left: dict[str, Unsettled]) -> set[str]:
+        """Prove, oldest first, then tell all; what is settled leaves ``left``, and is returned."""
         told = [_Told(item, step, self._tell(item.txid, step)) for step, item in self._proved(list(left.values()))]
-        return sum(self._conclude(item, left) for item in told)
+        return {item.item.txid for item in told if self._conclude(item, left)}
 
     def _proved(self, doubtful: list[Unsettled]) -> list[tuple[Step, Unsettled]]:
         proved: list[tuple[Step, Unsettled]] = []
@@ -330,5 +345,6 @@ class _Desk:
 
     def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:
         self.has_failed = True
+        self.problem = self.problem or error
         say: Callable[..., None] = self._log.warning if is_new else self._log.debug
         say(event, error=repr(error), **fields)

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from txmq.errors import (
@@ -61,6 +61,7 @@ from txmq.xa.broker_port import (
     list_transactions,
 )
 from txmq.xa.xa_verdict import Verdict, verdict
+from txmq.xa.xa_work import Decided, Orphan, Watched, Work, is_gone
 from txmq.xid import FORMAT_ID, Xid
 
 PAGE_SIZE = 1000
@@ -73,66 +74,26 @@ REMEMBERED_MAX = 10_000
 _T = TypeVar("_T")
 
 
-class _Decided(NamedTuple):
-    """A branch of this resource that the broker has decided to commit."""
-
-    txid: str
-    xid: Xid
-    has_marker: bool
-    wrote: bool
-    may_kill: bool
-
-
-class _Orphan(NamedTuple):
-    """A prepared branch whose transaction is not among the decided ones."""
-
-    listed: ListedXid
-    txid: str
-    is_given_up: bool  # the deadline has passed by a second, or this process itself has left it
-
-
-class _Work:
-    """What a round has done about decided branches.
-
-    Attributes:
-        sent: ``complete`` requests whose answers are not awaited yet.
-        finished: txids whose branch here is complete.
-        suspects: txids whose branch looks lost.
-    """
-
-    __slots__ = ("finished", "sent", "suspects")
-
-    def __init__(self) -> None:
-        self.sent: deque[tuple[str, Answer]] = deque()
-        self.finished: set[str] = set()
-        self.suspects: set[str] = set()
-
-
-class _Watched(NamedTuple):
-    """Something this process left, and who wants to know its end."""
-
-    txid: str
-    on_settled: Callable[[], None]
-
-
 class XaDesk:
     """One XA resource's share of a resolver.
 
     Attributes:
         resource: whose branches.
         has_failed: the last round left something undone.
+        problem: what kept the last round from the database or the broker, if anything did.
 
     Thread safety: ``completed`` and ``watch`` from any thread; the rest from one.
     """
 
     def __init__(self, client: Client, resource: XAResource, clock: Clock) -> None:
         self.resource, self.has_failed = resource, False
+        self.problem: Exception | None = None
         self._client, self._clock = client, clock
         self._recovery: Recovery | None = None
         # To ``complete``, appended by owners. What falls off costs its marker a later removal, by age.
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
-        self._left: deque[_Watched] = deque()
-        self._watched: dict[str, _Watched] = {}
+        self._left: deque[Watched] = deque()
+        self._watched: dict[str, Watched] = {}
         self._finished: deque[str] = deque(maxlen=100_000)  # what falls off is swept by age
         self._suspects: set[str] = set()  # looked lost in the round before
         self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
@@ -149,7 +110,7 @@ class XaDesk:
 
     def watch(self, txid: str, on_settled: Callable[[], None]) -> None:
         """Call when nothing of this transaction is in doubt here; its owner in this process has given it up."""
-        self._left.append(_Watched(txid, on_settled))
+        self._left.append(Watched(txid, on_settled))
 
     def await_answers(self, until: float) -> None:
         """Wait for the answers to what was told by ``completed``, until a monotonic time."""
@@ -159,10 +120,16 @@ class XaDesk:
 
     # --- rounds ------------------------------------------------------------------------------------------------------
 
-    def round(self) -> int:
-        """Finish what is due, then keep house; how many branches were finished."""
+    @property
+    def wants_another_look(self) -> bool:
+        """Whether the last round saw what it tells only when it has seen it twice."""
+        return bool(self._suspects or self._committed_before)
+
+    def round(self) -> set[str]:
+        """Finish what is due, then keep house; the txids whose branch here is finished."""
         was_failing, self.has_failed, self._failures = self.has_failed, False, 0
-        settled = 0
+        self.problem = None
+        settled: set[str] = set()
         try:
             self._take_answers()
             settled = self._settle()
@@ -180,7 +147,7 @@ class XaDesk:
             self._recovery.close()
             self._recovery = None
 
-    def _settle(self) -> int:
+    def _settle(self) -> set[str]:
         while self._left:
             left = self._left.popleft()
             self._watched[left.txid] = left
@@ -192,14 +159,14 @@ class XaDesk:
         due = [found for row in rows.values() if (found := self._due(row, deadlines, now_ms)) is not None]
         finished = self._commit_decided(due)
         orphans = [
-            _Orphan(entry, txid, txid in self._watched or now_ms > entry.deadline_ms + DEADLINE_PASSED_MS)
+            Orphan(entry, txid, txid in self._watched or now_ms > entry.deadline_ms + DEADLINE_PASSED_MS)
             for entry in listed
             if (txid := str(entry.txid)) not in rows and self._is_ours(txid)
         ]
         undone = self._roll_back(self._to_roll_back(orphans))
         open_ones = rows.keys() | {str(entry.txid) for entry in listed}
         self._tell_watchers(open_ones - finished - undone)
-        return len(finished) + len(undone)
+        return finished | undone
 
     def _is_ours(self, txid: str) -> bool:
         if is_at_home(self._client.session, txid):
@@ -208,7 +175,7 @@ class XaDesk:
         self._say_once(txid, "prepared branch of another home: its resolver, or the operator, settles it")
         return False
 
-    def _due(self, row: Mapping[str, Any], deadlines: Mapping[Xid, int], now_ms: int) -> _Decided | None:
+    def _due(self, row: Mapping[str, Any], deadlines: Mapping[Xid, int], now_ms: int) -> Decided | None:
         """The branch of a decision here, where its owner has gone or has had its turn."""
         txid = row["txid"]
         branch = next(
@@ -221,13 +188,13 @@ class XaDesk:
             return None
         xid = Xid(FORMAT_ID, txid.encode("ascii"), branch["bqual"].encode("ascii"))
         may_kill = is_gone or is_left or now_ms > deadlines.get(xid, now_ms)
-        return _Decided(txid, xid, branch["marker"], branch["wrote"], may_kill)
+        return Decided(txid, xid, branch["marker"], branch["wrote"], may_kill)
 
     # --- decided -----------------------------------------------------------------------------------------------------
 
-    def _commit_decided(self, due: Iterable[_Decided]) -> set[str]:
+    def _commit_decided(self, due: Iterable[Decided]) -> set[str]:
         """Commit, then look at what was not known, all of it behind one later XA RECOVER; txids that are finished."""
-        work, doubtful = _Work(), list[tuple[_Decided, Ended]]()
+        work, doubtful = Work(), list[tuple[Decided, Ended]]()
         for item in due:
             ended = self._attempt(item.txid, lambda item=item: self._database().commit(item.xid))  # type: ignore[misc]
             if ended is Ended.DONE:
@@ -243,7 +210,7 @@ class XaDesk:
         self._await_answers(work, 0)
         return work.finished
 
-    def _judge(self, item: _Decided, ended: Ended, held: ListedXid | None, work: _Work) -> None:
+    def _judge(self, item: Decided, ended: Ended, held: ListedXid | None, work: Work) -> None:
         if held is not None:
             if item.may_kill and self._end_of_held(held, commits=True):
                 self._send_complete(item, work)
@@ -257,29 +224,31 @@ class XaDesk:
         if found is Verdict.DONE:
             self._send_complete(item, work)
         elif item.txid in self._suspects:
-            self._log.error("heuristic: decided to commit, the branch is not", txid=item.txid, verdict=found.value)
             self._send_complete(item, work, found)
         else:
             work.suspects.add(item.txid)
             self.has_failed = True
 
-    def _send_complete(self, item: _Decided, work: _Work, found: Verdict = Verdict.DONE) -> None:
+    def _send_complete(self, item: Decided, work: Work, found: Verdict = Verdict.DONE) -> None:
         extensions: dict[str, str | int | bytes | None] = {"uuid": self._database().uuid}
         if found is not Verdict.DONE:
             extensions["heuristic"] = "rollback" if found is Verdict.LOST else "hazard"
             extensions["reason"] = quote(f"branch in {self.resource.name} {found.value}", safe="")
         answer = self._client.control.submit("complete", item.txid, extensions=extensions, timeout=REQUEST_TIMEOUT_S)
-        work.sent.append((item.txid, answer))
+        work.sent.append((item.txid, found, answer))
         self._await_answers(work, IN_FLIGHT_MAX)
 
-    def _await_answers(self, work: _Work, left: int) -> None:
+    def _await_answers(self, work: Work, left: int) -> None:
         while len(work.sent) > left:
-            txid, answer = work.sent.popleft()
+            txid, found, answer = work.sent.popleft()
             if self._is_complete(txid, answer):
                 crash_point("resolver.xa.completed")
                 work.finished.add(txid)
-                self._finished.append(txid)
-                self._log.info("transaction settled", txid=txid, outcome="committed")
+                if found is Verdict.DONE:
+                    self._finished.append(txid)
+                    self._log.info("transaction settled", txid=txid, outcome="committed")
+                else:
+                    self._log.error("heuristic: decided to commit, the branch is not", txid=txid, verdict=found.value)
 
     def _is_complete(self, txid: str, answer: Answer) -> bool:
         try:
@@ -294,14 +263,14 @@ class XaDesk:
 
     # --- prepared without a decision ---------------------------------------------------------------------------------
 
-    def _to_roll_back(self, orphans: Iterable[_Orphan]) -> list[tuple[_Orphan, bool]]:
+    def _to_roll_back(self, orphans: Iterable[Orphan]) -> list[tuple[Orphan, bool]]:
         """What the broker has rolled back, durably, and whether its owner's session may be ended."""
-        found: list[tuple[_Orphan, bool]] = []
-        fenced: list[_Orphan] = []
+        found: list[tuple[Orphan, bool]] = []
+        fenced: list[Orphan] = []
         committed: set[str] = set()
         for orphan, body in self._answered(orphans, "outcome", ("owner",)):
             word, _, rest = body.decode("ascii", "replace").partition("\n")
-            is_given_up = orphan.is_given_up or _is_gone(rest)
+            is_given_up = orphan.is_given_up or is_gone(rest)
             if word == Outcome.ROLLED_BACK.value:
                 found.append((orphan, is_given_up))
             elif word == Outcome.COMMITTED.value:
@@ -318,12 +287,10 @@ class XaDesk:
             found.append((orphan, True))
         return found
 
-    def _answered(
-        self, orphans: Iterable[_Orphan], verb: str, words: tuple[str, ...]
-    ) -> Iterable[tuple[_Orphan, bytes]]:
+    def _answered(self, orphans: Iterable[Orphan], verb: str, words: tuple[str, ...]) -> Iterable[tuple[Orphan, bytes]]:
         """Ask for all, many at a time; those that were answered."""
         extensions: dict[str, str | int | bytes | None] = dict.fromkeys(words)
-        sent: deque[tuple[_Orphan, Answer]] = deque()
+        sent: deque[tuple[Orphan, Answer]] = deque()
         waiting = deque(orphans)
         while waiting or sent:
             while waiting and len(sent) < IN_FLIGHT_MAX:
@@ -346,17 +313,17 @@ class XaDesk:
             except NotOwnerError as error:
                 self._say_once(orphan.txid, "prepared branch of another home", error=str(error))
 
-    def _commit_forgotten(self, orphan: _Orphan) -> None:
+    def _commit_forgotten(self, orphan: Orphan) -> None:
         """The broker has committed and holds the branch for complete; the database has it prepared (an old copy?)."""
         ended = self._attempt(orphan.txid, lambda: self._database().commit(orphan.listed.xid))
         if ended is Ended.NOT_KNOWN and orphan.is_given_up:
             self._end_of_held(orphan.listed, commits=True)
         self._log.warning("branch was prepared behind its completion", txid=orphan.txid, ended=str(ended))
 
-    def _roll_back(self, orphans: Iterable[tuple[_Orphan, bool]]) -> set[str]:
+    def _roll_back(self, orphans: Iterable[tuple[Orphan, bool]]) -> set[str]:
         """Roll the branches back, and make that durable; txids that are finished."""
         done: set[str] = set()
-        doubtful: list[tuple[_Orphan, bool]] = []
+        doubtful: list[tuple[Orphan, bool]] = []
         for orphan, may_kill in orphans:
             xid, txid = orphan.listed.xid, orphan.txid
             ended = self._attempt(txid, lambda xid=xid: self._database().rollback(xid))  # type: ignore[misc]
@@ -481,11 +448,6 @@ class XaDesk:
 
     def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:
         self.has_failed = True
+        self.problem = self.problem or error
         say: Callable[..., None] = self._log.warning if is_new else self._log.debug
         say(event, error=repr(error), **fields)
-
-
-def _is_gone(owner_line: str) -> bool:
-    """Read ``owner connected`` or ``owner gone <ms>``."""
-    words = owner_line.split()
-    return words[:2] == ["owner", "gone"] and len(words) == 3 and int(words[2]) >= OWNER_GONE_MS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from txmq.cli import resolver
 from txmq.errors import ConfigError
+from txmq.xa import LastResource, MySQLResource
 
 
 def _write(tmp_path: Path, text: str) -> Path:
@@ -59,6 +61,9 @@ def test_a_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, 
         ("[[resource]]\nname = 1\ndriver = 'sqlite3'", "name and driver must be text"),
         ("[[resource]]\nname = 'a'\ndriver = 'no_such_driver'", "cannot import the driver"),
         ("[[resource", "cannot read"),
+        ("[[resource]]\nname = 'a'\ndriver = 'sqlite3'\nmarker = true", "unknown key 'marker'"),
+        ("[[resource]]\nname = 'a'\ndriver = 'sqlite3'\nallow_weak_durability = 1", "expected true or false"),
+        ("[[resource]]\nname = 'a'\ndriver = 'sqlite3'\nignore_tables = 'log'", "expected a list of names"),
     ],
 )
 def test_a_bad_file_is_refused_saying_why(tmp_path: Path, text: str, said: str) -> None:
@@ -76,6 +81,20 @@ def test_a_good_file_names_the_broker_and_the_resources(tmp_path: Path) -> None:
     path = _write(tmp_path, f"{text}connect = {{ database = '{tmp_path}/shop.db' }}\n")
     address, [resource] = resolver.read_config(path)
     assert (address, resource.name) == ("txmq://127.0.0.1:1", "shop")
+
+
+def test_a_resource_takes_every_option_that_its_class_takes(tmp_path: Path) -> None:
+    for kind, made in (("last-resource", LastResource), ("mysql-xa", MySQLResource)):
+        lines = {"dialect": "'mysql'", "table": "'other'", "marker": "false", "allow_weak_durability": "true"}
+        lines |= {"ignore_tables": "['log', 'shop.log']"}
+        options = set(inspect.signature(made).parameters) - {"name", "connect", "clock", "random"}
+        assert options <= lines.keys(), "an option without a line in this test"
+        text = "".join(f"{name} = {lines[name]}\n" for name in sorted(options))
+        path = _write(tmp_path, f"[[resource]]\nname = 'shop'\nkind = '{kind}'\ndriver = 'MySQLdb'\n{text}")
+        _, [resource] = resolver.read_config(path)
+        demands = resource.installation._demands
+        assert (demands.allow_weak_durability, demands.ignore_tables) == (True, ["log", "shop.log"])
+        assert getattr(resource, "has_marker", False) is False
 
 
 def test_what_stays_in_doubt_is_said_to_need_its_resource_time_or_its_database() -> None:
