@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -214,6 +215,50 @@ def test_a_broker_that_was_stopped_for_a_while_goes_on(broker: BrokerProcess) ->
         os.kill(pid, signal.SIGCONT)
         assert wire.hear(1).codes == [200]
         assert wire.ask(b"offset t 0 latest 1\r\n")[1] == b"1 0 1"
+
+
+def test_members_whose_heartbeats_waited_in_the_sockets_of_a_stopped_broker_keep_what_they_have(
+    broker: BrokerProcess,
+) -> None:
+    """It stands still for longer than their session timeout: it reads what came meanwhile before it judges anybody."""
+    timeout_ms, members = 1000, 8
+    with Wire(broker) as asking:
+        assert asking.ask(b"topic create t partitions=%d 1\r\n" % members)[0] == 200
+        wires = [Wire(broker) for _ in range(members)]
+        for number, wire in enumerate(wires):
+            line = b"group join g member=m%d topics=t timeout=%d 0 1\r\n" % (number, timeout_ms)
+            assert wire.ask(line)[0] == 200
+        for _ in range(members):  # until everybody has released what the others are to have
+            for number, wire in enumerate(wires):
+                _beat(wire, number)
+        before = _owned(asking)
+        assert {owner for _, owner, _ in before} == {f"m{number}" for number in range(members)}
+        broker.pause()
+        for number, wire in enumerate(wires):
+            wire.send(b"group heartbeat g member=m%d 0 h\r\n" % number)
+        stopped_at = time.monotonic()
+        eventually(lambda: time.monotonic() - stopped_at > 2 * timeout_ms / 1000, "time stands still")
+        broker.resume()
+        assert [wire.hear(1).codes for wire in wires] == [[200]] * members
+        assert _owned(asking) == before
+        for wire in wires:
+            wire.socket.close()
+
+
+def _beat(wire: Wire, number: int) -> None:
+    """One heartbeat, and a second one that releases what the first was told to."""
+    revoked: list[list[object]] = []
+    for _ in range(2):
+        body = json.dumps(revoked).encode()
+        code, view = wire.ask(b"group heartbeat g member=m%d %d h\r\n%b" % (number, len(body), body))
+        assert code == 200
+        revoked = json.loads(view)["revoked"]
+
+
+def _owned(wire: Wire) -> list[tuple[int, str, int]]:
+    """Partition, owner and generation of each."""
+    rows = json.loads(wire.ask(b"group describe g 0 d\r\n")[1])["partitions"]
+    return [(row["partition"], row["owner"], row["generation"]) for row in rows]
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

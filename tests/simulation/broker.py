@@ -35,16 +35,14 @@ class Link(NodeClient):
         self.broker, self.world = broker, broker.world
         self._receive, self._lost = receive, lost
         self._free = [0.0, 0.0]  # when each direction has delivered all before
-        self.is_lost = False
+        self.is_lost = self.has_stalled = False
 
     def write(self, data: bytes) -> None:
         """From the client."""
         self._pieces(0, data, self._arrive)
 
     def _arrive(self, data: bytes) -> None:
-        if self.broker.node is self.node:
-            self.broker.guard(lambda: self.send_bytes(data))
-            self.broker.wake()
+        self.broker.reach(self.node, lambda: self.send_bytes(data))
 
     def take(self) -> None:
         """From the core; what is written may still be lost."""
@@ -64,6 +62,7 @@ class Link(NodeClient):
         """One direction delivers nothing for a while; then all of it, or the connection is lost."""
         rng, way = self.world.rng, self.world.rng.randrange(2)
         end = self.world.now + rng.uniform(0.05, 1.0)
+        self.has_stalled = True
         self._free[way] = max(self._free[way], end)
         self.world.meet("one direction stalled")
         self.world.trace("link stalls", self.peer.number, way)
@@ -80,9 +79,7 @@ class Link(NodeClient):
         self.world.after(self.world.rng.uniform(0.001, 0.02), self._hang_up)
 
     def _hang_up(self) -> None:
-        if self.broker.node is self.node:
-            self.broker.guard(self.disconnect)
-            self.broker.wake()
+        self.broker.reach(self.node, self.disconnect)
 
 
 def draw_settings(world: World) -> BrokerSettings:
@@ -111,7 +108,8 @@ class Broker:
         self.healing = False
         self.losses = 0
         self._steps = self._countdown = 0
-        self._busy = False
+        self._busy = self._is_paused = False
+        self._waiting: list[Callable[[], None]] = []  # until it goes on: first its timer, then the sockets
         self._checkpoint: PendingCheckpoint | None = None
         self._checkpoint_after: Group | None = None
 
@@ -126,6 +124,7 @@ class Broker:
         """A new life; recovery may die like everything else."""
         world, rng = self.world, self.world.rng
         self._busy, self._checkpoint, self._checkpoint_after = False, None, None
+        self._is_paused, self._waiting = False, []
         self._countdown = rng.randint(1, 400) if not self.healing and rng.random() < 0.5 else 0
         if not self.healing and rng.random() < 0.3:
             self.disk.fail_at(rng.randint(1, 250), errno.EIO, forever=True)
@@ -199,6 +198,33 @@ class Broker:
         if self.node is None:
             self.start()
 
+    def pause(self, seconds: float) -> None:
+        """The process is stopped: it does nothing, and what comes waits in its sockets."""
+        node = self.node
+        if node is None or self._is_paused:
+            return
+        self._is_paused = True
+        self.world.meet("broker paused")
+        self.world.trace("broker paused", seconds)
+        self.world.after(seconds, lambda: self._go_on(node))
+
+    def _go_on(self, node: Node) -> None:
+        if self.node is node:
+            waiting, self._waiting, self._is_paused = self._waiting, [], False
+            self.world.trace("broker goes on", len(waiting))
+            for step in waiting:
+                self.world.after(0.0, step)
+
+    def reach(self, node: Node, take: Callable[[], None]) -> None:
+        """Something comes over a socket; where the process is stopped it waits there."""
+        if self.node is not node:
+            return
+        if self._is_paused:
+            self._waiting.append(lambda: self.reach(node, take))
+            return
+        self.guard(take)
+        self.wake()
+
     def connect(self, receive: Callable[[bytes], None], lost: Callable[[], None]) -> Link | None:
         """A connection, if the broker is there."""
         if self.node is None:
@@ -213,7 +239,11 @@ class Broker:
         node = self.node
 
         def call() -> None:
-            if node is not None and self.node is node:
+            if node is None or self.node is not node:
+                return
+            if self._is_paused:
+                self._waiting.insert(0, call)
+            else:
                 self.guard(lambda: step(node))
 
         self.world.after(seconds, call)

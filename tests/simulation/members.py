@@ -1,7 +1,8 @@
 """Members of consumer groups: they join, consume, save, sleep through hand-overs, leave; and what must hold then.
 
 The members of ``plain`` save what they have dealt with; those of ``exact`` write one message for each that they
-consume and save the offset in the same transaction. Checked are P8 and the acks of section 5 of DESIGN.md: no gap below
+consume and save the offset in the same transaction. Who beats in time stays a member, also while the broker is stopped
+for longer than that. Checked are P8 and the acks of section 5 of DESIGN.md: no gap below
 a saved offset, no saved offset that goes back, none of a fenced generation, and for ``exact`` one message for each
 input below the saved offset, none above it, and never two.
 """
@@ -23,6 +24,7 @@ from .world import Violation
 OUTPUT = "outputs"  # a topic that nobody consumes
 PLAIN, EXACT = "plain", "exact"
 TIMEOUT_MS = 300
+BEAT_S_MAX = 0.25  # between two heartbeats; with the time under way it is heard of before its time is over
 GROUPS = (PLAIN, EXACT)
 
 
@@ -61,6 +63,7 @@ class Member(Client):
         self.held: dict[Place, Held] = {}
         self.view = self.order = 0
         self.joined_on: object = None
+        self._beat_at = 0.0  # when it sent what it was heard with
         self._to_release: list[Place] = []
         self._offsets = b""
         self._source: list[tuple[str, int, int]] = []
@@ -97,21 +100,25 @@ class Member(Client):
         given: dict[str, str | int | None] = {
             "member": self.name, "topics": ",".join(topics), "timeout": TIMEOUT_MS,
         }  # fmt: skip
-        link = self.link
+        link, now = self.link, self.world.now
         reply = yield from self._ask("join", given, claims)
         if reply is not None and reply[0] == 200:
-            self.joined_on = link
+            self.joined_on, self._beat_at = link, now
             self._see(reply)
 
     def _beat(self) -> Steps:
         revoked: list[list[object]] = [list(place) for place in self._to_release]
         for place in self._to_release:
             self.held.pop(place, None)
+        link, now = self.link, self.world.now
         reply = yield from self._ask("heartbeat", {"member": self.name}, revoked)
         if reply is not None and reply[0] == 200:
+            self._beat_at = now
             self._see(reply)
         elif reply is not None and reply[0] == 404:
             self.joined_on = None
+            if link is not None and not link.has_stalled and now - self._beat_at < BEAT_S_MAX:
+                raise Violation(f"{self.name} is not known, {now - self._beat_at:.3f} s after it was heard of")
 
     def _leave(self) -> Steps:
         yield from self._ask("leave", {"member": self.name}, [])

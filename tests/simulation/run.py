@@ -253,6 +253,8 @@ def _plan_faults(world: World, broker: Broker, clients: list[Client], programs: 
         world.after(rng.uniform(0, SECONDS), lambda: rng.choice(broker.links).stall() if broker.links else None)
     for _ in range(rng.randint(0, 3)):
         world.after(rng.uniform(0, SECONDS), lambda: broker.die() if broker.node is not None else None)
+    for _ in range(rng.randint(0, 2)):
+        world.after(rng.uniform(0, SECONDS), lambda: broker.pause(rng.uniform(0.05, 0.45)))
     for _ in range(rng.randint(0, 4)):
         world.after(rng.uniform(0, SECONDS), lambda: rng.choice(broker.links).cut() if broker.links else None)
     if rng.random() < 0.2:

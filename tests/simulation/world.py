@@ -13,6 +13,7 @@ from txmq.runtime.sim_clock import SimClock
 SITUATIONS = frozenset(
     {
         "broker killed", "power lost", "died at a crash point", "died of EIO", "recovery crashed", "redo of records",
+        "broker paused",
         "checkpoint written", "link lost", "client died", "put acknowledged", "put sent again", "session resumed",
         "local committed", "commit asked again", "streamed committed", "rolled back", "fence journaled",
         "late commit refused", "torn tail cut",

@@ -24,9 +24,6 @@ RECEIVE_SIZE_BYTES = 64 << 10
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 4 << 20
 RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up, over handshake_timeout_ms
-STOOD_STILL_S = (
-    1.0  # not looked at for so long: this process was stopped, or its machine; what came meanwhile is unread
-)
 
 
 class Host(Protocol):
@@ -51,8 +48,7 @@ class Connection(asyncio.BufferedProtocol):
     """See the module's docstring."""
 
     __slots__ = (
-        "_deadline", "_greeted", "_held", "_host", "_looked_at", "_queued", "_reader", "_stalled_at", "_taken",
-        "_transport", "peer",
+        "_deadline_ms", "_greeted", "_host", "_queued", "_reader", "_stalled_ms", "_taken", "_transport", "peer",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -60,10 +56,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._reader = RequestReader(Limits(request_size_bytes_max=host.settings.request_size_bytes_max), host.budget)
         self._greeted = False
-        self._deadline = 0.0  # of the unfinished request, or of the first one
-        self._stalled_at = 0.0  # when answers stopped being taken
-        self._looked_at = 0.0
-        self._held = False
+        # By the clock of ``liveness``, and 0 where there is none: the end of the unfinished request's time, or of the
+        # first one's; when answers stopped being taken.
+        self._deadline_ms = self._stalled_ms = 0.0
         self._taken = 0  # requests, since it last let others have their turn
         self._queued: list[Request | Violation] = []  # read, and not taken in yet; meanwhile nothing more is read
         self.peer: Peer
@@ -76,8 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = host.core.connected(str(transport.get_extra_info("peername")))
         self.peer.shell = self
         host.connections.add(self)
-        self._looked_at = host.clock.monotonic()
-        self._deadline = self._looked_at + host.settings.handshake_timeout_ms / 1000
+        self._deadline_ms = self._latest_ms()
         if len(host.connections) > host.settings.connections_max or host.context.stopping:
             text = f"unavailable connections_max {host.settings.connections_max} is reached or the broker is stopping"
             self.peer.closing = True
@@ -90,7 +84,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take in what one read brought."""
-        host = self._host
         requests = self._reader.feed(_buffer[:nbytes])
         if requests:
             if isinstance(requests[-1], Violation):
@@ -108,13 +101,17 @@ class Connection(asyncio.BufferedProtocol):
             self._greeted = True
         if self._reader.is_idle:
             if self._greeted:
-                self._deadline = 0.0
-        elif requests or self._deadline == 0.0:
-            self._deadline = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
+                self._deadline_ms = 0.0
+        elif requests or not self._deadline_ms:
+            self._deadline_ms = self._latest_ms()
         elif self._greeted:
             # What came fast earns no time for later: 16 bodies that stop short would hold the budget for 4 minutes.
-            latest = host.clock.monotonic() + host.settings.handshake_timeout_ms / 1000
-            self._deadline = min(self._deadline + nbytes / RECEIVE_RATE_BYTES_MIN, latest)
+            earned_ms = nbytes * 1000 / RECEIVE_RATE_BYTES_MIN
+            self._deadline_ms = min(self._deadline_ms + earned_ms, self._latest_ms())
+
+    def _latest_ms(self) -> float:
+        """The end of a time that begins now."""
+        return self._host.context.liveness.now_ms + self._host.settings.handshake_timeout_ms
 
     def _take_in(self, requests: list[Request | Violation]) -> bool:
         """Up to one whose answer may be long, or REQUESTS_A_TURN; the others' turn comes first then.
@@ -134,14 +131,14 @@ class Connection(asyncio.BufferedProtocol):
             self.hold()
             asyncio.get_running_loop().call_soon(self._go_on)
         elif len(self.peer.unanswered) > host.settings.pipeline_requests_max:
-            self._held = True
+            self.peer.held = True
             self._transport.pause_reading()
         return True
 
     def _go_on(self) -> None:
         """Take in more of what was read, unless answers are not taken: then ``resume_writing`` comes back here."""
         requests = self._queued
-        if not requests or self._stalled_at != 0.0:
+        if not requests or self._stalled_ms:
             return
         self._queued = []
         if not self.peer.closing and self._take_in(requests) and not self._queued:
@@ -157,6 +154,9 @@ class Connection(asyncio.BufferedProtocol):
         """It is gone."""
         host = self._host
         host.connections.discard(self)
+        host.context.now_ms = (
+            host.clock.now_ms()
+        )  # its owner is gone from now on, however long this process was stopped
         self._queued = []
         self._reader.close()
         host.core.disconnected(self.peer)
@@ -172,8 +172,8 @@ class Connection(asyncio.BufferedProtocol):
             peer.out = []
             if not self._transport.is_closing():
                 self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if self._held and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
-            self._held = False
+        if peer.held and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
+            self._host.core.read_again(peer)
             self.release()
         if peer.closing and not peer.unanswered and not self._transport.is_closing():
             self._transport.close()
@@ -185,37 +185,35 @@ class Connection(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """Read again, unless answers are not taken, too many are owed, or the broker takes in nothing."""
-        if self._held or self._queued or self._stalled_at != 0.0 or self._host.paused or self._transport.is_closing():
+        if self.peer.held or self._queued or self._stalled_ms or self._host.paused or self._transport.is_closing():
             return
         self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """Answers are not taken: take in nothing more, and give up after ``write_timeout_ms``."""
-        self._stalled_at = self._host.clock.monotonic()
+        self._stalled_ms = self._host.context.liveness.now_ms
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Answers are taken again."""
-        self._stalled_at = 0.0
+        self._stalled_ms = 0.0
         self._go_on()
         self.release()
 
-    def check_deadlines(self, now: float) -> None:
+    def check_deadlines(self) -> None:
         """Close what sends its request too slowly, or does not take its answers. Called every few milliseconds."""
-        settings = self._host.settings
-        stood_still = now - self._looked_at > STOOD_STILL_S
-        self._looked_at = now
-        if self._stalled_at and (now - self._stalled_at) * 1000 > settings.write_timeout_ms:
+        settings, now_ms = self._host.settings, self._host.context.liveness.now_ms
+        if self._stalled_ms and now_ms - self._stalled_ms > settings.write_timeout_ms:
             log.warning(
                 "connection dropped: answers are not taken", connection=self.peer.number, address=self.peer.address,
                 client=self.peer.name,
             )  # fmt: skip
             self._transport.abort()
-        elif not self._deadline:
+        elif not self._deadline_ms:
             pass
-        elif stood_still or self._held or self._queued or self._stalled_at or self._host.paused:  # not read meanwhile
-            self._deadline = max(self._deadline, now + settings.handshake_timeout_ms / 1000)
-        elif now > self._deadline:
+        elif self.peer.held or self._queued or self._stalled_ms:  # not read meanwhile
+            self._deadline_ms = max(self._deadline_ms, self._latest_ms())
+        elif now_ms > self._deadline_ms:
             self._tell("connection closed: request not complete in time", "handshake_timeout_ms")
             self._transport.abort()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from txmq.broker.group import Group
+from txmq.broker.liveness import LivenessClock
 from txmq.broker.membership import Membership
 from txmq.broker.peer import Peer
 from txmq.broker.state import Limits, State
@@ -90,6 +91,7 @@ class Context:
 
     Attributes:
         now_ms: wall clock, set by the shell before it hands in requests.
+        liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
         unforced: sealed groups whose record is not forced yet, oldest first.
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
@@ -125,6 +127,7 @@ class Context:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
     stopping: bool = False
+    liveness: LivenessClock = field(default_factory=LivenessClock)
 
     @property
     def relaxed(self) -> bool:

@@ -100,6 +100,11 @@ class Core:
             session.gone_ms = self.context.now_ms
             transactions.owner_gone(self.context, session)
 
+    def read_again(self, peer: Peer) -> None:
+        """A connection that was held is read from now on."""
+        peer.held = False
+        groups.read_again(self.context, peer)
+
     def receive(self, peer: Peer, requests: Sequence[Request | Violation]) -> None:
         """Take in what one read brought, in order; a violation is answered and the connection closes."""
         index = 0
@@ -221,14 +226,19 @@ class Core:
 
     # --- effects and time --------------------------------------------------------------------------------------------
 
-    def tick(self, now_ms: int) -> None:
-        """Let time pass: polls and streams whose time is over."""
+    def tick(self, now_ms: int, *, is_reading: bool = True) -> None:
+        """Let time pass: polls and streams whose time is over, members that fell silent. Called every ``TICK_MS``.
+
+        Args:
+            is_reading: False where the shell reads nobody, so that silence says nothing.
+        """
         self.context.now_ms = now_ms
         reading.expire_polls(self.context)
         transactions.expire_streams(self.context)
         decisions.show_overdue(self.context)
         halves.tick(self.context)
         groups.tick(self.context)
+        self.context.liveness.tick(is_reading=is_reading)
 
     def wake_memory(self) -> None:
         """Partitions in memory moved their end by themselves: wake their polls."""

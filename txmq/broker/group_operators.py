@@ -37,7 +37,7 @@ def describe(request: GroupRequest) -> None:
     members = [
         {
             "member": member.name, "client": member.client, "topics": member.topics, "timeout_ms": member.timeout_ms,
-            "heard_ms_ago": max(0, context.now_ms - member.heard_ms), "connected": not member.lost,
+            "heard_ms_ago": context.liveness.now_ms - member.heard_ms, "connected": not member.lost,
         }
         for member in membership.members.values()
     ]  # fmt: skip

@@ -18,7 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from txmq.broker.context import Context
@@ -82,7 +82,9 @@ def _join(request: GroupRequest) -> None:
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
     claims = [claim_row(row) for row in request.rows]
     membership = _membership(request, strategy)
-    member = Member(name, topics, timeout_ms, context.now_ms, request.peer.name, alone="alone" in request.words)
+    member = Member(
+        name, topics, timeout_ms, context.liveness.now_ms, request.peer.name, alone="alone" in request.words
+    )
     member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
     _refuse_beside_alone(request.group, membership, member)
     refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
@@ -132,7 +134,7 @@ def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -
 
 def _heartbeat(request: GroupRequest) -> None:
     context, (membership, member) = request.context, _member(request)
-    membership.heard(member.name, context.now_ms)
+    membership.heard(member.name, context.liveness.now_ms)
     _speaks_for(request, member)
     membership.release(member.name, [slot_row(row) for row in request.rows])
     settle(context, request.group)
@@ -178,11 +180,18 @@ def _fenced(group: str, member: str) -> FencedError:
 def tick(context: Context) -> None:
     """Time has passed: members expire, topics came and went, beats that wait are answered."""
     for name, membership in list(context.groups.items()):
-        for member in membership.expired(context.now_ms):
-            membership.leave(member)
+        for member in membership.expired(context.liveness.now_ms):
+            if not _is_unread(context, membership.members[member]):
+                membership.leave(member)
         settle(context, name)
     waiting, context.beats = context.beats, []
     context.beats.extend(beat for beat in waiting if not beat.peer.gone and not _answered(context, beat))
+
+
+def _is_unread(context: Context, member: Member) -> bool:
+    """Whether what it sent may wait at the broker, which does not read its connection for now."""
+    peer = context.peers.get(member.connection)
+    return peer is not None and peer.held
 
 
 def _answered(context: Context, beat: Beat) -> bool:
@@ -203,11 +212,22 @@ def _answered(context: Context, beat: Beat) -> bool:
 
 def disconnected(context: Context, peer: Peer) -> None:
     """A connection is gone: its members have a moment to come back."""
+    for membership, member in _members_over(context, peer):
+        membership.lost(member.name, context.liveness.now_ms)
+
+
+def read_again(context: Context, peer: Peer) -> None:
+    """A connection that was held is read from now on: the silence of its members begins anew."""
+    for membership, member in _members_over(context, peer):
+        membership.heard(member.name, context.liveness.now_ms)
+
+
+def _members_over(context: Context, peer: Peer) -> Iterator[tuple[Membership, Member]]:
     for name, member, life in peer.members:
         membership = context.groups.get(name)
         known = membership.members.get(member) if membership is not None else None
-        if membership is not None and known is not None and known.is_of(life):
-            membership.lost(member, peer.number, context.now_ms)
+        if membership is not None and known is not None and known.is_of(life) and known.connection == peer.number:
+            yield membership, known
 
 
 def _answer_view(request: GroupRequest, member: Member) -> None:
@@ -253,7 +273,7 @@ def _save(request: GroupRequest) -> None:
     for owned in owners:
         owned.order = order
     if membership is not None and name in membership.members:
-        membership.heard(name, context.now_ms)
+        membership.heard(name, context.liveness.now_ms)
     journal_offsets(context, request.group, rows)
     request.answer({"refused": refused})
 

@@ -31,7 +31,7 @@ class Member:
     """One consumer.
 
     Attributes:
-        heard_ms: when it was last heard of.
+        heard_ms: when it was last heard of, by the clock of ``liveness``.
         connection: over which it was last heard of.
         lost: that connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.
@@ -126,11 +126,10 @@ class Membership:
         member = self.members[name]
         member.heard_ms, member.lost = now_ms, False
 
-    def lost(self, name: str, connection: int, now_ms: int) -> None:
-        """A connection is gone over which a member was heard of; it may have come back over another one meanwhile."""
-        member = self.members.get(name)
-        if member is not None and member.connection == connection:
-            member.heard_ms, member.lost = now_ms, True
+    def lost(self, name: str, now_ms: int) -> None:
+        """The connection is gone over which a member was last heard of."""
+        member = self.members[name]
+        member.heard_ms, member.lost = now_ms, True
 
     def expired(self, now_ms: int) -> list[str]:
         """Members that were not heard of for too long."""

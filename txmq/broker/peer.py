@@ -14,12 +14,14 @@ class Peer:
         out: answers to be written, in order of writing.
         unanswered: opaque tokens of requests whose answer is still owed.
         members: (group, member, its life) of the consumers that beat over it.
+        held: True while the broker does not read it, although it may send: too many of its requests are in work.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.
         gone: True once the connection is lost; answers to it are dropped.
     """
 
     __slots__ = (
-        "address", "closing", "gone", "members", "name", "number", "out", "ready", "session", "shell", "unanswered",
+        "address", "closing", "gone", "held", "members", "name", "number", "out", "ready", "session", "shell",
+        "unanswered",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -28,5 +30,5 @@ class Peer:
         self.out: list[bytes] = []
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()
-        self.closing = self.gone = self.ready = False
+        self.closing = self.gone = self.held = self.ready = False
         self.shell: object = None  # the transport's side; the core never looks at it

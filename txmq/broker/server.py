@@ -32,6 +32,7 @@ from txmq.broker.connection import Connection
 from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.group import Group
+from txmq.broker.liveness import TICK_MS
 from txmq.broker.patience import Patience
 from txmq.broker.peer import Peer
 from txmq.broker.store import PendingCheckpoint, Store
@@ -46,7 +47,6 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.processor import preemptions
 
 log = get_logger()
-TICK_S = 0.05
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop
 QUEUED_BYTES_MAX = 32 << 20
 INLINE_WRITE_SIZE_BYTES = 1 << 20  # into the page cache, without a sync: 0.2 ms
@@ -98,7 +98,7 @@ class Server:
         now = self.clock.monotonic()
         self._checkpoint_at = now + self.settings.checkpoint_interval_ms / 1000
         self._retention_at = now + self.settings.retention_check_interval_ms / 1000
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
         address = self._listener.sockets[0].getsockname()
         return str(address[0]), int(address[1])
 
@@ -403,14 +403,14 @@ class Server:
     def _tick(self) -> None:
         if self._failed:
             return
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
         now = self.clock.monotonic()
         self._watch_disk()
-        self.core.tick(self.clock.now_ms())
+        for connection in list(self.connections):
+            connection.check_deadlines()
+        self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
         while self.context.alarms:
             log.error(**self.context.alarms.pop(0))
-        for connection in list(self.connections):
-            connection.check_deadlines(now)
         if self.store.has_unapplied:
             self._apply_again()
         if now >= self._retention_at:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ...images.node import Client
+from ...images.node import Client, Node
 from .group_support import A0, A1, B0, GROUP, Consumer, describe, pass_time
 from .support import batch, node, restarted
 
@@ -111,6 +111,51 @@ def test_a_member_that_is_not_heard_of_is_taken_for_gone_and_its_saves_are_refus
     assert two.beat().held == [A0, A1, B0]
     assert {two.generation(*slot) for slot in two.held} == {2}
     assert one.save(A0, 1, 99) == [["a", 0, 2]]
+
+
+def stop_and_go_on(made: Node, seconds: float) -> None:
+    """The process stands still; its timer is the first to run afterwards."""
+    made.clock.advance(seconds)
+    made.core.tick(made.clock.now_ms())
+
+
+def test_a_broker_that_stood_still_reads_what_came_meanwhile_before_it_judges_anybody() -> None:
+    made = node()
+    one, two = Consumer(made, "one", timeout=300).join(), Consumer(made, "two", timeout=300).join()
+    one.beat(B0)
+    two.beat()
+    before = one.beat().view["assigned"], two.beat().view["assigned"]
+    for _ in range(3):
+        pass_time(made, 0.2)
+        stop_and_go_on(made, 10.0)
+        one.beat()
+        two.beat()
+    assert (one.view["assigned"], two.view["assigned"]) == before
+    pass_time(made, 0.3)
+    assert one.ask("heartbeat", [], member="one").error == "unknown-member"
+
+
+def test_a_clock_that_is_set_forth_or_back_expels_nobody() -> None:
+    made = node()
+    one = Consumer(made, "one", timeout=300).join()
+    for hours in (1, -2, 1):
+        made.clock.jump(hours * 3_600_000)
+        pass_time(made, 0.1)
+        one.beat()
+
+
+def test_who_is_not_read_for_now_is_not_taken_for_silent() -> None:
+    made = node()
+    one = Consumer(made, "one", timeout=300).join()
+    one.client.peer.held = True
+    pass_time(made, 2.0)
+    made.core.read_again(one.client.peer)
+    pass_time(made, 0.2)
+    one.beat()
+    for _ in range(20):
+        made.clock.advance(0.05)
+        made.core.tick(made.clock.now_ms(), is_reading=False)
+    one.beat()
 
 
 def test_a_lost_connection_leaves_a_second_to_come_back() -> None:
