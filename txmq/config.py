@@ -190,7 +190,8 @@ class BrokerSettings:
     )
     visibility_hold_ms_max: int = _number(
         30_000, 0, _DAY_MS,
-        "Messages of a decided XA transaction are shown after this time even where a database has not committed yet.",
+        "Messages of a decided XA transaction are shown after this time, from the broker's start at the earliest, even "
+        "where a database has not committed yet.",
         section="Transactions",
     )  # fmt: skip
 

@@ -166,6 +166,20 @@ def test_a_decision_without_messages_waits_for_its_branches_and_holds_nothing() 
     assert listed(client) == []
 
 
+def test_a_clock_that_was_set_forth_while_the_broker_was_away_shows_nothing_before_its_rows() -> None:
+    made = node(visibility_hold_ms_max=1000)
+    decide(made.session(), made.txid(1, 1), ("a", 0, batch(b"x")))
+    made.clock.jump(3_600_000)
+    made = restarted(made)
+    made.core.tick(made.clock.now_ms())
+    made.pump()
+    assert values(made) == []
+    made.clock.advance(1.0)
+    made.core.tick(made.clock.now_ms())
+    made.pump()
+    assert values(made) == [b"x"]
+
+
 def test_past_the_longest_hold_messages_are_shown_and_stay_shown() -> None:
     made = node(visibility_hold_ms_max=1000)
     client, txid = made.session(), made.txid(1, 1)
