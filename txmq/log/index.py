@@ -4,28 +4,32 @@ from disk.
 Theory of operation. A segment's index covers a prefix of it: entries at batch boundaries, one per 32 KiB or more, and
 an end up to which the segment was walked. Readers extend it as far as they need, over bytes below the high watermark
 only, so it never has to be taken back. Walking costs 0.25 us a batch, once for all readers; a segment of 128 MiB has at
-most 4096 entries of 24 bytes. ``IndexCache`` keeps the recently used ones.
+most 4096 entries of 180 bytes. ``IndexCache`` keeps the recently used ones.
 
 Invariants:
     * entry i is a batch's base offset, its position, and the largest timestamp of all batches before it;
     * positions, offsets and timestamps grow (timestamps not strictly);
-    * ``end`` is one tuple, assigned after the entries below it are there: readers take no lock.
+    * an entry is one tuple and appears whole, and ``end`` is one tuple, assigned after the entries below it are there:
+      readers take no lock.
 """
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from txmq.errors import CorruptRecordError
 from txmq.log.batch import HEADER_SIZE, headers
 
 ENTRY_DISTANCE_BYTES = 32 << 10
-ENTRIES_MAX = 1 << 20  # of all indexes together: 24 MiB, for 32 GiB of segments
-_INDEX_WEIGHT = 32  # entries whose memory an empty index takes
+ENTRIES_MAX = 1 << 18  # of all indexes together: 45 MiB, for 8 GiB of segments
+_INDEX_WEIGHT = 5  # entries whose memory an empty index takes
+
+Entry = tuple[int, int, int]  # offset, position, largest timestamp before it
+_offset, _position, _timestamp_ms = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class End(NamedTuple):
@@ -40,53 +44,49 @@ class Extension(NamedTuple):
     """What a step of walking found; ``adopt`` adds it."""
 
     start_position: int
-    entries: list[tuple[int, int, int]]
+    entries: list[Entry]
     end: End
 
 
 class SegmentIndex:
     """The index of one segment. Any thread may read; ``adopt`` is called under the cache's lock."""
 
-    __slots__ = ("_timestamps", "end", "offsets", "positions")
+    __slots__ = ("end", "entries")
 
     def __init__(self, base_offset: int) -> None:
-        self.offsets, self.positions, self._timestamps = array("q", [base_offset]), array("q", [0]), array("q", [-1])
+        self.entries: list[Entry] = [(base_offset, 0, -1)]
         self.end = End(base_offset, 0, -1)
 
     def floor(self, offset: int) -> tuple[int, int]:
         """(offset, position) of the last entry at or below ``offset``, which is in the segment."""
-        number = bisect_right(self.offsets, offset) - 1
-        return self.offsets[number], self.positions[number]
+        return self._boundary(bisect_right(self.entries, offset, key=_offset) - 1)
 
     def before_time(self, timestamp_ms: int) -> tuple[int, int]:
         """(offset, position) of the last entry before which every batch is older than ``timestamp_ms``."""
-        number = max(0, bisect_left(self._timestamps, timestamp_ms) - 1)
-        return self.offsets[number], self.positions[number]
+        return self._boundary(max(0, bisect_left(self.entries, timestamp_ms, key=_timestamp_ms) - 1))
 
     def last_boundary(self, position: int) -> tuple[int, int]:
         """(offset, position) of the last known batch boundary at or before ``position``."""
         end = self.end
         if end.position <= position:
             return end.offset, end.position
-        number = bisect_right(self.positions, position) - 1
-        return self.offsets[number], self.positions[number]
+        return self._boundary(bisect_right(self.entries, position, key=_position) - 1)
 
     def next_boundary(self, position: int) -> tuple[int, int]:
         """(offset, position) of the first known batch boundary behind ``position``, which is below the end."""
         end = self.end
-        number = bisect_right(self.positions, position)
-        if number < len(self.positions):
-            return self.offsets[number], self.positions[number]
-        return end.offset, end.position
+        number = bisect_right(self.entries, position, key=_position)
+        return self._boundary(number) if number < len(self.entries) else (end.offset, end.position)
+
+    def _boundary(self, number: int) -> tuple[int, int]:
+        offset, position, _ = self.entries[number]
+        return offset, position
 
     def adopt(self, extension: Extension) -> int:
         """Add what was found, unless another reader was faster. Returns the number of new entries."""
         if extension.start_position != self.end.position:
             return 0
-        for offset, position, timestamp_ms in extension.entries:
-            self._timestamps.append(timestamp_ms)
-            self.positions.append(position)
-            self.offsets.append(offset)
+        self.entries.extend(extension.entries)
         self.end = extension.end
         return len(extension.entries)
 
@@ -101,8 +101,8 @@ def extend(index: SegmentIndex, start: End, content: bytes, stop_position: int, 
         CorruptRecordError: what stands there is no chain of batches with dense offsets.
     """
     offset, position, timestamp_ms = start
-    last_entry = index.positions[-1]
-    entries: list[tuple[int, int, int]] = []
+    last_entry = index.entries[-1][1]
+    entries: list[Entry] = []
     for at, size, base, count, max_ms in headers(content):
         found = start.position + at
         if base != offset or count < 1 or found + size > stop_position:
@@ -158,9 +158,9 @@ class IndexCache:
         with self._lock:
             index = self._indexes.pop(path, None)
             if index is not None:
-                self._weight -= _INDEX_WEIGHT + len(index.positions)
+                self._weight -= _INDEX_WEIGHT + len(index.entries)
 
     def _shrink(self) -> None:
         while self._weight > self._entries_max and len(self._indexes) > 1:
             _, index = self._indexes.popitem(last=False)
-            self._weight -= _INDEX_WEIGHT + len(index.positions)
+            self._weight -= _INDEX_WEIGHT + len(index.entries)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from txmq.errors import CorruptRecordError
@@ -26,8 +31,7 @@ def test_entries_stand_at_batch_boundaries_and_no_closer_than_the_distance() -> 
     index = indexed(chain(20))
     assert index.end == End(20, 20 * SIZE, TIME_MS)
     step = -(-ENTRY_DISTANCE_BYTES // SIZE)
-    assert list(index.offsets) == list(range(0, 20, step))
-    assert list(index.positions) == [n * SIZE for n in range(0, 20, step)]
+    assert [(offset, position) for offset, position, _ in index.entries] == [(n, n * SIZE) for n in range(0, 20, step)]
 
 
 def test_lookups_find_the_boundaries_around() -> None:
@@ -56,7 +60,7 @@ def test_steps_one_after_the_other_give_the_same_index_as_one() -> None:
         piece = content[start.position : start.position + 25_000]
         index.adopt(extend(index, start, piece, len(content), "a.log"))
     whole = indexed(content)
-    assert (index.offsets, index.positions, index.end) == (whole.offsets, whole.positions, whole.end)
+    assert (index.entries, index.end) == (whole.entries, whole.end)
 
 
 def test_what_another_reader_found_first_is_not_added_again() -> None:
@@ -67,6 +71,35 @@ def test_what_another_reader_found_first_is_not_added_again() -> None:
     assert index.adopt(found) > 0
     assert index.adopt(again) == 0
     assert index.end.offset == 10
+
+
+def test_a_reader_meets_no_half_of_an_entry_whenever_it_looks() -> None:
+    """Between any two lines of ``adopt`` another thread may read; here a trace reads there."""
+    index, content = SegmentIndex(0), chain(20)
+    extension = extend(index, index.end, content, len(content), "a.log")
+    looks = 0
+
+    def look(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+        nonlocal looks
+        if frame.f_code is not SegmentIndex.adopt.__code__:
+            return None
+        looks += 1
+        for place in range(0, 20 * SIZE, SIZE):
+            offset, position = index.last_boundary(place)
+            assert offset * SIZE == position <= place, event
+            offset, position = index.next_boundary(place)
+            assert offset * SIZE == position, event
+            assert index.floor(offset)[0] <= offset, event
+        index.before_time(TIME_MS + 1)
+        return look
+
+    previous = sys.gettrace()
+    sys.settrace(look)
+    try:
+        index.adopt(extension)
+    finally:
+        sys.settrace(previous)
+    assert looks >= 3
 
 
 @pytest.mark.parametrize(
@@ -89,7 +122,7 @@ def test_damage_is_named_with_its_position(content: bytes, position: int, text: 
 
 
 def test_the_least_recently_used_indexes_go_when_there_are_too_many_entries() -> None:
-    cache = IndexCache(entries_max=200)
+    cache = IndexCache(entries_max=50)
     first = cache.get("a", 0)
     content = chain(20)
     for name in "abcde":
@@ -102,7 +135,7 @@ def test_the_least_recently_used_indexes_go_when_there_are_too_many_entries() ->
 
 
 def test_a_dropped_index_weighs_nothing() -> None:
-    cache = IndexCache(entries_max=200)
+    cache = IndexCache(entries_max=50)
     content = chain(20)
     for _ in range(100):
         index = cache.get("a", 0)
