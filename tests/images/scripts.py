@@ -122,6 +122,18 @@ def retention_deletes(name: str) -> Script:
     return _retention(name, "delete")
 
 
+def _expire(node: Node) -> None:
+    node.clock.advance(61)
+    node.retire()
+
+
+def retention_empties(name: str) -> Script:
+    """Retention by age takes the active segment; the next batch begins another."""
+    script = Script(name).topic("a", retention_ms=60_000).topic("b").put("a").put("a").put("b").do(_expire, "expire")
+    script.put("a").put("b").do(_expire, "expire").checkpoint().put("b").restart().put("a").checkpoint()
+    return script.do(_expire, "expire").restart().put("a")
+
+
 def retention_archives(name: str) -> Script:
     """Old segments move."""
     return _retention(name, "archive")
@@ -208,7 +220,7 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     puts, puts_over_a_restart, puts_around_checkpoints, local_over_two_topics, local_with_restart_and_checkpoint,
     streamed, streamed_with_checkpoints, prepared_after_streaming, prepare_and_commit, prepare_and_roll_back,
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
-    retention_archives, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
+    retention_archives, retention_empties, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
     batches_of_a_query, batches_around_checkpoints,
     consumed_and_produced, consumed_around_checkpoints, everything,
 )  # fmt: skip

@@ -104,7 +104,7 @@ class Operator(Process):
             if self.link is not None or self.open_link():
                 extensions = {"partitions": partitions, "segment_size_bytes": 4096} if partitions else {}
                 if name == RETAINED:
-                    extensions["retention_size_bytes"] = 4096
+                    extensions |= {"retention_size_bytes": 4096, "retention_ms": 500}
                 reply = yield from self.ask("topic", action, name, extensions=extensions)
                 if reply is not None and reply[0] in (200, 404, 409):
                     return

@@ -12,7 +12,8 @@ that group is forced and applied. ``redo`` is the same move as ``place``, read b
 ``read`` and ``offset_for``. Segments are ``log/<topic id>/<partition>/<base offset, 20 digits>.log``.
 
 Invariants:
-    * segments follow each other without holes; all but the last (active) are complete;
+    * segments follow each other without holes; all but the last (active) are complete; where retention took the active
+      one too, there is none until the next batch;
     * ``log_start <= high_watermark <= next_offset`` once a broker serves; offsets have no holes;
     * assigned state is never undone;
     * an idle partition has no file open, no index, and takes under 1 KB.
@@ -258,21 +259,21 @@ class Partition:
     # --- retention ---------------------------------------------------------------------------------------------------
 
     def expired_segments(self, now_ms: int) -> tuple[int, list[str]]:
-        """What retention lets go: (new log start, files below it). Never the active segment, or one not yet published.
+        """What retention lets go: (new log start, files below it). Never a segment with messages not yet published.
 
         A segment is as old as its newest message, or as the next segment's first moment where that was earlier (a
-        timestamp from the future must not keep it for ever) or where no message has a time. By size, the oldest go
-        while the others hold at least ``retention_size_bytes``.
+        timestamp from the future must not keep it for ever) or where no message has a time. By age the active segment
+        goes too: the next batch begins another. By size, the oldest go while the others hold at least
+        ``retention_size_bytes``.
         """
-        left, expired, segments = self.size_bytes, 0, self.segments
-        for segment, following in pairwise(segments):
+        left, start, paths = self.size_bytes, self.log_start, []
+        for segment, following in pairwise([*self.segments, Segment(self.next_offset, created_ms=now_ms)]):
             left -= segment.size_bytes
             if following.base_offset > self.high_watermark or not self._is_expired(segment, following, left, now_ms):
                 break
-            expired += 1
-        if not expired:
-            return self.log_start, []
-        return segments[expired].base_offset, [self.segment_path(s.base_offset) for s in segments[:expired]]
+            start = following.base_offset
+            paths.append(self.segment_path(segment.base_offset))
+        return start, paths
 
     def _is_expired(self, segment: Segment, following: Segment, left: int, now_ms: int) -> bool:
         config = self.config
@@ -292,10 +293,8 @@ class Partition:
         if offset <= self.log_start:
             return
         self.log_start = offset
-        segments = self.segments
-        dropped = sum(following.base_offset <= offset for following in segments[1:])
-        if dropped:
-            self.segments = segments[dropped:]
+        ends = [*(segment.base_offset for segment in self.segments[1:]), self.next_offset]
+        self.segments = [segment for segment, end in zip(self.segments, ends, strict=False) if end > offset]
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

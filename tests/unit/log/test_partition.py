@@ -391,18 +391,51 @@ def test_by_age_the_segments_whose_newest_message_is_too_old_go() -> None:
     assert log.partition.expired_segments(TIME_MS + 3501) == (30, [path(0), path(10), path(20)])
 
 
-def test_the_active_segment_never_goes() -> None:
-    log = retained(retention_ms=1, retention_size_bytes=1)
+def test_by_age_the_active_segment_goes_too_and_the_next_batch_begins_another() -> None:
+    log = retained(retention_ms=1500)
+    assert log.partition.expired_segments(TIME_MS + 5500)[0] == 40
+    start, paths = log.partition.expired_segments(TIME_MS + 5501)
+    assert (start, len(paths)) == (50, 5)
+    log.partition.set_log_start(start)
+    for path in paths:
+        log.files.unlink(path)
+    assert (log.partition.size_bytes, log.read(50)) == (0, b"")
+    assert log.partition.offset_for(log.files, 0) == 50
+    assert log.partition.expired_segments(1 << 50) == (50, [])
+    assert log.append(make_batch(10, b"y" * 300), publish=False) == 50
+    assert (log.read(50), log.partition.offset_for(log.files, 0)) == (b"", 50)
+    log.partition.publish(60)
+    assert log.read(50) == log.batches[-1]
+    with pytest.raises(OffsetOutOfRangeError, match=r"\[50, 60\]"):
+        log.read(49)
+
+
+def test_by_size_the_active_segment_never_goes() -> None:
+    log = retained(retention_size_bytes=1)
     start, paths = log.partition.expired_segments(1 << 50)
     assert (start, len(paths)) == (40, 4)
     log.partition.set_log_start(start)
     assert log.partition.expired_segments(1 << 50) == (40, [])
 
 
+@pytest.mark.parametrize("time_ms", [-1, TIME_MS + 10**10])
+def test_an_active_segment_whose_age_no_message_tells_stays(time_ms: int) -> None:
+    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
+    log.append(with_fields(make_batch(10, b"x" * 300), first_ms=time_ms, max_ms=time_ms))
+    assert log.partition.expired_segments(TIME_MS + 10**9) == (0, [])
+
+
+def test_an_active_segment_with_a_message_that_is_not_visible_yet_stays() -> None:
+    log = Log(TopicConfig("orders", retention_ms=1000))
+    log.append(make_batch(10))
+    log.append(make_batch(10), publish=False)
+    assert log.partition.expired_segments(1 << 50) == (0, [])
+
+
 def test_a_time_from_the_future_does_not_keep_a_segment_for_ever() -> None:
     log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
     log.append(make_batch(10, b"x" * 300, TIME_MS + 10**10))
-    log.append(make_batch(10, b"x" * 300), now_ms=TIME_MS + 500)
+    log.append(make_batch(10, b"x" * 300, TIME_MS + 501), now_ms=TIME_MS + 500)
     assert log.partition.expired_segments(TIME_MS + 1500)[0] == 0
     assert log.partition.expired_segments(TIME_MS + 1501)[0] == 10
 
