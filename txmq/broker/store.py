@@ -33,6 +33,7 @@ from typing import Any
 from txmq.broker.context import Identity, new_state
 from txmq.broker.group import Group
 from txmq.broker.payloads import PayloadFiles
+from txmq.broker.removals import Removals
 from txmq.broker.state import State
 from txmq.broker.transaction import Transaction
 from txmq.config import BrokerSettings
@@ -86,6 +87,7 @@ class Store:
         self.disk, self.journal, self.files, self.settings = disk, journal, files, settings
         self._lock = lock
         self._payloads = PayloadFiles(disk)
+        self.removals = Removals(disk, files)
         self._unapplied: deque[Group] = deque()
         self.unapplied_bytes = 0
         self.checkpoint_lsn = checkpoint_lsn
@@ -145,9 +147,8 @@ class Store:
         for group in self._unapplied:
             for partition, paths in group.unlinked:
                 if partition.config.retention_policy is RetentionPolicy.DELETE:
-                    self.drop_segments(partition, paths)
-            for partition in group.deleted:
-                self._drop_partition(partition)
+                    self.removals.drop_segments(partition, paths)
+            self.removals.drop_partitions(group.deleted)
 
     @property
     def has_unapplied(self) -> bool:
@@ -160,38 +161,9 @@ class Store:
             data = run.buffers[0] if len(run.buffers) == 1 else b"".join(run.buffers)
             self.files.write(run.partition.segment_path(run.segment_base), run.position, data)
         for partition, paths in group.unlinked:
-            self.drop_segments(partition, paths)
-        for partition in group.deleted:
-            self._drop_partition(partition)
+            self.removals.drop_segments(partition, paths)
+        self.removals.drop_partitions(group.deleted)
         crash_point("broker.apply.done")
-
-    # --- retention and deletion --------------------------------------------------------------------------------------
-
-    def drop_segments(self, partition: Partition, paths: list[str]) -> None:
-        """Delete or archive segments below a journaled log start; absent ones are fine."""
-        crash_point("retention.journaled")
-        for path in paths:
-            if not self.disk.exists(path):
-                continue
-            if partition.config.retention_policy is RetentionPolicy.ARCHIVE:
-                self._archive(path)
-            else:
-                self.files.unlink(path)
-        crash_point("retention.unlinked")
-
-    def _archive(self, path: str) -> None:
-        target = "archive" + path[len("log") :]
-        if self.disk.exists(target):
-            self.files.unlink(path)  # archived before a crash; what redo made of it again is not whole
-        else:
-            self.files.archive(path, target)
-
-    def _drop_partition(self, partition: Partition) -> None:
-        directory = f"log/{partition.topic_id}/{partition.number}"
-        for name in self.disk.list_directory(directory):
-            self.files.unlink(f"{directory}/{name}")
-        if self.disk.exists(directory):
-            self.disk.remove_directory(directory)
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
@@ -343,7 +315,7 @@ class _Opening:
             if not (name.isascii() and name.isdecimal()):
                 raise StorageError(f"log/{name}: not a topic's directory; move it away")
             if self._state.topics.with_id(int(name)) is None:
-                self._remove_topic_directory(f"log/{name}")
+                store.removals.drop_topic(f"log/{name}")
         for partition in self._touched:
             known = {partition.segment_path(segment.base_offset) for segment in partition.segments}
             directory = f"log/{partition.topic_id}/{partition.number}"
@@ -356,14 +328,7 @@ class _Opening:
             for path in doomed:
                 if not self._rewritten.get(path, True):
                     self._files.unlink(path)  # archived before the crash, and taken out of the archive since
-            store.drop_segments(partition, doomed)
-
-    def _remove_topic_directory(self, directory: str) -> None:
-        for number in self._disk.list_directory(directory):
-            for name in self._disk.list_directory(f"{directory}/{number}"):
-                self._files.unlink(f"{directory}/{number}/{name}")
-            self._disk.remove_directory(f"{directory}/{number}")
-        self._disk.remove_directory(directory)
+            store.removals.drop_segments(partition, doomed)
 
     def _start_life(self, journal: Journal) -> None:
         """A life begins with a forced record, so that its epoch is never used again."""

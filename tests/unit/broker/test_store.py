@@ -87,6 +87,46 @@ def test_what_retention_journaled_and_did_not_unlink_goes_at_the_next_start() ->
     assert len(values(again)) == 2
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("power_lost", [False, True])
+def test_a_lower_retention_frees_the_active_segment_and_the_offsets_go_on(checkpoint: bool, power_lost: bool) -> None:
+    broker = node()
+    client = broker.connect()
+    for _ in range(3):
+        put(client, bytes(10_000))
+    free = broker.disk.free_bytes()
+    client.ask("topic", "alter", "a", extensions={"retention_ms": 1000})
+    broker.clock.advance(2)
+    broker.retire()
+    assert broker.disk.free_bytes() > free + 29_000
+    if checkpoint:
+        broker.checkpoint()
+    after = broker.disk.crash() if power_lost else broker.kill()
+    again = Node(after, broker.settings, clock=broker.clock)
+    assert (again.partition("a").log_start, values(again)) == (3, [])
+    assert comparable(again.state) == comparable(broker.state)
+    assert again.disk.list_directory("log/1/0") == []
+    put(again.connect(), b"4")
+    third = Node(again.disk.crash(), broker.settings)
+    assert (third.partition("a").log_start, values(third)) == (3, [b"4"])
+
+
+def test_a_deleted_topics_directory_goes_with_its_files() -> None:
+    broker = node()
+    client = broker.connect()
+    client.ask("topic", "create", "gone", extensions={"partitions": 3})
+    for number in range(2):
+        put(client, topic="gone", partition=number)
+    put(client)
+    assert broker.disk.list_directory("log") == ["1", "3"]
+    client.ask("topic", "delete", "gone")
+    assert broker.disk.list_directory("log") == ["1"]
+    client.ask("topic", "create", "unwritten")
+    client.ask("topic", "delete", "unwritten")
+    assert broker.disk.list_directory("log") == ["1"]
+    assert Node(broker.disk.crash(), broker.settings).disk.list_directory("log") == ["1"]
+
+
 def test_directories_that_a_killed_process_made_are_durable_behind_the_next_lifes_checkpoints() -> None:
     """They are seen, and may not be on disk: the journal that could make them again is let go of."""
     broker = node()

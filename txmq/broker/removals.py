@@ -1,0 +1,66 @@
+"""Files that go: segments below a log start, and the directories of deleted topics.
+
+Invariants:
+    * what is removed here was journaled and forced before, so that a crash in between leaves files, never holes: the
+      next start finds them below the log start, or under no topic, and removes them;
+    * a segment is archived when its bytes are forced, under a name that nothing replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from txmq.log.files import FileCache
+from txmq.log.partition import Partition
+from txmq.model import RetentionPolicy
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Disk
+
+
+class Removals:
+    """Removes and archives files of one data directory; what is absent already is fine."""
+
+    def __init__(self, disk: Disk, files: FileCache) -> None:
+        self._disk, self._files = disk, files
+
+    def drop_segments(self, partition: Partition, paths: Iterable[str]) -> None:
+        """Delete or archive segments below a journaled log start."""
+        crash_point("retention.journaled")
+        for path in paths:
+            if not self._disk.exists(path):
+                continue
+            if partition.config.retention_policy is RetentionPolicy.ARCHIVE:
+                self._archive(path)
+            else:
+                self._files.unlink(path)
+        crash_point("retention.unlinked")
+
+    def _archive(self, path: str) -> None:
+        target = "archive" + path[len("log") :]
+        if self._disk.exists(target):
+            self._files.unlink(path)  # archived before a crash; what redo made of it again is not whole
+        else:
+            self._files.archive(path, target)
+
+    def drop_partitions(self, partitions: Iterable[Partition]) -> None:
+        """Remove partitions of deleted topics, and their topics' directories when nothing is left in them."""
+        topics = set()
+        for partition in partitions:
+            topics.add(f"log/{partition.topic_id}")
+            self._drop_directory(f"log/{partition.topic_id}/{partition.number}")
+        for directory in topics:
+            if self._disk.exists(directory) and not self._disk.list_directory(directory):
+                self._disk.remove_directory(directory)
+
+    def drop_topic(self, directory: str) -> None:
+        """Remove the directory of a topic that is not known any more."""
+        for number in self._disk.list_directory(directory):
+            self._drop_directory(f"{directory}/{number}")
+        self._disk.remove_directory(directory)
+
+    def _drop_directory(self, directory: str) -> None:
+        """Remove a partition's directory with the files in it."""
+        for name in self._disk.list_directory(directory):
+            self._files.unlink(f"{directory}/{name}")
+        if self._disk.exists(directory):
+            self._disk.remove_directory(directory)
