@@ -1,4 +1,4 @@
-"""A partition: places, redo, watermarks, reads, retention."""
+"""A partition: places, redo, watermarks, reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txmq.log.partition import Partition
 from txmq.model import TopicConfig
 from txmq.runtime.sim_disk import SimDisk
 
-from .support import NUMBER, TIME_MS, TOPIC_ID, Log, make_batch, with_fields
+from .support import NUMBER, TIME_MS, TOPIC_ID, Log, make_batch
 
 SMALL = TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=1000)
 
@@ -363,132 +363,6 @@ def test_a_segment_of_another_partition_is_damage_for_the_reader() -> None:
     log.files.write(log.partition.segment_path(0), 0, b"".join(strangers))
     with pytest.raises(CorruptRecordError, match="placement"):
         list(batch.walk(log.read(0), TOPIC_ID, NUMBER, 0))
-
-
-# --- retention -------------------------------------------------------------------------------------------------------
-
-
-def retained(**changed: int | None) -> Log:
-    """Five segments of one batch of ten messages each, a second apart."""
-    config = TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, **changed)  # type: ignore[arg-type]
-    log = Log(config)
-    for number in range(5):
-        log.append(make_batch(10, b"x" * 300, TIME_MS + number * 1000), now_ms=TIME_MS + number * 1000)
-    assert [s.base_offset for s in log.partition.segments] == [0, 10, 20, 30, 40]
-    return log
-
-
-def test_without_limits_everything_stays() -> None:
-    log = retained()
-    assert log.partition.expired_segments(1 << 50) == (0, [])
-
-
-def test_by_age_the_segments_whose_newest_message_is_too_old_go() -> None:
-    log = retained(retention_ms=1500)
-    path = log.partition.segment_path
-    assert log.partition.expired_segments(TIME_MS + 1500) == (0, [])
-    assert log.partition.expired_segments(TIME_MS + 1501) == (10, [path(0)])
-    assert log.partition.expired_segments(TIME_MS + 3501) == (30, [path(0), path(10), path(20)])
-
-
-def test_by_age_the_active_segment_goes_too_and_the_next_batch_begins_another() -> None:
-    log = retained(retention_ms=1500)
-    assert log.partition.expired_segments(TIME_MS + 5500)[0] == 40
-    start, paths = log.partition.expired_segments(TIME_MS + 5501)
-    assert (start, len(paths)) == (50, 5)
-    log.partition.set_log_start(start)
-    for path in paths:
-        log.files.unlink(path)
-    assert (log.partition.size_bytes, log.read(50)) == (0, b"")
-    assert log.partition.offset_for(log.files, 0) == 50
-    assert log.partition.expired_segments(1 << 50) == (50, [])
-    assert log.append(make_batch(10, b"y" * 300), publish=False) == 50
-    assert (log.read(50), log.partition.offset_for(log.files, 0)) == (b"", 50)
-    log.partition.publish(60)
-    assert log.read(50) == log.batches[-1]
-    with pytest.raises(OffsetOutOfRangeError, match=r"\[50, 60\]"):
-        log.read(49)
-
-
-def test_by_size_the_active_segment_never_goes() -> None:
-    log = retained(retention_size_bytes=1)
-    start, paths = log.partition.expired_segments(1 << 50)
-    assert (start, len(paths)) == (40, 4)
-    log.partition.set_log_start(start)
-    assert log.partition.expired_segments(1 << 50) == (40, [])
-
-
-@pytest.mark.parametrize("time_ms", [-1, TIME_MS + 10**10])
-def test_an_active_segment_whose_age_no_message_tells_stays(time_ms: int) -> None:
-    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
-    log.append(with_fields(make_batch(10, b"x" * 300), first_ms=time_ms, max_ms=time_ms))
-    assert log.partition.expired_segments(TIME_MS + 10**9) == (0, [])
-
-
-def test_an_active_segment_with_a_message_that_is_not_visible_yet_stays() -> None:
-    log = Log(TopicConfig("orders", retention_ms=1000))
-    log.append(make_batch(10))
-    log.append(make_batch(10), publish=False)
-    assert log.partition.expired_segments(1 << 50) == (0, [])
-
-
-def test_a_time_from_the_future_does_not_keep_a_segment_for_ever() -> None:
-    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
-    log.append(make_batch(10, b"x" * 300, TIME_MS + 10**10))
-    log.append(make_batch(10, b"x" * 300, TIME_MS + 501), now_ms=TIME_MS + 500)
-    assert log.partition.expired_segments(TIME_MS + 1500)[0] == 0
-    assert log.partition.expired_segments(TIME_MS + 1501)[0] == 10
-
-
-def test_messages_without_a_time_are_as_old_as_the_moment_that_ended_their_segment() -> None:
-    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
-    for now_ms in (TIME_MS, TIME_MS + 500):
-        log.append(with_fields(make_batch(10, b"x" * 300), first_ms=-1, max_ms=-1), now_ms=now_ms)
-    assert log.partition.expired_segments(TIME_MS + 1500)[0] == 0
-    assert log.partition.expired_segments(TIME_MS + 1501)[0] == 10
-
-
-def test_by_size_the_oldest_go_while_the_others_hold_enough() -> None:
-    one = len(retained().batches[0])
-    assert retained(retention_size_bytes=4 * one + 1).partition.expired_segments(0)[0] == 0
-    assert retained(retention_size_bytes=4 * one).partition.expired_segments(0)[0] == 10
-    assert retained(retention_size_bytes=2 * one).partition.expired_segments(0)[0] == 30
-
-
-def test_a_segment_that_is_not_wholly_visible_stays() -> None:
-    log = Log(TopicConfig("orders", segment_size_bytes=4096, retention_size_bytes=1))
-    for _ in range(3):
-        log.append(make_batch(10, b"x" * 300), publish=False)
-    log.partition.publish(10)
-    assert log.partition.expired_segments(0) == (10, [log.partition.segment_path(0)])
-
-
-def test_below_the_log_start_nothing_is_read_and_above_everything() -> None:
-    log = retained()
-    log.partition.set_log_start(20)
-    log.partition.set_log_start(10)  # never back
-    for base in (0, 10):
-        log.files.unlink(log.partition.segment_path(base))
-    assert [s.base_offset for s in log.partition.segments] == [20, 30, 40]
-    with pytest.raises(OffsetOutOfRangeError, match=r"\[20, 50\]"):
-        log.read(19)
-    assert log.read(20) == log.batches[2]
-    assert log.partition.offset_for(log.files, 0) == 20
-
-
-def test_a_read_that_retention_overtakes_is_out_of_range_and_not_damage() -> None:
-    log = retained()
-
-    class Overtaken(FileCache):
-        """Retention comes between the reader's look at the partition and its read."""
-
-        def read(self, path: str, size: int, position: int) -> bytes:
-            log.partition.set_log_start(10)
-            self.unlink(path)
-            return super().read(path, size, position)
-
-    with pytest.raises(OffsetOutOfRangeError, match=r"\[10, 50\]"):
-        log.partition.read(Overtaken(log.disk), 0, 100)
 
 
 # --- many ------------------------------------------------------------------------------------------------------------
