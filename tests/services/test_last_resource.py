@@ -152,6 +152,14 @@ def test_the_sql_of_show_asks_the_resources_own_table_and_goes_in_nowhere_else(
         assert database.execute("SELECT * FROM txmq_marker").fetchall() == []
 
 
+def test_a_clean_end_of_the_client_leaves_no_markers(shop: Shop) -> None:
+    for value in (b"1", b"2", b"3"):
+        assert shop.order(value) is txmq.Outcome.COMMITTED
+    shop.client.close()
+    with closing(sqlite3.connect(shop.path)) as database:
+        assert database.execute("SELECT * FROM txmq_marker").fetchall() == []
+
+
 @contextmanager
 def _dying_at(point: str) -> Iterator[None]:
     def die(name: str) -> None:

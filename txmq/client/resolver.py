@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from txmq.runtime.owner import current_owner
-from txmq.runtime.threads import Lock, Signal, start_daemon
+from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
 from txmq.xa.branch import XAResource
 from txmq.xa.broker_port import Answer
@@ -33,6 +33,8 @@ class BackgroundResolver:
         self._signal = Signal()
         self._lock = Lock()
         self._process: int | None = None
+        self._thread: int | None = None
+        self._ended = Signal()
         self._is_stopping = False
 
     def add(self, resource: LastResource | XAResource) -> None:
@@ -67,11 +69,17 @@ class BackgroundResolver:
         self._resolver.xa_desk(resource).watch(txid, on_settled)
 
     def stop(self) -> None:
-        """End the thread soon; what is unsettled is found by the next resolver."""
-        if self._process == current_owner()[0]:
+        """End the thread: it removes the last markers first, and is waited for a moment.
+
+        What is unsettled is found by the next resolver.
+        """
+        is_running = self._process == current_owner()[0]
+        if is_running:
             self._resolver.await_completes(CLOSE_PATIENCE_S)
         self._is_stopping = True
         self._signal.set()
+        if is_running and self._thread != thread_number():
+            self._ended.wait(CLOSE_PATIENCE_S)
 
     def wait(self, timeout: float) -> bool:
         """See ``txmq.xa.resolver.Stop``."""
@@ -80,7 +88,11 @@ class BackgroundResolver:
         return self._is_stopping
 
     def _run(self) -> None:
-        self._resolver.run(self)
+        self._thread = thread_number()
+        try:
+            self._resolver.run(self)
+        finally:
+            self._ended.set()
 
 
 _resolvers: weakref.WeakKeyDictionary[Any, BackgroundResolver] = weakref.WeakKeyDictionary()

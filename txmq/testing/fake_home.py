@@ -276,7 +276,8 @@ class FakeHome:
         return f"{word}\n{owner}\n".encode() if "owner" in given else f"{word}\n".encode()
 
     def _recover(self, given: Extensions, _body: bytes) -> bytes:
-        wanted = ("prepared", "decided") if given.get("state") in (None, "all") else (given["state"],)
+        state = given.get("state")
+        wanted = (state,) if state not in (None, "all") else ("prepared", "decided", "heuristic")[: 3 if state else 2]
         listed = [
             held.meta | {
                 "txid": txid, "state": held.state, "client": "test", "parts": [], "branches": held.branches,

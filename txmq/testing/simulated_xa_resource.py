@@ -274,12 +274,12 @@ class SimulatedXARecovery:
         self._session.touch()  # what was seen is durable before it is told
         return str(row[0]) if isinstance(row, tuple) else None
 
-    def committed_before(self, age_ms: int, limit: int) -> list[str]:
-        """See ``Recovery``."""
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
+        """See ``Markers``."""
         latest = self.now_ms() - age_ms
         rows = self._resource.database.committed.items()
         old = [(row[1], str(key)) for (table, key), row in rows if table == MARKER and isinstance(row, tuple)]
-        return [txid for written_ms, txid in sorted(old) if written_ms < latest][:limit]
+        return sorted(txid for written_ms, txid in old if written_ms < latest and txid > after)[:limit]
 
     def delete_committed(self, txids: Sequence[str]) -> None:
         """See ``Recovery``."""

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.errors import TransactionError
+from txmq.xa.marker_sweep import Markers
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 XID_PART_BYTES_MAX = 64
@@ -181,15 +181,11 @@ class UsedXAConnection(NamedTuple):
     connection: Any
 
 
-class Recovery(Protocol):
+class Recovery(Markers, Protocol):
     """A connection of one who settles, to the identified database. Used by one thread at a time.
 
     Any method may raise the driver's own error: nothing is known then, and the connection should be given up.
     """
-
-    @property
-    def uuid(self) -> str:
-        """Identity of the database."""
 
     def prepared(self) -> list[ListedXid]:
         """Prepared branches of ours in this database; never those of other transaction managers."""
@@ -208,12 +204,6 @@ class Recovery(Protocol):
 
     def marker_outcome(self, txid: str) -> str | None:
         """``committed`` or ``rolled-back`` as the marker row says, durably; None without a row."""
-
-    def committed_before(self, age_ms: int, limit: int) -> list[str]:
-        """Transaction ids of committed markers older than that, oldest first."""
-
-    def delete_committed(self, txids: Sequence[str]) -> None:
-        """Remove markers of complete transactions."""
 
     def kill(self, connection: int) -> bool:
         """End somebody's session, if it is there and in a transaction; whether that was done."""

@@ -14,6 +14,7 @@ FAILED_POLL_S_MAX = 0.5  # with the second that an owner has, settled within 2 s
 OWNER_GONE_MS = 1000
 REQUEST_TIMEOUT_S = 5.0
 FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
+PAGE_SIZE = 1000  # transactions in one answer to ``recover``
 DELETE_SIZE = 500  # rows in one DELETE
 DELETE_EVERY_S = 1.0  # where there is a DELETE full of them
 DELETE_FEW_EVERY_S = 10.0  # each is a sync, and takes SQLite's one write lock: one row a second would double both

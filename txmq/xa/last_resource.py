@@ -25,7 +25,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ from txmq.xa.dbapi import driver_of, run
 from txmq.xa.guard import Guard, GuardedConnection
 from txmq.xa.installed import Demands, Installation, Session
 from txmq.xa.marker import MarkerTable
+from txmq.xa.marker_sweep import FINISHED_MAX
 from txmq.xa.mysql_server import discard_results, send, sends_packets
 from txmq.xa.turns import Place, Turns
 
@@ -48,7 +49,6 @@ _SAVEPOINT = "txmq_body"
 SETTLE_WAIT_S = 1.0  # for a lock, by one who settles
 _IDLE_MAX = 4  # connections kept per thread; a thread in one block at a time uses one
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
-_FINISHED_MAX = 100_000  # markers waiting for their removal; what falls off is swept later
 
 
 def _nothing() -> None:
@@ -95,9 +95,7 @@ class LastResource:
         self.turns = Turns()  # of SQLite's writers; others lock rows
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unsettled: deque[Unsettled] = deque()
-        self.finished: deque[str] = deque(
-            maxlen=_FINISHED_MAX
-        )  # committed in the broker, durably: their markers may go
+        self.finished: deque[str] = deque(maxlen=FINISHED_MAX)  # committed in the broker, durably: their markers may go
 
     def __repr__(self) -> str:
         return f"LastResource({self.name!r})"
@@ -235,6 +233,18 @@ class Settling(NamedTuple):
     def is_duplicate(self, error: Exception) -> bool:
         """Whether an INSERT failed because the row is there."""
         return isinstance(error, driver_of(self.connection).IntegrityError)
+
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
+        """See ``Markers``."""
+        return self.table.committed_before(self.connection, age_ms, after, limit)
+
+    def delete_committed(self, txids: Sequence[str]) -> None:
+        """See ``Markers``."""
+        self.table.delete_committed(self.connection, txids)
+
+    def delete_expired(self) -> None:
+        """Remove rolled-back markers that are old enough."""
+        self.table.delete_expired_rolled_back(self.connection)
 
     def close(self) -> None:
         """End the session."""

@@ -249,18 +249,20 @@ class MarkerTable:
             rows, _ = self._run(connection, f"SELECT outcome FROM {self.name} WHERE txid = ?", (txid,))  # noqa: S608
         return text(rows[0][0]) if rows and count == 1 else None
 
-    def committed_before(self, connection: Connection, age_ms: int, limit: int) -> list[str]:
-        """Transaction ids of committed rows older than ``age_ms``, oldest first."""
+    def committed_before(self, connection: Connection, age_ms: int, after: str, limit: int) -> list[str]:
+        """Transaction ids of committed rows older than ``age_ms`` and behind ``after``, in order."""
         rows = self._read(
             connection,
-            f"SELECT txid FROM {self.name} WHERE outcome = '{COMMITTED}' "  # noqa: S608
-            f"AND written_ms < {self.dialect.now_ms} - ? ORDER BY written_ms LIMIT {int(limit)}",
-            (age_ms,),
+            f"SELECT txid FROM {self.name} WHERE outcome = '{COMMITTED}' AND txid > ? "  # noqa: S608
+            f"AND written_ms < {self.dialect.now_ms} - ? ORDER BY txid LIMIT {int(limit)}",
+            (after, age_ms),
         )
         return [text(txid) for (txid,) in rows]
 
     def delete_committed(self, connection: Connection, txids: Sequence[str]) -> None:
         """Remove committed rows. Own transaction. The broker's ``commit`` of each must be durable."""
+        if not txids:
+            return
         marks = ", ".join("?" * len(txids))
         with own_transaction(connection, self.dialect, self.place):
             self._run(

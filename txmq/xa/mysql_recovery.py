@@ -74,14 +74,13 @@ class MySQLRecovery:
         """See ``Recovery``. A branch that is prepared holds the row: the driver's error for a lock, after a second."""
         return self._session.table.read_durably(self._connection, txid)
 
-    def committed_before(self, age_ms: int, limit: int) -> list[str]:
-        """See ``Recovery``."""
-        return self._session.table.committed_before(self._connection, age_ms, limit)
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
+        """See ``Markers``."""
+        return self._session.table.committed_before(self._connection, age_ms, after, limit)
 
     def delete_committed(self, txids: Sequence[str]) -> None:
-        """See ``Recovery``."""
-        if txids:
-            self._session.table.delete_committed(self._connection, txids)
+        """See ``Markers``."""
+        self._session.table.delete_committed(self._connection, txids)
 
     def kill(self, connection: int) -> bool:
         """See ``Recovery``.

@@ -7,9 +7,7 @@ the marker table is what makes it safe. Due ones are proved by the database (``s
 all are told to the broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for
 before the rest is sent. What this process itself left unsettled (``LastResource.unsettled``) is always due.
 
-Housekeeping: committed markers of this process's own finished transactions leave in bulk, at most once a second where
-there are hundreds, every ten seconds where there are few; those of others when they are ten minutes old and the broker
-says committed; rolled-back ones 24 h after their deadline.
+Housekeeping: committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
 Invariants:
     * only transactions of this cluster, this broker and this database's uuid are touched, and only of the kind that the
@@ -28,7 +26,6 @@ from txmq.errors import (
     BrokerError,
     ClosedError,
     FencedError,
-    NotOwnerError,
     TransactionConflictError,
     TxmqError,
     UnknownTransactionError,
@@ -41,15 +38,10 @@ from txmq.runtime.ports import Clock
 from txmq.xa import marker
 from txmq.xa.branch import XAResource
 from txmq.xa.broker_port import (
-    DELETE_EVERY_S,
-    DELETE_FEW_EVERY_S,
-    DELETE_SIZE,
     FAILED_POLL_S_MAX,
     FAILURES_PER_ROUND_MAX,
+    PAGE_SIZE,
     POLL_S,
-    REQUEST_TIMEOUT_S,
-    SWEEP_AGE_MS,
-    SWEEP_EVERY_S,
     Answer,
     Client,
     Stop,
@@ -58,11 +50,11 @@ from txmq.xa.broker_port import (
     list_transactions,
 )
 from txmq.xa.last_resource import LastResource, Settling, Unsettled, cluster_of
+from txmq.xa.marker_sweep import MarkerSweep
 from txmq.xa.settle import Step, prove
 from txmq.xa.xa_resolver import XaDesk
 
 TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again
-PAGE_SIZE = 200
 
 
 class _Told(NamedTuple):
@@ -166,9 +158,9 @@ class Resolver:
             self.close()
 
     def close(self) -> None:
-        """Close the connections to the databases."""
+        """Remove the markers of this process's finished transactions, and close the connections to the databases."""
         for desk in self._desks:
-            desk.close()
+            desk.end()
 
 
 class _Desk:
@@ -179,7 +171,7 @@ class _Desk:
         self.problem: Exception | None = None  # what kept the last round from the database or the broker
         self._client, self._clock = client, clock
         self._database: Settling | None = None
-        self._deleted_at, self._sweep_at = float("-inf"), 0.0
+        self._sweep = MarkerSweep(client, clock, resource.finished, resource.name)
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> set[str]:
@@ -200,6 +192,12 @@ class _Desk:
             # What the broker listed it lists again; this process's own it may never call due.
             self.resource.unsettled.extend(item for txid, item in left.items() if txid in own)
         return settled
+
+    def end(self) -> None:
+        """Remove the last markers, if the database is there, and close the connection to it."""
+        with suppress(Exception):
+            self._sweep.delete_finished(self._open)
+        self.close()
 
     def close(self) -> None:
         """Close the connection to the database."""
@@ -297,46 +295,13 @@ class _Desk:
     # --- housekeeping ------------------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
-        now = self._clock.monotonic()
-        count = len(self.resource.finished)
-        if count and now >= self._deleted_at + (DELETE_EVERY_S if count >= DELETE_SIZE else DELETE_FEW_EVERY_S):
-            self._deleted_at = now
-            self._delete_finished()
-        if now >= self._sweep_at and self._database is not None:
-            self._sweep_at = now + SWEEP_EVERY_S
-            self._sweep(self._database)
-
-    def _delete_finished(self) -> None:
-        finished = self.resource.finished
-        while finished:
-            some = [finished.popleft() for _ in range(min(len(finished), DELETE_SIZE))]
-            try:
-                database = self._open()
-                database.table.delete_committed(database.connection, some)
-            except Exception:
-                finished.extend(some)
-                self.close()
-                raise
-
-    def _sweep(self, database: Settling) -> None:
-        """Remove what others left behind."""
-        database.table.delete_expired_rolled_back(database.connection)
-        old = database.table.committed_before(database.connection, SWEEP_AGE_MS, DELETE_SIZE)
-        session = self._client.session
-        settled = {txid for txid in old if is_at_home(session, txid) and self._is_committed(txid)}
-        # An XA resource may keep its markers in the same table: they stay until its branch is complete.
-        if settled:
-            undone = list_transactions(self._client, self.resource.uuid or "", "decided", PAGE_SIZE)
-            settled -= {row["txid"] for row in undone}
-        if settled:
-            database.table.delete_committed(database.connection, sorted(settled))
-
-    def _is_committed(self, txid: str) -> bool:
         try:
-            body = self._client.control.call("outcome", txid, timeout=REQUEST_TIMEOUT_S)
-        except (FencedError, NotOwnerError):
-            return False
-        return body.startswith(b"committed\n")
+            # A connection is not opened for others' markers alone.
+            if self._sweep.keep(self._open, sweeps=self._database is not None):
+                self._open().delete_expired()
+        except Exception:
+            self.close()
+            raise
 
     def _open(self) -> Settling:
         if self._database is None:

@@ -47,24 +47,20 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.branch import Ended, ListedXid, Recovery, XAResource
 from txmq.xa.broker_port import (
-    DELETE_EVERY_S,
-    DELETE_FEW_EVERY_S,
-    DELETE_SIZE,
     FAILURES_PER_ROUND_MAX,
     OWNER_GONE_MS,
+    PAGE_SIZE,
     REQUEST_TIMEOUT_S,
-    SWEEP_AGE_MS,
-    SWEEP_EVERY_S,
     Answer,
     Client,
     is_at_home,
     list_transactions,
 )
+from txmq.xa.marker_sweep import MarkerSweep
 from txmq.xa.xa_verdict import Verdict, verdict
 from txmq.xa.xa_work import Decided, Orphan, Watched, Work, is_gone
 from txmq.xid import FORMAT_ID, Xid
 
-PAGE_SIZE = 1000
 IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet
 OWNER_TURN_MS = 1000  # a living owner commits its own branches; it has had its turn when the decision is older
 DEADLINE_PASSED_MS = 1000
@@ -94,11 +90,10 @@ class XaDesk:
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
         self._left: deque[Watched] = deque()
         self._watched: dict[str, Watched] = {}
-        self._finished: deque[str] = deque(maxlen=100_000)  # what falls off is swept by age
+        self._sweep = MarkerSweep(client, clock, name=resource.name)
         self._suspects: set[str] = set()  # looked lost in the round before
         self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
         self._told_once: dict[str, None] = {}
-        self._delete_at = self._sweep_at = 0.0
         self._failures = 0
         self._log = get_logger(resource=resource.name)
 
@@ -133,13 +128,20 @@ class XaDesk:
         try:
             self._take_answers()
             settled = self._settle()
-            self._keep_house()
+            self._sweep.keep(self._database)
         except ClosedError:
             raise
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
             self._failed("resource or broker away", error, is_new=not was_failing)
             self.close()
         return settled
+
+    def end(self) -> None:
+        """Remove the last markers, if the database is there, and close the connection to it."""
+        with suppress(Exception):
+            self._take_answers()
+            self._sweep.delete_finished(self._database)
+        self.close()
 
     def close(self) -> None:
         """Close the connection to the database."""
@@ -245,7 +247,7 @@ class XaDesk:
                 crash_point("resolver.xa.completed")
                 work.finished.add(txid)
                 if found is Verdict.DONE:
-                    self._finished.append(txid)
+                    self._sweep.finished.append(txid)
                     self._log.info("transaction settled", txid=txid, outcome="committed")
                 else:
                     self._log.error("heuristic: decided to commit, the branch is not", txid=txid, verdict=found.value)
@@ -374,45 +376,7 @@ class XaDesk:
             except TxmqError as error:
                 self._log.debug("complete was not answered: the broker lists it", txid=txid, error=str(error))
             else:
-                self._finished.append(txid)
-
-    def _keep_house(self) -> None:
-        now = self._clock.monotonic()
-        if self._finished and now >= self._delete_at:
-            is_busy = len(self._finished) >= DELETE_SIZE
-            self._delete_at = now + (DELETE_EVERY_S if is_busy else DELETE_FEW_EVERY_S)
-            self._delete_finished()
-        if now >= self._sweep_at:
-            self._sweep_at = now + SWEEP_EVERY_S
-            self._sweep()
-
-    def _delete_finished(self) -> None:
-        while self._finished:
-            some = [self._finished.popleft() for _ in range(min(len(self._finished), DELETE_SIZE))]
-            try:
-                self._database().delete_committed(some)
-            except Exception:
-                self._finished.extend(some)
-                raise
-
-    def _sweep(self) -> None:
-        """Remove markers that others left behind, where the broker has committed and waits for no branch here."""
-        database, session = self._database(), self._client.session
-        old = [txid for txid in database.committed_before(SWEEP_AGE_MS, DELETE_SIZE) if is_at_home(session, txid)]
-        committed = {txid for txid in old if self._is_committed(txid)}
-        if committed:
-            # Asked behind the outcomes: what was incomplete then is in the list, or complete.
-            undone = list_transactions(self._client, database.uuid, "decided", PAGE_SIZE)
-            database.delete_committed(sorted(committed - {row["txid"] for row in undone}))
-
-    def _is_committed(self, txid: str) -> bool:
-        try:
-            word = self._client.control.call("outcome", txid, timeout=REQUEST_TIMEOUT_S).partition(b"\n")[0].decode()
-        except (FencedError, NotOwnerError):
-            return False
-        if word == Outcome.ROLLED_BACK.value:
-            self._say_once(txid, "heuristic: rows are committed, the transaction was rolled back")
-        return word == Outcome.COMMITTED.value
+                self._sweep.finished.append(txid)
 
     def _tell_watchers(self, still_open: set[str]) -> None:
         for txid in [txid for txid in self._watched if txid not in still_open]:

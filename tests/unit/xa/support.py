@@ -181,3 +181,13 @@ def crash_at(point: str) -> Iterator[list[str]]:
     """The process dies at a crash point."""
     with at_point(point, SimulatedCrash(point)) as reached:
         yield reached
+
+
+def abandon(world: World, value: bytes, point: str = "client.tx.prepared") -> str:
+    """A transaction whose process died at a point; its id."""
+    known = set(world.home.states())
+    with crash_at(point), pytest.raises(SimulatedCrash):
+        world.order(value)
+    world.die()
+    (txid,) = set(world.home.states()) - known
+    return txid

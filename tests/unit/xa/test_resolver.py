@@ -17,14 +17,12 @@ from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.sim_clock import SimClock
 from txmq.testing.fake_home import Fault, lost
-from txmq.xa import broker_port, settle
+from txmq.xa import broker_port, marker_sweep, settle
 from txmq.xa import resolver as module
 from txmq.xa.resolver import Resolver, is_due
 from txmq.xa.settle import Found, Step
 
-from .support import World, crash_at, quiet_resolver
-
-DAY_MS = 24 * 3600 * 1000
+from .support import World, abandon, crash_at, quiet_resolver
 
 
 @pytest.fixture
@@ -32,16 +30,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     quiet_resolver(monkeypatch)
     with closing(World(tmp_path)) as made:
         yield made
-
-
-def abandon(world: World, value: bytes, point: str = "client.tx.prepared") -> str:
-    """A transaction whose process died at a point; its id."""
-    known = set(world.home.states())
-    with crash_at(point), pytest.raises(SimulatedCrash):
-        world.order(value)
-    world.die()
-    (txid,) = set(world.home.states()) - known
-    return txid
 
 
 # --- the steps -------------------------------------------------------------------------------------------------------
@@ -367,7 +355,7 @@ def test_finished_markers_leave_in_bulk_and_only_then(world: World) -> None:
 
 
 def test_few_finished_markers_wait_for_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DELETE_SIZE", 3)
+    monkeypatch.setattr(marker_sweep, "DELETE_SIZE", 3)
     clock = SimClock()
     resolver = Resolver(world.home, [world.resource], clock)
 
@@ -388,7 +376,7 @@ def test_few_finished_markers_wait_for_more(world: World, monkeypatch: pytest.Mo
 def test_the_marker_of_a_commit_that_was_told_leaves_in_a_later_round(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DELETE_FEW_EVERY_S", 0.0)
+    monkeypatch.setattr(marker_sweep, "DELETE_FEW_EVERY_S", 0.0)
     abandon(world, b"x", "client.tx.db_committed")
     resolver = world.resolver()
     resolver.run_once()
@@ -404,35 +392,3 @@ def test_a_marker_whose_broker_was_not_told_stays(world: World) -> None:
     resolver.run_once()
     assert set(world.markers().values()) == {"committed"}
     resolver.close()
-
-
-def _age(world: World, milliseconds: int) -> None:
-    with world.outside() as connection:
-        connection.execute("UPDATE txmq_marker SET written_ms = written_ms - ?", (milliseconds,))
-
-
-def test_committed_markers_of_others_leave_when_old_and_the_broker_says_committed(world: World) -> None:
-    world.order(b"x")
-    settled = abandon(world, b"y", "client.tx.committed")
-    prepared = abandon(world, b"z", "client.tx.db_committed")
-    world.home.owner_connected = True
-    _age(world, broker_port.SWEEP_AGE_MS - 60_000)
-    world.resolver().run_once()
-    assert {settled, prepared} <= set(world.markers())
-    _age(world, 120_000)
-    world.resolver().run_once()
-    assert world.markers() == {prepared: "committed"}
-
-
-@pytest.mark.parametrize(("column", "is_kept"), [("", False), ("deadline_ms", True), ("written_ms", True)])
-def test_rolled_back_markers_leave_a_day_behind_their_deadline(world: World, column: str, is_kept: bool) -> None:
-    abandon(world, b"x")
-    world.resolver().run_once()
-    assert set(world.markers().values()) == {"rolled-back"}
-    now = "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)"
-    old, new = f"{now} - {DAY_MS + 60_000}", f"{now} - {DAY_MS - 60_000}"
-    with world.outside() as connection:
-        for name in ("deadline_ms", "written_ms"):
-            connection.execute(f"UPDATE txmq_marker SET {name} = {new if name == column else old}")
-    world.resolver().run_once()
-    assert bool(world.markers()) is is_kept

@@ -289,9 +289,11 @@ class FakeRecovery:
         self._database.fault("marker")
         return self._database.markers.get(txid)
 
-    def committed_before(self, age_ms: int, limit: int) -> list[str]:
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """All of them, or none."""
-        return list(self._database.markers)[:limit] if self._database.has_old_markers else []
+        if not self._database.has_old_markers:
+            return []
+        return sorted(txid for txid in self._database.markers if txid > after)[:limit]
 
     def delete_committed(self, txids: Any) -> None:
         """Remove rows."""

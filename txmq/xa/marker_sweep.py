@@ -1,0 +1,147 @@
+"""How committed markers leave: those of this process's own transactions, and those that others left behind.
+
+Theory of operation. A marker is needed until nobody can ask for the outcome any more. Those of this process's finished
+transactions leave in bulk, at most once a second if there are hundreds, every ten seconds if there are few, and the
+last ones at the end. Those of others are looked at when they are ten minutes old, a page of keys at a time, each page
+behind the one before: markers that must stay keep none from leaving. Their home is asked for the outcomes, and then for
+all that it lists of this database.
+
+A marker of another leaves if its home says committed, or 410 (the outcome is no longer kept, or the session has ended:
+whatever could still come is refused), and lists nothing of the transaction: not prepared, no branch undone, no lone
+decision that an operator has yet to forget. Rolled back means rows without messages: the marker stays, as the proof.
+
+Invariants:
+    * the broker lists after it was asked for the outcome: what was undone then is listed, or done;
+    * a transaction of another home is never touched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from txmq.errors import FencedError, NotOwnerError
+from txmq.model import Outcome
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.xa.broker_port import (
+    DELETE_EVERY_S,
+    DELETE_FEW_EVERY_S,
+    DELETE_SIZE,
+    PAGE_SIZE,
+    REQUEST_TIMEOUT_S,
+    SWEEP_AGE_MS,
+    SWEEP_EVERY_S,
+    Client,
+    is_at_home,
+    list_transactions,
+)
+
+FINISHED_MAX = 100_000  # markers waiting for their removal; what falls off is swept later
+SAID_MAX = 10_000
+
+
+class Markers(Protocol):
+    """A marker table, through a connection of one who settles."""
+
+    @property
+    def uuid(self) -> str:
+        """Identity of the database."""
+
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
+        """Transaction ids of committed markers older than that and behind ``after``, in order."""
+
+    def delete_committed(self, txids: Sequence[str]) -> None:
+        """Remove committed markers, all of them or none."""
+
+
+class MarkerSweep:
+    """One resource's share. See the module's docstring.
+
+    Args:
+        finished: txids whose markers may go, appended by anybody; what stays in it is still there.
+
+    Thread safety: one thread, but for ``finished``.
+    """
+
+    def __init__(self, client: Client, clock: Clock, finished: deque[str] | None = None, name: str = "") -> None:
+        self.finished: deque[str] = deque(maxlen=FINISHED_MAX) if finished is None else finished
+        self._client, self._clock = client, clock
+        self._deleted_at, self._sweep_at = float("-inf"), 0.0
+        self._after = ""
+        self._said: set[str] = set()
+        self._log = get_logger(resource=name)
+
+    def keep(self, database: Callable[[], Markers], *, sweeps: bool = True) -> bool:
+        """Do what is due; whether it was time for a sweep of others' markers.
+
+        Raises:
+            Exception: broker or database are away, in whatever way; nothing was lost.
+        """
+        now, count = self._clock.monotonic(), len(self.finished)
+        if count and now >= self._deleted_at + (DELETE_EVERY_S if count >= DELETE_SIZE else DELETE_FEW_EVERY_S):
+            self._deleted_at = now
+            self.delete_finished(database)
+        if not sweeps or now < self._sweep_at:
+            return False
+        self._sweep_at = now + SWEEP_EVERY_S
+        if self._sweep(database()):
+            self._sweep_at = now
+        return True
+
+    def delete_finished(self, database: Callable[[], Markers]) -> None:
+        """Remove the markers of this process's transactions.
+
+        Raises:
+            Exception: the driver's own; what was not removed is kept for later.
+        """
+        while self.finished:
+            some = list[str]()
+            with suppress(IndexError):  # another client's resolver, with the same resource, took them
+                while len(some) < DELETE_SIZE:
+                    some.append(self.finished.popleft())
+            try:
+                database().delete_committed(some)
+            except BaseException:
+                self.finished.extend(some)
+                raise
+
+    def _sweep(self, database: Markers) -> bool:
+        """Look at one page; whether the next one should not wait."""
+        page = database.committed_before(SWEEP_AGE_MS, self._after, DELETE_SIZE)
+        is_full = len(page) == DELETE_SIZE
+        over = set(self._over([txid for txid in page if is_at_home(self._client.session, txid)]))
+        if over:
+            over.difference_update(
+                row["txid"] for row in list_transactions(self._client, database.uuid, "all", PAGE_SIZE)
+            )
+        if over:
+            database.delete_committed(sorted(over))
+        self._after = page[-1] if is_full else ""
+        return is_full and bool(over)
+
+    def _over(self, txids: Sequence[str]) -> Iterator[str]:
+        """Those that the broker calls committed, or keeps no outcome of."""
+        control = self._client.control
+        answers = [(txid, control.submit("outcome", txid, timeout=REQUEST_TIMEOUT_S)) for txid in txids]
+        for txid, answer in answers:
+            try:
+                word = answer.result(REQUEST_TIMEOUT_S).partition(b"\n")[0].decode()
+            except FencedError:
+                yield txid
+            except NotOwnerError:
+                pass
+            else:
+                if word == Outcome.COMMITTED.value:
+                    yield txid
+                elif word == Outcome.ROLLED_BACK.value:
+                    self._say_once(txid)
+
+    def _say_once(self, txid: str) -> None:
+        if txid not in self._said:
+            if len(self._said) >= SAID_MAX:
+                self._said.clear()
+            self._said.add(txid)
+            self._log.warning("heuristic: rows are committed, the transaction was rolled back", txid=txid)
