@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from txmq.broker.check_desk import CheckDesk
 from txmq.broker.group import Group
 from txmq.broker.liveness import LivenessClock
 from txmq.broker.membership import Membership
@@ -64,27 +65,6 @@ class Identity:
     name: str
 
 
-@dataclass(slots=True)
-class Checks:
-    """Check-backs of half messages (``halves``).
-
-    Attributes:
-        asked: per half (session, counter): how often it was handed out, and when the next time is, in ms.
-        polls: members that wait.
-    """
-
-    asked: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    polls: list[Any] = field(default_factory=list)
-
-    def attempts(self, name: tuple[int, int]) -> int:
-        """How often the half was handed out."""
-        return self.asked.get(name, (0, 0))[0]
-
-    def next_ms(self, name: tuple[int, int]) -> int:
-        """When it may be handed out again."""
-        return self.asked.get(name, (0, 0))[1]
-
-
 @dataclass(slots=True, eq=False)
 class Context:
     """See the module's docstring.
@@ -97,6 +77,7 @@ class Context:
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
         moved: partitions in memory whose end moved: their polls are to be woken.
         waiting_polls: (deadline ms, partition, poll) of every ``get`` that waits.
+        checks: check-backs of half messages.
         groups: consumer groups that have members, by name.
         beats: heartbeats that wait for something to tell.
         alarms: effects: what an operator must hear of, as fields of a log line.
@@ -121,13 +102,16 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     closing: list[Peer] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
-    checks: Checks = field(default_factory=Checks)
+    checks: CheckDesk = field(init=False)
     groups: dict[str, Membership] = field(default_factory=dict)
     beats: list[Any] = field(default_factory=list)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
     stopping: bool = False
     liveness: LivenessClock = field(default_factory=LivenessClock)
+
+    def __post_init__(self) -> None:
+        self.checks = CheckDesk(self.state.transactions)
 
     @property
     def relaxed(self) -> bool:

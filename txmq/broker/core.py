@@ -77,6 +77,8 @@ class Core:
         self._next_peer = 1
         for session in state.sessions.values():
             session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared
+        for _, transaction in state.prepared.behind(0):
+            halves.prepared(self.context, transaction)
         self._group_size_bytes_max = settings.group_size_bytes_max
 
     # --- connections -------------------------------------------------------------------------------------------------

@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from txmq.broker.holds import Hold, Holds
+from txmq.broker.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.session import CommittedParts
 from txmq.log.partition import Partition, Place
 
 Name = tuple[int, int]  # session, counter
+HELD = "held"  # under which decisions are indexed whose messages are not shown yet
 
 
 class Decided:
@@ -29,12 +31,13 @@ class Decided:
         meta: decided_ms, client.
         branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic.
         parts: where its messages stand.
+        number: in order of decision, in this life of the broker.
     """
 
-    __slots__ = ("branches", "hold", "meta", "name", "parts")
+    __slots__ = ("branches", "hold", "meta", "name", "number", "parts")
 
-    def __init__(self, name: Name, meta: dict[str, Any], parts: CommittedParts, hold: Hold) -> None:
-        self.name, self.meta, self.parts, self.hold = name, meta, parts, hold
+    def __init__(self, name: Name, meta: dict[str, Any], parts: CommittedParts, hold: Hold, number: int) -> None:
+        self.name, self.meta, self.parts, self.hold, self.number = name, meta, parts, hold, number
         self.branches: list[dict[str, Any]] = meta.pop("branches")
 
     @property
@@ -42,18 +45,34 @@ class Decided:
         """Whether every branch has completed."""
         return all(branch["complete"] for branch in self.branches)
 
+    @property
+    def index_keys(self) -> tuple[str, ...]:
+        """What it is looked up by: the resources it waits for, and that readers do not see it yet."""
+        waited_for = dict.fromkeys(branch["uuid"] for branch in self.branches if not branch["complete"])
+        return (*waited_for, HELD) if not self.hold.is_settled else tuple(waited_for)
+
     def branch(self, uuid: str) -> dict[str, Any] | None:
         """The branch in one resource."""
         return next((branch for branch in self.branches if branch["uuid"] == uuid), None)
 
 
 class Decisions:
-    """All of them."""
+    """All of them.
+
+    Attributes:
+        undone: in order of decision.
+        index: the same, by resource and number.
+        recorded: the names of ``heuristics``, in order of their first record.
+    """
 
     def __init__(self) -> None:
-        self.undone: dict[Name, Decided] = {}  # in order of decision
+        self.undone: dict[Name, Decided] = {}
+        self.index: InDoubtIndex[Decided] = InDoubtIndex()
         self.holds = Holds()
         self.heuristics: dict[Name, list[dict[str, Any]]] = {}
+        self.recorded: Ordered[Name] = Ordered()
+        self._number_of: dict[Name, int] = {}  # of heuristics
+        self._next_number = 1  # of both, in this life of the broker
 
     def decide(
         self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, Place]
@@ -61,9 +80,14 @@ class Decisions:
         """A decision was accepted. A single one without branches is over at once."""
         hold = Hold(name, places)
         branches = [{**branch, "complete": False, "heuristic": None} for branch in meta["branches"]]
-        decided = Decided(name, {**meta, "branches": branches}, parts, hold)
-        self.undone[name] = decided
+        decided = self._add(Decided(name, {**meta, "branches": branches}, parts, hold, self._next_number))
         self.holds.add(hold)
+        return decided
+
+    def _add(self, decided: Decided) -> Decided:
+        self._next_number += 1
+        self.undone[decided.name] = decided
+        self.index.add(decided.number, decided, decided.index_keys)
         return decided
 
     def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> Decided | None:
@@ -76,22 +100,47 @@ class Decisions:
         branch = decided.branch(uuid)
         if branch is not None:
             branch["complete"] = True
+            self.index.remove_under(decided.number, uuid)
             if fact is not None:
                 branch["heuristic"] = fact["what"]
                 self.record(name, fact)
         if not decided.is_over:
             return None
         del self.undone[name]
+        self.index.remove(decided.number, (HELD,))
         decided.hold.is_settled = True
         return decided
 
+    def overdue(self, latest_ms: int) -> list[Decided]:
+        """Decisions from before that time whose messages are not shown: whoever asks shows them."""
+        found = []
+        for number, decided in self.index.behind(0, HELD):
+            if decided.meta["decided_ms"] > latest_ms:
+                break  # in order of decision
+            found.append((number, decided))
+        for number, _ in found:
+            self.index.remove_under(number, HELD)
+        return [decided for _, decided in found if not decided.hold.is_settled]
+
     def record(self, name: Name, fact: Mapping[str, Any]) -> None:
         """Somebody decided alone."""
+        if name not in self.heuristics:
+            self._note(name)
         self.heuristics.setdefault(name, []).append(dict(fact))
+
+    def _note(self, name: Name) -> None:
+        self._number_of[name] = self._next_number
+        self.recorded.add(self._next_number, name)
+        self._next_number += 1
+
+    def number_of(self, name: Name) -> int:
+        """The number of a name in ``recorded``; 0 for one that is not there."""
+        return self._number_of.get(name, 0)
 
     def forget(self, name: Name) -> None:
         """The operator has dealt with it."""
-        self.heuristics.pop(name, None)
+        if self.heuristics.pop(name, None) is not None:
+            self.recorded.remove(self._number_of.pop(name))
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
@@ -122,5 +171,7 @@ class Decisions:
             name = (session, counter)
             placed = tuple((p[0], p[1], p[2], p[3]) for p in parts)
             hold = holds.get(name) or Hold(name, {}, is_settled=bool(placed))  # a checkpoint that did not list it
-            self.undone[name] = Decided(name, meta, placed, hold)
-        self.heuristics = {(session, counter): facts for session, counter, facts in snapshot["heuristics"]}
+            self._add(Decided(name, meta, placed, hold, self._next_number))
+        for session, counter, facts in snapshot["heuristics"]:
+            self.heuristics[session, counter] = facts
+            self._note((session, counter))

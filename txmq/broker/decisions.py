@@ -152,11 +152,7 @@ def show_overdue(context: Context) -> None:
     latest = context.now_ms - context.settings.visibility_hold_ms_max
     if context.started_ms > latest:
         return  # how long the broker was away is not known: its machine's clock may have been set meanwhile
-    for decided in context.state.decisions.undone.values():
-        if decided.meta["decided_ms"] > latest:
-            return  # in order of decision
-        if decided.hold.is_settled:
-            continue
+    for decided in context.state.decisions.overdue(latest):
         fields = {"session": decided.name[0], "counter": decided.name[1]}
         context.group.add_entry(entries.encode_shown(json.dumps(fields).encode()))
         context.group.forced = True

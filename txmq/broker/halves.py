@@ -12,13 +12,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
+from txmq.broker.check_desk import CheckPoll
 from txmq.broker.context import Context
 from txmq.broker.listing import txid_of
 from txmq.broker.peer import Peer
-from txmq.broker.transaction import Transaction, TransactionState
+from txmq.broker.session import Session
+from txmq.broker.transaction import Transaction, halves_key
 from txmq.model import TransactionKind
 from txmq.protocol import answers
 from txmq.protocol.halves import DueHalf, encode_half
@@ -31,16 +30,6 @@ ANSWER_SIZE_BYTES_MAX = 1 << 20  # but at least one half
 _HALVES_MAX = 100
 
 
-class CheckPoll(NamedTuple):
-    """A member that waits for a half to be due."""
-
-    peer: Peer
-    opaque: bytes
-    group: str
-    limit: int
-    deadline_ms: int
-
-
 def checks(
     context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
     opaque: bytes,
@@ -50,62 +39,107 @@ def checks(
     limit = max(1, min(int(given.get(b"limit", _HALVES_MAX)), _HALVES_MAX))
     wait_ms = min(int(given.get(b"wait", 0)), WAIT_MS_MAX)
     poll = CheckPoll(peer, opaque, arguments[0].decode(), limit, context.now_ms + wait_ms)
-    if not _hand_out(context, poll):
-        context.checks.polls.append(poll)
+    _look(context)
+    if _hand_out(context, poll):
+        return
+    if wait_ms == 0 or context.stopping:
+        _answer(context, poll, [])
+    else:
+        context.checks.wait(poll)
+
+
+# --- when one is due -------------------------------------------------------------------------------------------------
+
+
+def prepared(context: Context, transaction: Transaction) -> None:
+    """A transaction is prepared: where it is a half, it is looked at when it can be due."""
+    if transaction.meta["kind"] == TransactionKind.HALF.value:
+        _watch(context, transaction)
+
+
+def owner_gone(context: Context, session: Session) -> None:
+    """The session's connection was lost."""
+    for _, half in context.state.prepared.behind(0, halves_key(session.number)):
+        _watch(context, half)
 
 
 def tick(context: Context) -> None:
     """Time has passed: halves have become due, polls are over."""
     desk = context.checks
-    if desk.asked:
-        live = context.state.transactions
-        desk.asked = {name: asked for name, asked in desk.asked.items() if name in live}
-    waiting, desk.polls = desk.polls, []
-    desk.polls.extend(poll for poll in waiting if not poll.peer.gone and not _hand_out(context, poll))
+    for group in _look(context):
+        for poll in list(desk.polls.get(group, ())):
+            if not poll.peer.gone:
+                _hand_out(context, poll)
+    for poll in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
+        _answer(context, poll, [])
 
 
-def _hand_out(context: Context, poll: CheckPoll) -> bool:
-    """Answer a poll, where something is due or its time is over."""
-    content, size = [], 0
-    for transaction in _due(context, poll.group):
-        half = _handed_out(context, transaction)
-        content.append(half)
-        size += len(half)
-        if len(content) >= poll.limit or size >= ANSWER_SIZE_BYTES_MAX:
-            break
-    if not content and poll.deadline_ms > context.now_ms and not context.stopping:
+def _look(context: Context) -> dict[str, None]:
+    """Make those ready whose time has come; their groups."""
+    groups: dict[str, None] = {}
+    for half in context.checks.take_looks(context.now_ms):
+        if _watch(context, half):
+            groups[half.meta["resource"]] = None
+    return groups
+
+
+def _watch(context: Context, half: Transaction) -> bool:
+    """Have it looked at when it can be due; whether it is now."""
+    due_ms = _due_ms(context, half)
+    if due_ms is None:
+        return False  # its owner is there and has no deadline; it is looked at when the owner goes
+    if due_ms > context.now_ms:
+        context.checks.look_at(half, due_ms)
         return False
-    context.counters.checks += len(content)
-    context.send_settled(poll.peer, poll.opaque, answers.value_header(size, poll.opaque) + b"".join(content))
+    context.checks.put_ready(half)
     return True
 
 
-def _due(context: Context, group: str) -> Iterator[Transaction]:
-    now_ms = context.now_ms
-    for transaction in list(context.state.transactions.values()):
-        meta = transaction.meta
-        if transaction.state is not TransactionState.PREPARED or meta["kind"] != TransactionKind.HALF.value:
-            continue
-        if meta["resource"] != group or context.checks.next_ms((transaction.session, transaction.counter)) > now_ms:
-            continue
-        if 0 < meta["deadline_ms"] <= now_ms or _is_owner_gone(context, transaction):
-            yield transaction
+def _due_ms(context: Context, half: Transaction) -> int | None:
+    owner, deadline_ms = context.state.sessions.get(half.session), half.meta["deadline_ms"]
+    times = [deadline_ms] if deadline_ms else []
+    if owner is None:
+        times.append(0)
+    elif owner.bound is None:
+        times.append(owner.gone_ms + OWNER_GONE_MS)
+    return max(min(times), half.checked_ms) if times else None
 
 
-def _is_owner_gone(context: Context, transaction: Transaction) -> bool:
-    owner = context.state.sessions.get(transaction.session)
-    return owner is None or (owner.bound is None and context.now_ms - owner.gone_ms >= OWNER_GONE_MS)
+# --- handing out -----------------------------------------------------------------------------------------------------
+
+
+def _hand_out(context: Context, poll: CheckPoll) -> bool:
+    """Answer a poll, where something is ready."""
+    content: list[bytes] = []
+    size = 0
+    while len(content) < poll.limit and size < ANSWER_SIZE_BYTES_MAX:
+        half = context.checks.take_ready(poll.group)
+        if half is None:
+            break
+        due_ms = _due_ms(context, half)
+        if due_ms is not None and due_ms <= context.now_ms:  # else its owner came back meanwhile
+            content.append(_handed_out(context, half))
+            size += len(content[-1])
+        _watch(context, half)
+    if content:
+        _answer(context, poll, content)
+    return bool(content)
+
+
+def _answer(context: Context, poll: CheckPoll, content: list[bytes]) -> None:
+    context.checks.answered(poll)
+    context.counters.checks += len(content)
+    body = b"".join(content)
+    context.send_settled(poll.peer, poll.opaque, answers.value_header(len(body), poll.opaque) + body)
 
 
 def _handed_out(context: Context, transaction: Transaction) -> bytes:
-    name = (transaction.session, transaction.counter)
-    attempt = context.checks.attempts(name) + 1
-    pause_ms = min(PAUSE_MS << min(attempt - 1, 16), PAUSE_MS_MAX)
-    context.checks.asked[name] = (attempt, context.now_ms + pause_ms)
+    pause_ms = min(PAUSE_MS << min(transaction.checks, 16), PAUSE_MS_MAX)
+    transaction.checks, transaction.checked_ms = transaction.checks + 1, context.now_ms + pause_ms
     parts = []
     for part in transaction.parts:
         topic = context.state.topics.with_id(part.topic_id)
         if topic is not None:
             parts.append((topic.config.name, part.partition, part.batch))
     age_ms = max(0, context.now_ms - transaction.meta["prepared_ms"])
-    return encode_half(DueHalf(txid_of(context, name), attempt, age_ms, tuple(parts)))
+    return encode_half(DueHalf(txid_of(context, transaction.name), transaction.checks, age_ms, tuple(parts)))

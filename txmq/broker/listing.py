@@ -1,33 +1,63 @@
 """The verb ``recover``: transactions that somebody may have to settle, and those that somebody decided alone.
 
 In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
-then heuristic outcomes; each transaction once, so that paging by ``after`` comes to an end.
+then heuristic outcomes. A page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, and says where the next one begins: a
+place in that order, which stays where it is whatever is settled meanwhile.
+
+Invariants:
+    * who asks page after page is told of everything that was there all the time, and of nothing twice on one walk, but
+      for what changed its state behind them, or where the broker was restarted: then the list begins anew;
+    * a page costs what is on it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from txmq.broker.context import Context
 from txmq.broker.decided import Decided, Name
 from txmq.broker.peer import Peer
 from txmq.broker.transaction import Part, Transaction, TransactionState
+from txmq.broker.transaction_checks import at_home
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
 from txmq.xid import TxId
 
 Extensions = dict[bytes, bytes] | None
 Row = dict[str, Any]
+_PREPARED, _DECIDED, _HEURISTIC = _IN_ORDER = ("prepared", "decided", "heuristic")
 _STATES = {
-    "prepared": ("prepared",),
-    "decided": ("decided",),
-    "heuristic": ("heuristic",),
-    "all": ("prepared", "decided", "heuristic"),
-    "": ("prepared", "decided"),
+    **{state: (state,) for state in _IN_ORDER},
+    "all": _IN_ORDER,
+    "": (_PREPARED, _DECIDED),
 }
-_ROWS_MAX = 1000
+_PLACE = re.compile(r"([0-9]{1,10})\.(prepared|decided|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
+_NOBODY = (0, 0)  # a name that no transaction has
+ROWS_MAX = 1000  # in an answer
+ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
+
+
+class Place(NamedTuple):
+    """Behind which row a page begins; numbers of a life of the broker mean nothing in another one."""
+
+    life: int
+    state: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.life}.{self.state}.{self.number}"
+
+
+class Wanted(NamedTuple):
+    """What is to be listed."""
+
+    states: tuple[str, ...]
+    uuid: str | None
+    xid: str | None
+    name: Name | None
 
 
 def recover(
@@ -39,57 +69,99 @@ def recover(
     state = given.get("state", "")
     if state not in _STATES:
         raise BadRequestError(f"state={state}: expected one of {', '.join(filter(None, _STATES))}")
-    after = given.get("after")
-    if after is not None:
-        _check_txid(after)
-    rows = _rows(context, _STATES[state], given.get("uuid"), given.get("xid"))
-    listed = _page(rows, after, int(given.get("limit", _ROWS_MAX)))
-    context.answer_settled(peer, opaque, json.dumps({"transactions": listed}).encode())
+    txid = given.get("txid")
+    name = None if txid is None else at_home(context, txid.encode())[2:]
+    wanted = Wanted(_STATES[state], given.get("uuid"), given.get("xid"), name)
+    limit = min(int(given.get("limit", ROWS_MAX)), ROWS_MAX)
+    context.answer_settled(peer, opaque, _page(context, wanted, _place(context, given.get("after")), limit))
 
 
-def _check_txid(text: str) -> None:
-    try:
-        TxId.parse(text)
-    except ValueError as error:
-        raise BadRequestError(str(error)) from None
+def _place(context: Context, text: str | None) -> Place:
+    """Where to go on: at the beginning, where that place was of another life of the broker."""
+    beginning = Place(context.state.epoch, _PREPARED, 0)
+    if text is None:
+        return beginning
+    match = _PLACE.match(text)
+    if match is None:
+        raise BadRequestError(f"after={text[:40]}: expected what the page before said in next")
+    place = Place(int(match[1]), match[2], int(match[3]))
+    return place if place.life == context.state.epoch else beginning
 
 
-def _page(rows: list[tuple[str, Any]], after: str | None, limit: int) -> list[Row]:
-    """At most ``limit`` rows behind ``after``; from the beginning, where that one was settled meanwhile."""
-    start = next((number for number, (txid, _) in enumerate(rows, 1) if txid == after), 0)
-    return [describe() for _, describe in rows[start : start + max(0, limit)]]
+def _page(context: Context, wanted: Wanted, place: Place, limit: int) -> bytes:
+    """At most ``limit`` rows behind a place, as JSON."""
+    rows: list[str] = []
+    size, following = 0, None
+    for found, row in _rows(context, wanted, place):
+        if len(rows) >= limit or size >= ROWS_SIZE_BYTES_MAX:
+            following = str(place)
+            break
+        rows.append(json.dumps(row))
+        size += len(rows[-1])
+        place = found
+    return f'{{"transactions": [{", ".join(rows)}], "next": {json.dumps(following)}}}'.encode()
 
 
-def _rows(context: Context, states: tuple[str, ...], uuid: str | None, xid: str | None) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    if "prepared" in states:
-        for transaction in _prepared(context, uuid, xid):
-            name = (transaction.session, transaction.counter)
-            rows.append((txid_of(context, name), lambda t=transaction: _prepared_row(context, t)))
-    undone = context.state.decisions.undone
-    if "decided" in states and xid is None:
-        for decided in undone.values():
-            if uuid is None or any(b["uuid"] == uuid and not b["complete"] for b in decided.branches):
-                rows.append((txid_of(context, decided.name), lambda d=decided: _decided_row(context, d)))
-    if "heuristic" in states:
-        for name, facts in context.state.decisions.heuristics.items():
-            is_listed = "decided" in states and name in undone
-            if not is_listed and _concerns(facts, "uuid", uuid) and _concerns(facts, "xid", xid):
-                rows.append((txid_of(context, name), lambda n=name: _heuristic_row(context, n)))
-    return rows
+def _rows(context: Context, wanted: Wanted, place: Place) -> Iterator[tuple[Place, Row]]:
+    """Everything that is wanted behind a place, in order."""
+    begun = _IN_ORDER.index(place.state)
+    for rank, state in enumerate(_IN_ORDER):
+        if rank >= begun and state in wanted.states:
+            number = place.number if rank == begun else 0
+            for found, row in _WALKS[state](context, wanted, number):
+                yield Place(place.life, state, found), row
+
+
+def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+    # One that streamed long before it prepared is younger than its first part: who settles them one by one, in this
+    # order, must never wait for the commit of one that is listed behind.
+    name = wanted.name if wanted.xid is None else context.state.foreign.get(wanted.xid, _NOBODY)
+    if name is None:
+        found = context.state.prepared.behind(number, wanted.uuid)
+    else:
+        known = context.state.transactions.get(name)
+        is_there = known is not None and known.state is TransactionState.PREPARED and known.order > number
+        found = iter([(known.order, known)] if known is not None and is_there else [])
+    for order, transaction in found:
+        if wanted.name in (None, transaction.name) and wanted.uuid in (None, transaction.meta["uuid"]):
+            yield order, _prepared_row(context, transaction)
+
+
+def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+    decisions = context.state.decisions
+    if wanted.xid is not None:
+        return  # foreign ones are decided elsewhere
+    if wanted.name is None:
+        found = decisions.index.behind(number, wanted.uuid)
+    else:
+        known = decisions.undone.get(wanted.name)
+        found = iter([(known.number, known)] if known is not None and known.number > number else [])
+    for at, decided in found:
+        if wanted.uuid is None or wanted.uuid in decided.index_keys:
+            yield at, _decided_row(context, decided)
+
+
+def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+    decisions = context.state.decisions
+    if wanted.name is None:
+        found = decisions.recorded.behind(number)
+    else:
+        at = decisions.number_of(wanted.name)
+        found = iter([(at, wanted.name)] if at > number else [])
+    for at, name in found:
+        facts = decisions.heuristics[name]
+        is_listed = _DECIDED in wanted.states and name in decisions.undone
+        if not is_listed and _concerns(facts, "uuid", wanted.uuid) and _concerns(facts, "xid", wanted.xid):
+            yield at, _heuristic_row(context, name)
 
 
 def _concerns(facts: list[dict[str, Any]], field: str, wanted: str | None) -> bool:
     return wanted is None or any(fact.get(field) == wanted for fact in facts)
 
 
-def _prepared(context: Context, uuid: str | None, xid: str | None) -> Iterator[Transaction]:
-    # One that streamed long before it prepared is younger than its first part: who settles them one by one, in this
-    # order, must never wait for the commit of one that is listed behind.
-    known = (t for t in context.state.transactions.values() if t.state is TransactionState.PREPARED)
-    for transaction in sorted(known, key=lambda t: t.order):
-        if uuid in (None, transaction.meta["uuid"]) and xid in (None, transaction.meta.get("xid")):
-            yield transaction
+_WALKS: dict[str, Callable[[Context, Wanted, int], Iterator[tuple[int, Row]]]] = {
+    _PREPARED: _prepared, _DECIDED: _decided, _HEURISTIC: _heuristic,
+}  # fmt: skip
 
 
 def txid_of(context: Context, name: Name) -> str:
@@ -108,11 +180,11 @@ def _common(context: Context, name: Name, state: str, since_ms: int) -> Row:
 
 
 def _prepared_row(context: Context, transaction: Transaction) -> Row:
-    meta, name = transaction.meta, (transaction.session, transaction.counter)
+    meta, name = transaction.meta, transaction.name
     row = _common(context, name, transaction.state.value, meta["prepared_ms"])
     row.update({key: meta[key] for key in ("kind", "resource", "uuid", "deadline_ms", "prepared_ms", "client")})
     if meta["kind"] == TransactionKind.HALF.value:
-        row["group"], row["checks"] = meta["resource"], context.checks.attempts(name)
+        row["group"], row["checks"] = meta["resource"], transaction.checks
     row.update({key: meta[key] for key in ("table", "xid") if key in meta})
     if meta["kind"] == TransactionKind.SPARK.value:
         row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})

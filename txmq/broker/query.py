@@ -18,14 +18,14 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from txmq.broker import settlement
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
 from txmq.broker.queries import Query
-from txmq.broker.transaction import Transaction, TransactionState
+from txmq.broker.transaction import Transaction, TransactionState, group_key
 from txmq.broker.transaction_checks import locate
 from txmq.broker.transactions import roll_back
 from txmq.errors import (
@@ -107,7 +107,7 @@ def _commit(context: Context, name: str, given: Given, body: bytearray) -> tuple
     _refuse_too_many(context, winners)
     meta = {"query": name, "epoch": epoch, "batch": batch, "time_ms": context.now_ms}
     settlement.commit_batch(context, winners, meta)
-    _roll_back_all(context, (t for t in prepared_of(context, name) if t.meta["batch"] <= batch))
+    _roll_back_all(context, [t for t in prepared_of(context, name) if t.meta["batch"] <= batch])
     return {**told, "already_committed": False}, True
 
 
@@ -124,7 +124,7 @@ def _list(context: Context, name: str, _given: Given, _body: bytearray) -> tuple
     rows = []
     for known in context.state.queries.named.values():
         if name in (ANY_QUERY, known.name):
-            prepared = [*prepared_of(context, known.name)]
+            prepared = prepared_of(context, known.name)
             size = sum(t.size_bytes for t in prepared)
             rows.append({**_described(known), "prepared": len(prepared), "prepared_bytes": size})
     return {"queries": rows}, False
@@ -149,15 +149,15 @@ _ACTIONS: dict[str, _Action] = {
 # --- what the actions have in common ---------------------------------------------------------------------
 
 
-def prepared_of(context: Context, name: str, given: Given | None = None) -> Iterator[Transaction]:
+def prepared_of(context: Context, name: str, given: Given | None = None) -> list[Transaction]:
     """Transactions of kind ``spark`` that are prepared: of a query, of an epoch, of a batch."""
-    wanted = {word: int((given or {})[word]) for word in (b"epoch", b"batch") if word in (given or {})}
-    for transaction in context.state.transactions.values():
-        meta = transaction.meta
-        if not is_spark(transaction) or name not in (ANY_QUERY, meta["resource"]):
-            continue
-        if all(meta[word.decode()] == number for word, number in wanted.items()):
-            yield transaction
+    wanted = {word.decode(): int((given or {})[word]) for word in (b"epoch", b"batch") if word in (given or {})}
+    key = None if name == ANY_QUERY else group_key(TransactionKind.SPARK.value, name)
+    return [
+        transaction
+        for _, transaction in context.state.prepared.behind(0, key)
+        if is_spark(transaction) and all(transaction.meta[word] == number for word, number in wanted.items())
+    ]
 
 
 def is_spark(transaction: Transaction) -> bool:
@@ -176,8 +176,7 @@ def _described(known: Query) -> dict[str, Any]:
     return {"query": known.name, "epoch": known.epoch, "batch": known.committed_batch, "time_ms": known.time_ms}
 
 
-def _roll_back_all(context: Context, transactions: Iterator[Transaction]) -> int:
-    doomed = [*transactions]
+def _roll_back_all(context: Context, doomed: list[Transaction]) -> int:
     for transaction in doomed:
         roll_back(context, transaction.session, transaction.counter, 0)
     return len(doomed)

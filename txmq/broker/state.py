@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from txmq.broker.decided import Decided, Decisions
+from txmq.broker.in_doubt_index import InDoubtIndex
 from txmq.broker.ordering import CommitOrder
 from txmq.broker.queries import Queries
 from txmq.broker.saved import SavedGroups
@@ -62,6 +63,7 @@ class State:
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
         self.order = CommitOrder()
+        self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()  # those of them that are, in order of preparation
         self.next_order = 1
         self.payload_bytes = 0
         self.epoch = 0
@@ -144,6 +146,7 @@ class State:
         transaction.prepare(meta, self.next_order)
         self.next_order += 1
         self.order.add(transaction)
+        self.prepared.add(transaction.order, transaction, transaction.index_keys)
         if "xid" in meta:
             self.foreign[meta["xid"]] = key
         self.saved.hold(key, meta.get("offsets", ()), self.partition)
@@ -157,6 +160,7 @@ class State:
             self.payload_bytes -= transaction.size_bytes
             if transaction.state is TransactionState.PREPARED:
                 self.order.remove(transaction)
+                self.prepared.remove(transaction.order, transaction.index_keys)
                 self.foreign.pop(transaction.meta.get("xid", ""), None)
                 if "offsets" in transaction.meta:
                     self._settle_offsets(transaction, is_committed=outcome is not None)
@@ -443,11 +447,10 @@ class State:
         prepared = [t for t in self.transactions.values() if t.state is TransactionState.PREPARED]
         for transaction in sorted(prepared, key=lambda t: t.order):
             self.order.add(transaction)
+            self.prepared.add(transaction.order, transaction, transaction.index_keys)
             if "xid" in transaction.meta:
-                self.foreign[transaction.meta["xid"]] = (transaction.session, transaction.counter)
-            self.saved.hold(
-                (transaction.session, transaction.counter), transaction.meta.get("offsets", ()), self.partition
-            )
+                self.foreign[transaction.meta["xid"]] = transaction.name
+            self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
         for decided in self.decisions.undone.values():
             if not decided.hold.is_settled:
                 self.saved.hold(decided.name, decided.meta.get("offsets", ()), self.partition)

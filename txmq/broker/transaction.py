@@ -31,6 +31,7 @@ from typing import Any
 
 from txmq.errors import TransactionStateError
 from txmq.log import batch as batches
+from txmq.model import TransactionKind
 
 
 class TransactionState(enum.Enum):
@@ -178,6 +179,16 @@ def next_action(state: TransactionState, event: Event) -> Action:
     return action
 
 
+def group_key(kind: str, group: str) -> str:
+    """Under which a kind's transactions of a producer group, a query or the like are indexed."""
+    return f"{kind} {group}"
+
+
+def halves_key(session: int) -> str:
+    """Under which the halves that a session prepared are indexed."""
+    return f"owner {session}"
+
+
 ANY_KEY = "*"  # a part that collides with every key of its partition
 
 
@@ -203,11 +214,14 @@ class Transaction:
         file_parts: so many of its parts are in ``prepared/``, written by a checkpoint.
         order: number of its preparation; grows.
         waiting: requests (peer, opaque, floor) for its commit that wait for earlier ones of the same resource.
+        checks: how often a half was handed out for a check-back in this life of the broker.
+        checked_ms: before that time it is not handed out again.
+        look_at_ms: when it is looked at, whether it is due (``check_desk``).
     """
 
     __slots__ = (
-        "checksum", "counter", "file_parts", "meta", "opened_ms", "order", "parts", "session", "size_bytes", "state",
-        "waiting",
+        "checked_ms", "checks", "checksum", "counter", "file_parts", "look_at_ms", "meta", "opened_ms", "order",
+        "parts", "session", "size_bytes", "state", "waiting",
     )  # fmt: skip
 
     def __init__(self, session: int, counter: int, opened_ms: int) -> None:
@@ -216,7 +230,7 @@ class Transaction:
         self.parts: list[Part] = []
         self.size_bytes = self.checksum = 0
         self.meta: dict[str, Any] = {}
-        self.file_parts = self.order = 0
+        self.file_parts = self.order = self.checks = self.checked_ms = self.look_at_ms = 0
         self.waiting: list[Any] = []
 
     def add(self, part: Part) -> None:
@@ -241,6 +255,25 @@ class Transaction:
         for part, keys in zip(self.parts, self.meta["keys"], strict=True):
             found.extend((part.topic_id, part.partition, key) for key in ([ANY_KEY] if keys == ANY_KEY else keys))
         return found
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """Session and counter."""
+        return self.session, self.counter
+
+    @property
+    def index_keys(self) -> tuple[str, ...]:
+        """What a prepared one is looked up by: its resource's uuid, else its kind and group; a half by its owner too.
+
+        None of the others looks like a uuid: they have a space.
+        """
+        meta = self.meta
+        if meta["uuid"]:
+            return (meta["uuid"],)
+        kind = meta["kind"]
+        if kind == TransactionKind.HALF.value:
+            return group_key(kind, meta["resource"]), halves_key(self.session)
+        return (group_key(kind, meta["resource"]),)
 
     @property
     def file_name(self) -> str:

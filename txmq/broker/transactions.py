@@ -13,7 +13,7 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from txmq.broker import settlement
+from txmq.broker import halves, settlement
 from txmq.broker.context import Context
 from txmq.broker.local_commit import commit_plain
 from txmq.broker.offsets import check_offsets, save_with_commit, take_offsets
@@ -94,7 +94,7 @@ def prepare(
     for part in checked:
         _add_part(context, session, txid.counter, part)
     context.group.add_entry(entries.encode_prepared(session.number, txid.counter, entries.json_body(meta)))
-    context.state.prepare(session.number, txid.counter, meta)
+    halves.prepared(context, context.state.prepare(session.number, txid.counter, meta))
     context.counters.prepared += 1
     context.answer_when_forced(peer, opaque)
 
@@ -186,6 +186,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
 
 def owner_gone(context: Context, session: Session) -> None:
     """The session's connection was lost: what it was streaming is rolled back; what it prepared stays."""
+    halves.owner_gone(context, session)
     streaming = [t for t in context.state.streams.values() if t.session == session.number]
     for transaction in streaming:
         roll_back(context, transaction.session, transaction.counter, 0)

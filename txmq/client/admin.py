@@ -6,7 +6,6 @@ for ``METADATA_AGE_S_MAX`` seconds at most, and asks again when the broker says 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import Any
 from txmq.client.connection import Connection
 from txmq.errors import LocalProtocolError, RemoteProtocolError, TopicExistsError, UnknownTopicError
 from txmq.model import RetentionPolicy, Storage, TopicConfig, is_valid_name
+from txmq.protocol.json_text import json_object
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Clock
 
@@ -135,17 +135,6 @@ def _word(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value.value) if isinstance(value, Enum) else str(value)
-
-
-def json_object(body: bytes) -> Fields:
-    """An answer that is a JSON object."""
-    try:
-        value = json.loads(body)
-    except ValueError:
-        raise RemoteProtocolError(f"not JSON: {body[:80]!r}") from None
-    if not isinstance(value, dict):
-        raise RemoteProtocolError(f"not a JSON object: {body[:80]!r}")
-    return value
 
 
 _TOPIC_FIELDS = ("topic_id", *TopicConfig.__slots__)

@@ -17,11 +17,11 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from txmq.client.admin import json_object
 from txmq.client.connection import Connection
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.model import Outcome
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
+from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xid import TxId
 
 RECOVER_LIMIT = 1000  # transactions per request
@@ -195,19 +195,16 @@ class Transactions:
         return parse_outcome(self._connection().repeat("outcome", txid, timeout=self._timeout))
 
     def _row(self, txid: str, state: str) -> Fields | None:
-        return next((row for row in self._rows(state) if row["txid"] == txid), None)
+        return next(self._rows(state, txid=txid), None)
 
-    def _rows(self, state: str) -> Iterator[Fields]:
-        given: dict[str, str | int | None] = {"limit": RECOVER_LIMIT}
+    def _rows(self, state: str, **words: str) -> Iterator[Fields]:
+        wanted: dict[str, str | int | bytes | None] = {**words, "limit": RECOVER_LIMIT}
         if state != "in-doubt":
-            given["state"] = state
-        while True:
-            body = self._connection().repeat("recover", extensions=given, timeout=self._timeout)
-            page = json_object(body)["transactions"]
-            yield from page
-            if len(page) < RECOVER_LIMIT:
-                return
-            given["after"] = page[-1]["txid"]
+            wanted["state"] = state
+        return recover_rows(self._recover, wanted)
+
+    def _recover(self, wanted: Wanted) -> bytes:
+        return self._connection().repeat("recover", extensions=wanted, timeout=self._timeout)
 
 
 def _checked(txid: TxId | str) -> str:

@@ -25,7 +25,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from txmq.client import transaction_local
-from txmq.client.admin import json_object
 from txmq.client.foreign import BranchState, Call, ForeignBranch
 from txmq.client.prepared import prepare, settle
 from txmq.client.transaction import current_transaction
@@ -46,6 +45,7 @@ from txmq.errors import (
 )
 from txmq.model import Resolution, TransactionKind
 from txmq.runtime.threads import Lock
+from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xa.xopen import BQUAL_BYTES_MAX, FORMAT_ID_MAX, GTRID_BYTES_MAX, XACode, XAFlag
 from txmq.xid import Xid
 
@@ -326,16 +326,13 @@ class BrokerXAResource:
     def _row(self, xid: Xid) -> Row | None:
         return next(self._rows({"xid": _text(xid)}), None)
 
-    def _rows(self, wanted: dict[str, str] | None = None) -> Iterator[Row]:
-        given: dict[str, Any] = {"state": "all", "limit": _RECOVER_LIMIT, **(wanted or {})}
-        while True:
-            with _as_xa():
-                body = self._client.control.repeat("recover", extensions=given, timeout=self._timeout)
-            page: list[Row] = json_object(body)["transactions"]
-            yield from page
-            if len(page) < _RECOVER_LIMIT:
-                return
-            given["after"] = page[-1]["txid"]
+    def _rows(self, words: dict[str, str] | None = None) -> Iterator[Row]:
+        return recover_rows(self._recover, {"state": "all", "limit": _RECOVER_LIMIT, **(words or {})})
+
+    def _recover(self, wanted: Wanted) -> bytes:
+        with _as_xa():
+            body: bytes = self._client.control.repeat("recover", extensions=wanted, timeout=self._timeout)
+            return body
 
 
 @contextmanager

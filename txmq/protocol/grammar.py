@@ -117,7 +117,9 @@ _TABLE = (
     ),
     Verb(
         b"recover", (),
-        {b"state": "text", b"uuid": "hex32", b"xid": "text", b"after": "text", b"limit": "number"},
+        {
+            b"state": "text", b"uuid": "hex32", b"xid": "text", b"txid": "text", b"after": "text", b"limit": "number",
+        },
         teaches="list transactions in doubt, oldest first",
     ),
     Verb(b"forget", ("txid",), teaches="drop what is kept of somebody's lone decision"),

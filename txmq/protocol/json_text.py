@@ -5,13 +5,15 @@ what is nested deeper than the interpreter's stack: a thousand brackets are. It 
 escape of U+D800), which makes a string that nothing can write again, neither the journal nor an answer.
 
 Invariants
-    * ``read_json`` raises nothing, whatever bytes it is given.
+    * ``read_json`` raises nothing, whatever bytes it is given, and ``json_object`` nothing but RemoteProtocolError.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from txmq.errors import RemoteProtocolError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -22,6 +24,18 @@ def read_json(text: Buffer) -> Any:
         return json.loads(bytes(text))
     except (ValueError, RecursionError):
         return None
+
+
+def json_object(body: Buffer) -> dict[str, Any]:
+    """An answer of the broker that is a JSON object.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
+    value = read_json(body)
+    if not isinstance(value, dict):
+        raise RemoteProtocolError(f"not a JSON object: {bytes(body[:80])!r}")
+    return value
 
 
 def is_whole(text: str) -> bool:

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import txmq
 from txmq.client import Client
-from txmq.client.admin import json_object
 from txmq.errors import (
     ConfigError,
     ConnectionLostError,
@@ -26,6 +25,7 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import records
+from txmq.protocol.json_text import json_object
 from txmq.spark.options import EARLIEST, LATEST, At, SourceOptions, Where
 from txmq.spark.ranges import Range
 

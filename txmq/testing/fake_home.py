@@ -288,9 +288,9 @@ class FakeHome:
             for txid, held in self._held.items()
             if held.state in wanted and self._concerns(held, given.get("uuid"), given.get("xid"))
         ]  # fmt: skip
-        names = [item["txid"] for item in listed]
-        start = names.index(given["after"]) + 1 if given.get("after") in names else 0
-        return json.dumps({"transactions": listed[start : start + given.get("limit", 1000)]}).encode()
+        start = int(given.get("after", 0))
+        end = start + given.get("limit", 1000)
+        return json.dumps({"transactions": listed[start:end], "next": str(end) if end < len(listed) else None}).encode()
 
     # --- what tests look at ------------------------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from txmq.protocol.json_text import json_object
 from txmq.runtime.ports import Buffer
 from txmq.xid import TxId
 
@@ -20,6 +20,8 @@ DELETE_EVERY_S = 1.0  # where there is a DELETE full of them
 DELETE_FEW_EVERY_S = 10.0  # each is a sync, and takes SQLite's one write lock: one row a second would double both
 SWEEP_EVERY_S = 60.0
 SWEEP_AGE_MS = 600_000
+
+Wanted = Mapping[str, str | int | bytes | None]  # extensions of ``recover``
 
 
 class Answer(Protocol):
@@ -96,13 +98,29 @@ def is_owner_gone(told: Mapping[str, Any]) -> bool:
 
 def list_transactions(client: Client, uuid: str, state: str, page_size: int) -> list[dict[str, Any]]:
     """What ``recover`` tells of one resource's transactions in a state, oldest first, each once."""
-    found: dict[str, dict[str, Any]] = {}
-    extensions: dict[str, str | int | bytes | None] = {"uuid": uuid, "state": state, "limit": page_size}
+
+    def ask(wanted: Wanted) -> bytes:
+        return client.control.call("recover", extensions=wanted, timeout=REQUEST_TIMEOUT_S)
+
+    return [*recover_rows(ask, {"uuid": uuid, "state": state, "limit": page_size})]
+
+
+def recover_rows(ask: Callable[[Wanted], bytes], wanted: Wanted) -> Iterator[dict[str, Any]]:
+    """What ``recover`` lists, page after page, each transaction once.
+
+    Args:
+        ask: sends the request and returns the body of its answer.
+        wanted: extensions of the request.
+    """
+    told: set[str] = set()
+    after: dict[str, str | int | bytes | None] = {}
     while True:
-        body = client.control.call("recover", extensions=extensions, timeout=REQUEST_TIMEOUT_S)
-        page = json.loads(body)["transactions"]
-        # Where the one we ask behind was settled meanwhile, the list begins anew.
-        found.update((row["txid"], row) for row in page)
-        if len(page) < page_size:
-            return list(found.values())
-        extensions["after"] = page[-1]["txid"]
+        page = json_object(ask({**wanted, **after}))
+        for row in page["transactions"]:
+            # Of one that was decided meanwhile the list tells again; where the broker was restarted, it begins anew.
+            if row["txid"] not in told:
+                told.add(row["txid"])
+                yield row
+        if page["next"] is None:
+            return
+        after["after"] = page["next"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from txmq.log import records
@@ -61,6 +62,17 @@ def put(client: Client, *values: bytes, topic: str = "a", partition: int = 0, **
 def values(of: Node, topic: str = "a", partition: int = 0) -> list[bytes]:
     """Every value a reader can see."""
     return [message.value or b"" for message in of.messages(of.partition(topic, partition))]
+
+
+def listed_pages(client: Client, **words: str | int) -> Iterator[list[dict[str, Any]]]:
+    """What ``recover`` lists, page after page."""
+    after: dict[str, str | int | None] = {}
+    while True:
+        answer = json.loads(client.ask("recover", extensions={**words, **after}).body)
+        yield answer["transactions"]
+        if answer["next"] is None:
+            return
+        after["after"] = answer["next"]
 
 
 def prepare(

@@ -11,7 +11,7 @@ from txmq.broker.greeting import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
 
 from ...images.node import Answer, Client, Node
-from .support import UUID, batch, node, part, put, restarted, stated, values
+from .support import UUID, batch, listed_pages, node, part, put, restarted, stated, values
 
 OTHER_UUID = "f" * 32
 
@@ -306,10 +306,9 @@ def test_every_transaction_is_listed_once_page_by_page() -> None:
         decide(client, made.txid(1, counter), uuids=(UUID, OTHER_UUID))
         complete(client, made.txid(1, counter), heuristic="hazard")
     complete(client, made.txid(1, 2), OTHER_UUID)
-    seen: list[str] = []
-    while page := listed(client, state="all", limit="2", **({"after": seen[-1]} if seen else {})):
-        seen += [row["txid"] for row in page]
-    assert sorted(seen) == [made.txid(1, counter) for counter in range(1, 6)]
+    pages = [[row["txid"] for row in page] for page in listed_pages(client, state="all", limit=2)]
+    assert sorted(txid for page in pages for txid in page) == [made.txid(1, counter) for counter in range(1, 6)]
+    assert [len(page) for page in pages] == [2, 2, 1]
     assert listed(client, state="all", limit="2")[0]["heuristics"]
 
 

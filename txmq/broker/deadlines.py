@@ -1,0 +1,55 @@
+"""What is to happen at a time. Whoever lets time pass takes what is due, and touches nothing else.
+
+Invariant: of items that ended before their time at most as many are kept as of others, and a few.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+_OVER_MAX = 64  # items that are over, beside as many as are not
+
+
+class Deadlines(Generic[Item]):
+    """Items by time.
+
+    Args:
+        is_over: whether an item needs no deadline any more.
+    """
+
+    __slots__ = ("_bound", "_heap", "_is_over", "_serial")
+
+    def __init__(self, is_over: Callable[[Item], bool]) -> None:
+        self._is_over = is_over
+        self._heap: list[tuple[int, int, Item]] = []
+        self._serial = count()  # items of one time in order of arrival; items themselves are not compared
+        self._bound = _OVER_MAX
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, at_ms: int, item: Item) -> None:
+        """One more."""
+        if len(self._heap) >= self._bound:
+            self._heap = [entry for entry in self._heap if not self._is_over(entry[2])]
+            heapq.heapify(self._heap)
+            self._bound = 2 * len(self._heap) + _OVER_MAX
+        heapq.heappush(self._heap, (at_ms, next(self._serial), item))
+
+    def take_due(self, now_ms: int) -> list[Item]:
+        """Take out the items whose time has come; those that are over are left out."""
+        due = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            item = heapq.heappop(self._heap)[2]
+            if not self._is_over(item):
+                due.append(item)
+        return due
+
+    def take_all(self) -> list[Item]:
+        """Take out every item that is not over, whatever its time; the earliest first."""
+        taken, self._heap = self._heap, []
+        return [item for _, _, item in sorted(taken, key=lambda entry: entry[:2]) if not self._is_over(item)]
