@@ -1,19 +1,34 @@
 """Every error txmq raises, in one tree.
 
-Each class says what the caller may do next: ``retriable`` is true where the same call may be repeated unchanged.
+Each error says what the caller may do next: ``retriable`` is true if the same call may be repeated unchanged.
 Errors that travel over the wire carry a ``wire_name`` (the first word of an error answer's body) and a ``code``
 (HTTP-like); ``broker_error`` turns such an answer back into its class.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+_Error = TypeVar("_Error", bound="TxmqError")
 
 
 class TxmqError(Exception):
     """Base of all errors of txmq."""
 
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
+
+
+def anew(error: _Error) -> _Error:
+    """The same error, to be raised once more.
+
+    One that is kept and raised twice may come to stand behind itself: Python writes into each raised error what was
+    being handled. Error trackers walk such a circle for ever.
+    """
+    kind = type(error)
+    fresh = kind.__new__(kind, *error.args)  # its constructor may take other arguments
+    fresh.__dict__.update(error.__dict__)
+    fresh.__cause__ = error.__cause__
+    return fresh
 
 
 class ConfigError(TxmqError):
@@ -38,13 +53,13 @@ class ConnectionLostError(TxmqError):
     The next call connects anew.
     """
 
-    retriable: ClassVar[bool] = True
+    retriable: bool = True
 
 
 class RequestTimeoutError(TxmqError):
     """No answer in time; whether the request was executed is not known. Ask again, or allow more time."""
 
-    retriable: ClassVar[bool] = True
+    retriable: bool = True
 
 
 class DeliveryUnknownError(TxmqError):
@@ -92,7 +107,7 @@ class JournalFailedError(StorageError):
 class SpoolFullError(StorageError):
     """The local spool is at its limit: nothing was stored; it empties when its partitions can be written."""
 
-    retriable: ClassVar[bool] = True
+    retriable: bool = True
 
 
 class DirectoryInUseError(StorageError):
@@ -193,7 +208,7 @@ class ForbiddenError(BrokerError):
 class NotOwnerError(BrokerError):
     """This broker does not own the partition or the transaction; look up the owner and repeat."""
 
-    retriable: ClassVar[bool] = True
+    retriable: bool = True
     code, wire_name = 409, "not-owner"
 
 
@@ -233,7 +248,7 @@ class TooLargeError(BrokerError):
 class OverloadedError(BrokerError):
     """A limit on work in progress is reached; try again later."""
 
-    retriable: ClassVar[bool] = True
+    retriable: bool = True
     code, wire_name = 429, "overloaded"
 
 
@@ -249,14 +264,14 @@ class SessionFullError(OverloadedError):
 class UnavailableError(BrokerError):
     """The broker is starting, stopping or has failed; whether the request was executed is not known."""
 
-    retriable: ClassVar[bool] = True
+    retriable: bool = True
     code, wire_name = 503, "unavailable"
 
 
 class DiskFullError(BrokerError):
     """The broker's disk is nearly full: new work is refused, decisions are served. Free space, it resumes by itself."""
 
-    retriable: ClassVar[bool] = True
+    retriable: bool = True
     code, wire_name = 507, "disk-full"
 
 
@@ -313,9 +328,21 @@ class TransactionStateError(TransactionError):
 
 
 class RolledBackError(TransactionError):
-    """Nothing happened: no row, no message. The block may be run again."""
+    """Nothing happened: no row, no message.
 
-    retriable: ClassVar[bool] = True
+    ``retriable`` says whether the block may succeed when it is run again unchanged, as far as the cause tells: True
+    behind a deadlock, a lost connection, a full disk; False behind a duplicate key or a message that is too large.
+
+    Args:
+        retriable: None is True.
+    """
+
+    retriable: bool = True
+
+    def __init__(self, text: str, txid: str | None = None, *, retriable: bool | None = None) -> None:
+        super().__init__(text, txid)
+        if retriable is not None:
+            self.retriable = retriable
 
 
 class TransactionTimeoutError(RolledBackError):

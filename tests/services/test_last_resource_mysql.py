@@ -190,10 +190,11 @@ def test_a_connection_of_the_caller_stays_open_and_idle(shop: Shop) -> None:
 
 
 def test_a_failed_statement_dooms_the_transaction(shop: Shop) -> None:
-    with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
+    with pytest.raises(RolledBackError, match="Duplicate") as caught, shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         with suppress(MySQLdb.IntegrityError):
             tx.connection(shop.resource).cursor().execute("INSERT INTO orders VALUES (1, ''), (1, '')")
+    assert not caught.value.retriable
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
@@ -201,12 +202,13 @@ def test_a_lock_that_is_held_dooms_the_transaction(shop: Shop) -> None:
     shop.order(b"1")
     holder = shop.connect()
     holder.cursor().execute("UPDATE orders SET value = 'held' WHERE id = 1")
-    with pytest.raises(RolledBackError, match="1205"), shop.producer.transaction(shop.resource) as tx:
+    with pytest.raises(RolledBackError, match="1205") as caught, shop.producer.transaction(shop.resource) as tx:
         cursor = tx.connection(shop.resource).cursor()
         cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
         shop.insert(tx, b"2")
         with suppress(MySQLdb.OperationalError):
             cursor.execute("UPDATE orders SET value = 'x' WHERE id = 1")
+    assert caught.value.retriable
     holder.rollback()
     assert shop.messages() == shop.rows() == [b"1"]
 

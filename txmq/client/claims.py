@@ -93,7 +93,7 @@ class Claims:
         tracker = self._share.trackers.get((message.topic, message.partition))
         name = f"message {message.offset} of {message.topic}-{message.partition}"
         if tracker is None or tracker.is_of_another(message):
-            raise RolledBackError(f"{name}: the partition is not this consumer's any more")
+            raise RolledBackError(f"{name}: the partition is not this consumer's any more", retriable=False)
         if tracker.saving is not None:
             raise RolledBackError(f"{name}: the outcome of a transaction before this one is not known yet")
         known = tracker.claims.get(message.offset)
@@ -118,7 +118,8 @@ class Claims:
             for tracker in trackers:
                 is_ours = self._share.trackers.get(tracker.slot) is tracker
                 if not is_ours or all(claim.owner is not owner for claim in tracker.claims.values()):
-                    raise RolledBackError(f"{tracker.slot[0]}-{tracker.slot[1]} is not this consumer's any more")
+                    lost = f"{tracker.slot[0]}-{tracker.slot[1]}"
+                    raise RolledBackError(f"{lost} is not this consumer's any more", retriable=False)
             rows = []
             for tracker in trackers:
                 tracker.saving, offset = owner, tracker.position_with(owner)

@@ -31,7 +31,7 @@ from txmq.client.listener import Handle, Listener
 from txmq.client.member import GroupMember, MemberSettings
 from txmq.client.share import Share
 from txmq.client.tracker import Slot, Tracker
-from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError
+from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import start_threads, until_terminated
@@ -286,4 +286,4 @@ class Consumer:
 
     def _refuse_failed(self) -> None:
         if self._share.failure is not None:
-            raise self._share.failure
+            raise anew(self._share.failure)

@@ -23,9 +23,9 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.transaction_home import TransactionHome, rolled_back
+from txmq.client.transaction_home import TransactionHome, raise_rolled_back
 from txmq.client.transaction_parts import MessageBuffer
-from txmq.errors import RolledBackError, TransactionStateError, TxmqError, XAError
+from txmq.errors import TransactionStateError, TxmqError, XAError
 from txmq.model import SendResult
 from txmq.runtime.threads import Lock
 from txmq.xa.xopen import XACode
@@ -140,6 +140,4 @@ class ForeignBranch:
             self.home.stream(self.home.take_parts(self.messages, keyed=False))
         except TxmqError as error:
             self.state = BranchState.ROLLBACK_ONLY
-            if isinstance(error, RolledBackError):
-                raise
-            raise rolled_back(error, self.home.txid if self.home.has_txid else None) from error
+            raise_rolled_back(error, self.home.txid if self.home.has_txid else None)

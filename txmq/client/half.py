@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from txmq.client.prepared import prepare, settle
-from txmq.client.transaction_home import ROLLBACK_TIMEOUT_S, Extensions, TransactionHome, rolled_back
+from txmq.client.transaction_home import ROLLBACK_TIMEOUT_S, Extensions, TransactionHome, raise_rolled_back
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.errors import (
     FencedError,
@@ -101,11 +101,11 @@ class Half:
             prepare(self._home, "half", given, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
-            raise rolled_back(error, self._txid_or_none()) from error
+            raise_rolled_back(error, self._txid_or_none())
         except TxmqError as error:
             if self._home.has_txid:
                 self._home.finished()
-            raise rolled_back(error, self._txid_or_none()) from error
+            raise_rolled_back(error, self._txid_or_none())
         except BaseException:
             self._withdraw()
             raise

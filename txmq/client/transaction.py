@@ -25,7 +25,7 @@ from txmq.client import transaction_local
 from txmq.client.arguments import require_transaction_timeout
 from txmq.client.resolver import resolver_of
 from txmq.client.transaction_acks import TransactionAcks
-from txmq.client.transaction_home import TransactionHome, rolled_back
+from txmq.client.transaction_home import TransactionHome, raise_rolled_back, rolled_back
 from txmq.client.transaction_last_resource import LastResourceRun
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.client.transaction_xa_block import XaBlock, is_xa, refuse_twins
@@ -38,6 +38,7 @@ from txmq.errors import (
     TransactionError,
     TransactionStateError,
     TxmqError,
+    anew,
 )
 from txmq.model import Message, Outcome, SendResult
 from txmq.runtime.owner import current_process
@@ -257,7 +258,7 @@ class Transaction:
         try:
             cluster = home.cluster
         except TxmqError as error:
-            raise rolled_back(error, None) from error
+            raise_rolled_back(error, None)
         own = resource.connection if isinstance(resource, UsedConnection) else None
         known = resource.resource if isinstance(resource, UsedConnection) else resource
         try:
@@ -270,7 +271,7 @@ class Transaction:
 
     def _stream(self, home: TransactionHome) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise anew(self._failure)
         self._failure = RolledBackError("sending messages ahead was interrupted")
         try:
             if self._run is not None:
@@ -278,7 +279,7 @@ class Transaction:
             home.stream(home.take_parts(self._messages))
         except TxmqError as error:
             self._failure = rolled_back(error, home.txid if home.has_txid else None)
-            raise self._failure from error
+            raise anew(self._failure) from self._failure.__cause__
         self._failure = None
 
     # --- local -------------------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class Transaction:
         try:
             if self._failure is not None:
                 transaction_local.withdraw(home)
-                raise self._failure
+                raise anew(self._failure)
             lines = transaction_local.commit(home, self._messages)
         except RolledBackError:
             self._ended(home, Outcome.ROLLED_BACK)
@@ -317,7 +318,7 @@ class Transaction:
         try:
             home.txid  # noqa: B018  takes the session
         except TxmqError as error:
-            raise rolled_back(error, None) from error
+            raise_rolled_back(error, None)
         try:
             return XaBlock(home, self._xa_resources, self._messages, resolver_of(self.client))
         except BaseException:
@@ -352,7 +353,7 @@ class Transaction:
             self._required_branch().end_body()
             home.check_deadline()
             if self._failure is not None:
-                raise self._failure
+                raise anew(self._failure)
         except TransactionError as error:
             run.error = error
         except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from txmq.client.transaction_acks import TransactionAcks
 from txmq.client.transaction_parts import EncodedPart, MessageBuffer, Streamed
@@ -24,6 +24,7 @@ from txmq.errors import (
     TransactionTimeoutError,
     TxmqError,
     UnavailableError,
+    UnknownTransactionError,
 )
 from txmq.model import Outcome
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
@@ -34,6 +35,8 @@ RETRY_S = 0.02  # between attempts that failed without taking time themselves
 ROLLBACK_TIMEOUT_S = 2.0  # nobody's outcome depends on its answer
 _UNANSWERED = (ConnectionLostError, RequestTimeoutError, UnavailableError)
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
+# What was refused is this transaction's id: the block has another one when it is run again.
+_OF_THIS_ID = (TransactionConflictError, FencedError, UnknownTransactionError)
 _REQUEST_OVERHEAD_BYTES = 300  # one part's line
 
 Extensions = dict[str, str | int | bytes | None]
@@ -331,6 +334,15 @@ def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
     if isinstance(error, RequestTimeoutError):
         wrapped: RolledBackError = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
     else:
-        wrapped = RolledBackError(f"refused: {error}" if str(error) else f"refused: {type(error).__name__}", txid)
+        text = f"refused: {error}" if str(error) else f"refused: {type(error).__name__}"
+        wrapped = RolledBackError(text, txid, retriable=error.retriable or isinstance(error, _OF_THIS_ID))
     wrapped.__cause__ = error
     return wrapped
+
+
+def raise_rolled_back(error: TxmqError, txid: str | None) -> NoReturn:
+    """Raise what ``rolled_back`` makes of the error that is being handled.
+
+    Not ``raise rolled_back(error, ...) from error``: an error that needs no wrapping would become its own cause.
+    """
+    raise rolled_back(error, txid)

@@ -158,7 +158,8 @@ class LastResourceRun:
         try:
             self._branch.commit()
         except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
-            self.error = RolledBackError(f"COMMIT failed: {error}", self._home.txid)
+            is_retriable = self._branch.is_retriable(error)
+            self.error = RolledBackError(f"COMMIT failed: {error}", self._home.txid, retriable=is_retriable)
             self.error.__cause__ = error
             return Event.DATABASE_REFUSED if self._branch.is_still_open else Event.DATABASE_UNKNOWN
         crash_point("client.tx.db_committed")

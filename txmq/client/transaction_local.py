@@ -17,7 +17,7 @@ none till the deadline never sent                  ROLLED BACK (timeout)
 
 from __future__ import annotations
 
-from txmq.client.transaction_home import TransactionHome, rolled_back
+from txmq.client.transaction_home import TransactionHome, raise_rolled_back
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
@@ -56,7 +56,7 @@ def commit(home: TransactionHome, messages: MessageBuffer) -> list[PartResult]:
         if home.may_have_arrived:
             raise OutcomeUnknownError(f"no answer to commit: {error}", home.txid) from error
         withdraw(home)
-        raise rolled_back(error, home.txid if home.has_txid else None) from error
+        raise_rolled_back(error, home.txid if home.has_txid else None)
     except RolledBackError:
         withdraw(home)
         raise
@@ -80,7 +80,7 @@ def _refused(home: TransactionHome, error: TxmqError) -> list[PartResult]:
         lines = _settled(home, error)
         if lines is not None:
             return lines
-    raise rolled_back(error, home.txid if home.has_txid else None) from error
+    raise_rolled_back(error, home.txid if home.has_txid else None)
 
 
 def _settled(home: TransactionHome, error: TxmqError) -> list[PartResult] | None:

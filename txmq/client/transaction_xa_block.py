@@ -1,6 +1,6 @@
 """The XA side of a transaction block: its branches from their beginning to what the caller is told of their end.
 
-The branches are begun in the order in which the block names its resources; one resource takes part once. What the run
+The branches are begun in the order in which the block names its resources; one database takes part once. What the run
 (``transaction_xa``) could not finish is left to the client's resolver, which is told what to look for.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from txmq.client.transaction_home import TransactionHome
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.client.transaction_xa import XaRun
-from txmq.errors import ConfigError, OutcomeUnknownError, RolledBackError, TransactionError, TransactionStateError
+from txmq.errors import ConfigError, OutcomeUnknownError, RolledBackError, TransactionError, TransactionStateError, anew
 from txmq.model import Outcome
 from txmq.xa.branch import UsedXAConnection, XABranch, XAResource
 from txmq.xa.two_phase import BranchState, Event, State
@@ -87,6 +87,7 @@ class XaBlock:
             for given in resources:
                 resource, connection = given if isinstance(given, UsedXAConnection) else (given, None)
                 begun.append(resource.enlist(cluster, txid, self._home.remaining_s, connection))
+                refuse_twins([branch.resource for branch in begun])  # its identity is known by now
                 self._settler.add(resource)
         except BaseException:
             for branch in begun:
@@ -103,7 +104,7 @@ class XaBlock:
                 branch.end_body()
             self._home.check_deadline()
             if failure is not None:
-                raise failure
+                raise anew(failure)
         except TransactionError as error:
             run.error = error
         except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone
@@ -164,11 +165,21 @@ def is_xa(resource: Any) -> bool:
 
 
 def refuse_twins(resources: Sequence[Any]) -> None:
-    """Refuse a resource that is named twice.
+    """Refuse a database that is named twice: its second marker row would wait for the first one's transaction.
+
+    Args:
+        resources: those whose identity is not known yet are told apart as objects.
 
     Raises:
         ConfigError: it is.
     """
-    known = [id(given.resource if isinstance(given, UsedXAConnection) else given) for given in resources]
-    if len(set(known)) != len(known):
-        raise ConfigError("a resource takes part in a transaction once: name it once, and use its one connection")
+    seen: dict[str | int, Any] = {}
+    for given in resources:
+        resource = given.resource if isinstance(given, UsedXAConnection) else given
+        identity = resource.uuid or id(resource)
+        if identity in seen:
+            raise ConfigError(
+                f"{seen[identity]!r} and {resource!r} are one database, which takes part in a transaction once: name "
+                "one of them, and use its one connection"
+            )
+        seen[identity] = resource

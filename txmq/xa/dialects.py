@@ -21,12 +21,16 @@ _PLACEHOLDERS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 _MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb")
 # Gone away, lost, lost in a read, ended for being idle, killed, server shutting down.
 _MYSQL_LOST = frozenset({2006, 2013, 2055, 4031, 1927, 1053})
+# Lock wait, deadlock, lock table full, row changed, NOWAIT, interrupted, too long; too many connections; disk full.
+_MYSQL_PASSING = _MYSQL_LOST | {1205, 1213, 1206, 1020, 3572, 1317, 1969, 3024, 1040, 1203, 1226, 2002, 2003, 1021}
 _MYSQL_DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_flush_method", "log_bin", "sync_binlog")
 _MYSQL_ENGINES = (
     "SELECT CONCAT(t.table_schema, '.', t.table_name), t.engine FROM information_schema.tables t "
     "JOIN information_schema.engines e ON e.engine = t.engine "
     "WHERE t.table_schema = COALESCE(DATABASE(), ?) AND t.table_type = 'BASE TABLE' AND (e.transactions <> 'YES'"
 )
+_SQLITE_PASSING = frozenset({5, 6, 7, 9, 10, 13})  # BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL
+_PASSING_STATES = ("08", "40", "53", "57")  # connection, serialization and deadlock, resources, operator
 _SQLITE_SYNCHRONOUS_FULL = 2  # also in WAL mode: NORMAL syncs only at a checkpoint, a power loss takes commits back
 
 
@@ -54,8 +58,9 @@ class Dialect:
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
         has_privileges: users of this kind of database may lack privileges.
         is_lost: whether an error means that the session has ended.
-        ended_by_body: whether RELEASE SAVEPOINT failed because the transaction with the savepoint has ended, rather
-            than because something else stood in its way.
+        has_no_savepoint: whether RELEASE SAVEPOINT or ROLLBACK TO SAVEPOINT failed because the savepoint is gone, and
+            with it the transaction that it was in, rather than because something else stood in its way.
+        may_pass: whether a statement that failed so may succeed when the transaction is run again unchanged.
     """
 
     name: str
@@ -72,7 +77,12 @@ class Dialect:
     engines_two_phase: str = ""
     has_privileges: bool = True
     is_lost: Callable[[Any, Exception], bool] = lambda connection, _error: bool(getattr(connection, "closed", False))
-    ended_by_body: Callable[[Exception], bool] = lambda _error: True
+    has_no_savepoint: Callable[[BaseException], bool] = lambda _error: False
+    may_pass: Callable[[BaseException], bool] = lambda _error: False
+
+    def is_retriable(self, connection: Any, error: BaseException) -> bool:
+        """Whether a transaction that ended with this error may succeed when it is run again."""
+        return self.may_pass(error) or (isinstance(error, Exception) and self.is_lost(connection, error))
 
 
 def _sqlite_why_not_idle(connection: Any) -> str | None:
@@ -127,8 +137,12 @@ def mysql_variables(connection: Connection, *names: str) -> dict[str, str]:
     return {text(name): text(value) for name, value in rows}
 
 
+def _number(error: BaseException) -> Any:
+    return error.args[0] if error.args else None
+
+
 def _mysql_is_lost(_connection: Any, error: Exception) -> bool:
-    return bool(error.args) and error.args[0] in _MYSQL_LOST
+    return _number(error) in _MYSQL_LOST
 
 
 def _postgresql_why_not_idle(connection: Any) -> str | None:
@@ -149,6 +163,26 @@ def _postgresql_weakness(connection: Connection) -> str | None:
     return None
 
 
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE of a PostgreSQL driver's error: psycopg's, psycopg2's, pg8000's; None if it carries none."""
+    for name in ("sqlstate", "pgcode"):
+        found = getattr(error, name, None)
+        if found is not None:
+            return str(found)
+    fields = _number(error)
+    return fields.get("C") if isinstance(fields, dict) else None
+
+
+def _postgresql_may_pass(error: BaseException) -> bool:
+    state = sqlstate(error) or ""
+    return state.startswith(_PASSING_STATES) or state == "55P03"  # the lock is not available
+
+
+def _sqlite_may_pass(error: BaseException) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF in _SQLITE_PASSING if isinstance(code, int) else "locked" in str(error)
+
+
 SQLITE = Dialect(
     name="sqlite",
     # A deferred transaction that reads first fails when it comes to write and another one wrote meanwhile.
@@ -163,6 +197,8 @@ SQLITE = Dialect(
     why_not_idle=_sqlite_why_not_idle,
     weakness=_sqlite_weakness,
     has_privileges=False,
+    has_no_savepoint=lambda error: "no such savepoint" in str(error),
+    may_pass=_sqlite_may_pass,
 )
 MYSQL = Dialect(
     name="mysql",
@@ -180,7 +216,8 @@ MYSQL = Dialect(
     engines_two_phase=_MYSQL_ENGINES + " OR e.xa <> 'YES')",
     is_lost=_mysql_is_lost,
     # Others come from a statement that the body sent and did not wait for: several in one text.
-    ended_by_body=lambda error: bool(error.args) and error.args[0] == 1305,
+    has_no_savepoint=lambda error: _number(error) == 1305,
+    may_pass=lambda error: _number(error) in _MYSQL_PASSING,
 )
 POSTGRESQL = Dialect(
     name="postgresql",
@@ -193,6 +230,9 @@ POSTGRESQL = Dialect(
     short_waits="SET lock_timeout = '1s'",
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,
+    # Others leave it open to doubt what became of it: 25P02 is a statement that failed, in a transaction still open.
+    has_no_savepoint=lambda error: sqlstate(error) == "3B001",
+    may_pass=_postgresql_may_pass,
 )
 DIALECTS = {dialect.name: dialect for dialect in (SQLITE, MYSQL, POSTGRESQL)}
 

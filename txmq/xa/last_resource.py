@@ -312,7 +312,7 @@ class Branch:
         self._guard.end()
         connection = self._session.connection
         if self._guard.error is not None:
-            raise RolledBackError(f"a statement failed: {self._guard.error}") from self._guard.error
+            raise self._failed(f"a statement failed: {self._guard.error}", self._guard.error)
         try:
             if self._session.takes_packets:
                 discard_results(connection)  # of a statement that the body did not wait for
@@ -321,11 +321,20 @@ class Branch:
         except Exception as error:
             raise self._not_released(error) from error
 
+    def _failed(self, text: str, cause: BaseException, txid: str | None = None) -> RolledBackError:
+        error = RolledBackError(text, txid, retriable=self.is_retriable(cause))
+        error.__cause__ = cause
+        return error
+
+    def is_retriable(self, error: BaseException) -> bool:
+        """Whether a transaction that ended with this error of the database may succeed when it is run again."""
+        return self._session.table.dialect.is_retriable(self._session.connection, error)
+
     def _not_released(self, error: Exception) -> TransactionError:
         if self._session.table.dialect.is_lost(self._session.connection, error):
-            return RolledBackError(f"the connection to {self.resource.name!r} was lost: {error}")
-        if not self._session.table.dialect.ended_by_body(error):
-            return RolledBackError(f"a statement failed: {error}")
+            return self._failed(f"the connection to {self.resource.name!r} was lost: {error}", error)
+        if not self._session.table.dialect.has_no_savepoint(error):
+            return self._failed(f"a statement failed: {error}", error)
         return HeuristicError(
             f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a "
             f"statement that commits); its rows may be there, no message was sent: {error}"
@@ -354,7 +363,7 @@ class Branch:
         except driver_of(session.connection).IntegrityError as error:
             raise RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid) from error
         except Exception as error:
-            raise RolledBackError(f"the marker row was refused: {error}", txid) from error
+            raise self._failed(f"the marker row was refused: {error}", error, txid) from error
         if not is_in:
             raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
 

@@ -127,7 +127,7 @@ class MySQLBranch:
             except Exception as error:  # noqa: BLE001  the driver's: a statement the body did not wait for
                 self._guard.error = error
         if self._guard.error is not None:
-            raise RolledBackError(f"a statement failed: {self._guard.error}", self._txid) from self._guard.error
+            raise self._rolled_back(f"a statement failed: {self._guard.error}", self._guard.error)
         if self._writes_before is not None:
             self._wrote = self._writes() != self._writes_before
 
@@ -207,7 +207,7 @@ class MySQLBranch:
         if done < before_prepare and (is_answer or not session.server.takes_packets):
             self._not_ended(done, error)
         if is_answer and code_of(error) in _NOT_PREPARED:
-            raise RolledBackError(f"{name!r} refused to prepare: {error}", self._txid) from error
+            raise self._rolled_back(f"{name!r} refused to prepare: {error}", error)
         raise PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid) from error
 
     def _not_ended(self, done: int, error: Exception) -> NoReturn:
@@ -217,7 +217,13 @@ class MySQLBranch:
                 f"there, no message was sent: {error}",
                 self._txid,
             ) from error
-        raise RolledBackError(f"{self.resource.name!r}: the branch could not be ended: {error}", self._txid) from error
+        raise self._rolled_back(f"{self.resource.name!r}: the branch could not be ended: {error}", error)
+
+    def _rolled_back(self, text: str, cause: BaseException) -> RolledBackError:
+        is_retriable = self._session.table.dialect.is_retriable(self._session.connection, cause)
+        error = RolledBackError(text, self._txid, retriable=is_retriable)
+        error.__cause__ = cause
+        return error
 
     def _end_unwritten(self, work: Sequence[str]) -> None:
         counts, error = self._send(*work, self._xa("ROLLBACK"))

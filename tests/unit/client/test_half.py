@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.chains import has_circle
 from txmq.client.checks import CheckBacks, HalfMessage
 from txmq.client.half import Half
 from txmq.errors import (
@@ -151,6 +152,15 @@ def test_a_prepare_that_is_not_answered_in_time_is_rolled_back_because_its_work_
     with pytest.raises(TransactionTimeoutError):
         group.half()
     assert list(home.states().values()) == ["rolled-back"]
+
+
+def test_a_half_whose_deadline_passes_unsent_is_an_error_that_does_not_stand_behind_itself(
+    home: FakeHome, group: Group
+) -> None:
+    home.faults["prepare"].append(lost(is_executed=False))
+    with pytest.raises(TransactionTimeoutError) as caught:
+        group.half(timeout=0.0001)
+    assert not has_circle(caught.value)
 
 
 def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later(home: FakeHome, group: Group) -> None:

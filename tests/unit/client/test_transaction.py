@@ -9,15 +9,18 @@ from contextlib import nullcontext
 
 import pytest
 
+from tests.chains import has_circle
 from txmq.client import transaction as module
 from txmq.client.transaction import Transaction, current_transaction
 from txmq.errors import (
     ConfigError,
+    DiskFullError,
     FencedError,
     OutcomeUnknownError,
     OverloadedError,
     RequestTimeoutError,
     RolledBackError,
+    TooLargeError,
     TransactionConflictError,
     TransactionStateError,
     TransactionTimeoutError,
@@ -321,3 +324,49 @@ def test_a_lost_commit_of_streamed_parts_is_told_as_it_is(narrow: FakeHome, is_e
             _large(tx)
         assert narrow.values("orders") == []
     assert tx.outcome is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)
+
+
+# --- what leaves a block ---------------------------------------------------------------------------------------------
+
+
+class _OwnError(Exception):
+    """The application's."""
+
+
+def test_a_part_that_came_too_late_is_an_error_that_does_not_stand_behind_itself(
+    home: FakeHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100)
+    with pytest.raises(TransactionTimeoutError) as caught, block(home, timeout=1.0) as tx:
+        home.clock.advance(2.0)
+        tx.send("orders", b"x" * 200)
+    assert not has_circle(caught.value)
+
+
+def test_a_refusal_that_is_met_again_while_the_first_is_dealt_with_makes_no_circle(
+    home: FakeHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100)
+    home.faults["put"].append(Fault(UnknownTopicError("gone")))
+    with pytest.raises(RolledBackError) as caught, block(home) as tx:
+        try:
+            tx.send("orders", b"x" * 200)
+        except RolledBackError as first:
+            try:
+                raise _OwnError from first
+            except _OwnError:
+                tx.send("orders", b"y" * 200)
+    assert isinstance(caught.value.__cause__, UnknownTopicError)
+    assert not has_circle(caught.value)
+
+
+def test_whether_the_block_may_be_run_again_is_what_the_refusal_says(home: FakeHome) -> None:
+    refusals: dict[TxmqError, bool] = {
+        TooLargeError("5 MiB"): False, UnknownTopicError("gone"): False, OverloadedError("busy"): True,
+        DiskFullError("full"): True, TransactionConflictError("of this id"): True, FencedError("this id"): True,
+    }  # fmt: skip
+    for refusal, is_retriable in refusals.items():
+        home.faults["commit"].append(Fault(refusal))
+        with pytest.raises(RolledBackError) as caught, block(home) as tx:
+            tx.send("orders", b"1")
+        assert caught.value.retriable is is_retriable, refusal

@@ -25,6 +25,7 @@ from txmq.errors import (
     RequestTimeoutError,
     RolledBackError,
     TransactionConflictError,
+    TransactionError,
     TransactionStateError,
     TransactionTimeoutError,
     TxmqError,
@@ -201,7 +202,7 @@ def test_a_statement_that_failed_dooms_every_branch(world: XaWorld) -> None:
 @pytest.mark.parametrize("fault", ["refuse", "by hand", "late", "-", "+"])
 def test_a_branch_that_does_not_prepare_rolls_all_back(world: XaWorld, fault: str, place: int, notes: Notes) -> None:
     world.databases[place].faults["prepare"].append(fault)
-    told = {"by hand": HeuristicError, "late": TransactionTimeoutError}
+    told: dict[str, type[TransactionError]] = {"by hand": HeuristicError, "late": TransactionTimeoutError}
     with pytest.raises(told.get(fault, RolledBackError)) as caught:
         world.transfer(b"1")
     is_alone = len(world.databases) == 1 and fault in ("refuse", "by hand")

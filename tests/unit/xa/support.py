@@ -52,6 +52,7 @@ class World:
         self.opened: list[Connection] = []
         self.resolvers: list[Resolver] = []
         self.options: dict[str, Any] = {"timeout": 0.05}
+        self.on_connect = "PRAGMA foreign_keys = OFF"
         with self.outside() as connection:
             connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, value BLOB)")
         self.resource = self.new_resource()
@@ -64,6 +65,7 @@ class World:
     def connect(self) -> Connection:
         """What the application gives as ``connect=``."""
         connection = sqlite3.connect(self.path, factory=Connection, **self.options)
+        connection.execute(self.on_connect)
         self.opened.append(connection)
         return connection
 

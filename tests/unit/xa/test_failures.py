@@ -328,11 +328,23 @@ def test_a_resolver_that_was_first_makes_it_a_rollback(world: World) -> None:
 
 
 def test_a_commit_refused_by_the_database_is_a_rollback(world: World) -> None:
-    with pytest.raises(RolledBackError, match="COMMIT failed"), world.block() as tx:
+    with pytest.raises(RolledBackError, match="COMMIT failed") as caught, world.block() as tx:
         world.insert(tx, b"x")
         world.opened[-1].fail_before = sqlite3.OperationalError("database is locked")
+    assert caught.value.retriable
     assert (tx.outcome, world.rows(), world.home.states()) == (Outcome.ROLLED_BACK, [], {tx.txid: "rolled-back"})
     assert world.markers() == {}, "refused for sure: nothing had to be looked up"
+
+
+def test_a_constraint_that_commit_refuses_will_not_pass(world: World) -> None:
+    with world.outside() as connection:
+        connection.execute("CREATE TABLE lines (number INTEGER REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED)")
+    world.resource.close()
+    world.on_connect = "PRAGMA foreign_keys = ON"
+    with pytest.raises(RolledBackError, match="FOREIGN KEY") as caught, world.block() as tx:
+        tx.connection(world.resource).execute("INSERT INTO lines VALUES (42)")
+    assert not caught.value.retriable
+    assert tx.outcome is Outcome.ROLLED_BACK
 
 
 def test_a_commit_without_an_answer_is_looked_up_by_the_marker(world: World) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.chains import has_circle
 from txmq.errors import (
     ConfigError,
     HeuristicError,
@@ -300,6 +301,8 @@ def test_one_failed_statement_dooms_the_transaction(world: World) -> None:
             tx.connection(world.resource).cursor().execute("INSERT INTO nowhere VALUES (1)")
         world.insert(tx, b"y")
     assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+    assert not caught.value.retriable
+    assert not has_circle(caught.value)
     assert (tx.outcome, world.rows(), world.home.requests) == (Outcome.ROLLED_BACK, [], [])
 
 
