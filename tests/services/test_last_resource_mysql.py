@@ -27,10 +27,8 @@ from txmq.runtime.sim_clock import SimClock
 from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB
 from txmq.xa import LastResource
-from txmq.xa.dialects import MYSQL
 from txmq.xa.installed import CHECK_EVERY_S
 from txmq.xa.last_resource import BEGUN_FRESH_S
-from txmq.xa.marker import MarkerTable
 
 from .mysql_world import wait_until
 
@@ -470,31 +468,3 @@ def _crash() -> None:
 
 def _lock_waits(shop: Shop) -> int:
     return int(shop.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])
-
-
-# --- the marker table ------------------------------------------------------------------------------------------------
-
-
-def test_expired_rolled_back_markers_leave_without_waiting_for_open_transactions(shop: Shop) -> None:
-    values = ", ".join(f"('old{number}', 'rolled-back', 0, 0, 0)" for number in range(3))
-    shop.execute(f"INSERT INTO txmq_marker VALUES {values}, ('c', 'committed', 0, 0, 0)")
-    shop.execute(f"INSERT INTO txmq_marker VALUES ('young', 'rolled-back', 0, {MYSQL.now_ms}, 0)")
-    holder = shop.connect()
-    holder.cursor().execute("INSERT INTO txmq_marker VALUES ('open', 'committed', 0, 0, 0)")
-    table = MarkerTable("txmq_marker", MYSQL, "%s")
-    connection = shop.connect()
-    connection.cursor().execute("SET SESSION innodb_lock_wait_timeout = 1")
-    connection.commit()
-    assert table.delete_expired_rolled_back(connection) == 3
-    assert table.delete_expired_rolled_back(connection) == 0
-    holder.rollback()
-    assert shop.execute("SELECT txid FROM txmq_marker ORDER BY txid") == [("c",), ("young",)]
-
-
-def test_the_databases_clock_is_told_in_utc_whatever_the_sessions_zone(shop: Shop) -> None:
-    table = MarkerTable("txmq_marker", MYSQL, "%s")
-    connection = shop.connect()
-    now_ms = table.now_ms(connection)
-    connection.cursor().execute("SET time_zone = '+11:00'")
-    assert abs(table.now_ms(connection) - now_ms) < 5_000
-    assert abs(now_ms - 1000 * shop.execute("SELECT UNIX_TIMESTAMP()")[0][0]) < 5_000

@@ -53,6 +53,9 @@ class Dialect:
         weakness: which setting lets a commit be lost, as text, or None.
         short_waits: statement that lets locks be waited for a second only, for one who settles; empty for SQLite, where
             ``connect`` is told.
+        read_committed: statement that lets a session lock no more than the rows it changes; empty where that takes none
+            or the server's binary log refuses it.
+        delete: how a statement that deletes rows by their key begins.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back in the connection's
             database, or where it has none in the schema that is its parameter; empty where all tables can.
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
@@ -73,6 +76,8 @@ class Dialect:
     short_waits: str
     why_not_idle: Callable[[Connection], str | None]
     weakness: Callable[[Connection], str | None]
+    read_committed: Callable[[Connection], str] = lambda _connection: ""
+    delete: str = "DELETE FROM {table}"
     engines: str = ""
     engines_two_phase: str = ""
     has_privileges: bool = True
@@ -145,6 +150,13 @@ def _mysql_is_lost(_connection: Any, error: Exception) -> bool:
     return _number(error) in _MYSQL_LOST
 
 
+def _mysql_read_committed(connection: Connection) -> str:
+    found = mysql_variables(connection, "log_bin", "binlog_format")
+    if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
+        return ""  # it refuses what is written at READ COMMITTED
+    return "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+
 def _postgresql_why_not_idle(connection: Any) -> str | None:
     if connection.autocommit:
         return _IN_AUTOCOMMIT
@@ -212,6 +224,9 @@ MYSQL = Dialect(
     short_waits="SET SESSION innodb_lock_wait_timeout = 1",
     why_not_idle=_mysql_why_not_idle,
     weakness=_mysql_weakness,
+    read_committed=_mysql_read_committed,
+    # For many keys among few rows a full scan is cheaper: it waits for every open transaction, at any isolation.
+    delete="DELETE {table} FROM {table} FORCE INDEX (PRIMARY)",
     engines=_MYSQL_ENGINES + ")",
     engines_two_phase=_MYSQL_ENGINES + " OR e.xa <> 'YES')",
     is_lost=_mysql_is_lost,
@@ -228,6 +243,7 @@ POSTGRESQL = Dialect(
     number="BIGINT",
     table_options="",
     short_waits="SET lock_timeout = '1s'",
+    read_committed=lambda _connection: "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,
     # Others leave it open to doubt what became of it: 25P02 is a statement that failed, in a transaction still open.
@@ -259,6 +275,13 @@ def dialect_for(driver: ModuleType, name: str | None) -> Dialect:
     if name not in DIALECTS:
         raise ConfigError(f"dialect={name!r}: expected one of {', '.join(DIALECTS)}")
     return DIALECTS[name]
+
+
+def make_settling(connection: Connection, dialect: Dialect) -> None:
+    """Let one who settles wait for locks shortly, and lock only what he changes: no gaps between others' rows."""
+    for statement in (dialect.short_waits, dialect.read_committed(connection)):
+        if statement:
+            run(connection, statement)
 
 
 def placeholder_of(driver: ModuleType) -> str:

@@ -38,6 +38,7 @@ from txmq.runtime.owner import Owner, current_owner
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock
 from txmq.xa.dbapi import driver_of, run
+from txmq.xa.dialects import make_settling
 from txmq.xa.guard import Guard, GuardedConnection
 from txmq.xa.installed import Demands, Installation, Session
 from txmq.xa.marker import MarkerTable
@@ -168,7 +169,8 @@ class LastResource:
         if not self._knows_sqlite():
             session = self._open(cluster, self._connect)
             if not self._knows_sqlite():
-                _wait_shortly(session)
+                make_settling(session.connection, session.table.dialect)
+                session.connection.commit()  # PostgreSQL takes a SET back with its transaction
                 return Settling(session.connection, session.table, self.installation.required_uuid)
             _close(session.connection)
         session = self._open(cluster, self._open_existing_sqlite)
@@ -427,12 +429,6 @@ class Branch:
 def cluster_of(client: Any) -> str:
     """The cluster id of a client's broker, 16 hex digits."""
     return f"{client.session.cluster:016x}"
-
-
-def _wait_shortly(session: Session) -> None:
-    if session.table.dialect.short_waits:
-        run(session.connection, session.table.dialect.short_waits)
-        session.connection.commit()  # PostgreSQL takes a SET back with its transaction
 
 
 def _close(connection: Any) -> None:

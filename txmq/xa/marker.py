@@ -15,6 +15,7 @@ Invariants:
     * an outcome never changes; a row leaves only as DESIGN.md section 5 allows;
     * the owner's row gets in only where the identity is the expected one, and before the deadline on the database's
       clock; both are conditions of the INSERT itself;
+    * rows are deleted by their keys, at most EXPIRED_SIZE at once: whoever writes other rows does not wait for it;
     * methods with "own transaction" in their docstring commit before they return, or raise and leave nothing.
 """
 
@@ -78,6 +79,7 @@ class MarkerTable:
         if not is_valid_table(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
         self.dialect, self.name, self._mark = dialect, table, placeholder
+        self._delete = dialect.delete.format(table=table)
         self.place: Place | None = None
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
@@ -126,7 +128,7 @@ class MarkerTable:
                 f"SELECT name, uuid, 0, 0, 0 FROM {self.name}_identity WHERE 1 = 0",
             )
             self._run(connection, f"UPDATE {self.name} SET seen = seen + 1 WHERE 1 = 0")  # noqa: S608
-            self._run(connection, f"DELETE FROM {self.name} WHERE 1 = 0")  # noqa: S608
+            self._run(connection, f"{self._delete} WHERE 1 = 0")
         finally:
             with suppress(Exception):
                 connection.rollback()
@@ -267,7 +269,7 @@ class MarkerTable:
         with own_transaction(connection, self.dialect, self.place):
             self._run(
                 connection,
-                f"DELETE FROM {self.name} WHERE outcome = '{COMMITTED}' AND txid IN ({marks})",  # noqa: S608
+                f"{self._delete} WHERE outcome = '{COMMITTED}' AND txid IN ({marks})",
                 txids,
             )
 
@@ -286,7 +288,7 @@ class MarkerTable:
         with own_transaction(connection, self.dialect):
             _, count = self._run(
                 connection,
-                f"DELETE FROM {self.name} WHERE outcome = '{ROLLED_BACK}' AND txid IN ({marks})",  # noqa: S608
+                f"{self._delete} WHERE outcome = '{ROLLED_BACK}' AND txid IN ({marks})",
                 [text(txid) for (txid,) in expired],
             )
         return count

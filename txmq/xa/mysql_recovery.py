@@ -20,7 +20,7 @@ from contextlib import suppress
 from txmq.runtime.logging import get_logger
 from txmq.xa.branch import Ended, ListedXid, listed_xid
 from txmq.xa.dbapi import run
-from txmq.xa.dialects import mysql_variables
+from txmq.xa.dialects import make_settling
 from txmq.xa.mysql_branch import MySQLSession
 from txmq.xa.mysql_server import ACCESS_DENIED, NOTA, ROLLED_BACK, UNKNOWN_THREAD, code_of, execute, listed_xids, xa
 from txmq.xid import Xid
@@ -42,8 +42,7 @@ class MySQLRecovery:
         self._session, self._connection, self._cluster = session, session.connection, int(cluster, 16)
         self._log = get_logger(resource=name)
         self._connection.autocommit(True)
-        run(self._connection, session.table.dialect.short_waits)
-        self._avoid_gap_locks()
+        make_settling(self._connection, session.table.dialect)
 
     def prepared(self) -> list[ListedXid]:
         """See ``Recovery``."""
@@ -139,9 +138,3 @@ class MySQLRecovery:
 
     def _finds(self, where: str, number: int) -> bool:
         return bool(run(self._connection, f"SELECT 1 FROM information_schema.{where} = {int(number)}")[0])  # noqa: S608
-
-    def _avoid_gap_locks(self) -> None:
-        # A DELETE of rows between which others insert would lock the gaps. Statement-based logging needs those.
-        found = mysql_variables(self._connection, "log_bin", "binlog_format")
-        if found.get("log_bin") != "ON" or found.get("binlog_format") != "STATEMENT":
-            run(self._connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
