@@ -70,7 +70,8 @@ class Client:
         self.node = node
         self.peer = node.core.connected("test")
         self.peer.shell = self
-        self._requests = RequestReader(Limits(node.settings.request_size_bytes_max), ByteBudget(1 << 30))
+        limits = Limits(node.settings.request_size_bytes_max, node.settings.batch_size_bytes_max)
+        self._requests = RequestReader(limits, ByteBudget(1 << 30))
         self._reader = AnswerReader()
         self._next = 0
         self.received: dict[bytes, Answer] = {}

@@ -54,6 +54,9 @@ CASES = (
     Case(3, "a body of length 0", b"put t 0 0 p\r\n", (400,)),
     Case(4, "a length of 2^32-1", b"put t 0 4294967295 p\r\n", (413, CLOSED)),
     Case(5, "a length one over the limit", b"put t 0 16777217 p\r\n", (413, CLOSED)),
+    Case(
+        5, "16 MiB of JSON", b"group save g member=m 16777216 1\r\n" + b"[[]," * (4 << 20) + b"ping 2\r\n", (413, 200)
+    ),
     Case(7, "a negative length", b"put t 0 -1 p\r\n", (400, CLOSED)),
     Case(8, "a length beyond what comes", put(batch(), 5000), (CLOSED,), finishes=True),
     Case(9, "a body beyond its length", put(batch(crc=1)) + b"\x00\xff\xfe\r\n" * 3, (400, 400, CLOSED)),

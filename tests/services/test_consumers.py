@@ -274,6 +274,17 @@ def test_groups_do_not_disturb_each_other_and_bad_names_are_refused(client: txmq
             client.consumer(group, topics)
 
 
+def test_a_member_says_what_it_has_of_thousands_of_partitions_in_pieces(client: txmq.Client) -> None:
+    """One request would be more than the broker takes, which may be as little as 64 KiB."""
+    topic, count = "t" * 150, 500
+    client.topics.create(topic, partitions=count)
+    client.groups.reset(GROUP, [(topic, number, 0) for number in range(count)])
+    client.producer().send_many(topic, [(b"%d" % number, b"v") for number in range(count)])
+    with client.consumer(GROUP, [topic]) as consumer:
+        found = take(consumer, count)
+    assert sum(row["offset"] for row in client.groups.describe(GROUP)["partitions"]) == len(found)
+
+
 def test_an_ack_that_is_waited_for_is_saved(client: txmq.Client) -> None:
     client.producer().send(TOPIC, b"x", partition=2)
     with client.consumer(GROUP, [TOPIC], options=ConsumerOptions(offset_save_interval=3600.0)) as consumer:

@@ -54,7 +54,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._transport: asyncio.Transport
-        self._reader = RequestReader(Limits(request_size_bytes_max=host.settings.request_size_bytes_max), host.budget)
+        limits = Limits(host.settings.request_size_bytes_max, host.settings.batch_size_bytes_max)
+        self._reader = RequestReader(limits, host.budget)
         self._greeted = False
         # By the clock of ``liveness``, and 0 where there is none: the end of the unfinished request's time, or of the
         # first one's; when answers stopped being taken.
@@ -86,7 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take in what one read brought."""
         requests = self._reader.feed(_buffer[:nbytes])
         if requests:
-            if isinstance(requests[-1], Violation):
+            if isinstance(requests[-1], Violation) and requests[-1].closes:
                 self._tell("connection closed: outside the protocol", requests[-1].text)
             if self._queued:
                 self._queued += requests

@@ -163,7 +163,7 @@ class Core:
         self.context.answer(peer, violation.opaque, answers.violation(violation))
         if is_owed:
             peer.unanswered.add(violation.opaque)
-        peer.closing = True
+        peer.closing = peer.closing or is_owed or violation.closes
 
     # --- groups ------------------------------------------------------------------------------------------------------
 

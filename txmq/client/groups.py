@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from txmq.client.connection import Connection
+from txmq.protocol.group_rows import in_pieces
 
 Fields = dict[str, Any]
 FieldsList = list[Fields]
@@ -40,9 +41,10 @@ class Groups:
         Raises:
             GroupActiveError: it has members; stop them first.
 
-        Durability: forced in the broker when this returns.
+        Durability: forced in the broker when this returns; of more than 1,000 some may be when it raises.
         """
-        self._ask("reset", group, [list(row) for row in offsets])
+        for piece in in_pieces(offsets):
+            self._ask("reset", group, piece)
 
     def change_aside(self, group: str, rows: Iterable[Sequence[Any]]) -> FieldsList:
         """Change what is set aside, also while members are active: they get those partitions anew.
@@ -53,9 +55,9 @@ class Groups:
         Returns:
             Rows that were refused, because another text is there by now: ``topic``, ``partition``, ``aside``.
 
-        Durability: forced in the broker when this returns.
+        Durability: forced in the broker when this returns; of many some may be when it raises.
         """
-        refused = self._ask("aside", group, [list(row) for row in rows])["refused"]
+        refused = [row for piece in in_pieces(rows) for row in self._ask("aside", group, piece)["refused"]]
         return [dict(zip(("topic", "partition", "aside"), row, strict=True)) for row in refused]
 
     def delete(self, group: str) -> None:
@@ -63,6 +65,6 @@ class Groups:
         self._ask("delete", group)
 
     def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = ()) -> Fields:
-        body = json.dumps(list(rows)).encode()
+        body = json.dumps(rows).encode()
         answer: Fields = json.loads(self._connection().call("group", action, group, timeout=self._timeout, body=[body]))
         return answer

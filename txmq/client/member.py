@@ -33,6 +33,7 @@ from txmq.errors import (
     UnknownMemberError,
     UnknownTopicError,
 )
+from txmq.protocol.group_rows import in_pieces
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, Signal, start_daemon
@@ -185,8 +186,10 @@ class GroupMember:
     def _save_in_broker(self, positions: Sequence[OffsetPosition]) -> list[Slot]:
         rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
         order = max(position.order for position in positions)
-        answer = json.loads(self._call("save", rows, {"order": order} if order else {}))
-        refused = {(topic, partition): newest for topic, partition, newest in answer["refused"]}
+        refused: dict[Slot, int] = {}
+        for piece in in_pieces(rows):
+            answer = json.loads(self._call("save", piece, {"order": order} if order else {}))
+            refused.update({(topic, partition): newest for topic, partition, newest in answer["refused"]})
         ours = [p.slot for p in positions if refused.get(p.slot) in (0, p.generation)]
         if ours:  # the broker was restarted, and we have to join again; or a transaction of ours overtook this
             raise StorageError(f"the offset of {ours[0][0]}-{ours[0][1]} cannot be saved now")
@@ -235,7 +238,8 @@ class GroupMember:
 
     def _join(self) -> None:
         settings = self._settings
-        claims = [[*slot, generation] for slot, generation in self._partitions.held()]
+        # One request claims all; what does not fit is handed over anew, and goes on from what is saved.
+        claims = in_pieces([*slot, generation] for slot, generation in self._partitions.held())[0]
         words: Words = {
             "topics": ",".join(settings.topics), "strategy": settings.strategy,
             "timeout": int(settings.session_timeout_s * 1000),
@@ -270,7 +274,10 @@ class GroupMember:
         if not self._has_revoked:
             words["wait"] = max(1, int(wait_s * 1000))
         try:
-            view = self._call("heartbeat", [list(slot) for slot in released], words)
+            *first, last = in_pieces(released)
+            for piece in first:
+                self._call("heartbeat", piece, {})
+            view = self._call("heartbeat", last, words)
         except TxmqError:
             self._released = released  # said again
             raise

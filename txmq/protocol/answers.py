@@ -57,7 +57,7 @@ def error(exception: BrokerError, opaque: bytes) -> bytes:
 
 
 def violation(violation: Violation) -> bytes:
-    """The last answer of a connection that is closed behind it."""
+    """The answer to a request that broke the protocol."""
     return result(violation.code, violation.opaque, _error_body(violation.error_name, violation.text))
 
 

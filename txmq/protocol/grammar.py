@@ -29,6 +29,9 @@ LINE_SIZE_BYTES_MAX = 4096  # with its end; memcached takes 2048, HTTP servers 8
 OPAQUE_SIZE_MAX = 16
 NO_OPAQUE = b"-"  # what an answer carries where the request had none
 ERROR_SIZE_BYTES_MAX = 1024
+OFFSETS_SIZE_BYTES_MAX = 256 << 10  # what ``offsets=`` may say
+GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is aside, 64 KiB each, with all of it escaped; 2 ms to parse
+QUERY_SIZE_BYTES_MAX = 1 << 20  # some 15,000 txids
 UNKNOWN_VERB = "unknown verb; type: help"
 
 _Matcher = Callable[[bytes], object]
@@ -55,6 +58,10 @@ class Verb:
         extensions: name -> kind of value: ``flag`` (a bare word) or a key of ``_KINDS``.
         any_extension: also words that are not listed (topic settings).
         has_body: a length stands before the opaque.
+        body_size_bytes_max: of that body, where it is less than what a record batch or the parts of a transaction may
+            have; 0 where it is not. What is read as JSON, or line by line, has a limit of its own: it costs 100 times
+            its size in memory and the loop's time before anybody can say what is wrong with it.
+        number_max: of an extension that is a number.
         opaque_optional: ``stats version help quit``: the answer may carry ``-``.
         optional: a word that may stand before that opaque.
         teaches: what ``help`` says.
@@ -65,12 +72,15 @@ class Verb:
     extensions: dict[bytes, str] = field(default_factory=dict)
     any_extension: bool = False
     has_body: bool = False
+    body_size_bytes_max: int = 0
+    number_max: dict[bytes, int] = field(default_factory=dict)
     opaque_optional: bool = False
     optional: str = ""
     teaches: str = ""
 
 
 _STREAMED = {b"offsets": "number", b"parts": "number", b"bytes": "long", b"crc": "number"}
+_STREAMED_MAX = {b"offsets": OFFSETS_SIZE_BYTES_MAX}
 _TABLE = (
     Verb(
         b"hello", ("#protocol", "client"), {b"session": "session"},
@@ -95,15 +105,17 @@ _TABLE = (
             b"resource": "text", b"uuid": "hex32", b"table": "text", b"group": "text", b"xid": "text",
             b"query": "text", b"epoch": "long", b"batch": "long", b"task": "number", b"attempt": "number",
             b"deadline": "long", b"floor": "long", **_STREAMED,
-        }, has_body=True,
+        }, has_body=True, number_max=_STREAMED_MAX,
         teaches="store a transaction's messages until it is decided",
     ),
     Verb(
         b"commit", ("txid",), {b"heuristic": "text", b"floor": "long", **_STREAMED}, has_body=True,
+        number_max=_STREAMED_MAX,
         teaches="decide a local transaction, or settle a prepared one",
     ),
     Verb(
         b"decide", ("txid",), {b"branches": "number", b"floor": "long", **_STREAMED}, has_body=True,
+        number_max=_STREAMED_MAX,
         teaches="commit messages together with branches that are prepared in databases",
     ),
     Verb(
@@ -136,11 +148,12 @@ _TABLE = (
         {
             b"member": "text", b"topics": "text", b"strategy": "text", b"timeout": "number", b"view": "number",
             b"wait": "number", b"order": "long", b"alone": "flag", b"life": "text",
-        }, has_body=True,
+        }, has_body=True, body_size_bytes_max=GROUP_SIZE_BYTES_MAX,
         teaches="join, heartbeat, leave, save, describe, list, reset, delete: group describe billing 0 1",
     ),
     Verb(
         b"query", ("action", "query"), {b"epoch": "long", b"batch": "long"}, has_body=True,
+        body_size_bytes_max=QUERY_SIZE_BYTES_MAX,
         teaches="epoch, open, commit, abort, list, delete: batches of parallel writers: query list * 0 1",
     ),
     Verb(b"ping", teaches="is the broker there? ping 1"),
@@ -245,6 +258,18 @@ def _parse_extensions(verb: Verb, words: list[bytes], opaque: bytes) -> dict[byt
             raise GrammarError(f"extension {name.decode('ascii', 'replace')[:40]} is malformed", opaque)
         found[name] = value
     return found
+
+
+def too_large(parsed: Parsed) -> str:
+    """Why the line's body is more than its verb takes, whatever else the broker's limits are; empty where it is not."""
+    verb, length = VERBS[parsed.verb], parsed.length or 0
+    if verb.body_size_bytes_max and length > verb.body_size_bytes_max:
+        return f"a body of {length} bytes: {parsed.verb.decode()} takes at most {verb.body_size_bytes_max}"
+    stated = parsed.extensions or {}
+    for name, most in verb.number_max.items():
+        if int(stated.get(name, 0)) > most:
+            return f"{name.decode()}={int(stated[name])}: at most {most}"
+    return ""
 
 
 def usage(verb: Verb) -> str:

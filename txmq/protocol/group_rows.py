@@ -6,13 +6,31 @@ Invariants
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from txmq.errors import BadRequestError
 from txmq.protocol.json_text import read_json
-from txmq.protocol.offsets import is_number, is_topic, offset_row
+from txmq.protocol.offsets import is_number, is_topic, offset_row, refuse_too_many
 
 Slot = tuple[str, int]  # topic, partition
+PIECE_SIZE_BYTES = 60 << 10  # every broker takes it, whatever its ``request_size_bytes_max``
+PIECE_ROWS = 1000
+
+
+def in_pieces(rows: Iterable[Sequence[Any]]) -> list[list[Sequence[Any]]]:
+    """Rows as the bodies of one request each, at least of one: few enough, and small enough together."""
+    pieces: list[list[Sequence[Any]]] = [[]]
+    size = 0
+    for row in rows:
+        row_size = len(json.dumps(row)) + 2
+        if pieces[-1] and (size + row_size > PIECE_SIZE_BYTES or len(pieces[-1]) == PIECE_ROWS):
+            pieces.append([])
+            size = 0
+        pieces[-1].append(row)
+        size += row_size
+    return pieces
 
 
 def split_rows(body: bytearray | None) -> list[list[Any]]:
@@ -20,10 +38,12 @@ def split_rows(body: bytearray | None) -> list[list[Any]]:
 
     Raises:
         BadRequestError: it is no array of arrays.
+        TooLargeError: it is one of too many.
     """
     rows = read_json(body) if body else []
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise BadRequestError("the body is a JSON array of arrays")
+    refuse_too_many(len(rows))
     return rows
 
 

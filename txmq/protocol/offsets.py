@@ -15,14 +15,15 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from txmq.errors import BadRequestError
+from txmq.errors import BadRequestError, TooLargeError
 from txmq.model import is_valid_name
+from txmq.protocol.grammar import OFFSETS_SIZE_BYTES_MAX
 from txmq.protocol.json_text import is_whole, read_json
 
 Buffer = bytes | bytearray | memoryview
 
-OFFSETS_SIZE_BYTES_MAX = 4 << 20
 GROUPS_MAX = 64
+ROWS_MAX = 4096  # in one request; 10 to 20 ms of the broker
 ASIDE_SIZE_MAX = 64 << 10
 _LONG_END = 1 << 63
 
@@ -61,24 +62,42 @@ def split_offsets(body: Buffer, start: int, size: int) -> tuple[list[GroupOffset
         The offsets, and where the parts begin.
 
     Raises:
-        BadRequestError: malformed, too large, or a partition twice.
+        BadRequestError: malformed, or a partition twice.
+        TooLargeError: more than ``OFFSETS_SIZE_BYTES_MAX``, or too many rows.
     """
     if not size:
         return [], start
+    if size > OFFSETS_SIZE_BYTES_MAX:
+        raise TooLargeError(f"offsets={size}: at most {OFFSETS_SIZE_BYTES_MAX}")
     end = start + size
-    if size > OFFSETS_SIZE_BYTES_MAX or end > len(body):
-        raise BadRequestError(f"offsets={size}: over {OFFSETS_SIZE_BYTES_MAX} bytes, or more than the body holds")
+    if end > len(body):
+        raise BadRequestError(f"offsets={size}: more than the body holds")
     found = read_json(body[start:end])
     if not isinstance(found, list) or not 1 <= len(found) <= GROUPS_MAX:
         raise BadRequestError(f"offsets are a JSON array of 1 to {GROUPS_MAX} groups")
+    refuse_too_many(sum(len(given[2]) for given in found if _has_rows(given)))
     groups = [_group(given) for given in found]
     if len({group.group for group in groups}) != len(groups):
         raise BadRequestError("offsets: a group stands twice")
     return groups, end
 
 
+def refuse_too_many(rows: int) -> None:
+    """Refuse what would take the broker too long.
+
+    Raises:
+        TooLargeError: more than ``ROWS_MAX``.
+    """
+    if rows > ROWS_MAX:
+        raise TooLargeError(f"{rows} rows: at most {ROWS_MAX} in one request")
+
+
+def _has_rows(given: Any) -> bool:
+    return isinstance(given, list) and len(given) == 3 and isinstance(given[2], list)
+
+
 def _group(given: Any) -> GroupOffsets:
-    if not isinstance(given, list) or len(given) != 3 or not isinstance(given[2], list) or not given[2]:
+    if not _has_rows(given) or not given[2]:
         raise BadRequestError("the offsets of a group are [group, order, [row, ...]]")
     name, order, rows = given
     if not is_topic(name) or not is_number(order):

@@ -7,8 +7,9 @@ Theory of operation
 
         IDLE --part of a line--> LINE --line end--> BODY --last byte--> IDLE        any of them --violation--> DEAD
 
-    A ``Violation`` is the last item ever returned: the requests before it are served, it is answered, and the
-    connection is closed. A dead reader ignores whatever else arrives.
+    A ``Violation`` that ``closes`` is the last item ever returned: the requests before it are served, it is answered,
+    and the connection is closed. A dead reader ignores whatever else arrives. One that does not (a body larger than its
+    verb takes) is told as soon as its line is read; its body is read past, kept nowhere, and what follows is served.
 
 Invariants
     * Items do not depend on how the stream was cut into reads, errors and their texts included (only 429 does, see
@@ -32,7 +33,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from txmq.errors import BadRequestError, BrokerError, OverloadedError, TooLargeError
-from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, NO_OPAQUE, UNKNOWN_VERB, VERBS, GrammarError, Parsed, parse_line
+from txmq.protocol.grammar import (
+    LINE_SIZE_BYTES_MAX,
+    NO_OPAQUE,
+    UNKNOWN_VERB,
+    VERBS,
+    GrammarError,
+    Parsed,
+    parse_line,
+    too_large,
+)
 from txmq.runtime.ports import Buffer
 
 Request = tuple[bytes, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes]
@@ -42,12 +52,13 @@ OWN_BYTES = 4096  # of an unfinished body, kept without asking the budget
 
 
 class Violation(NamedTuple):
-    """The request broke the protocol: answer this and close."""
+    """The request broke the protocol: answer this and close, unless it says otherwise."""
 
     code: int
     error_name: str
     text: str
     opaque: bytes
+    closes: bool = True
 
 
 class ByteBudget:
@@ -75,6 +86,7 @@ class Limits:
     """Limits of one connection."""
 
     request_size_bytes_max: int = 16 << 20
+    batch_size_bytes_max: int = 16 << 20
 
 
 # The plain put, by far the most frequent line, in one match. Everything else, and a put with a longer topic, goes
@@ -106,24 +118,25 @@ _PRINTABLE = re.compile(rb"[ -~]*").fullmatch
 class RequestReader:
     """See the module's docstring. One per connection."""
 
-    __slots__ = ("_budget", "_dead", "_limit", "_line", "_missing", "_pending", "_reserved")
+    __slots__ = ("_budget", "_dead", "_limit", "_line", "_missing", "_pending", "_put_limit", "_reserved")
 
     def __init__(self, limits: Limits, budget: ByteBudget) -> None:
         self._limit, self._budget = limits.request_size_bytes_max, budget
+        self._put_limit = min(limits.batch_size_bytes_max, limits.request_size_bytes_max)
         self._line = b""  # the unfinished line
         self._pending: tuple[Parsed, bytearray] | None = None  # the request whose body is arriving
-        self._missing = 0  # bytes of that body
+        self._missing = 0  # bytes of that body, or of one that is read past
         self._reserved = 0  # what it has taken from the budget
         self._dead = False
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is unfinished."""
-        return not self._line and self._pending is None
+        return not (self._line or self._missing or self._pending)
 
     def close(self) -> None:
         """Give back what the unfinished request holds; nothing is read any more."""
-        self._line, self._pending, self._dead = b"", None, True
+        self._line, self._pending, self._missing, self._dead = b"", None, 0, True
         self._release()
 
     def feed(self, data: Buffer) -> list[Request | Violation]:
@@ -134,7 +147,7 @@ class RequestReader:
         found: list[Request | Violation] = []
         if self._dead:
             return found
-        if self._pending is not None:
+        if self._missing:
             taken = self._grow_body(data, found)
             data = memoryview(data)[taken:]
         if self._line:
@@ -142,14 +155,15 @@ class RequestReader:
             self._line = b""
         else:
             chunk = bytes(data)
-        position, size, append, limit = 0, len(chunk), found.append, self._limit
+        position, size, append = 0, len(chunk), found.append
+        limit, put_limit = self._limit, self._put_limit
         while position < size:
             match = _PLAIN_PUT(chunk, position)
             if match is not None:
                 topic, partition, length, opaque = match.groups()
                 start = match.end()
                 end = start + int(length)
-                if end <= size and end - start <= limit:
+                if end <= size and end - start <= put_limit:
                     append((b"put", [topic, partition], None, bytearray(chunk[start:end]), opaque))
                     position = end
                     continue
@@ -238,6 +252,11 @@ class RequestReader:
             error = TooLargeError(f"a body of {length} bytes is over request_size_bytes_max {self._limit}")
             self._violate(found, error, opaque)
             return len(chunk)
+        refusal = self._refusal(parsed, length)
+        if refusal is not None:
+            found.append(refusal)
+            self._missing = length
+            return start + self._grow_body(memoryview(chunk)[start:], found)
         end = start + length
         if end <= len(chunk):
             found.append((verb, arguments, extensions, bytearray(chunk[start:end]), opaque))
@@ -246,11 +265,22 @@ class RequestReader:
         self._grow_body(memoryview(chunk)[start:], found)
         return len(chunk)
 
+    def _refusal(self, parsed: Parsed, length: int) -> Violation | None:
+        text = too_large(parsed)
+        if parsed.verb == b"put" and length > self._put_limit:
+            text = f"a batch of {length} bytes is over batch_size_bytes_max {self._put_limit}"
+        if not text:
+            return None
+        error = TooLargeError(text)
+        return Violation(error.code, error.wire_name, text, parsed.opaque, closes=False)
+
     def _grow_body(self, data: Buffer, found: list[Request | Violation]) -> int:
-        """Take up to the missing bytes of the pending body; returns how many."""
-        assert self._pending is not None
-        parsed, body = self._pending
+        """Take up to the missing bytes of the pending body, or read past those of a refused one; returns how many."""
         piece = memoryview(data)[: self._missing]
+        if self._pending is None:
+            self._missing -= len(piece)
+            return len(piece)
+        parsed, body = self._pending
         if not self._reserve(len(body) + len(piece)):
             text = "the broker holds too many unfinished requests; try again later"
             self._violate(found, OverloadedError(text), parsed.opaque)

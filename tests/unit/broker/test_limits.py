@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 
 import pytest
 
 from txmq.errors import JournalFullError, StorageError
 from txmq.log.verify import verify_log
+from txmq.protocol.offsets import ROWS_MAX, GroupOffsets, OffsetRow, encode_offsets
 from txmq.redo import entries
 from txmq.redo.journal import Journal
 from txmq.runtime.sim_disk import SimDisk
@@ -42,6 +44,37 @@ def test_a_full_disk_refuses_messages_and_serves_decisions() -> None:
     broker.context.disk_full = False
     assert put(client).code == 200
     assert broker.context.counters.refused_disk_full == 5
+
+
+def test_a_body_its_verb_does_not_take_is_refused_at_once_and_the_connection_goes_on() -> None:
+    broker = node(request_size_bytes_max=1 << 20)
+    client = broker.connect()
+    client.send_bytes(b"group join g member=m topics=a 300000 J\r\n")
+    broker.pump()
+    assert client.received.pop(b"J") == (413, b"too-large a body of 300000 bytes: group takes at most 262144")
+    client.send_bytes(bytes(300_000) + b"ping P\r\n")
+    broker.pump()
+    assert client.received.pop(b"P").code == 200
+    assert (broker.context.groups, client.peer.closing) == ({}, False)
+
+
+def test_a_token_still_in_use_ends_the_connection_of_a_body_its_verb_does_not_take_too() -> None:
+    broker = node(request_size_bytes_max=1 << 20)
+    client = broker.connect()
+    client.send_bytes(b"get a 0 0 100 wait=1000 J\r\ngroup list * 300000 J\r\n")
+    assert client.peer.closing
+
+
+@pytest.mark.parametrize("action", ["heartbeat", "save", "reset"])
+def test_rows_beyond_what_a_request_may_have_are_refused_whole(action: str) -> None:
+    broker = node(request_size_bytes_max=1 << 20)
+    body = json.dumps([["a", 0]] * (ROWS_MAX + 1)).encode()
+    answer = broker.connect().ask("group", action, "g", extensions={"member": "m"}, body=body)
+    assert (answer.code, answer.error) == (413, "too-large")
+    offsets = encode_offsets([GroupOffsets("g", 1, tuple(OffsetRow("a", n, 1, 0, None) for n in range(ROWS_MAX + 1)))])
+    client = broker.session()
+    answer = client.ask("commit", broker.txid(1, 1), extensions={"offsets": len(offsets)}, body=offsets)
+    assert (answer.code, answer.error) == (413, "too-large")
 
 
 def test_a_stopping_broker_refuses_messages_and_serves_decisions() -> None:

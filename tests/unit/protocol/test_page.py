@@ -18,6 +18,7 @@ from txmq.protocol.grammar import (
     parse_line,
     usage,
 )
+from txmq.protocol.offsets import ROWS_MAX
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text("utf-8")
 HEADINGS = re.findall(r"^#### `(.*)`$", PAGE, re.MULTILINE)
@@ -51,6 +52,18 @@ def test_the_page_names_every_error_with_its_code() -> None:
 def test_the_page_states_the_limits() -> None:
     assert f"at most {LINE_SIZE_BYTES_MAX} bytes" in PAGE
     assert f"1 to {OPAQUE_SIZE_MAX} of" in PAGE
+
+
+def test_the_page_states_what_each_verb_takes_as_a_body() -> None:
+    rows = re.findall(r"^\| ((?:`[a-z]+` ?)+) \| (.*) \|$", PAGE, re.MULTILINE)
+    stated = {verb: text for verbs, text in rows for verb in re.findall(r"`(.*?)`", verbs)}
+    assert set(stated) == {verb.name.decode() for verb in VERBS.values() if verb.has_body}
+    for name, text in stated.items():
+        verb = VERBS[name.encode()]
+        assert bool(verb.body_size_bytes_max) == text.startswith(f"{verb.body_size_bytes_max} bytes")
+        for extension, most in verb.number_max.items():
+            assert f"`{extension.decode()}=` {most} bytes and {ROWS_MAX} rows" in text
+    assert f"{ROWS_MAX} rows" in stated["group"]
 
 
 @_EACH_VERB

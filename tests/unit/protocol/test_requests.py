@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.protocol import requests
-from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, VERBS
+from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, OFFSETS_SIZE_BYTES_MAX, VERBS, Verb
 from txmq.protocol.requests import OWN_BYTES, ByteBudget, Limits, Request, RequestReader, Violation
 
 Item = Request | Violation
@@ -71,6 +71,9 @@ def _one_by_one(stream: bytes) -> list[bytes]:
 REQUESTS = [pytest.param(_bytes(v), _request(v), id=v["name"]) for v in VECTORS["requests"]]
 VIOLATIONS = [pytest.param(_bytes(v), v["code"], v["opaque"].encode(), id=v["name"]) for v in VECTORS["violations"]]
 TRAILER = b"ping Z9\r\n"
+REFUSED = [
+    pytest.param(_bytes(v) + bytes(v["body_size"]), v["opaque"].encode(), id=v["name"]) for v in VECTORS["refused"]
+]
 AFTER: Request = (b"ping", [], None, None, b"Z9")
 
 
@@ -114,7 +117,7 @@ def test_any_flipped_bit_gives_requests_or_a_violation_in_whatever_pieces_it_com
         assert whole == _read(_one_by_one(bytes(flipped[bit // 8 :])), _copied(before)), bit
         assert whole[0] != [request_, AFTER], bit
         for item in whole[0]:
-            assert isinstance(item, Violation) is (len(item) == 4), bit
+            assert isinstance(item, Violation) is (type(item) is not tuple), bit
         if bit % 8 == 7:
             assert before.feed(stream[bit // 8 : bit // 8 + 1]) == [request_] * (bit == len(stream) * 8 - 1)
 
@@ -179,6 +182,53 @@ def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_refused_before
         (violation,) = _read([b"put t 0 101 A\r\n" + bytes(arrived)], _reader(limit=100))[0]
         assert isinstance(violation, Violation)
         assert (violation.code, violation.error_name, violation.opaque) == (413, "too-large", b"A")
+
+
+@pytest.mark.parametrize(("stream", "opaque"), REFUSED)
+def test_what_its_verb_does_not_take_is_refused_by_its_line_and_read_past(stream: bytes, opaque: bytes) -> None:
+    budget = ByteBudget(0)
+    reader = RequestReader(Limits(request_size_bytes_max=2 * LIMIT, batch_size_bytes_max=LIMIT), budget)
+    line_end = stream.index(b"\n") + 1
+    (refused,) = reader.feed(stream[:line_end])
+    assert isinstance(refused, Violation)
+    assert (refused.code, refused.error_name, refused.opaque, refused.closes) == (413, "too-large", opaque, False)
+    for start in range(line_end, len(stream), 60_000):
+        assert not reader.is_idle
+        assert reader.feed(stream[start : start + 60_000]) == []
+    assert reader.is_idle
+    assert reader.feed(TRAILER) == [AFTER]
+    assert reader.feed(TRAILER + stream + TRAILER) == [AFTER, refused, AFTER]
+
+
+def _with_body(verb: Verb, size: int) -> bytes:
+    """A sound line of the verb with a body of that size."""
+    words = next(_bytes(v) for v in VECTORS["requests"] if v["request"][0].encode() == verb.name).split(b"\r\n")[0]
+    *head, _, opaque = words.split(b" ")
+    return b" ".join([*head, b"%d" % size, opaque]) + b"\r\n"
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.has_body], ids=lambda v: v.name.decode())
+def test_every_verb_has_a_limit_and_one_byte_over_it_is_413_before_it_arrives(verb: Verb) -> None:
+    limits = Limits(request_size_bytes_max=4 << 20, batch_size_bytes_max=2 << 20)
+    limit = limits.batch_size_bytes_max if verb.name == b"put" else verb.body_size_bytes_max or 4 << 20
+    reader = RequestReader(limits, ByteBudget(1 << 30))
+    (request,) = reader.feed(_with_body(verb, limit) + bytes(limit))
+    assert not isinstance(request, Violation)
+    assert len(request[3] or b"") == limit
+    (refused,) = reader.feed(_with_body(verb, limit + 1))
+    assert isinstance(refused, Violation)
+    assert (refused.code, refused.closes) == (413, limit == 4 << 20)
+
+
+def test_what_stands_in_front_of_the_parts_has_a_limit_of_its_own() -> None:
+    for verb in (verb for verb in VERBS.values() if b"offsets" in verb.extensions):
+        *head, length, opaque = _with_body(verb, 1 << 19).split(b" ")
+        assert verb.number_max == {b"offsets": OFFSETS_SIZE_BYTES_MAX}
+        for size, is_refused in ((OFFSETS_SIZE_BYTES_MAX, False), (OFFSETS_SIZE_BYTES_MAX + 1, True)):
+            words = [word for word in head if not word.startswith(b"offsets=")]
+            line = b" ".join([*words, b"offsets=%d" % size, length, opaque])
+            (item,) = _reader().feed(line + bytes(1 << 19))
+            assert isinstance(item, Violation) is is_refused
 
 
 def test_two_requests_in_one_piece_and_one_request_in_many() -> None:
