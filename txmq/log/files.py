@@ -7,7 +7,8 @@ it began is synced when it returns, whoever wrote it.
 
 Invariants:
     * a dirty file is synced before its descriptor is closed (a later descriptor may never hear of a failed write-back);
-      clean files are closed first;
+      clean files are closed first, and ``takes`` says beforehand whether they suffice: the event loop never waits for
+      such a sync;
     * the directory of what was created or unlinked, file or directory, is synced by the next ``sync_dirty``, also where
       an earlier process did it (``distrust``): until then the journal has all that may be lost with an entry;
     * a failed sync is never repeated and never forgotten: the kernel marks the pages clean, so a second one would lie.
@@ -29,6 +30,8 @@ from txmq.log.index import IndexCache
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.paths import parent
 from txmq.runtime.ports import Buffer, Disk, File
+
+_PINNED_MAX = 4  # clean files that cannot go just now: a read in each of the broker's threads
 
 
 class _Handle:
@@ -75,11 +78,20 @@ class FileCache:
 
     def try_read(self, path: str, size: int, position: int) -> bytes | None:
         """As ``read``, only from the page cache; None where it would have to wait for the disk."""
+        if not self.takes(1) and path not in self._handles:
+            return None
         handle = self._pin(path, create=False)
         try:
             return handle.file.try_pread(size, position)
         finally:
             self._unpin(handle)
+
+    def takes(self, count: int) -> bool:
+        """Whether so many more files can be opened before a dirty one must be synced and closed for them.
+
+        Every dirty file is open, and the clean ones go first.
+        """
+        return len(self._dirty) + count + _PINNED_MAX <= self._open_max
 
     # --- durability --------------------------------------------------------------------------------------------------
 

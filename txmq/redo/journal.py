@@ -16,7 +16,7 @@ Invariants:
   read it (a second fdatasync would succeed and lie);
 * ``JournalFullError`` and ``TooLargeError`` come before any byte of the record was written.
 
-Thread safety: none; calls may come from any thread, one at a time.
+Thread safety: none but for ``prepare_next``; calls may come from any thread, one at a time.
 """
 
 from __future__ import annotations
@@ -120,10 +120,9 @@ class Journal:
         length = len(payload)
         if length > self.payload_size_bytes_max:
             raise TooLargeError(f"{length} bytes in one journal record; at most {self.payload_size_bytes_max}")
-        end = self.next_lsn + record_size(length)
-        if end > self._end:
+        if not self.has_room(length):
             self._rotate(length)
-            end = self.next_lsn + record_size(length)
+        end = self.next_lsn + record_size(length)
         record, crc = pack_record(kind, self.epoch, self.chain, self.next_lsn, self.durable_lsn, payload)
         crash_point("journal.append.before")
         try:
@@ -178,18 +177,27 @@ class Journal:
             raise
         del self._older_bases[: len(doomed)]
 
+    @property
+    def is_next_ready(self) -> bool:
+        """Whether the next file is there ahead of need."""
+        return self._files.has_spare(self.payload_size_bytes_max)
+
+    def has_room(self, payload_length: int) -> bool:
+        """Whether the file that is written takes such a record; else appending it begins the next one."""
+        return self.next_lsn + record_size(payload_length) <= self._end
+
     def prepare_next(self) -> bool:
-        """Make the next file ahead of need, and the ballast; for idle time. False where the disk is full."""
+        """Make the next file ahead of need, and the ballast. False where the disk is full.
+
+        Thread safety: may run beside all other calls. What fails here (OSError) fails nothing of the journal.
+        """
         self._check()
         try:
-            if not self._files.has_spare(self.payload_size_bytes_max):
+            if not self.is_next_ready:
                 self._files.make_spare()
             self._files.keep_ballast()
         except JournalFullError:
             return False
-        except BaseException as error:
-            self._fail(error)
-            raise
         return True
 
     def use_ballast(self) -> bool:
@@ -210,7 +218,7 @@ class Journal:
         """Force the file that is full and continue in the next one."""
         try:
             if not self._files.has_spare(payload_length):
-                self._files.make_spare()
+                self._files.make_spare(is_written=False)
             if self.durable_lsn != self.next_lsn:
                 self.sync()
             header = FileHeader(self.epoch, self._end, self.node_id, 0, self.next_lsn, self.chain)

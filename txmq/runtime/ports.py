@@ -64,8 +64,11 @@ class File(Protocol):
     def truncate(self, size: int) -> None:
         """Set the size."""
 
-    def preallocate(self, size: int) -> None:
-        """Fill ``[current size, size)`` with written zeros, no holes, in bounded steps; durable after ``fsync``."""
+    def reserve(self, size: int) -> None:
+        """Make it ``size`` bytes long, the new ones zeros with blocks of their own: writing them lacks no space later.
+
+        A longer file stays as it is. Durable after ``fsync``.
+        """
 
     def drop_cache(self) -> None:
         """Ask the system to forget clean cached pages, so that the next read shows what the disk holds."""

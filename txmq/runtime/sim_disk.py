@@ -162,11 +162,10 @@ class SimFile:
         resize(self._node.change(), size)
         self._disk.used_bytes += growth
 
-    def preallocate(self, size: int) -> None:
-        """Fill ``[current size, size)`` with written zeros; not durable before ``fsync``."""
-        position = len(self._node.cache)
-        if position < size:
-            self._write(bytes(size - position), position)
+    def reserve(self, size: int) -> None:
+        """Make it ``size`` bytes long, zeros at the end; not durable before ``fsync``."""
+        if len(self._node.cache) < size:
+            self.truncate(size)
         else:
             self._check("write")
 

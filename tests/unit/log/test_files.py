@@ -134,6 +134,34 @@ def test_a_dirty_file_is_synced_before_its_descriptor_is_closed() -> None:
     assert content(disk.crash(), path(1)) == b"abc"
 
 
+def test_it_says_beforehand_whether_a_dirty_file_must_be_synced_for_others() -> None:
+    disk = SimDisk()
+    files = FileCache(disk, open_max=16)
+    number = 0
+    while files.takes(1):
+        before = disk.counts["sync"]
+        files.write(path(number), 0, b"abc")
+        assert disk.counts["sync"] == before
+        number += 1
+    assert number == 12
+    files.sync_dirty()
+    assert files.takes(12)
+    assert not files.takes(13)
+
+
+def test_a_read_from_the_cache_syncs_no_dirty_file_to_open_another() -> None:
+    disk = SimDisk()
+    files = FileCache(disk, open_max=16)
+    for number in range(30):
+        files.write(path(number), 0, b"abc")
+    before = disk.counts["sync"]
+    assert files.try_read(path(0), 3, 0) is None
+    assert files.try_read(path(29), 3, 0) == b"abc"  # open
+    assert disk.counts["sync"] == before
+    assert files.read(path(0), 3, 0) == b"abc"
+    assert disk.counts["sync"] == before + 1
+
+
 def test_the_first_write_to_a_partition_waits_for_no_sync_and_the_next_sync_takes_its_directories_once() -> None:
     disk = SimDisk()
     files = FileCache(disk)

@@ -15,6 +15,7 @@ from txmq.redo.format import FILE_HEADER_SIZE, file_path, payload_size_max, reco
 from txmq.runtime import crashpoints
 from txmq.runtime.ports import Buffer
 from txmq.runtime.sim_disk import SimDisk
+from txmq.runtime.sim_model import Op
 
 from .support import FILE_SIZE, content, open_journal, payload
 
@@ -110,6 +111,71 @@ def test_rotation_with_a_prepared_file_makes_none() -> None:
     created = disk.counts["entry"]
     journal.append(b"in the next file")
     assert disk.counts["entry"] == created + 1  # the rename alone
+
+
+def test_without_a_prepared_file_rotation_reserves_one_and_writes_no_zeros() -> None:
+    disk = SimDisk()
+    journal, _ = open_journal(disk)
+    journal.append(bytes(journal.payload_size_bytes_max))
+    assert not journal.is_next_ready
+    assert not journal.has_room(1)
+    written = disk.counts["write"]
+    journal.append(b"in the next file")
+    assert disk.counts["write"] == written + 3  # the reservation, the header and the record
+    journal.sync()
+    assert open_journal(disk.crash())[1][-1] == b"in the next file"
+
+
+def test_the_next_file_is_prepared_in_steps_and_each_is_forced() -> None:
+    disk = SimDisk()
+    journal, _ = open_journal(disk, file_size_bytes=10 << 20)
+    writes, syncs = disk.counts["write"], disk.counts["sync"]
+    assert journal.prepare_next()
+    assert journal.is_next_ready
+    spare, ballast = 1 + 3, 1 + 3  # reserved, then 4, 4 and 2 MiB
+    assert (disk.counts["write"] - writes, disk.counts["sync"] - syncs) == (spare + ballast,) * 2
+    assert disk.open("journal/spare-2").size() == 10 << 20
+
+
+def test_the_next_file_that_cannot_be_prepared_fails_nothing_of_the_journal() -> None:
+    disk = SimDisk()
+    journal, _ = open_journal(disk)
+    disk.fail_at(1, errno.EMFILE, "open")
+    with pytest.raises(OSError, match="open files"):
+        journal.prepare_next()
+    journal.append(b"a")
+    journal.sync()
+    assert not journal.failed
+    assert journal.prepare_next()
+
+
+def test_the_next_file_is_prepared_while_the_journal_rotates_and_releases() -> None:
+    """In the middle of every step of preparing, the writer goes on: it begins files and lets go of others."""
+    disk = SimDisk()
+    journal, _ = open_journal(disk)
+    expected: list[bytes] = []
+    inner = disk.perform
+
+    def perform(op: Op) -> None:
+        inner(op)
+        if getattr(op, "path", "").endswith(".tmp"):
+            disk.perform = inner  # type: ignore[method-assign]
+            for _ in range(12):
+                expected.append(payload(len(expected)))
+                journal.append(expected[-1])
+            journal.sync()
+            journal.release(Lsn(0))
+            disk.perform = perform  # type: ignore[method-assign]
+
+    for _ in range(3):
+        disk.perform = perform  # type: ignore[method-assign]
+        assert journal.prepare_next()
+        disk.perform = inner  # type: ignore[method-assign]
+        expected.append(bytes(journal.payload_size_bytes_max))
+        journal.append(expected[-1])
+    journal.sync()
+    assert len(expected) > 40
+    assert open_journal(disk.crash())[1] == expected
 
 
 def test_released_files_are_recycled_and_their_old_records_stay_invalid() -> None:

@@ -98,13 +98,13 @@ def test_truncate_cuts_and_extends_with_zeros(file: File) -> None:
     assert file.pread(100, 0) == b"0123\0\0"
 
 
-def test_preallocate_fills_with_zeros_and_keeps_what_is_there(file: File) -> None:
+def test_reserve_makes_it_longer_with_zeros_and_keeps_what_is_there(file: File) -> None:
     file.pwrite(b"head", 0)
     size = (2 << 20) + 5
-    file.preallocate(size)
+    file.reserve(size)
     assert file.size() == size
     assert file.pread(size, 0) == b"head" + bytes(size - 4)
-    file.preallocate(10)
+    file.reserve(10)
     assert file.size() == size
 
 

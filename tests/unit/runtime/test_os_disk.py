@@ -140,7 +140,15 @@ def test_without_nowait_a_try_is_a_plain_read(file: OSFile, monkeypatch: pytest.
     assert len(calls) == 1
 
 
-def test_preallocated_blocks_are_written_not_holes(file: OSFile, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_blocks_are_no_holes(file: OSFile, root: Path) -> None:
+    file.reserve((1 << 20) + 10)
+    assert (root / "file").stat().st_blocks * 512 >= 1 << 20
+
+
+def test_zeros_are_written_where_the_system_cannot_reserve(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
     written = []
     pwrite = os.pwrite
 
@@ -148,28 +156,20 @@ def test_preallocated_blocks_are_written_not_holes(file: OSFile, root: Path, mon
         written.append((position, len(data)))
         return pwrite(fd, data, position)
 
-    monkeypatch.setattr(os, "pwrite", recorded)
-    file.preallocate((1 << 20) + 10)
-    assert written == [(0, 1 << 20), (1 << 20, 10)]
-    assert (root / "file").stat().st_blocks * 512 >= 1 << 20
-
-
-def test_preallocation_works_where_fallocate_is_missing(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no")
-
     monkeypatch.setattr(os, "posix_fallocate", missing)
-    file.preallocate(1000)
-    assert file.pread(2000, 0) == bytes(1000)
+    monkeypatch.setattr(os, "pwrite", recorded)
+    file.reserve((1 << 20) + 10)
+    assert written == [(0, 1 << 20), (1 << 20, 10)]
+    assert file.pread(2 << 20, 0) == bytes((1 << 20) + 10)
 
 
-def test_a_full_disk_shows_at_preallocation(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_shows_at_reservation(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="full"):
-        file.preallocate(1000)
+        file.reserve(1000)
 
 
 def _synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:

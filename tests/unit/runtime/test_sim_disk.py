@@ -293,7 +293,7 @@ def test_a_fault_for_ever_lasts_until_it_is_cleared() -> None:
         lambda: file.pwrite(b"a", 0),
         lambda: file.pwritev([b"a"], 0),
         lambda: file.truncate(3),
-        lambda: file.preallocate(5),
+        lambda: file.reserve(5),
         file.fdatasync,
         file.fsync,
         lambda: disk.open("new", create=True),
@@ -346,13 +346,13 @@ def test_counts_tell_how_many_places_there_are_to_fail() -> None:
 def test_a_full_disk_refuses_growth_but_not_overwriting() -> None:
     disk = SimDisk(capacity_bytes=2000)
     file = disk.open("file", create=True)
-    file.preallocate(1500)
+    file.reserve(1500)
     assert disk.free_bytes() == 500
     with pytest.raises(OSError) as caught:
         file.pwrite(b"x" * 2048, 1500)
     assert caught.value.errno == errno.ENOSPC
     assert disk.free_bytes() >= 0
-    calls: list[Callable[[], object]] = [lambda: file.preallocate(5000), lambda: file.truncate(5000)]
+    calls: list[Callable[[], object]] = [lambda: file.reserve(5000), lambda: file.truncate(5000)]
     for call in calls:
         with pytest.raises(OSError, match="space"):
             call()
