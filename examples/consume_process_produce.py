@@ -41,4 +41,7 @@ def main(source: str = "texts", target: str = "summaries", bootstrap: str = "txm
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

@@ -77,4 +77,7 @@ def _arguments() -> dict[str, Any]:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} DJANGO_DATABASE_AS_JSON [COUNT [BOOTSTRAP]]")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

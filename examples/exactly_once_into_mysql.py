@@ -67,4 +67,7 @@ def main(arguments: str, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} CONNECT_ARGUMENTS_AS_JSON [BOOTSTRAP]")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

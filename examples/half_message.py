@@ -66,7 +66,7 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
                 with producer.half("orders", b"created", key=customer.encode()) as half:
                     shop.save_order(customer, half.txid)
                 print(f"order of {customer}: {half.outcome.value}")
-            except txmq.RolledBackError as error:
+            except txmq.RolledBackError as error:  # BrokerAwayError is one
                 print(f"nothing happened, try again: {error}")
             except txmq.HeuristicError as error:
                 print(f"somebody decided otherwise: {error}")
@@ -75,4 +75,7 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} DATABASE [COUNT [BOOTSTRAP]]")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

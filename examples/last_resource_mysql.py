@@ -53,7 +53,7 @@ def main(arguments: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8
             customer = CUSTOMERS[number % len(CUSTOMERS)]
             try:
                 print(f"order {take_order(producer, orders_db, customer)} of {customer}")
-            except txmq.RolledBackError as error:
+            except txmq.RolledBackError as error:  # BrokerAwayError is one
                 print(f"nothing happened, try again: {error}")
             except txmq.OutcomeUnknownError as error:
                 print(f"ask later: client.outcome({error.txid!r})")
@@ -62,4 +62,7 @@ def main(arguments: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} MYSQLDB_ARGUMENTS_AS_JSON [COUNT [BOOTSTRAP]]")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

@@ -54,7 +54,8 @@ class Service:
         Raises:
             MySQLdb.IntegrityError: the order exists; nothing happened.
             MySQLdb.OperationalError: the database cannot be reached; nothing happened.
-            txmq.RolledBackError: nothing happened, it may be tried again.
+            txmq.RolledBackError: nothing happened, it may be tried again; so does txmq.BrokerAwayError, which is told
+                within a second, if possible before the row.
             txmq.OutcomeUnknownError: the database or the broker was lost at the decision.
         """
         with self.producer.transaction(self.orders_db, timeout=10.0) as tx:
@@ -90,13 +91,19 @@ def create_app() -> FastAPI:
             return {"outcome": "committed", "txid": app.state.service.take(number, order.customer)}
         except MySQLdb.IntegrityError:
             raise HTTPException(409, "this order exists") from None
-        except (txmq.RolledBackError, MySQLdb.OperationalError) as error:  # nothing happened; the latter: no database
+        except (
+            txmq.RolledBackError,
+            MySQLdb.OperationalError,
+        ) as error:  # nothing happened: no broker, no database, ...
             raise HTTPException(503, str(error), {"retry-after": "1"}) from error
         except txmq.OutcomeUnknownError as error:  # the order's number makes asking again safe, too
             raise HTTPException(504, {"outcome": "unknown", "txid": error.txid}) from error
 
     @app.get("/transactions/{txid}")
     def outcome(txid: str) -> dict[str, str]:
-        return {"outcome": app.state.service.client.outcome(txid).value}
+        try:
+            return {"outcome": app.state.service.client.outcome(txid).value}
+        except txmq.BrokerAwayError as error:
+            raise HTTPException(503, str(error), {"retry-after": "1"}) from error
 
     return app

@@ -47,7 +47,7 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
             customer = CUSTOMERS[number % len(CUSTOMERS)]
             try:
                 print(f"order {take_order(producer, orders_db, customer)} of {customer.decode()}")
-            except txmq.RolledBackError as error:
+            except txmq.RolledBackError as error:  # BrokerAwayError is one
                 print(f"nothing happened, try again: {error}")
             except txmq.OutcomeUnknownError as error:
                 print(f"ask later: client.outcome({error.txid!r})")
@@ -56,4 +56,7 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} DATABASE [COUNT [BOOTSTRAP]]")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

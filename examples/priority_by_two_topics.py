@@ -44,4 +44,7 @@ def main(bootstrap: str = "txmq://127.0.0.1:8123") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

@@ -10,6 +10,7 @@ when all are dealt with. Real services leave out what is marked "for the demonst
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 
 import txmq
@@ -86,4 +87,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

@@ -63,4 +63,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

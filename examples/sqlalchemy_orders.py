@@ -77,4 +77,7 @@ def main(url: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8123") 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(f"usage: {sys.argv[0]} SQLALCHEMY_URL [COUNT [BOOTSTRAP]]")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

@@ -64,7 +64,7 @@ def main(one: str, other: str, count: str = "10", bootstrap: str = "txmq://127.0
                 print(f"transfer {number}: {transfer(producer, source, target, amount=7)}")
             except NotEnoughError:
                 print("the account is empty")
-            except txmq.RolledBackError as error:
+            except txmq.RolledBackError as error:  # BrokerAwayError is one
                 print(f"nothing happened, try again: {error}")
             except txmq.OutcomeUnknownError as error:
                 print(f"ask later: client.outcome({error.txid!r})")
@@ -73,4 +73,7 @@ def main(one: str, other: str, count: str = "10", bootstrap: str = "txmq://127.0
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(f"usage: {sys.argv[0]} MYSQLDB_ARGUMENTS MYSQLDB_ARGUMENTS [COUNT [BOOTSTRAP]]")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except txmq.BrokerAwayError as error:
+        sys.exit(f"the broker is away: {error}")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from txmq.errors import (
         BadRequestError,
+        BrokerAwayError,
         BrokerError,
         ClosedError,
         ConfigError,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         TooLargeError,
         TopicClosedError,
         TopicExistsError,
+        TransactionAwayError,
         TransactionConflictError,
         TransactionError,
         TransactionStateError,
@@ -99,6 +101,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadRequestError",
+    "BrokerAwayError",
     "BrokerError",
     "Client",
     "ClosedError",
@@ -165,6 +168,7 @@ __all__ = [
     "TopicClosedError",
     "TopicConfig",
     "TopicExistsError",
+    "TransactionAwayError",
     "TransactionConflictError",
     "TransactionError",
     "TransactionKind",

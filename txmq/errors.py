@@ -56,6 +56,14 @@ class ConnectionLostError(TxmqError):
     retriable: bool = True
 
 
+class BrokerAwayError(ConnectionLostError):
+    """The broker cannot be reached: nothing was sent, nothing happened. The same call may be repeated.
+
+    Raised by whatever needs the broker: ``connect``, ``send``, the beginning and the end of a transaction's block, half
+    messages. In a transaction it is a ``RolledBackError`` as well.
+    """
+
+
 class RequestTimeoutError(TxmqError):
     """No answer in time; whether the request was executed is not known. Ask again, or allow more time."""
 
@@ -347,6 +355,10 @@ class RolledBackError(TransactionError):
 
 class TransactionTimeoutError(RolledBackError):
     """The deadline passed before the decision; nothing happened. Run the block again, with more time if it needs it."""
+
+
+class TransactionAwayError(RolledBackError, BrokerAwayError):
+    """``BrokerAwayError`` as a transaction tells it: no row, no message. The block may be run again."""
 
 
 class OutcomeUnknownError(TransactionError):

@@ -44,6 +44,10 @@ with TestClient(order_service_fastapi.create_app()) as web:
         answer = web.put(f"/orders/{{number}}", json={{"customer": customer}})
         said.append((answer.status_code, answer.json().get("txid")))
     outcome = web.get(f"/transactions/{{said[1][1]}}").json()
+    os.kill(int(os.environ["BROKER"]), 9)
+    while web.get(f"/transactions/{{said[1][1]}}").status_code != 503:  # each asks the broker
+        pass
+    said += [(web.put("/orders/3", json={{"customer": "ada"}}).status_code, None)]
     print(json.dumps([[status for status, _ in said], outcome]))
 """
 
@@ -99,9 +103,10 @@ def test_last_resource(broker: BrokerProcess, mariadb: MariaDB, database: dict[s
 def test_the_order_service_takes_each_order_once(
     broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
 ) -> None:
-    env = {"ORDERS_DB": json.dumps(database), "TXMQ_BOOTSTRAP": broker.address}
+    env = {"ORDERS_DB": json.dumps(database), "TXMQ_BOOTSTRAP": broker.address, "BROKER": str(broker.pid)}
     said = json.loads(ok("-c", FASTAPI.format(folder=str(EXAMPLES)), env=env))
-    assert said == [[503, 201, 201, 409], {"outcome": "committed"}]
+    assert said == [[503, 201, 201, 409, 503], {"outcome": "committed"}]
+    broker.start()
     events = [(json.loads(value)["order"], json.loads(value)["customer"]) for _, value in sent(broker)]
     assert events == [(1, "ada"), (2, "ben")]
     assert list(mariadb.execute(f"SELECT id, customer FROM {database['db']}.orders ORDER BY id")) == events

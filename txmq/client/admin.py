@@ -12,7 +12,15 @@ from enum import Enum
 from typing import Any
 
 from txmq.client.connection import Connection
-from txmq.errors import LocalProtocolError, RemoteProtocolError, TopicExistsError, UnknownTopicError
+from txmq.errors import (
+    BrokerAwayError,
+    ConnectionLostError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    TopicExistsError,
+    UnknownTopicError,
+)
 from txmq.model import RetentionPolicy, Storage, TopicConfig, is_valid_name
 from txmq.protocol.json_text import json_object
 from txmq.registry.topics import Topic
@@ -93,17 +101,28 @@ class Topics:
             with suppress(TopicExistsError):  # somebody else was faster
                 self.create(name, partitions, **settings)
 
-    def known(self, name: str) -> Topic:
-        """Id and settings, at most ``METADATA_AGE_S_MAX`` old. Raises as ``describe``."""
-        entry = self._known.get(name)
-        if entry is not None and self._clock.monotonic() < entry[1]:
-            return entry[0]
-        return self.refresh(name)
+    def known(self, name: str, timeout: float | None = None) -> Topic:
+        """Id and settings, at most ``METADATA_AGE_S_MAX`` old. As ``refresh`` else."""
+        return self.held(name) or self.refresh(name, timeout)
 
-    def refresh(self, name: str) -> Topic:
-        """Ask the broker. Raises as ``describe``."""
+    def held(self, name: str) -> Topic | None:
+        """The same, where nobody has to be asked."""
+        entry = self._known.get(name)
+        return entry[0] if entry is not None and self._clock.monotonic() < entry[1] else None
+
+    def refresh(self, name: str, timeout: float | None = None) -> Topic:
+        """Ask the broker, for ``timeout`` seconds (the client's by default).
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+            BrokerAwayError: it did not answer in time.
+        """
         self._known.pop(name, None)
-        body = self._connection().repeat("meta", _checked(name), timeout=self._timeout)
+        try:
+            seconds = self._timeout if timeout is None else timeout
+            body = self._connection().repeat("meta", _checked(name), timeout=seconds)
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            raise BrokerAwayError(f"the broker does not say what {name} is: {error}") from error
         topic = _topic(json_object(body)["topics"][0])
         self._known[name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
         return topic

@@ -43,7 +43,7 @@ from txmq.client.session import Session
 from txmq.client.transactions import Transactions
 from txmq.client.xa_resource import BrokerXAResource
 from txmq.config import split_address
-from txmq.errors import ClosedError, ConfigError, ConnectionLostError
+from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError
 from txmq.log.compression import CODECS
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
@@ -71,7 +71,7 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
 
     Raises:
         ConfigError: not such an address.
-        ConnectionLostError: nobody answers there.
+        BrokerAwayError: nobody answers there.
     """
     client = Client(parse_bootstrap(bootstrap), timeout=timeout, name=name)
     if lazy:
@@ -80,7 +80,7 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
         client.control.link(client.clock.monotonic() + timeout)
     except ConnectionLostError as error:
         client.close()
-        raise ConnectionLostError(f"{error}; is a broker running there? start one with: txmq broker") from None
+        raise BrokerAwayError(f"{error}; is a broker running there? start one with: txmq broker") from None
     except BaseException:
         client.close()
         raise

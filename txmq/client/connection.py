@@ -5,6 +5,11 @@ Theory of operation. ``link`` hands out the live ``Link`` or makes one: it conne
 waits out a back-off first, so that callers may simply repeat. Nothing is sent again here: whoever asked knows whether
 that is safe (``repeat`` is for requests that only ask).
 
+*The broker is away.* A link that cannot be had is a ``BrokerAwayError``: nothing was sent. Who is about to lock rows
+asks first (``reach``): a dead link is made anew, a silent one is asked. A broker that is frozen, or cut off, is found
+out once, by a request that is not answered in time; from then until it answers, no block waits for it longer than
+``AWAY_S_MAX``.
+
 Invariants:
     * A ``Link`` that is handed out has been greeted; its session, where the connection has one, is bound to it.
     * After ``fork`` the child starts anew, with another session; the parent's conversation goes on untouched.
@@ -18,6 +23,7 @@ from typing import TypeVar
 from txmq.client.link import Link, Reply
 from txmq.client.session import PROTOCOL, Session, parse_hello
 from txmq.errors import (
+    BrokerAwayError,
     ClosedError,
     ConnectionLostError,
     FencedError,
@@ -35,6 +41,8 @@ from txmq.xid import TxId
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
 _TURN_S = 0.002  # who finds another thread connecting looks again that often
 IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
+SILENT_S = 0.05  # a link on which nothing came for longer is asked before rows are locked: the broker may be frozen
+AWAY_S_MAX = 1.0  # who holds locks, or is about to, waits no longer for a broker that is known to be away
 
 T = TypeVar("T")
 
@@ -63,6 +71,7 @@ class Connection:
         self._backoff_s = 0.0
         self._retry_at = 0.0
         self._last_failure = "no time was left to connect"
+        self._is_away = False  # as the last ``reach`` found
         self._closed = False
         watch_forks(self)
 
@@ -98,10 +107,10 @@ class Connection:
     def submit_transaction(self, head: str, stated: Stated, body: Sequence[Buffer] | None, deadline: float) -> Reply:
         """``submit`` for a transaction's requests: unchecked (``transaction_line``), the deadline as monotonic time.
 
-        66 calls of Python less than ``submit``.
+        66 calls of Python less than ``submit``. A link is waited for no longer than ``AWAY_S_MAX``.
         """
         while True:
-            link = self.link(deadline)
+            link = self.link(deadline, AWAY_S_MAX)
             try:
                 return link.transaction(deadline, head, stated, body)
             except ConnectionLostError:
@@ -124,19 +133,66 @@ class Connection:
 
     # --- the link ----------------------------------------------------------------------------------------------------
 
-    def link(self, deadline: float) -> Link:
-        """The live link, made if need be.
+    def link(self, deadline: float, patience_s: float = float("inf")) -> Link:
+        """The live link, made if need be, within ``patience_s``.
 
         Raises:
-            ConnectionLostError: no address could be connected to.
+            BrokerAwayError: no address could be connected to.
             ClosedError: the connection was closed.
         """
         link, now = self._link, self._clock.monotonic()
         if link is None or link.failure is not None or (now - link.used_at > IDLE_CHECK_S and link.is_stale()):
-            link = self._make(deadline)
+            link = self._make(min(deadline, now + patience_s))
             now = self._clock.monotonic()
         link.used_at = now
         return link
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for the broker before something that locks rows."""
+        link = self._link
+        is_known_away = self._is_away or (link is not None and link.failure is not None)
+        return min(self._connect_timeout, AWAY_S_MAX) if is_known_away else self._connect_timeout
+
+    def reach(self, deadline: float) -> None:
+        """Return if the broker is there, as far as can be known beforehand; for who is about to lock rows.
+
+        Raises:
+            BrokerAwayError: it is away.
+            ClosedError: the connection was closed.
+        """
+        link, now = self._link, self._clock.monotonic()
+        if link is not None and not link.is_stale() and now - link.heard_at <= SILENT_S:
+            return
+        until, is_away = min(deadline, now + self.patience_s), True
+        try:
+            self.regain(until)
+            self._ask(until)
+            is_away = False
+        finally:
+            self._is_away = is_away
+
+    def regain(self, deadline: float) -> None:
+        """Have a link again, trying until ``deadline``. Errors as ``link``."""
+        while True:
+            try:
+                self.link(deadline)
+            except ConnectionLostError:
+                if self._clock.monotonic() >= deadline:
+                    raise
+            else:
+                return
+
+    def _ask(self, deadline: float) -> None:
+        link = self.link(deadline)
+        if self._clock.monotonic() - link.heard_at <= SILENT_S:
+            return
+        try:
+            link.request(deadline, "ping").result()
+        except RequestTimeoutError as error:
+            raise BrokerAwayError(f"{link.address} does not answer") from error
+        except ConnectionLostError as error:
+            raise BrokerAwayError(str(error)) from error
 
     @property
     def live(self) -> Link | None:
@@ -193,7 +249,7 @@ class Connection:
         if self._clock.monotonic() >= deadline:
             # Nothing was tried, so this is no failure that the back-off counts: else callers with deadlines shorter
             # than the back-off would push the next attempt away for ever.
-            raise ConnectionLostError(self._last_failure)
+            raise BrokerAwayError(self._last_failure)
         try:
             self._link = self._connected(deadline)
         except TxmqError as error:
@@ -208,7 +264,7 @@ class Connection:
         """Do it while no other thread makes or changes the link or the session.
 
         Raises:
-            RequestTimeoutError: the deadline passed first.
+            BrokerAwayError: the deadline passed first.
         """
         me = object()
         try:
@@ -219,7 +275,7 @@ class Connection:
                 if self._maker is me:
                     return work()
                 if self._clock.monotonic() >= deadline:
-                    raise RequestTimeoutError(self._last_failure if self._backoff_s else "another thread is connecting")
+                    raise BrokerAwayError(self._last_failure if self._backoff_s else "another thread is connecting")
                 self._clock.sleep(_TURN_S)
         finally:
             # No lock that is held over calls: a KeyboardInterrupt behind its ``acquire`` would leave it taken for ever.
@@ -255,7 +311,7 @@ class Connection:
                 failures.append(str(error))
                 continue
             return link
-        raise ConnectionLostError(f"cannot connect to {'; '.join(failures) or 'the broker in time'}")
+        raise BrokerAwayError(f"cannot connect to {'; '.join(failures) or 'the broker in time'}")
 
     # --- hello -------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from txmq.client.prepared import prepare, settle
-from txmq.client.transaction_home import ROLLBACK_TIMEOUT_S, Extensions, TransactionHome, raise_rolled_back
+from txmq.client.transaction_home import LOST, ROLLBACK_TIMEOUT_S, Extensions, TransactionHome, raise_rolled_back
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.errors import (
     FencedError,
@@ -88,11 +88,16 @@ class Half:
         self.outcome = Outcome.UNKNOWN
         self.pending: tuple[str, ...] = ()
 
+    def reach(self) -> Self:
+        """For ``Producer``: raises TransactionAwayError where the broker is away."""
+        self._home.reach()
+        return self
+
     def prepare(self, topic: str, partition: int, record: Record) -> Self:
         """For ``Producer``: force the message in the broker. Once.
 
         Raises:
-            RolledBackError: nothing happened.
+            RolledBackError: nothing happened; TransactionAwayError where the broker is away.
         """
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
@@ -103,7 +108,10 @@ class Half:
             self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
             raise_rolled_back(error, self._txid_or_none())
         except TxmqError as error:
-            if self._home.has_txid:
+            if self._home.may_have_arrived and isinstance(error, LOST):
+                self._decided = Resolution.ROLLBACK
+                self._leave(Resolution.ROLLBACK)
+            elif self._home.has_txid:
                 self._home.finished()
             raise_rolled_back(error, self._txid_or_none())
         except BaseException:

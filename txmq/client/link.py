@@ -142,13 +142,14 @@ class Link:
         failure: what ended it, or None.
         session: the session that ``hello`` bound it to, or None.
         used_at: monotonic time of the last request.
+        heard_at: monotonic time of the last bytes that came.
     """
 
     def __init__(self, stream: Stream, clock: Clock, address: str) -> None:
         self.clock, self.address = clock, address
         self.failure: TxmqError | None = None
         self.session: Session | None = None
-        self.used_at = clock.monotonic()
+        self.used_at = self.heard_at = clock.monotonic()
         self._stream = stream
         self._answers = AnswerReader()
         self._pending: dict[bytes, Pending] = {}
@@ -316,8 +317,8 @@ class Link:
         return self._stuck
 
     def is_stale(self) -> bool:
-        """Whether an idle link turns out to have ended; to be asked before it is used again after a while."""
-        if not self._pending and not self._stream.is_quiet():
+        """Whether the link turns out to have ended, if nobody reads it; to be asked before it is used after a while."""
+        if self._leader is None and not self._stream.is_quiet():
             self.take_arrived()
         return self.failure is not None
 
@@ -421,6 +422,7 @@ class Link:
                 timeout = 0.0
             arrived = self._stream.receive(timeout)
             if arrived:
+                self.heard_at = self.clock.monotonic()
                 self._dispatch(arrived)
             elif arrived is not None:
                 self.fail(ConnectionLostError(self._end_text()))

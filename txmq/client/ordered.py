@@ -151,8 +151,7 @@ class OrderedMessageProducer:
         Raises:
             SpoolFullError: nothing was stored.
             TooLargeError, UnknownTopicError, ...: refused for good; nothing was stored.
-            ConnectionLostError, RequestTimeoutError: nothing was stored: how many partitions the topic has was never
-                learnt, nor declared.
+            BrokerAwayError: nothing was stored: how many partitions the topic has was never learnt, nor declared.
             StorageError: the spool's disk failed; whether the message is stored is not known.
             TransactionStateError: the call stands in a transaction's block.
 
@@ -225,7 +224,8 @@ class OrderedMessageProducer:
         try:
             if known is not None:
                 self._sessions.reach(deadline)  # so that nobody waits for a broker that is away
-            count: int = self._client.topics.known(topic).config.partitions
+            left_s = max(deadline - self._client.clock.monotonic(), 0.001)
+            count: int = self._client.topics.known(topic, left_s).config.partitions
         except (ConnectionLostError, RequestTimeoutError):
             if known is None:
                 raise

@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.transaction_home import RETRY_S, Extensions, TransactionHome
+from txmq.client.transaction_home import LOST, RETRY_S, Extensions, TransactionHome
 from txmq.client.transaction_parts import EncodedPart, MessageBuffer
 from txmq.errors import (
-    ConnectionLostError,
     OverloadedError,
     SessionFullError,
     TransactionConflictError,
     TransactionTimeoutError,
     TxmqError,
-    UnavailableError,
 )
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
 
-_PASSING = (ConnectionLostError, UnavailableError, OverloadedError)
+_PASSING = (*LOST, OverloadedError)
 OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
@@ -32,6 +30,7 @@ def prepare(home: TransactionHome, kind: str, given: Extensions, messages: Messa
 
     Raises:
         TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
+        ConnectionLostError, UnavailableError: the broker is away; ``home.may_have_arrived`` says if it may be prepared.
         TxmqError: refused, not prepared.
 
     Durability: the messages are in the broker's journal when this returns, and stay until somebody decides.
@@ -55,14 +54,18 @@ def repeat_prepare(home: TransactionHome, kind: str, given: Extensions, parts: S
         except TransactionTimeoutError as error:
             raise error from last
         try:
-            home.submit_prepare_as(kind, given, parts).result()
+            reply = home.submit_prepare_as(kind, given, parts)
+            home.may_have_arrived = True
+            reply.result()
         except SessionFullError as error:
             home.leave_full_session(error)
             raise
         except OverloadedError as error:
             last = error
             home.pause(OVERLOADED_PAUSE_S)
-        except _PASSING as error:
+        except LOST as error:
+            if not home.is_back():
+                raise
             last = error
             home.pause()
         except TransactionConflictError as error:

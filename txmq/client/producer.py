@@ -6,11 +6,11 @@ What happens to a message then is ``sender``'s (the shell) and ``producer_core``
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from txmq.client import bulk
 from txmq.client.admin import Topics
@@ -23,8 +23,17 @@ from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.sender import Sender
 from txmq.client.spool import Entry
 from txmq.client.transaction import Transaction, current_transaction
+from txmq.client.transaction_home import raise_rolled_back
 from txmq.client.xa_resource import associated_branch
-from txmq.errors import ClosedError, ConfigError, LocalProtocolError, TooLargeError, TransactionStateError, TxmqError
+from txmq.errors import (
+    BrokerAwayError,
+    ClosedError,
+    ConfigError,
+    LocalProtocolError,
+    TooLargeError,
+    TransactionStateError,
+    TxmqError,
+)
 from txmq.log.records import TAG_HEADER, TXID_HEADER
 from txmq.model import Message, SendResult
 from txmq.runtime.ports import Clock
@@ -32,6 +41,8 @@ from txmq.runtime.threads import Future
 
 BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
 REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has told its own
+
+T = TypeVar("T")
 
 
 class Home(Protocol):
@@ -112,7 +123,8 @@ class Producer:
 
         Raises:
             UnknownTopicError, TopicClosedError, TooLargeError, DiskFullError, ...: nothing was stored.
-            ConnectionLostError, RequestTimeoutError: it could not be sent in time; nothing was stored.
+            BrokerAwayError, RequestTimeoutError: it could not be sent in time; nothing was stored. Outside of a block
+                it is tried until ``timeout``; inside, a broker that is known to be away is not waited for.
             DeliveryUnknownError: no answer in time; it may or may not be stored.
             TransactionStateError: the block stands in a transaction of another client.
 
@@ -120,7 +132,7 @@ class Producer:
         """
         prepared = self._checked_headers(key, value, headers, tag)
         record = (key, value, prepared, self._home.clock.now_ms())
-        where = self._partition_for(topic, record, tag, partition)
+        where = self._partition_for(topic, record, tag, partition, timeout)
         transaction = self._joined()
         if transaction is not None:
             return transaction.add(topic, where, *record)
@@ -136,7 +148,7 @@ class Producer:
         """
         prepared = self._checked_headers(key, value, headers, tag)
         record = (key, value, prepared, self._home.clock.now_ms())
-        where = self._partition_for(topic, record, tag, partition)
+        where = self._partition_for(topic, record, tag, partition, timeout)
         transaction = self._joined()
         if transaction is not None:
             future: Future[SendResult] = Future()
@@ -189,7 +201,7 @@ class Producer:
 
     def _send_slice(self, sender: Sender, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Slice:
         now_ms = self._home.clock.now_ms()
-        assigned = Slice(self._assign(topic, pairs, now_ms))
+        assigned = Slice(self._assign(topic, pairs, now_ms, timeout))
         limit = self._batch_size_bytes_max(sender)
         for partition, members in bulk.group(pairs, assigned.partitions).items():
             completions = assigned.batches[partition] = []
@@ -197,8 +209,8 @@ class Producer:
                 completions.append(sender.add(topic, partition, content, size, self._deadline(timeout)))
         return assigned
 
-    def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int) -> array[int]:
-        partitions = self._partitions_of(topic)
+    def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None) -> array[int]:
+        partitions = self._partitions_of(topic, timeout)
         if self._key_hash is not None:
             return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
         chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
@@ -266,7 +278,7 @@ class Producer:
         Raises:
             ConfigError: the producer has no group and checker.
             TransactionStateError: the call stands in a transaction's block.
-            RolledBackError: the broker refused it, or cannot be reached; nothing happened.
+            RolledBackError: the broker refused it; TransactionAwayError: it is away. Nothing happened.
         """
         if self._checks is None:
             raise ConfigError("half messages need a producer group: client.producer(group=..., checker=...)")
@@ -275,9 +287,10 @@ class Producer:
         require_transaction_timeout(timeout)
         prepared = self._checked_headers(key, value, headers, tag)
         record = (key, value, prepared, self._home.clock.now_ms())
-        where = self._partition_for(topic, record, tag, partition)
+        half = Half(self.client, self._checks, timeout, self.settings.compression).reach()
+        where = self._partition_for(topic, record, tag, partition, None)
         self._checks.start()  # a forked child has no thread yet
-        return Half(self.client, self._checks, timeout, self.settings.compression).prepare(topic, where, record)
+        return half.prepare(topic, where, record)
 
     def _joined(self) -> Transaction | ForeignBranch | None:
         transaction = current_transaction()
@@ -297,20 +310,38 @@ class Producer:
             raise ClosedError("the producer is closed")
         return checked_headers((key, value, headers, tag), self._batch_size_bytes_max(self._sender))
 
-    def _partitions_of(self, topic: str) -> int:
-        return self._home.topics.known(topic).config.partitions
+    def _partitions_of(self, topic: str, timeout: float | None) -> int:
+        topics = self._home.topics
+        held = topics.held(topic) or self._asked(lambda seconds: topics.refresh(topic, seconds), timeout)
+        return held.config.partitions
+
+    def _asked(self, ask: Callable[[float], T], timeout: float | None) -> T:
+        """What the broker says within ``timeout``; in a block, where rows are locked, no longer than it is alive.
+
+        Raises:
+            BrokerAwayError: it says nothing; in a block a ``TransactionAwayError``.
+        """
+        require_wait(timeout)
+        if self._joined() is None:
+            return ask(self.settings.timeout if timeout is None else timeout)
+        try:
+            return ask(self.client.control.patience_s)
+        except BrokerAwayError as error:
+            raise_rolled_back(error, None)
 
     def _batch_size_bytes_max(self, sender: Sender | None) -> int:
         session = None if sender is None else sender.connection.session
         return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
 
     def _partition_for(
-        self, topic: str, record: tuple[bytes | None, bytes, Headers, int], tag: str | None, partition: int | None
-    ) -> int:
-        partitions = self._partitions_of(topic)
+        self, topic: str, record: tuple[bytes | None, bytes, Headers, int], tag: str | None, partition: int | None,
+        timeout: float | None,
+    ) -> int:  # fmt: skip
+        partitions = self._partitions_of(topic, timeout)
         if partition is not None:
-            if not isinstance(partition, int) or not 0 <= partition < partitions:
-                partitions = self._home.topics.refresh(topic).config.partitions  # it may have grown
+            if not isinstance(partition, int) or not 0 <= partition < partitions:  # it may have grown
+                topics = self._home.topics
+                partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), timeout).config.partitions
             return checked(partition, topic, partitions)
         return self._select(topic, partitions, record, tag)
 

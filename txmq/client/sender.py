@@ -23,7 +23,7 @@ from txmq.client.connection import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, C
 from txmq.client.link import Link, Waiter
 from txmq.client.producer_core import Batch, ProducerCore, ProducerLimits, Record
 from txmq.client.session import Session
-from txmq.errors import ClosedError, ConnectionLostError, RequestTimeoutError, TxmqError, broker_error
+from txmq.errors import BrokerAwayError, ClosedError, ConnectionLostError, RequestTimeoutError, TxmqError, broker_error
 from txmq.model import SendResult, SendStatus
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, start_daemon, watch_forks
@@ -320,6 +320,9 @@ class Sender:
             elif reconnects and link is not None:
                 link.fail(ConnectionLostError("another connection took over the session"))
             link, session = self.connection.session_link(deadline)
+        except RequestTimeoutError as error:  # of the greeting: nothing was sent
+            self._failure = BrokerAwayError(str(error))
+            return
         except TxmqError as error:
             self._failure = error
             return

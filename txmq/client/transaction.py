@@ -192,6 +192,7 @@ class Transaction:
         if _current.get() is not None:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
         home = TransactionHome(self.client, self._clock, self._timeout)
+        home.reach()
         if self._resource is not None:
             self._branch = self._enlist(home, self._resource)
             self._run = LastResourceRun(home, self._branch, self._messages)
@@ -352,6 +353,7 @@ class Transaction:
         try:
             self._required_branch().end_body()
             home.check_deadline()
+            home.reach()
             if self._failure is not None:
                 raise anew(self._failure)
         except TransactionError as error:

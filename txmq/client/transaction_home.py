@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from txmq.client.connection import AWAY_S_MAX
 from txmq.client.transaction_acks import TransactionAcks
 from txmq.client.transaction_parts import EncodedPart, MessageBuffer, Streamed
 from txmq.errors import (
@@ -20,6 +21,7 @@ from txmq.errors import (
     RequestTimeoutError,
     RolledBackError,
     SessionFullError,
+    TransactionAwayError,
     TransactionConflictError,
     TransactionTimeoutError,
     TxmqError,
@@ -33,7 +35,8 @@ from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
 ROLLBACK_TIMEOUT_S = 2.0  # nobody's outcome depends on its answer
-_UNANSWERED = (ConnectionLostError, RequestTimeoutError, UnavailableError)
+LOST = (ConnectionLostError, UnavailableError)  # not answered, and the broker may be away
+_UNANSWERED = (*LOST, RequestTimeoutError)
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
 # What was refused is this transaction's id: the block has another one when it is run again.
 _OF_THIS_ID = (TransactionConflictError, FencedError, UnknownTransactionError)
@@ -131,6 +134,25 @@ class TransactionHome:
         """A request was refused; where that was for its session, the client's next transactions have another one."""
         if isinstance(error, SessionFullError):
             self.client.leave_session(self._session)
+
+    def reach(self) -> None:
+        """Make sure that the broker is there: before the body, which locks rows, and before its end is begun.
+
+        Raises:
+            TransactionAwayError: it is not.
+        """
+        try:
+            (self._control or self.client.control).reach(self.deadline)
+        except TxmqError as error:
+            raise_rolled_back(error, self._txid or None)
+
+    def is_back(self) -> bool:
+        """The broker was lost before it answered: whether it is there again, within ``AWAY_S_MAX``."""
+        try:
+            self._control.regain(min(self.deadline, self._clock.monotonic() + AWAY_S_MAX))
+        except TxmqError:
+            return False
+        return True
 
     def pause(self, seconds: float = RETRY_S) -> None:
         """Wait before the same thing is tried again."""
@@ -250,7 +272,8 @@ class TransactionHome:
                 raise
             except _UNANSWERED:
                 self.may_have_arrived |= is_sent
-                if self.may_have_arrived and self.remaining_s <= 0:
+                # What may be committed is asked for as long as there is time; what was never sent is not waited for.
+                if self.remaining_s <= 0 if self.may_have_arrived else not self.is_back():
                     raise
                 self.pause()
 
@@ -331,8 +354,10 @@ def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
     """What a refusal before the decision is to the caller: nothing happened. The refusal is its cause."""
     if isinstance(error, RolledBackError):
         return error
-    if isinstance(error, RequestTimeoutError):
-        wrapped: RolledBackError = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
+    if isinstance(error, LOST):
+        wrapped: RolledBackError = TransactionAwayError(f"the broker is away: {error}; nothing happened", txid)
+    elif isinstance(error, RequestTimeoutError):
+        wrapped = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
     else:
         text = f"refused: {error}" if str(error) else f"refused: {type(error).__name__}"
         wrapped = RolledBackError(text, txid, retriable=error.retriable or isinstance(error, _OF_THIS_ID))

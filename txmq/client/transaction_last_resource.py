@@ -12,19 +12,19 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.transaction_home import RETRY_S, TransactionHome, rolled_back
+from txmq.client.transaction_home import LOST, RETRY_S, TransactionHome, rolled_back
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
     HeuristicError,
     RequestTimeoutError,
     RolledBackError,
+    TransactionAwayError,
     TransactionConflictError,
     TransactionError,
     TransactionStateError,
     TransactionTimeoutError,
     TxmqError,
-    UnavailableError,
     UnknownTransactionError,
 )
 from txmq.protocol.parts import PartResult, parse_result_lines
@@ -137,7 +137,10 @@ class LastResourceRun:
                 if self._reply is None:
                     self._submit_prepare()
                 self._reply.result()
-            except (ConnectionLostError, UnavailableError):
+            except LOST as error:
+                if not self._home.is_back():  # the rows of the body are locked meanwhile
+                    self.error = rolled_back(error, self._home.txid)
+                    return Event.PREPARE_UNKNOWN
                 self._reply = None  # the same id: it is prepared once
                 self._home.pause()
             except (RequestTimeoutError, TransactionTimeoutError) as error:
@@ -205,8 +208,8 @@ class LastResourceRun:
             except (TransactionConflictError, UnknownTransactionError) as error:
                 self.error = TransactionError(str(error), self._home.txid)
                 return Event.BROKER_CONTRADICTS
-            except (ConnectionLostError, UnavailableError):
-                if self._home.remaining_s <= until_s:
+            except LOST:
+                if self._home.remaining_s <= until_s or not self._home.is_back():
                     return Event.BROKER_UNKNOWN
                 self._home.pause(RETRY_S)
             except TxmqError:
@@ -221,6 +224,8 @@ class LastResourceRun:
 
     def _send_rollback(self) -> Event:
         self.is_told = False
+        if isinstance(self.error, TransactionAwayError):
+            return Event.BROKER_UNKNOWN
         try:
             self._home.rollback()
         except TransactionConflictError:

@@ -40,26 +40,27 @@ def commit(home: TransactionHome, messages: MessageBuffer) -> list[PartResult]:
         Where every part went.
 
     Raises:
-        RolledBackError: nothing happened; TransactionTimeoutError where time was the reason.
+        RolledBackError: nothing happened; TransactionTimeoutError or TransactionAwayError if that was the reason.
         OutcomeUnknownError: ask for the outcome by id.
 
     Durability: what ``sync`` promises, when this returns.
     """
     try:
         home.check_deadline()
+        home.reach()
         parts = home.take_parts(messages, keyed=False)
         if home.streamed.parts or not home.fits_one_request(parts):
             home.stream(parts)
             parts = []
         return home.commit_local(parts)
+    except RolledBackError:
+        withdraw(home)
+        raise
     except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
         if home.may_have_arrived:
             raise OutcomeUnknownError(f"no answer to commit: {error}", home.txid) from error
         withdraw(home)
         raise_rolled_back(error, home.txid if home.has_txid else None)
-    except RolledBackError:
-        withdraw(home)
-        raise
     except TxmqError as error:
         return _refused(home, error)
 

@@ -205,7 +205,9 @@ class XaRun:
             try:
                 reply = home.submit_decide(self._parts, entries, left_s)
             except TxmqError as error:
-                found = None if error.retriable else self._refused(error, is_doubtful=is_doubtful)
+                # Rows are locked meanwhile; behind a decide that may have arrived they stay so, whatever is told here.
+                is_hopeless = not error.retriable or (not is_doubtful and not home.is_back())
+                found = self._refused(error, is_doubtful=is_doubtful) if is_hopeless else None
             else:
                 crash_point("client.xa.decide_sent")
                 found = self._decided(reply, is_doubtful=is_doubtful)

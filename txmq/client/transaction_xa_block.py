@@ -103,6 +103,7 @@ class XaBlock:
             for branch in self._branches:
                 branch.end_body()
             self._home.check_deadline()
+            self._home.reach()  # what is prepared in a database stays locked until the broker has said something
             if failure is not None:
                 raise anew(failure)
         except TransactionError as error:

@@ -28,6 +28,7 @@ from txmq.client import transaction_local
 from txmq.client.foreign import BranchState, Call, ForeignBranch
 from txmq.client.prepared import prepare, settle
 from txmq.client.transaction import current_transaction
+from txmq.client.transaction_home import LOST
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -162,6 +163,9 @@ class BrokerXAResource:
             branch.state = BranchState.UNSURE
             raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
         except TxmqError as error:
+            if branch.home.may_have_arrived and isinstance(error, LOST):
+                branch.state = BranchState.UNSURE
+                raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
             self._drop(branch)
             raise XAError(_rolled_back_code(error), f"the branch is rolled back: {error}") from error
         except BaseException:

@@ -20,6 +20,7 @@ from txmq.client.session import Session
 from txmq.client.transaction_parts import Streamed
 from txmq.errors import (
     BadRequestError,
+    BrokerAwayError,
     ConnectionLostError,
     TransactionConflictError,
     TxmqError,
@@ -89,6 +90,7 @@ class FakeHome:
         requests: verbs received, in order.
         log: per topic and partition, the messages that readers see.
         owner_connected: what ``recover`` says of every owner.
+        is_away: no connection can be had.
         timeout: as ``Client.timeout``.
     """
 
@@ -100,7 +102,7 @@ class FakeHome:
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.requests: list[str] = []
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
-        self.owner_connected = True
+        self.owner_connected, self.is_away = True, False
         self.timeout = 5.0
         self._topics = frozenset(topics)
         self._held: dict[str, _Held] = {}
@@ -127,6 +129,17 @@ class FakeHome:
         """As ``Connection.measure_clock``."""
         session.clock_ahead_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
 
+    def reach(self, deadline: float) -> None:
+        """As ``Connection.reach``."""
+        if self.is_away:
+            raise BrokerAwayError("planned")
+
+    def regain(self, deadline: float) -> None:
+        """As ``Connection.regain``."""
+        if self.is_away:
+            self.clock.advance(max(deadline - self.clock.monotonic(), 0.0))
+            raise BrokerAwayError("planned")
+
     def call(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
         """As ``Connection.call``."""
         return self.submit(verb, *arguments, timeout=timeout, **named).result()
@@ -138,6 +151,8 @@ class FakeHome:
         """As ``Connection.submit``."""
         if timeout < 0:
             raise ValueError(f"timeout {timeout}")
+        if self.is_away:
+            raise BrokerAwayError("planned")
         self.requests.append(verb)
         plan = self.faults[verb]
         fault = plan.popleft() if plan else None

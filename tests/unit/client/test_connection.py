@@ -9,9 +9,10 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, scripted_broker
-from txmq.client.connection import Connection
+from txmq.client.connection import AWAY_S_MAX, SILENT_S, Connection
 from txmq.client.link import ABANDONED_MAX, Link, Waiter
 from txmq.errors import (
+    BrokerAwayError,
     ClosedError,
     ConnectionLostError,
     LocalProtocolError,
@@ -21,6 +22,8 @@ from txmq.errors import (
     UnknownTopicError,
 )
 
+CONNECT_TIMEOUT_S = 5.0
+
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
@@ -28,7 +31,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
 
 
 def connection_to(broker: ScriptedBroker, addresses: int = 1) -> Connection:
-    return Connection([("host", number) for number in range(addresses)], "test", broker.clock, 5.0)
+    return Connection([("host", number) for number in range(addresses)], "test", broker.clock, CONNECT_TIMEOUT_S)
 
 
 def link_of(connection: Connection, broker: ScriptedBroker) -> Link:
@@ -193,15 +196,79 @@ def test_callers_with_less_time_than_the_back_off_get_through_in_the_end(broker:
 def test_who_waits_while_another_thread_connects_in_vain_is_told_the_cause(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection._maker = object()  # a thread that waits out the back-off, or for an answer
-    with pytest.raises(RequestTimeoutError, match="another thread is connecting"):
+    with pytest.raises(BrokerAwayError, match="another thread is connecting"):
         connection.call("ping", timeout=0.3)
     connection._maker = None
     broker.connections_refused = 1
     with pytest.raises(ConnectionLostError, match="refused"):
         connection.call("ping", timeout=5)
     connection._maker = object()
-    with pytest.raises(RequestTimeoutError, match="refused"):
+    with pytest.raises(BrokerAwayError, match="refused"):
         connection.call("ping", timeout=0.3)
+
+
+# --- the broker is away ----------------------------------------------------------------------------------------------
+
+
+def waited(broker: ScriptedBroker, connection: Connection) -> float:
+    """How long ``reach`` takes to find that the broker is away."""
+    began = broker.clock.now
+    with pytest.raises(BrokerAwayError):
+        connection.reach(began + 600)
+    return broker.clock.now - began
+
+
+def test_a_link_that_was_heard_just_now_is_not_asked_and_a_silent_one_is(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.reach(broker.clock.now + 600)
+    connection.reach(broker.clock.now + 600)
+    assert broker.verbs == ["hello"]
+    broker.clock.now += 2 * SILENT_S
+    connection.reach(broker.clock.now + 600)
+    assert broker.verbs == ["hello", "ping"]
+
+
+def test_a_dead_broker_is_away_within_a_second_and_found_as_soon_as_it_is_back(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.reach(broker.clock.now + 600)
+    broker.cut()
+    broker.connections_refused = 1 << 30
+    for _ in range(3):
+        assert waited(broker, connection) == pytest.approx(AWAY_S_MAX)
+    broker.connections_refused = 1  # restarted while the next one tries
+    connection.reach(broker.clock.now + 600)
+    assert broker.verbs[-1] == "hello"
+    assert connection.patience_s > AWAY_S_MAX
+
+
+def test_a_broker_that_is_frozen_is_found_out_once_and_then_within_a_second(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.reach(broker.clock.now + 600)
+    broker.hold = {"ping"}
+    broker.clock.now += 2 * SILENT_S
+    assert waited(broker, connection) == pytest.approx(CONNECT_TIMEOUT_S)
+    for _ in range(2):
+        assert waited(broker, connection) == pytest.approx(AWAY_S_MAX)
+    broker.hold = set()
+    broker.release()
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 1
+
+
+def test_a_broker_that_accepts_and_does_not_answer_is_found_out_likewise(broker: ScriptedBroker) -> None:
+    broker.faults["hello"] = deque([lambda _: None] * 1000)
+    connection = connection_to(broker)
+    assert waited(broker, connection) == pytest.approx(CONNECT_TIMEOUT_S, abs=1.0)
+    assert waited(broker, connection) == pytest.approx(AWAY_S_MAX, abs=0.1)
+
+
+def test_a_link_that_ended_before_answers_nobody_waits_for_is_known_for_it(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    broker.hold = {"ping"}
+    connection.submit("ping", timeout=9)  # as ``complete`` of an XA branch
+    broker.cut()
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 2
 
 
 def test_the_next_address_is_tried_where_one_refuses(broker: ScriptedBroker) -> None:

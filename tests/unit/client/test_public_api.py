@@ -125,7 +125,7 @@ ERRORS = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issub
 RETRIABLE = {
     errors.ConnectionLostError, errors.RequestTimeoutError, errors.SpoolFullError, errors.NotOwnerError,
     errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
-    errors.TransactionTimeoutError, errors.SessionFullError,
+    errors.TransactionTimeoutError, errors.SessionFullError, errors.BrokerAwayError, errors.TransactionAwayError,
 }  # fmt: skip
 
 

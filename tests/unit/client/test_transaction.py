@@ -11,8 +11,10 @@ import pytest
 
 from tests.chains import has_circle
 from txmq.client import transaction as module
+from txmq.client.connection import AWAY_S_MAX
 from txmq.client.transaction import Transaction, current_transaction
 from txmq.errors import (
+    BrokerAwayError,
     ConfigError,
     DiskFullError,
     FencedError,
@@ -188,14 +190,31 @@ def test_a_deadline_that_passed_in_the_body_sends_nothing(home: FakeHome) -> Non
 
 
 def test_a_broker_that_cannot_be_reached_at_all_is_a_rollback(home: FakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: object, **__: object) -> None:
-        home.clock.advance(1.0)
-        raise lost(is_executed=False).error
+    began, reached = home.clock.monotonic(), home.reach
 
-    monkeypatch.setattr(home, "submit", unreachable)
-    with pytest.raises(TransactionTimeoutError), block(home, 5.0) as tx:
+    def away_behind_it(deadline: float) -> None:
+        reached(deadline)
+        home.is_away = True
+
+    with pytest.raises(BrokerAwayError) as caught, block(home, 500.0) as tx:
+        monkeypatch.setattr(home, "reach", away_behind_it)
         tx.send("orders", b"1")
-    assert tx.outcome is Outcome.ROLLED_BACK
+    assert isinstance(caught.value, RolledBackError)
+    assert (tx.outcome, home.clock.monotonic() - began) == (Outcome.ROLLED_BACK, AWAY_S_MAX)
+
+
+def test_a_block_does_not_begin_while_the_broker_is_away_nor_end(home: FakeHome) -> None:
+    home.is_away = True
+    body_ran = False
+    with pytest.raises(BrokerAwayError), block(home):
+        body_ran = True
+    assert not body_ran
+    home.is_away = False
+    with pytest.raises(BrokerAwayError) as caught, block(home) as tx:
+        tx.send("orders", b"1")
+        home.is_away = True
+    assert isinstance(caught.value, RolledBackError)
+    assert (tx.outcome, home.requests) == (Outcome.ROLLED_BACK, [])
 
 
 def test_a_refused_commit_is_a_rollback_with_its_cause(home: FakeHome) -> None:

@@ -1,0 +1,283 @@
+"""The broker is away: killed, frozen, or never there. One error, soon, and no row stays locked meanwhile.
+
+Times are not judged but for one: every block is given ``PATIENT_S``, and ends long before.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from tests.services.mysql_world import NAME, MySQLWorld, wait_until
+from txmq import BrokerAwayError, Outcome, RolledBackError
+from txmq.client.connection import SILENT_S
+from txmq.runtime import crashpoints
+from txmq.testing.broker_process import BrokerProcess, free_port
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import LastResource
+
+PATIENT_S = 600.0  # timeout= of every block
+SOON_S = 120.0  # far above the second that is promised: a loaded machine must not turn it red
+BRIEFLY_S = 30.0  # the resolver has the file for a moment now and then
+CLIENT_TIMEOUT_S = 2.0
+
+
+class NoStock:
+    """A transaction of messages alone."""
+
+    resource: Any = None
+
+    def take(self, tx: Any) -> None:
+        """One piece."""
+
+    def pieces(self) -> int:
+        """How many are left; nobody holds a lock on them."""
+        return 10
+
+
+class Stock(NoStock):
+    """One row in a database, which every order changes."""
+
+    def take(self, tx: Any) -> None:
+        tx.connection(self.resource).cursor().execute("UPDATE stock SET pieces = pieces - 1")
+
+
+class SQLiteStock(Stock):
+    """In a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "stock.db"
+        with closing(self._connect()) as connection:
+            connection.execute("CREATE TABLE stock (pieces INTEGER)")
+            connection.execute("INSERT INTO stock VALUES (10)")
+            connection.commit()
+        self.resource = LastResource("stock", connect=self._connect)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=BRIEFLY_S, check_same_thread=False)
+
+    def pieces(self) -> int:
+        with closing(self._connect()) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            return int(connection.execute("SELECT pieces FROM stock").fetchone()[0])
+
+
+class MySQLStock(Stock):
+    """In MariaDB."""
+
+    def __init__(self, server: MariaDB, kind: str) -> None:
+        self._world = MySQLWorld(server)
+        self._world.execute("CREATE TABLE stock (pieces INTEGER) ENGINE=InnoDB")
+        self._world.execute("INSERT INTO stock VALUES (10)")
+        self.resource = self._world.resource if kind == "xa" else LastResource(NAME, connect=self._world.connect)
+
+    def pieces(self) -> int:
+        return int(self._world.execute("SELECT pieces FROM stock FOR UPDATE NOWAIT")[0][0])
+
+
+class Shop:
+    """A client and what it changes."""
+
+    def __init__(self, broker: BrokerProcess, stock: NoStock) -> None:
+        self.broker, self.stock = broker, stock
+        self.client = txmq.connect(broker.address, timeout=CLIENT_TIMEOUT_S)
+        self.producer = self.client.producer(group="shop", checker=lambda _: txmq.Resolution.UNKNOWN)
+        self.bodies = 0
+        self.client.topics.create("orders")
+        if stock.resource is not None:
+            stock.resource.install(self.client)
+
+    def order(self, in_body: Callable[[], object] = lambda: None) -> txmq.SendResult:
+        """One order; ``in_body`` runs between the row and the message."""
+        resources = () if self.stock.resource is None else (self.stock.resource,)
+        with self.producer.transaction(*resources, timeout=PATIENT_S) as tx:
+            self.bodies += 1
+            self.stock.take(tx)
+            in_body()
+            tx.send("orders", b"one", key=b"k")
+        assert tx.outcome is Outcome.COMMITTED
+        return tx.results[0]
+
+    def order_when_it_is_back(self) -> None:
+        """As an application does that runs blocks again."""
+        deadline = time.monotonic() + SOON_S
+        while True:
+            try:
+                self.order()
+            except BrokerAwayError:
+                assert time.monotonic() < deadline
+            else:
+                return
+
+    def sold(self) -> int:
+        """Messages that can be read; as many pieces are gone, and the row is free."""
+        sold = sum(1 for _ in self.client.browse("orders"))
+        assert self.stock.pieces() == (10 - sold if self.stock.resource is not None else 10)
+        return sold
+
+    def kill_broker(self) -> None:
+        """Dead for so long that the client looks whether its link still is one."""
+        self.broker.kill()
+        wait_until(self.is_silent)
+
+    def is_silent(self) -> bool:
+        """Whether the client has heard nothing for so long that it asks before a block begins."""
+        link = self.client.control.live
+        return link is None or time.monotonic() - link.heard_at > SILENT_S
+
+    def close(self) -> None:
+        self.client.close()
+        if isinstance(self.stock.resource, LastResource):
+            self.stock.resource.close()
+
+
+def soon(call: Callable[[], object]) -> BrokerAwayError:
+    """The error of a call that finds the broker away, and does not wait as long as it might."""
+    began = time.monotonic()
+    with pytest.raises(BrokerAwayError) as caught:
+        call()
+    assert time.monotonic() - began < SOON_S
+    assert caught.value.retriable
+    return caught.value
+
+
+@pytest.fixture(params=["messages", "sqlite", "mysql", "xa"])
+def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
+    kind = request.param
+    if kind == "messages":
+        stock = NoStock()
+    elif kind == "sqlite":
+        stock = SQLiteStock(tmp_path)
+    else:
+        stock = MySQLStock(request.getfixturevalue("mariadb"), kind)
+    opened = Shop(broker, stock)
+    yield opened
+    opened.close()
+
+
+def test_a_block_does_not_begin_while_the_broker_is_dead_and_a_restarted_one_is_found(shop: Shop) -> None:
+    shop.order()
+    shop.broker.kill()
+    for _ in range(3):
+        assert isinstance(soon(shop.order), RolledBackError)
+    assert shop.bodies == 1
+    shop.broker.start()
+    shop.order_when_it_is_back()
+    assert shop.sold() == 2
+
+
+def test_a_broker_that_dies_in_the_body_undoes_the_block_soon_and_frees_its_rows(shop: Shop) -> None:
+    shop.order()
+    left = shop.stock.pieces()
+    error = soon(lambda: shop.order(shop.kill_broker))
+    assert isinstance(error, RolledBackError)
+    assert (error.txid is None) == (shop.stock.resource is None)  # a local one had not asked for its id yet
+    assert shop.stock.pieces() == left
+    shop.broker.start()
+    shop.order_when_it_is_back()
+    assert shop.sold() == 2
+    assert list(shop.client.transactions.list(state="in-doubt")) == []
+
+
+def test_what_a_send_in_the_body_must_ask_a_dead_broker_is_the_same_error(shop: Shop) -> None:
+    def die() -> None:
+        shop.broker.kill()
+        shop.client.topics.forget("orders")  # as it is once in METADATA_AGE_S_MAX
+
+    assert isinstance(soon(lambda: shop.order(die)), RolledBackError)
+    assert shop.stock.pieces() == 10
+
+
+def test_a_frozen_broker_is_found_out_before_the_first_row_and_found_again_when_it_goes_on(shop: Shop) -> None:
+    shop.order()
+    left = shop.stock.pieces()
+    shop.broker.pause()
+    try:
+        wait_until(shop.is_silent)
+        for _ in range(3):
+            assert isinstance(soon(shop.order), RolledBackError)
+        assert (shop.bodies, shop.stock.pieces()) == (1, left)
+    finally:
+        shop.broker.resume()
+    shop.order_when_it_is_back()
+    assert shop.sold() == 2
+
+
+@pytest.fixture
+def sqlite_shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
+    opened = Shop(broker, SQLiteStock(tmp_path))
+    yield opened
+    opened.close()
+
+
+def test_what_is_committed_is_told_as_committed_soon_though_the_broker_died_behind_it(sqlite_shop: Shop) -> None:
+    def kill(name: str) -> None:
+        if name == "client.tx.db_committed":
+            sqlite_shop.broker.kill()
+
+    crashpoints.set_hook(kill)
+    began = time.monotonic()
+    try:
+        assert sqlite_shop.order().status is txmq.SendStatus.PENDING
+    finally:
+        crashpoints.set_hook(None)
+    assert time.monotonic() - began < SOON_S
+    assert sqlite_shop.stock.pieces() == 9
+    sqlite_shop.broker.start()
+    sqlite_shop.order_when_it_is_back()  # wakes the resolver, and comes behind the first, which has its key
+    wait_until(lambda: not list(sqlite_shop.client.transactions.list(state="in-doubt")), SOON_S)
+    assert sqlite_shop.sold() == 2
+
+
+def test_a_half_message_that_cannot_be_prepared_never_was(sqlite_shop: Shop) -> None:
+    send_half = partial(sqlite_shop.producer.half, "orders", b"half", timeout=PATIENT_S)
+    send_half().rollback()
+    sqlite_shop.broker.kill()
+    for _ in range(2):
+        assert isinstance(soon(send_half), RolledBackError)
+    sqlite_shop.broker.start()
+    sqlite_shop.order_when_it_is_back()
+    assert (sqlite_shop.sold(), list(sqlite_shop.client.transactions.list())) == (1, [])
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["nobody listens", "nobody answers"])
+def test_whatever_needs_a_broker_that_was_never_there_says_so(
+    broker: BrokerProcess, tmp_path: Path, is_frozen: bool
+) -> None:
+    address = broker.address if is_frozen else f"txmq://127.0.0.1:{free_port()}"
+    if is_frozen:
+        broker.pause()
+    with pytest.raises(BrokerAwayError):
+        txmq.connect(address, timeout=0.2)
+    with txmq.connect(address, timeout=0.2, lazy=True) as client:
+        producer = client.producer(timeout=0.2, group="shop", checker=lambda _: txmq.Resolution.UNKNOWN)
+        ordered = client.ordered_producer(txmq.KeyHashSelector(), str(tmp_path / "spool"))
+        calls: list[Callable[[], object]] = [
+            lambda: producer.send("orders", b"one"),
+            lambda: producer.send_async("orders", b"one"),
+            lambda: producer.send_many("orders", [(b"k", b"one")]),
+            lambda: producer.half("orders", b"one"),
+            lambda: producer.transaction().__enter__(),
+            lambda: ordered.send("orders", b"one", timeout=0.2),
+            client.topics.list,
+        ]
+        for call in calls:
+            soon(call)
+
+
+def test_a_send_alone_goes_on_trying_until_its_timeout_and_says_that_nothing_was_stored(sqlite_shop: Shop) -> None:
+    sqlite_shop.producer.send("orders", b"one", timeout=PATIENT_S)
+    sqlite_shop.kill_broker()
+    error = soon(lambda: sqlite_shop.producer.send("orders", b"two", timeout=0.2))
+    assert "nothing was stored" in str(error)
+    future = sqlite_shop.producer.send_async("orders", b"three", timeout=PATIENT_S)
+    sqlite_shop.broker.start()
+    assert future.result(SOON_S).offset == 1
