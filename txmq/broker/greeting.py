@@ -7,6 +7,7 @@ import json
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
 from txmq.broker.session import Session
+from txmq.broker.transactions import owner_gone
 from txmq.errors import BadRequestError, FencedError, OverloadedError
 from txmq.protocol import answers, grammar
 from txmq.redo import entries
@@ -77,6 +78,7 @@ def _bind(context: Context, peer: Peer, session: Session | None) -> None:
     if peer.session is not None and peer.session is not session:
         peer.session.bound = None
         peer.session.gone_ms = context.now_ms
+        owner_gone(context, peer.session)
     peer.session = session
     if session is None:
         return

@@ -67,6 +67,28 @@ def test_a_stream_whose_owner_is_gone_is_rolled_back_for_good() -> None:
     assert broker.state.payload_bytes == 0
 
 
+@pytest.mark.parametrize("other", ["new", "none", "2.0"])
+def test_another_session_on_the_same_connection_ends_the_streams_of_the_one_before(other: str) -> None:
+    broker, client = _begun()
+    broker.session().disconnect()  # session 2
+    txid = broker.txid(1, 1)
+    batches = _stream(client, txid, batch(b"1"))
+    client.hello(other)
+    assert (broker.state.streams, broker.state.payload_bytes) == ({}, 0)
+    client = broker.session("1.0")
+    assert _outcome(client, txid) == "rolled-back\n"
+    assert client.ask("commit", txid, extensions=stated(batches), body=b"").error == "transaction-conflict"
+    assert _outcome(broker.session("1.0"), txid) == "rolled-back\n"
+
+
+def test_the_same_session_said_again_on_its_connection_changes_nothing() -> None:
+    broker, client = _begun()
+    txid = broker.txid(1, 1)
+    batches = _stream(client, txid, batch(b"1"))
+    client.hello("1.0")
+    assert client.ask("commit", txid, extensions=stated(batches), body=b"").code == 200
+
+
 def test_a_stream_is_rolled_back_when_the_broker_ends() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
