@@ -14,6 +14,7 @@ from txmq.config import BrokerSettings
 from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.runtime.logging import get_logger
+from txmq.runtime.net import keep_alive
 from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         host = self._host
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        keep_alive(transport.get_extra_info("socket"), host.settings.write_timeout_ms / 1000)
         self.peer = host.core.connected(str(transport.get_extra_info("peername")))
         self.peer.shell = self
         host.connections.add(self)

@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 from collections.abc import Sequence
+from typing import Protocol
 
 from txmq.runtime.ports import Buffer
 
@@ -27,6 +28,7 @@ SLEEP_S_MAX = 0.5  # one ``receive`` sleeps no longer, whatever it is asked for
 BUFFERS_PER_SEND_MAX = 512  # below every system's IOV_MAX
 _DONT_WAIT = socket.MSG_DONTWAIT
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+VANISHED_S = 30  # the sum: a peer that answers nothing for so long is gone
 
 
 class TcpStream:
@@ -106,6 +108,30 @@ class TcpStream:
         self._socket.close()
 
 
+class TcpSocket(Protocol):
+    """What ``keep_alive`` needs of a socket; uvloop's is no ``socket.socket``."""
+
+    def setsockopt(self, level: int, name: int, value: int, /) -> None:
+        """As ``socket.socket.setsockopt``."""
+
+
+def keep_alive(tcp_socket: TcpSocket, unacknowledged_s: float = 0.0) -> None:
+    """Find out while idle whether the peer's machine is still there.
+
+    Args:
+        tcp_socket: a connection.
+        unacknowledged_s: how long what was sent may wait for the peer's system to take it, ``VANISHED_S`` at least;
+            0 leaves that to this system (15 minutes on Linux). A peer that is there and does not read ends, too.
+    """
+    tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = dict(_KEEPALIVE)
+    if unacknowledged_s:
+        options["TCP_USER_TIMEOUT"] = round(max(unacknowledged_s, VANISHED_S) * 1000)
+    for name, value in options.items():
+        if hasattr(socket, name):
+            tcp_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def connect(host: str, port: int, timeout: float) -> TcpStream:
     """Connect to the first of the host's addresses that answers.
 
@@ -118,10 +144,7 @@ def connect(host: str, port: int, timeout: float) -> TcpStream:
             # A port nobody listens on can be picked as our own and connect to itself.
             raise ConnectionRefusedError(f"{host}:{port} is this socket itself")
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE:
-            if hasattr(socket, name):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_alive(connected)
     except OSError:
         connected.close()
         raise

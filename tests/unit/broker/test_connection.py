@@ -29,11 +29,15 @@ class Transport:
 
     def __init__(self) -> None:
         self.is_read, self.pauses, self.is_aborted = True, 0, False
+        self.options: dict[tuple[int, int], int] = {}
 
     def set_write_buffer_limits(self, high: int) -> None: ...
 
-    def get_extra_info(self, name: str) -> str:
-        return name
+    def get_extra_info(self, name: str) -> Any:
+        return self if name == "socket" else name
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        self.options[level, name] = value
 
     def is_closing(self) -> bool:
         return False
