@@ -225,7 +225,10 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     ok(broker, "topic", "create", "orders", "--partitions", "2")
     held = [{"topic": "orders", "partition": number, "start": 0, "end": 0, "bytes": 0} for number in (0, 1)]
     assert as_json(broker, "stats", "offsets") == held
-    assert json.loads(ok(broker, "stats", "json")).keys() == {"broker", "transactions", "topics", "offsets", "config"}
+    assert json.loads(ok(broker, "stats", "json")).keys() == {
+        "broker", "transactions", "resources", "topics", "offsets", "config"
+    }  # fmt: skip
+    assert as_json(broker, "stats", "resources") == []
     of_topic, config, lines = (as_json(broker, "stats", item) for item in ("orders", "config", "help"))
     assert isinstance(of_topic, dict)
     assert (of_topic["accept_read"], of_topic["offsets"]) == (True, held)
@@ -233,7 +236,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     assert (config["insecure"], config["default_retention_ms"], config["in_flight_max"]) == (False, None, 8)
     assert (config["inline_sync_ms"], config["sync"]) == (1.0, "always")
     assert isinstance(lines, list)
-    assert len(lines) == 6
+    assert len(lines) == 7
 
 
 def test_the_version_is_an_option_too() -> None:
@@ -352,5 +355,5 @@ def test_the_resolver_waits_for_the_broker_settles_what_a_killed_service_left_an
     assert sorted(sent) == sorted(rows)
     done = run(broker, "resolver", "--config", str(config), "--once", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (
-        0, {"settled": 0, "in_doubt": 0, "heuristic": 0, "problems": {}}
+        0, {"settled": 0, "in_doubt": 0, "in_database": 0, "heuristic": 0, "problems": {}}
     )  # fmt: skip

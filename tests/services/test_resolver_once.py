@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,30 @@ def addresses(server: MariaDB, **changed: Any) -> list[dict[str, Any]]:
     return [server.connect_arguments() | {"db": schema} | changed for schema in SCHEMAS]
 
 
-def leave(server: MariaDB, broker: BrokerProcess, point: str) -> str:
-    """An owner that dies at a point of one transaction over both databases; its id."""
+@contextmanager
+def owner_at(server: MariaDB, broker: BrokerProcess, crash: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The owner of one transaction over both databases, which ends or stops at a point."""
     given = {
         "address": broker.address, "databases": addresses(server), "value": f"v{next(_numbers)}",
         "topic": "transfers", "timeout": 30,
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.services.xa_owner", json.dumps(given)]
-    environment = os.environ | {"TXMQ_CRASH": f"{point}:1"}
-    owner = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
-    assert owner.returncode == -signal.SIGKILL, owner.stderr.decode()
+    environment = os.environ | {"TXMQ_CRASH": crash}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as owner:
+        yield owner
+
+
+def leave(server: MariaDB, broker: BrokerProcess, point: str) -> str:
+    """An owner that dies at a point; its transaction's id."""
+    with owner_at(server, broker, f"{point}:1") as owner:
+        _, said = owner.communicate(timeout=TIMEOUT_S)
+    assert owner.returncode == -signal.SIGKILL, said.decode()
     wait_until(lambda: not server.execute("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'bank_%'"))
+    return txid_of(server)
+
+
+def txid_of(server: MariaDB) -> str:
+    """The transaction whose branches are prepared."""
     return bytes.fromhex(prepared(server)[0][2:].partition("'")[0]).decode()
 
 
@@ -125,6 +138,62 @@ def test_a_decided_branch_that_was_rolled_back_by_hand_is_found_and_never_called
             ("heuristic-rollback", "bank-a"), ("heuristic-rollback", "bank-b"),
         ]  # fmt: skip
         client.transactions.forget(txid)
+
+
+@contextmanager
+def stopped_owner(server: MariaDB, broker: BrokerProcess) -> Iterator[str]:
+    """An owner that hangs with both branches prepared, before the broker has heard of a decision; its id."""
+    with owner_at(server, broker, "client.xa.all_prepared:1:stop") as owner:
+        wait_until(lambda: len(prepared(server)) == 2, TIMEOUT_S)
+        try:
+            yield txid_of(server)
+        finally:
+            owner.kill()
+    wait_until(lambda: not server.execute("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'bank_%'"))
+    for xid in prepared(server):
+        with closing(server.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(f"XA ROLLBACK {xid}")
+
+
+def test_branches_without_a_decision_are_listed_and_alarmed_about_though_nothing_is_in_doubt_at_the_broker(
+    server: MariaDB, shared: BrokerProcess, tmp_path: Path
+) -> None:
+    with stopped_owner(server, shared) as txid, txmq.connect(shared.address) as client:
+        said = once(shared, config(tmp_path, addresses(server)))
+        assert said.returncode == 1, "rows are locked"
+        assert f"{txid} stays prepared in bank-a: nobody has decided yet" in said.stderr.decode()
+        assert client.transactions.list() == []
+        rows = {row["resource"]: row for row in client.transactions.resources()}
+        assert [(rows[name]["branches"], rows[name]["reachable"]) for name in NAMES] == [(1, True), (1, True)]
+        listed = txmq_tx(shared, "list").stdout.decode()
+        assert listed.startswith("0 in doubt at the broker\n")
+        assert "bank-a: 1 branch prepared for up to" in listed
+        assert txid in listed
+        assert "XA RECOVER" in listed
+        assert {row["txid"] for row in json.loads(txmq_tx(shared, "list", "--json").stdout)} == {txid}
+        shown = json.loads(txmq_tx(shared, "show", txid, "--json").stdout)
+        assert {branch["resource"] for branch in shown["branches"]} == set(NAMES)
+        assert any(f"txmq tx fence {txid}" in step for step in shown["next"])
+        assert not any(line.startswith("XA ROLLBACK") for line in shown["sql"]), "it is not fenced yet"
+        assert int(client.stats("transactions").split("branches_prepared ")[1].split()[0]) == 2
+        txmq_tx(shared, "fence", txid)
+        ends = json.loads(txmq_tx(shared, "show", txid, "--json").stdout)["sql"]
+        statements = {line.rstrip(";") for line in ends if line.startswith("XA ROLLBACK")}
+        assert statements == {f"XA ROLLBACK {as_hex(xid)}" for xid in prepared(server)}
+    assert once(shared, config(tmp_path, addresses(server))).returncode == 0
+    assert b"0 in doubt\n" in txmq_tx(shared, "list").stdout
+
+
+def as_hex(xid: str) -> str:
+    """As ``xid_sql`` writes it: MariaDB lists it so, with its format id behind."""
+    return xid.replace(" ", "")
+
+
+def txmq_tx(broker: BrokerProcess, *words: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "txmq.cli.main", "tx", *words, "-b", broker.address]
+    result = fork_server.run(command, stdin=b"", timeout=TIMEOUT_S)
+    assert result.returncode == 0, result.stderr.decode()
+    return result
 
 
 def test_a_resolver_that_reached_nothing_ends_with_1_and_says_so(

@@ -16,6 +16,7 @@ from txmq.broker.group import Group
 from txmq.broker.liveness import LivenessClock
 from txmq.broker.membership import Membership
 from txmq.broker.peer import Peer
+from txmq.broker.resources import Resources
 from txmq.broker.state import Limits, State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition
@@ -80,6 +81,7 @@ class Context:
         checks: check-backs of half messages.
         groups: consumer groups that have members, by name.
         beats: heartbeats that wait for something to tell.
+        resources: what resolvers see in databases.
         alarms: effects: what an operator must hear of, as fields of a log line.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
@@ -105,6 +107,7 @@ class Context:
     checks: CheckDesk = field(init=False)
     groups: dict[str, Membership] = field(default_factory=dict)
     beats: list[Any] = field(default_factory=list)
+    resources: Resources = field(default_factory=Resources)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
     stopping: bool = False

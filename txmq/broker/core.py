@@ -25,6 +25,7 @@ from txmq.broker.peer import Peer
 from txmq.broker.pipelined import take_puts
 from txmq.broker.produce import put
 from txmq.broker.query import query
+from txmq.broker.resource import reporter_of, resource
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
 from txmq.errors import (
@@ -57,6 +58,7 @@ VERBS: dict[bytes, _Verb] = {
     b"checks": halves.checks,
     b"group": groups.group,
     b"query": query,
+    b"resource": resource,
     b"topic": topics.topic,
     b"stats": stats.stats,
     b"ping": greeting.ping,
@@ -66,7 +68,9 @@ VERBS: dict[bytes, _Verb] = {
 }
 _TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError)
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes: 13 ms of the smallest requests, 5 ms of puts
-LONG_ANSWERS = frozenset({b"get", b"meta", b"recover", b"checks", b"group", b"query", b"topic", b"stats", b"help"})
+LONG_ANSWERS = frozenset(
+    {b"get", b"meta", b"recover", b"checks", b"group", b"query", b"resource", b"topic", b"stats", b"help"}
+)
 
 
 class Core:
@@ -96,6 +100,7 @@ class Core:
         peer.gone = peer.closing = True
         self.context.peers.pop(peer.number, None)
         groups.disconnected(self.context, peer)
+        self.context.resources.disconnected(reporter_of(peer))
         session, peer.session = peer.session, None
         if session is not None and session.bound == peer.number:
             session.bound = None

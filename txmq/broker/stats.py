@@ -21,6 +21,7 @@ HELP = """stats               the broker as a whole
 stats topics        one line a topic
 stats offsets       start and end of every partition
 stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt one
+stats resources     one line a database: who reaches it, branches that are prepared there
 stats config        the settings in force
 stats json          all of it as JSON
 """
@@ -82,13 +83,15 @@ def transaction_figures(context: Context) -> dict[str, Value]:
     decisions = context.state.decisions
     since = [t.meta["prepared_ms"] for t in prepared] + [d.meta["decided_ms"] for d in decisions.undone.values()]
     oldest = min(since, default=context.now_ms)
+    resources = context.resources.figures(context.now_ms)
     kinds = Counter(t.meta["kind"] for t in prepared)
     return {
         "open": len(unsettled) - len(prepared),
         "in_doubt": len(prepared) + len(decisions.undone),
         **{f"in_doubt_{kind.value.replace('-', '_')}": kinds[kind.value] for kind in _PREPARED_KINDS},
         "in_doubt_xa": len(decisions.undone),
-        "in_doubt_age_ms_max": max(0, context.now_ms - oldest),
+        "in_doubt_age_ms_max": max(0, context.now_ms - oldest, resources["branches_age_ms_max"]),
+        **resources,
         "commits_waiting_for_order": sum(bool(t.waiting) for t in prepared),
         "held_partitions": ",".join(f"{p.topic}-{p.number}" for p in decisions.holds.partitions()) or "none",
         "held_transactions": len(decisions.holds),
@@ -143,6 +146,14 @@ def _offsets(context: Context) -> str:
     return "".join(_watermarks(context, topic.topic_id) for topic in context.state.topics)
 
 
+def _resources(context: Context) -> str:
+    lines = []
+    for row in context.resources.rows(context.now_ms):
+        words = {name: _word(row[name]) for name in ("kind", "reachable", "branches", "age_ms", "uuid", "seen_ms_ago")}
+        lines.append(f"{row['resource']} {' '.join(f'{name} {word}' for name, word in words.items())}\n")
+    return "".join(lines)
+
+
 def _config(context: Context) -> str:
     return _lines(dataclasses.asdict(context.settings))
 
@@ -156,6 +167,7 @@ def _json(context: Context) -> str:
     everything = {
         "broker": broker_figures(context),
         "transactions": transaction_figures(context),
+        "resources": context.resources.rows(context.now_ms),
         "topics": topics,
         "offsets": offsets,
         "config": dataclasses.asdict(context.settings),
@@ -168,6 +180,7 @@ _TEXTS: dict[str, Callable[[Context], str]] = {
     "topics": _topics,
     "offsets": _offsets,
     "transactions": lambda context: _lines(transaction_figures(context)),
+    "resources": _resources,
     "config": _config,
     "json": _json,
     "help": lambda _context: HELP,

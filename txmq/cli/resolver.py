@@ -11,9 +11,10 @@ from txmq.cli import output
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable, Mapping, Set, Sized
 
     from txmq.xa import LastResource, MySQLResource
+    from txmq.xa.reporter import Hanging
     from txmq.xa.resolver import Resolver
 
     Resource = LastResource | MySQLResource
@@ -207,12 +208,17 @@ def _run_once(client: Any, resources: list[Resource], *, as_json: bool) -> None:
     settled -= {item["txid"] for item in left} | set(alone)
     problems = {name: f"{type(error).__name__}: {error}" for name, error in resolver.problems()}
     resolver.close()
+    names = {resource.name for resource in resources}
+    listed = {item["txid"] for item in left}
+    hung = [(name, branch) for name, branch in resolver.hanging() if branch.txid not in listed]
     if as_json:
-        said = {"settled": len(settled), "in_doubt": len(left), "heuristic": len(alone), "problems": problems}
-        output.print_json(said)
+        counts: dict[str, Sized] = {"settled": settled, "in_doubt": left, "in_database": hung, "heuristic": alone}
+        output.print_json({**{name: len(found) for name, found in counts.items()}, "problems": problems})
     else:
-        _say_once(settled, left, alone, problems, {resource.name for resource in resources})
-    raise SystemExit(output.STATUS_FAILED if left or alone or problems else 0)
+        output.note(f"{len(settled)} settled, {len(left)} in doubt")
+        for line in [*_why_not_reached(problems), *_why_left(left, names), *_why_hung(hung), *_decided_alone(alone)]:
+            output.note(line)
+    raise SystemExit(output.STATUS_FAILED if left or hung or alone or problems else 0)
 
 
 def _rounds(resolver: Resolver) -> set[str]:
@@ -231,16 +237,23 @@ def _txids(client: Any, state: str) -> list[str]:
     return [item["txid"] for item in client.transactions.list(state=state)]
 
 
-def _say_once(
-    settled: Set[str], left: list[Any], alone: list[str], problems: Mapping[str, str], names: Set[str]
-) -> None:
-    output.note(f"{len(settled)} settled, {len(left)} in doubt")
-    for name, error in problems.items():
-        output.note(f"resource {name}: not reached, or not all through: {error}")
-    for item in left[:REASONS_MAX]:
-        output.note(f"{item['txid']} stays in doubt: {why(item, names)}")
-    for txid in alone[:REASONS_MAX]:
-        output.note(f"{txid} was decided alone by a database, against the broker: txmq tx show {txid}")
+def _why_not_reached(problems: Mapping[str, str]) -> list[str]:
+    return [f"resource {name}: not reached, or not all through: {error}" for name, error in problems.items()]
+
+
+def _why_left(left: list[Any], names: Set[str]) -> list[str]:
+    return [f"{item['txid']} stays in doubt: {why(item, names)}" for item in left[:REASONS_MAX]]
+
+
+def _why_hung(hung: list[tuple[str, Hanging]]) -> list[str]:
+    return [f"{branch.txid} stays prepared in {name}: {branch.why}" for name, branch in hung[:REASONS_MAX]]
+
+
+def _decided_alone(txids: list[str]) -> list[str]:
+    return [
+        f"{txid} was decided alone by a database, against the broker: txmq tx show {txid}"
+        for txid in txids[:REASONS_MAX]
+    ]
 
 
 def why(listed: Mapping[str, Any], names: Set[str]) -> str:

@@ -12,7 +12,7 @@ from txmq.cli import output
 if TYPE_CHECKING:
     from txmq.client import Client
 
-LISTINGS = ("topics", "offsets", "transactions")
+LISTINGS = ("topics", "offsets", "transactions", "resources")
 
 
 def stats(

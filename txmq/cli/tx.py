@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli import output, tx_explain
+from txmq.cli import output, tx_branches, tx_explain
 from txmq.cli.connecting import connected
 from txmq.errors import ConfigError
 
@@ -39,6 +39,8 @@ def list_(
     """List the transactions in doubt: prepared, or decided and not known to have committed everywhere.
 
     They are settled by the client that owns them, by its group, or by a resolver (txmq resolver); none is ever guessed.
+    Behind them stands what resolvers see in databases: branches that are prepared there and lock their rows, though the
+    broker has no decision of them ("in-database"), and databases that nobody reaches.
 
     [bold]Examples[/bold]
 
@@ -49,15 +51,19 @@ def list_(
     older_ms = 0 if older_than is None else tx_explain.duration_ms(older_than)
     with connected(bootstrap) as client:
         found = client.transactions.list(state=wanted)
+        resources = client.transactions.resources() if wanted in ("in-doubt", "all") else []
     rows = [{**row, "why": tx_explain.why(row)} for row in found if row["age_ms"] >= older_ms]
+    hung = tx_branches.hanging(resources, {row["txid"] for row in found}, older_ms)
     if as_json:
-        output.print_json(rows)
+        output.print_json(rows + hung)
         return
     word = "in doubt" if wanted == "in-doubt" else "found" if wanted == "all" else wanted
-    typer.echo(f"{len(rows)} {word}")
+    typer.echo(f"{len(rows)} {word}{' at the broker' if hung else ''}")
     for row in rows:  # an id is 67 characters, and people copy it: no table that folds it
         sentence = f"{row['state']}, {row['kind']}, {tx_explain.age(row['age_ms'])}: {row['why']}"
         typer.echo(f"{output.escaped(row['txid'])}\n    {output.escaped(sentence)}")
+    for line in tx_branches.lines(resources, hung, older_ms):
+        typer.echo(output.escaped(line))
 
 
 def _state(state: str | None, *, in_doubt: bool) -> str:
@@ -81,8 +87,12 @@ def show(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_
     """
     with connected(bootstrap) as client:
         fields = client.transactions.show(txid)
+        branches = [] if "state" in fields else tx_branches.of_transaction(client.transactions.resources(), txid)
     advice: dict[str, Any] = {}
-    if fields.get("outcome") == "unknown" and "state" not in fields:
+    if branches:
+        outcome, fields = fields["outcome"], fields | {"branches": branches}
+        advice = {"sql": tx_branches.sql(branches, outcome), "next": tx_branches.next_steps(txid, branches, outcome)}
+    elif fields.get("outcome") == "unknown" and "state" not in fields:
         advice = {"next": tx_explain.next_steps_unknown(txid)}
     elif "state" in fields:
         advice = {

@@ -20,6 +20,7 @@ from urllib.parse import quote
 from txmq.client.connection import Connection
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.model import Outcome
+from txmq.protocol.json_text import json_object
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
 from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xid import TxId
@@ -58,6 +59,16 @@ class Transactions:
         if state not in STATES:
             raise LocalProtocolError(f"state={state!r}: expected one of {', '.join(STATES)}")
         return [*self._rows(state)]
+
+    def resources(self) -> FieldsList:
+        """What resolvers see in databases: which they reach, and branches that are prepared there, the oldest first.
+
+        Returns:
+            Fields as ``resource list`` in docs/protocol.md.
+        """
+        body = self._connection().repeat("resource", "list", "*", body=(), timeout=self._timeout)
+        found: FieldsList = json_object(body)["resources"]
+        return found
 
     def show(self, txid: TxId | str) -> Fields:
         """What is known of one transaction: ``txid``, ``outcome``, its ``parts``, and where it hangs.

@@ -32,6 +32,7 @@ ERROR_SIZE_BYTES_MAX = 1024
 OFFSETS_SIZE_BYTES_MAX = 256 << 10  # what ``offsets=`` may say
 GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is aside, 64 KiB each, with all of it escaped; 2 ms to parse
 QUERY_SIZE_BYTES_MAX = 1 << 20  # some 15,000 txids
+RESOURCE_SIZE_BYTES_MAX = 16 << 10  # twenty branches
 UNKNOWN_VERB = "unknown verb; type: help"
 
 _Matcher = Callable[[bytes], object]
@@ -155,6 +156,10 @@ _TABLE = (
         b"query", ("action", "query"), {b"epoch": "long", b"batch": "long"}, has_body=True,
         body_size_bytes_max=QUERY_SIZE_BYTES_MAX,
         teaches="epoch, open, commit, abort, list, delete: batches of parallel writers: query list * 0 1",
+    ),
+    Verb(
+        b"resource", ("action", "resource"), has_body=True, body_size_bytes_max=RESOURCE_SIZE_BYTES_MAX,
+        teaches="report, list: what resolvers see in databases: resource list * 0 1",
     ),
     Verb(b"ping", teaches="is the broker there? ping 1"),
     Verb(b"stats", opaque_optional=True, optional="item", teaches="figures; stats help lists the items"),

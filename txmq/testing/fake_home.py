@@ -2,7 +2,7 @@
 
 It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``, and for
 ``decide`` and ``complete`` of transactions that are decided one after the other (no watermark is held), and for
-``checks``; the
+``checks`` and ``resource report``; the
 same contract tests run against it and against a real broker (tests/services/test_home_contract.py). Faults are planned
 per verb: an answer lost before or behind the execution, or a refusal. The clock is turned by lost answers, so that
 deadlines pass without waiting.
@@ -88,6 +88,7 @@ class FakeHome:
     Attributes:
         faults: per verb, what happens to its next requests; None lets one pass.
         requests: verbs received, in order.
+        reports: resources that resolvers reported, and what they said.
         log: per topic and partition, the messages that readers see.
         owner_connected: what ``recover`` says of every owner.
         is_away: no connection can be had.
@@ -101,6 +102,7 @@ class FakeHome:
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
         self.requests: list[str] = []
+        self.reports: list[tuple[str, dict[str, Any]]] = []
         self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
         self.owner_connected, self.is_away = True, False
         self.timeout = 5.0
@@ -289,6 +291,10 @@ class FakeHome:
         word = "unknown" if held is None or held.state == "open" else held.state
         owner = "owner connected" if self.owner_connected else "owner gone 5000"
         return f"{word}\n{owner}\n".encode() if "owner" in given else f"{word}\n".encode()
+
+    def _resource(self, _action: str, name: str, _given: Extensions, body: bytes) -> bytes:
+        self.reports.append((name, json.loads(body)))
+        return b"{}"
 
     def _recover(self, given: Extensions, _body: bytes) -> bytes:
         state = given.get("state")

@@ -51,6 +51,7 @@ from txmq.xa.broker_port import (
 )
 from txmq.xa.last_resource import LastResource, Settling, Unsettled, cluster_of
 from txmq.xa.marker_sweep import MarkerSweep
+from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.settle import Step, prove
 from txmq.xa.xa_resolver import XaDesk
 
@@ -141,6 +142,11 @@ class Resolver:
         """Whether the last round saw what it tells only when the next one sees it too."""
         return any(desk.wants_another_look for desk in self._desks if isinstance(desk, XaDesk))
 
+    def hanging(self) -> list[tuple[str, Hanging]]:
+        """Branches that stay prepared, and in which resource."""
+        xa_desks = (desk for desk in self._desks if isinstance(desk, XaDesk))
+        return [(desk.resource.name, one) for desk in xa_desks for one in desk.hanging]
+
     def problems(self) -> list[tuple[str, Exception]]:
         """Resources that the last round did not reach, or not all through, or the broker not for them; and why."""
         return [(desk.resource.name, desk.problem) for desk in self._desks if desk.problem is not None]
@@ -172,15 +178,20 @@ class _Desk:
         self._client, self._clock = client, clock
         self._database: Settling | None = None
         self._sweep = MarkerSweep(client, clock, resource.finished, resource.name)
+        self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
+        self._is_reached = False  # in this round
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> set[str]:
         """Settle what is due, then keep house; the txids that were settled."""
         was_failing, self.has_failed, self.problem = self.has_failed, False, None
+        self._is_reached = False
         settled: set[str] = set()
         left = {item.txid: item for item in self._own()}
         own = set(left)
         try:
+            if self._reporter.is_unreachable:
+                self._open()
             left.update((item.txid, item) for item in self._due() if item.txid not in own)
             settled = self._settle(left)
             self._keep_house()
@@ -191,6 +202,8 @@ class _Desk:
         finally:
             # What the broker listed it lists again; this process's own it may never call due.
             self.resource.unsettled.extend(item for txid, item in left.items() if txid in own)
+        if self._is_reached or self.problem is not None:
+            self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
         return settled
 
     def end(self) -> None:
@@ -256,6 +269,8 @@ class _Desk:
         if step is Step.UNDECIDED:
             self._failed("transaction undecided", error, txid=item.txid)
             self.close()
+        else:
+            self._is_reached = True
         return step
 
     def _tell(self, txid: str, step: Step) -> Answer:
@@ -306,6 +321,7 @@ class _Desk:
     def _open(self) -> Settling:
         if self._database is None:
             self._database = self.resource.open_settling(cluster_of(self._client))
+            self._is_reached = True
         return self._database
 
     def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:

@@ -27,7 +27,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -41,7 +41,7 @@ from txmq.errors import (
     TxmqError,
     UnknownTransactionError,
 )
-from txmq.model import Outcome
+from txmq.model import Outcome, TransactionKind
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -57,6 +57,7 @@ from txmq.xa.broker_port import (
     list_transactions,
 )
 from txmq.xa.marker_sweep import MarkerSweep
+from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.xa_verdict import Verdict, verdict
 from txmq.xa.xa_work import Decided, Orphan, Watched, Work, is_gone
 from txmq.xid import FORMAT_ID, Xid
@@ -93,7 +94,9 @@ class XaDesk:
         self._sweep = MarkerSweep(client, clock, name=resource.name)
         self._suspects: set[str] = set()  # looked lost in the round before
         self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
-        self._told_once: dict[str, None] = {}
+        self._told_once: dict[str, str] = {}
+        self._reporter = Reporter(client, resource, TransactionKind.XA, clock)
+        self._is_reached = False  # in this round
         self._failures = 0
         self._log = get_logger(resource=resource.name)
 
@@ -116,6 +119,11 @@ class XaDesk:
     # --- rounds ------------------------------------------------------------------------------------------------------
 
     @property
+    def hanging(self) -> list[Hanging]:
+        """Branches that were left prepared."""
+        return self._reporter.hanging
+
+    @property
     def wants_another_look(self) -> bool:
         """Whether the last round saw what it tells only when it has seen it twice."""
         return bool(self._suspects or self._committed_before)
@@ -123,7 +131,7 @@ class XaDesk:
     def round(self) -> set[str]:
         """Finish what is due, then keep house; the txids whose branch here is finished."""
         was_failing, self.has_failed, self._failures = self.has_failed, False, 0
-        self.problem = None
+        self.problem, self._is_reached = None, False
         settled: set[str] = set()
         try:
             self._take_answers()
@@ -134,6 +142,7 @@ class XaDesk:
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
             self._failed("resource or broker away", error, is_new=not was_failing)
             self.close()
+        self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
         return settled
 
     def end(self) -> None:
@@ -157,6 +166,8 @@ class XaDesk:
         rows = {row["txid"]: row for row in list_transactions(self._client, database.uuid, "decided", PAGE_SIZE)}
         listed = database.prepared()
         now_ms = database.now_ms() if listed else 0
+        self._is_reached = True
+        self._report(listed, rows, now_ms)
         deadlines = {entry.xid: entry.deadline_ms for entry in listed}
         due = [found for row in rows.values() if (found := self._due(row, deadlines, now_ms)) is not None]
         finished = self._commit_decided(due)
@@ -168,7 +179,17 @@ class XaDesk:
         undone = self._roll_back(self._to_roll_back(orphans))
         open_ones = rows.keys() | {str(entry.txid) for entry in listed}
         self._tell_watchers(open_ones - finished - undone)
+        self._report((entry for entry in listed if str(entry.txid) not in finished | undone), rows, now_ms)
         return finished | undone
+
+    def _report(self, left: Iterable[ListedXid], decided: Container[str], now_ms: int) -> None:
+        found = []
+        for entry in left:
+            txid = str(entry.txid)
+            why = "decided to commit, not committed here yet" if txid in decided else "nobody has decided yet"
+            why = self._told_once.get(txid, why)
+            found.append(Hanging(txid, entry.xid.bqual.decode("ascii"), now_ms - entry.deadline_ms, why))
+        self._reporter.saw(found)
 
     def _is_ours(self, txid: str) -> bool:
         if is_at_home(self._client.session, txid):
@@ -407,7 +428,7 @@ class XaDesk:
         if txid not in self._told_once:
             if len(self._told_once) >= REMEMBERED_MAX:
                 self._told_once.clear()
-            self._told_once[txid] = None
+            self._told_once[txid] = event
             self._log.warning(event, txid=txid, **fields)
 
     def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:

@@ -202,7 +202,7 @@ def test_what_is_not_ours_is_not_touched(world: World, change: dict[str, str], m
     monkeypatch.setattr(world.home, "_recover", lambda *_: json.dumps(listed).encode())
     world.home.requests.clear()
     assert world.resolver().run_once() == 0
-    assert (set(world.home.requests), world.markers()) == ({"recover"}, {})
+    assert (set(world.home.requests), world.markers()) == ({"recover", "resource"}, {})
 
 
 def test_another_database_under_the_same_name_settles_nothing(world: World) -> None:

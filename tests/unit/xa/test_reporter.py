@@ -1,0 +1,146 @@
+"""What a desk tells the broker of its database: at once what changes, else now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from txmq.errors import ConnectionLostError, FencedError, UnavailableError
+from txmq.testing.fake_home import Fault
+from txmq.xa.branch import Bqual, encode_bqual
+from txmq.xa.reporter import LISTED_MAX, REPORT_EVERY_S
+from txmq.xa.resolver import Resolver
+from txmq.xid import FORMAT_ID, TxId, Xid
+
+from .support import World
+from .xa_support import Prepared, XaWorld
+
+
+def hang(world: XaWorld, counter: int = 1, overdue_ms: int = -30_000) -> str:
+    """A branch that is prepared in the first database, of an owner that is connected and has not decided."""
+    home, database = world.home.session, world.databases[0]
+    txid = str(TxId(home.cluster, home.home, 7, counter))
+    bqual = encode_bqual(Bqual(database.uuid, world.home.clock.now_ms() - overdue_ms, 1))
+    database.prepared[Xid(FORMAT_ID, txid.encode(), bqual)] = Prepared([b"x"], txid, None)
+    return txid
+
+
+def told(world: XaWorld | World) -> list[dict[str, Any]]:
+    """The reports since the last look."""
+    found = [body for _, body in world.home.reports]
+    world.home.reports.clear()
+    return found
+
+
+def test_an_undecided_branch_is_reported_with_its_age_while_the_broker_knows_nothing_of_it() -> None:
+    world = XaWorld("a")
+    resolver = world.resolver()
+    txid = hang(world)
+    resolver.run_once()
+    [first] = told(world)
+    assert (first["kind"], first["uuid"], first["reachable"]) == ("xa", world.databases[0].uuid, True)
+    assert (first["branches"], first["age_ms"]) == (1, 0)
+    world.home.clock.advance(2.0)
+    resolver.run_once()
+    [second] = told(world)
+    assert second["age_ms"] == 2000, "it hangs: told at once"
+    [[listed, bqual, age_ms, why]] = second["oldest"]
+    assert (listed, age_ms, why) == (txid, 2000, "nobody has decided yet")
+    assert bqual.startswith(world.databases[0].uuid)
+
+
+def test_nothing_new_is_told_now_and_then_and_the_end_of_it_at_once() -> None:
+    world = XaWorld("a")
+    resolver = world.resolver()
+    hang(world)
+    resolver.run_once()
+    world.home.clock.advance(2.0)
+    resolver.run_once()
+    told(world)
+    for _ in range(4):
+        world.home.clock.advance(1.0)
+        resolver.run_once()
+    assert told(world) == []
+    world.home.clock.advance(REPORT_EVERY_S)
+    resolver.run_once()
+    assert [body["branches"] for body in told(world)] == [1]
+    world.databases[0].prepared.clear()
+    resolver.run_once()
+    assert [(body["branches"], body["oldest"]) for body in told(world)] == [(0, [])]
+
+
+def test_what_a_round_has_settled_is_not_reported() -> None:
+    world = XaWorld("a")
+    hang(world, overdue_ms=5000)  # the deadline has passed: it is fenced and rolled back
+    assert world.resolver().run_once() == 1
+    assert [body["branches"] for body in told(world)] == [0]
+
+
+def test_a_branch_is_at_least_as_old_as_its_deadline_is_past() -> None:
+    world = XaWorld("a")
+    hang(world, overdue_ms=60_000)
+    world.home.faults["outcome"].append(Fault(FencedError("its session is gone")))
+    world.resolver().run_once()
+    [body] = told(world)
+    assert body["age_ms"] >= 60_000
+    assert "nobody keeps" in body["oldest"][0][3]
+
+
+def test_a_broker_that_is_away_is_told_nothing() -> None:
+    world = XaWorld("a")
+    world.home.faults["recover"].append(Fault(UnavailableError("")))
+    world.resolver().run_once()
+    assert told(world) == []
+
+
+def test_a_database_that_is_away_is_reported_with_its_reason_and_what_was_seen_there() -> None:
+    world = XaWorld("a")
+    resolver = world.resolver()
+    hang(world)
+    resolver.run_once()
+    told(world)
+    world.databases[0].is_away = True
+    resolver.run_once()
+    [body] = told(world)
+    assert (body["reachable"], body["why"], body["branches"]) == (False, "DriverError: away", 1)
+    world.databases[0].is_away = False
+    resolver.run_once()
+    [body] = told(world)
+    assert (body["reachable"], body["why"]) == (True, None)
+
+
+def test_the_oldest_are_listed_and_all_are_counted() -> None:
+    world = XaWorld("a")
+    for counter in range(1, 2 * LISTED_MAX + 1):
+        hang(world, counter)
+    world.resolver().run_once()
+    [body] = told(world)
+    assert (body["branches"], len(body["oldest"])) == (2 * LISTED_MAX, LISTED_MAX)
+
+
+def test_a_report_that_fails_fails_no_round() -> None:
+    world = XaWorld("a")
+    world.home.faults["resource"].append(Fault(ConnectionLostError("planned")))
+    resolver = world.resolver()
+    resolver.run_once()
+    assert resolver.problems() == []
+
+
+def test_a_last_resource_is_reported_when_it_was_asked_and_when_it_could_not_be(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    resolver = world.resolver()
+    resolver.run_once()
+    [body] = told(world)
+    assert (body["kind"], body["reachable"], body["branches"]) == ("last-resource", True, 0)
+    resolver.close()
+    other = world.new_resource()
+    lost_path = world.path.rename(tmp_path / "lost")
+    resolver = Resolver(world.home, [other])
+    resolver.run_once()
+    [body] = told(world)
+    assert (body["reachable"], body["uuid"]) == (False, None)
+    lost_path.rename(world.path)
+    resolver.run_once()
+    assert [body["reachable"] for body in told(world)] == [True]
+    resolver.close()
+    world.close()

@@ -1,0 +1,105 @@
+"""Tells the broker what a desk sees in its database: whether it is reached, and the branches that are prepared there.
+
+Theory of operation. A desk says what it saw in a round (``saw``) and how the round went (``tell``). The broker hears of
+it every REPORT_EVERY_S, and at once when the database is reached again or not any more, or when a branch begins or ends
+to hang. The answer is not awaited: nothing depends on it, and the next report says the same.
+
+Invariants:
+    * a database that is not reached keeps what was last seen there: its branches have not gone away;
+    * nothing here fails a round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from txmq.errors import ConfigError, TxmqError
+from txmq.model import TransactionKind
+from txmq.runtime.ports import Clock
+from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Client
+
+REPORT_EVERY_S = 10.0
+HANGS_AFTER_MS = 1000  # a living owner ends its branches before that
+LISTED_MAX = 10
+TEXT_LENGTH_MAX = 300
+
+
+class Hanging(NamedTuple):
+    """A prepared branch that a round has left.
+
+    Attributes:
+        overdue_ms: since its transaction's deadline, on the database's clock; it is at least as old.
+        why: it was left.
+    """
+
+    txid: str
+    bqual: str
+    overdue_ms: int
+    why: str
+
+
+class Reported(Protocol):
+    """Whose database."""
+
+    @property
+    def name(self) -> str:
+        """Of the resource."""
+
+    @property
+    def uuid(self) -> str | None:
+        """Identity of the database; None before it was reached."""
+
+
+class Reporter:
+    """See the module's docstring. One thread at a time."""
+
+    def __init__(self, client: Client, resource: Reported, kind: TransactionKind, clock: Clock) -> None:
+        self._client, self._resource, self._kind, self._clock = client, resource, kind, clock
+        self._branches: list[Hanging] = []
+        self._first_seen: dict[str, float] = {}
+        self._due_at = float("-inf")
+        self._told: tuple[bool, bool] | None = None
+
+    @property
+    def hanging(self) -> list[Hanging]:
+        """What was last seen."""
+        return list(self._branches)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the broker was last told that the database is not reached."""
+        return self._told is not None and not self._told[0]
+
+    def saw(self, branches: Iterable[Hanging]) -> None:
+        """What is prepared in the database."""
+        now = self._clock.monotonic()
+        self._branches = list(branches)
+        self._first_seen = {one.txid: self._first_seen.get(one.txid, now) for one in self._branches}
+
+    def tell(self, *, is_reachable: bool, problem: Exception | None) -> None:
+        """Report, if it is time to or something has changed."""
+        if isinstance(problem, TxmqError) and not isinstance(problem, ConfigError):
+            return  # it is the broker that is away
+        now = self._clock.monotonic()
+        ages = {one.txid: self._age_ms(one, now) for one in self._branches}
+        state = is_reachable, max(ages.values(), default=0) >= HANGS_AFTER_MS
+        if now < self._due_at and state == self._told:
+            return
+        self._due_at, self._told = now + REPORT_EVERY_S, state
+        oldest = sorted(self._branches, key=lambda one: -ages[one.txid])[:LISTED_MAX]
+        body = {
+            "kind": self._kind.value, "uuid": self._resource.uuid, "reachable": is_reachable,
+            "why": None if problem is None else f"{type(problem).__name__}: {problem}"[:TEXT_LENGTH_MAX],
+            "branches": len(ages), "age_ms": max(ages.values(), default=0),
+            "oldest": [[one.txid, one.bqual, ages[one.txid], one.why[:TEXT_LENGTH_MAX]] for one in oldest],
+        }  # fmt: skip
+        with suppress(TxmqError):
+            self._client.control.submit(
+                "resource", "report", self._resource.name, body=[json.dumps(body).encode()], timeout=REQUEST_TIMEOUT_S
+            )
+
+    def _age_ms(self, one: Hanging, now: float) -> int:
+        return max(0, one.overdue_ms, int((now - self._first_seen[one.txid]) * 1000))
