@@ -231,7 +231,7 @@ class MySQLOffsetStore:
     def _opened(self) -> Connection:
         if self._own is None:
             own = self._connect()
-            self._placeholder = placeholder_of(driver_of(own))
+            self._placeholder = placeholder_of(driver_of(own), MYSQL)
             run(own, MYSQL.short_waits)
             run(own, "SET autocommit = 0")
             self._own = own

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from txmq.errors import ConfigError
 
+_INNER = ("__wrapped__", "driver_connection")
+_WRAPPERS_MAX = 8
+
 
 class Cursor(Protocol):
     """A DB-API cursor."""
@@ -50,17 +53,63 @@ class Connection(Protocol):
         """End the session; what is not committed is undone."""
 
 
-def driver_of(connection: Connection) -> ModuleType:
-    """The DB-API module that a connection (or a subclass of its class) comes from.
+def innermost(connection: Any) -> Any:
+    """The driver's own connection in wrappers of tracing or of a pool, as far as they tell.
+
+    Sources: wrapt, ``ObjectProxy.__wrapped__``; SQLAlchemy, ``PoolProxiedConnection.driver_connection``.
+    """
+    for _ in range(_WRAPPERS_MAX):
+        inner = next((found for name in _INNER if _is_connection(found := getattr(connection, name, None))), connection)
+        if inner is connection:
+            break
+        connection = inner
+    return connection
+
+
+def driver_of(connection: Any) -> ModuleType | None:
+    """The DB-API module that a connection comes from.
+
+    Told by the class of the connection or of the one that it wraps; or by its attribute ``Error``, which a wrapper that
+    says nothing passes on. None for a connection of which nobody can tell.
 
     Raises:
-        ConfigError: no class of it belongs to a module with ``paramstyle`` and ``connect``.
+        ConfigError: it is no connection.
     """
-    for cls in type(connection).__mro__:
-        module = sys.modules.get(cls.__module__.partition(".")[0])
+    if not _is_connection(connection):
+        raise ConfigError(f"connect= must return a DB-API connection, not {type(connection).__qualname__}")
+    for cls in (*type(innermost(connection)).__mro__, getattr(connection, "Error", None)):
+        module = _module_of(cls) if isinstance(cls, type) else None
+        if module is not None:
+            return module
+    return None
+
+
+def _is_connection(found: Any) -> bool:
+    return all(callable(getattr(found, name, None)) for name in ("cursor", "commit", "rollback", "close"))
+
+
+def _module_of(cls: type) -> ModuleType | None:
+    name = cls.__module__
+    while name:
+        module = sys.modules.get(name)
         if module is not None and hasattr(module, "paramstyle") and hasattr(module, "connect"):
             return module
-    raise ConfigError(f"connect= must return a DB-API connection, not {type(connection).__qualname__}")
+        name = name.rpartition(".")[0]
+    return None
+
+
+def is_error(error: BaseException) -> bool:
+    """Whether a driver raised it: PEP 249 names the classes, whatever module they are of."""
+    return _is_of_class(error, "Error")
+
+
+def is_integrity_error(error: BaseException) -> bool:
+    """Whether a row is there already."""
+    return _is_of_class(error, "IntegrityError")
+
+
+def _is_of_class(error: BaseException, name: str) -> bool:
+    return any(cls.__name__ == name for cls in type(error).__mro__)
 
 
 def run(connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:

@@ -53,6 +53,7 @@ class Dialect:
         weakness: which setting lets a commit be lost, as text, or None.
         short_waits: statement that lets locks be waited for a second only, for one who settles; empty for SQLite, where
             ``connect`` is told.
+        placeholder: how most drivers write a parameter.
         read_committed: statement that lets a session lock no more than the rows it changes; empty where that takes none
             or the server's binary log refuses it.
         delete: how a statement that deletes rows by their key begins.
@@ -76,6 +77,7 @@ class Dialect:
     short_waits: str
     why_not_idle: Callable[[Connection], str | None]
     weakness: Callable[[Connection], str | None]
+    placeholder: str = "%s"
     read_committed: Callable[[Connection], str] = lambda _connection: ""
     delete: str = "DELETE FROM {table}"
     engines: str = ""
@@ -91,7 +93,7 @@ class Dialect:
 
 
 def _sqlite_why_not_idle(connection: Any) -> str | None:
-    if connection.in_transaction:
+    if _sqlite_is_in_transaction(connection):
         # Python 3.12's autocommit=False keeps one open all the time.
         return _BUSY
     if getattr(connection, "autocommit", -1) is True:
@@ -99,6 +101,20 @@ def _sqlite_why_not_idle(connection: Any) -> str | None:
     if run(connection, "PRAGMA journal_mode")[0] == [("off",)]:
         return "PRAGMA journal_mode = off: it cannot roll back"
     return None
+
+
+def _sqlite_is_in_transaction(connection: Any) -> bool:
+    known = getattr(connection, "in_transaction", None)
+    if known is not None:
+        return bool(known)
+    try:  # a wrapper hides it; BEGIN is refused within a transaction, and takes no lock
+        run(connection, "BEGIN")
+    except Exception as error:
+        if "within a transaction" not in str(error):
+            raise
+        return True
+    connection.rollback()
+    return False
 
 
 def _sqlite_weakness(connection: Connection) -> str | None:
@@ -110,8 +126,8 @@ def _sqlite_weakness(connection: Connection) -> str | None:
 
 
 def _mysql_why_not_idle(connection: Any) -> str | None:
-    ((autocommit,),) = run(connection, "SELECT @@autocommit")[0]
-    if autocommit:
+    known = getattr(connection, "get_autocommit", None)  # what the server said last; only some drivers tell
+    if known() if known is not None else int(run(connection, "SELECT @@autocommit")[0][0][0]):
         return _IN_AUTOCOMMIT
     try:
         # Refused with 1568 in the middle of a transaction, by MariaDB and by MySQL; BEGIN would commit it silently.
@@ -158,10 +174,12 @@ def _mysql_read_committed(connection: Connection) -> str:
 
 
 def _postgresql_why_not_idle(connection: Any) -> str | None:
-    if connection.autocommit:
+    if getattr(connection, "autocommit", False):
         return _IN_AUTOCOMMIT
-    info = getattr(connection, "info", None)
-    status = info.transaction_status if info is not None else connection.get_transaction_status()
+    info, ask = getattr(connection, "info", None), getattr(connection, "get_transaction_status", None)
+    if info is None and ask is None:
+        return "its wrapper hides whether it is in a transaction"
+    status = info.transaction_status if info is not None else ask()  # type: ignore[misc]
     return None if int(status) == 0 else _BUSY
 
 
@@ -206,6 +224,7 @@ SQLITE = Dialect(
     # A row and its key in one page: of a small transaction 4 KiB in 22 less to write and sync.
     table_options=" WITHOUT ROWID",
     short_waits="",
+    placeholder="?",
     why_not_idle=_sqlite_why_not_idle,
     weakness=_sqlite_weakness,
     has_privileges=False,
@@ -253,25 +272,26 @@ POSTGRESQL = Dialect(
 DIALECTS = {dialect.name: dialect for dialect in (SQLITE, MYSQL, POSTGRESQL)}
 
 
-def dialect_for(driver: ModuleType, name: str | None) -> Dialect:
+def dialect_for(driver: ModuleType | None, name: str | None) -> Dialect:
     """The dialect of a driver's connections.
 
     Args:
-        driver: the DB-API module.
+        driver: the DB-API module; None where nobody can tell.
         name: ``sqlite``, ``mysql`` or ``postgresql``; None to choose by the driver.
 
     Raises:
         ConfigError: the driver is not known (name the dialect), or no such dialect.
     """
-    root = driver.__name__.partition(".")[0]
     if name is None:
+        root = "" if driver is None else driver.__name__.partition(".")[0]
         if "sqlite" in root:
             return SQLITE
         if root in _MYSQL_DRIVERS:
             return MYSQL
         if root.startswith(("psycopg", "pg8000")):
             return POSTGRESQL
-        raise ConfigError(f"cannot tell the dialect of driver {root!r}: give dialect=, one of {', '.join(DIALECTS)}")
+        which = f"of driver {root!r}" if root else "of this connection, whose wrapper hides the driver"
+        raise ConfigError(f"cannot tell the dialect {which}: give dialect=, one of {', '.join(DIALECTS)}")
     if name not in DIALECTS:
         raise ConfigError(f"dialect={name!r}: expected one of {', '.join(DIALECTS)}")
     return DIALECTS[name]
@@ -284,12 +304,14 @@ def make_settling(connection: Connection, dialect: Dialect) -> None:
             run(connection, statement)
 
 
-def placeholder_of(driver: ModuleType) -> str:
-    """How the driver writes a parameter.
+def placeholder_of(driver: ModuleType | None, dialect: Dialect) -> str:
+    """How the driver writes a parameter; as most drivers of the dialect do where nobody can tell which it is.
 
     Raises:
         ConfigError: its ``paramstyle`` is not qmark, format or pyformat.
     """
+    if driver is None:
+        return dialect.placeholder
     style = driver.paramstyle
     if style not in _PLACEHOLDERS:
         raise ConfigError(f"driver {driver.__name__!r} has paramstyle {style!r}; supported: {', '.join(_PLACEHOLDERS)}")

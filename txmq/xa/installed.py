@@ -17,18 +17,19 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.model import is_valid_name
 from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
-from txmq.xa.dbapi import Connection, driver_of, run
+from txmq.xa.dbapi import Connection, innermost, is_error, is_integrity_error, run
 from txmq.xa.marker import Identity, MarkerTable
 
 CHECK_EVERY_S = 60.0
@@ -53,6 +54,37 @@ class Session:
         self.connection, self.table = connection, table
         self.clock_ahead_ms, self.takes_packets = 0, False
         self.checked = self.begun_at = float("-inf")
+
+    def on(self, connection: Any) -> Session:
+        """What is known of this connection, with a reference to it or (None) without."""
+        session = copy(self)
+        session.connection = connection
+        return session
+
+
+class Lent:
+    """Connections of callers, verified once for as long as they live; never kept alive by that.
+
+    One of a driver whose connections cannot be watched over (the plain ones of sqlite3) is verified each time.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, tuple[str, Session]] = WeakKeyDictionary()
+
+    def recall(self, connection: Any, cluster: str) -> Session | None:
+        """The session on a connection that was verified for this cluster."""
+        with suppress(TypeError):  # it cannot be watched over
+            verified_for, session = self._known.get(innermost(connection), ("", None))
+            if session is not None and verified_for == cluster:
+                return session.on(connection)
+        return None
+
+    def remember(self, session: Session, cluster: str) -> None:
+        """It was verified, and measured as the session says."""
+        with suppress(TypeError):
+            self._known[innermost(session.connection)] = (cluster, session.on(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +136,10 @@ class Installation:
         if table.dialect.name == "sqlite":
             self.sqlite_path(connection)
         if not table.is_there(connection):
-            try:
+            with self._named(connection, table, ": its tables cannot be created"):
                 table.create(connection)
-            except driver_of(connection).Error as error:
-                raise ConfigError(f"resource {self.name!r}: its tables cannot be created: {error}") from error
         if table.identity(connection) is None:
-            with suppress(driver_of(connection).IntegrityError):  # another process was first
-                table.put_identity(connection, Identity(self.name, f"{random.bits(128):032x}", ""))
+            self._put_identity(connection, table, Identity(self.name, f"{random.bits(128):032x}", ""))
         self._check_identity(connection, table, cluster)
 
     def sqlite_path(self, connection: Connection) -> str:
@@ -195,22 +224,14 @@ class Installation:
     def _check_privileges(self, connection: Connection, table: MarkerTable) -> None:
         if self._has_privileges:
             return
-        try:
+        needs = ": the database user needs SELECT, INSERT, UPDATE and DELETE on its marker table"
+        with self._named(connection, table, needs):
             table.probe(connection)
-        except driver_of(connection).Error as error:
-            raise ConfigError(
-                f"resource {self.name!r}: the database user needs SELECT, INSERT, UPDATE and DELETE on its marker "
-                f"table: {error}"
-            ) from error
         self._has_privileges = True
 
     def _check_identity(self, connection: Connection, table: MarkerTable, cluster: str | None) -> None:
-        try:
+        with self._named(connection, table, " cannot be identified; call install() once"):
             identity = table.identity(connection)
-        except driver_of(connection).Error as error:
-            if table.dialect.is_lost(connection, error):
-                raise
-            raise ConfigError(f"resource {self.name!r} cannot be identified: {error}; call install() once") from error
         if identity is None:
             raise ConfigError(f"resource {self.name!r} is not installed: call install() once")
         if identity.name != self.name:
@@ -233,10 +254,23 @@ class Installation:
         self.uuid = identity.uuid
 
     def _bind(self, connection: Connection, table: MarkerTable, cluster: str) -> None:
-        try:
+        with self._named(connection, table, " cannot be bound to its cluster"):
             table.bind_cluster(connection, cluster)
-        except driver_of(connection).Error as error:
-            if table.dialect.is_lost(connection, error):
-                raise
-            raise ConfigError(f"resource {self.name!r} cannot be bound to its cluster: {error}") from error
         self._check_identity(connection, table, cluster)
+
+    def _put_identity(self, connection: Connection, table: MarkerTable, identity: Identity) -> None:
+        try:
+            table.put_identity(connection, identity)
+        except Exception as error:
+            if not is_integrity_error(error):  # another process was first
+                raise
+
+    @contextmanager
+    def _named(self, connection: Connection, table: MarkerTable, says: str) -> Iterator[None]:
+        """What the database refuses is an error of the configuration; a lost connection stays what it is."""
+        try:
+            yield
+        except Exception as error:
+            if not is_error(error) or table.dialect.is_lost(connection, error):
+                raise
+            raise ConfigError(f"resource {self.name!r}{says}: {error}") from error

@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from txmq.errors import ConfigError, HeuristicError, RolledBackError, TransactionError, TransactionTimeoutError
 from txmq.runtime.crashpoints import crash_point
@@ -37,13 +36,14 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.owner import Owner, current_owner
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock
-from txmq.xa.dbapi import driver_of, run
+from txmq.xa.dbapi import driver_of, is_integrity_error, run
 from txmq.xa.dialects import make_settling
 from txmq.xa.guard import Guard, GuardedConnection
-from txmq.xa.installed import Demands, Installation, Session
+from txmq.xa.installed import Demands, Installation, Lent, Session
 from txmq.xa.marker import MarkerTable
 from txmq.xa.marker_sweep import FINISHED_MAX
 from txmq.xa.mysql_server import discard_results, send, sends_packets
+from txmq.xa.sqlite_file import open_existing
 from txmq.xa.turns import Place, Turns
 
 _SAVEPOINT = "txmq_body"
@@ -91,8 +91,9 @@ class LastResource:
         self.clock: Clock = clock or OSClock()
         self.installation = Installation(name, table, dialect, demands, self.clock)
         self._random: Random = random or OSRandom()
+        self._lent = Lent()
         self._idle: dict[Owner, list[Session]] = {}
-        self._sqlite: tuple[ModuleType, str] | None = None  # driver and file, once seen
+        self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
         self.turns = Turns()  # of SQLite's writers; others lock rows
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unsettled: deque[Unsettled] = deque()
@@ -126,7 +127,9 @@ class LastResource:
     def using(self, connection: Any) -> UsedConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
 
-        The connection stays the caller's: it is not closed, except where its COMMIT was not answered.
+        The connection stays the caller's: it is not closed, except where its COMMIT was not answered. It may be wrapped
+        by tracing or by a pool (SQLAlchemy's ``connection.connection``). If the wrapper hides the driver, give the
+        resource its ``dialect=``.
         """
         return UsedConnection(self, connection)
 
@@ -143,7 +146,7 @@ class LastResource:
             Exception: the driver's own, where it cannot connect or begin (a lock that is held).
         """
         if connection is not None:
-            return Branch(self, self._verified(connection, cluster), is_own=False)
+            return self._enlist_lent(cluster, connection)
         idle = self._idle.setdefault(current_owner(), [])
         while idle:
             session = idle.pop()
@@ -159,6 +162,16 @@ class LastResource:
         except BaseException:
             _close(session.connection)
             raise
+
+    def _enlist_lent(self, cluster: str, connection: Any) -> Branch:
+        session = self._lent.recall(connection, cluster)
+        if session is None:
+            session = self._verified(connection, cluster)
+        else:
+            self.installation.require_idle(connection, session.table)
+        branch = Branch(self, session, is_own=False)
+        self._lent.remember(session, cluster)
+        return branch
 
     def open_settling(self, cluster: str) -> Settling:
         """A verified connection for one who settles; waits for locks only shortly.
@@ -196,7 +209,7 @@ class LastResource:
         if self._sqlite is None:
             raise ConfigError(f"resource {self.name!r} has no file yet")
         driver, path = self._sqlite
-        return driver.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=SETTLE_WAIT_S)
+        return open_existing(driver, path, SETTLE_WAIT_S)
 
     def _open(self, cluster: str, connect: Callable[[], Any]) -> Session:
         connection = connect()
@@ -234,7 +247,7 @@ class Settling(NamedTuple):
 
     def is_duplicate(self, error: Exception) -> bool:
         """Whether an INSERT failed because the row is there."""
-        return isinstance(error, driver_of(self.connection).IntegrityError)
+        return is_integrity_error(error)
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
         """See ``Markers``."""
@@ -362,9 +375,9 @@ class Branch:
                 is_in = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
         except TransactionError:
             raise
-        except driver_of(session.connection).IntegrityError as error:
-            raise RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid) from error
         except Exception as error:
+            if is_integrity_error(error):
+                raise RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid) from error
             raise self._failed(f"the marker row was refused: {error}", error, txid) from error
         if not is_in:
             raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)

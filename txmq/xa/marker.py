@@ -29,7 +29,7 @@ from typing import Any
 
 from txmq.errors import ConfigError
 from txmq.model import is_valid_table
-from txmq.xa.dbapi import Connection, driver_of, run, text
+from txmq.xa.dbapi import Connection, driver_of, is_error, run, text
 from txmq.xa.dialects import Dialect, dialect_for, placeholder_of
 from txmq.xa.turns import Place
 
@@ -91,7 +91,8 @@ class MarkerTable:
     def on(cls, connection: Connection, table: str, dialect_name: str | None) -> MarkerTable:
         """The tables as seen through a connection's driver."""
         driver = driver_of(connection)
-        return cls(table, dialect_for(driver, dialect_name), placeholder_of(driver))
+        dialect = dialect_for(driver, dialect_name)
+        return cls(table, dialect, placeholder_of(driver, dialect))
 
     def create(self, connection: Connection) -> None:
         """Create both tables where they are missing. Databases commit that by themselves, or here."""
@@ -109,7 +110,9 @@ class MarkerTable:
         try:
             for table in (self.name, f"{self.name}_identity"):
                 self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
-        except driver_of(connection).Error:
+        except Exception as error:
+            if not is_error(error):
+                raise
             return False
         return True
 

@@ -29,7 +29,7 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.owner import current_owner
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.branch import UsedXAConnection
-from txmq.xa.installed import Demands, Installation
+from txmq.xa.installed import Demands, Installation, Lent
 from txmq.xa.last_resource import cluster_of
 from txmq.xa.mysql_branch import MySQLBranch, MySQLSession
 from txmq.xa.mysql_driver import mysql_driver
@@ -68,6 +68,7 @@ class MySQLResource:
         demands = Demands(allow_weak_durability, ignore_tables, two_phase=True)
         self.installation = Installation(name, table, None, demands, clock or OSClock())
         self._random: Random = random or OSRandom()
+        self._lent = Lent()
         # By process. Appended and popped by one call each, so no lock is needed.
         self._idle: dict[int, deque[MySQLSession]] = {}
         self._is_server_checked = False
@@ -110,7 +111,7 @@ class MySQLResource:
         """Begin a branch. See ``XAResource``."""
         TxId.parse(txid)
         if connection is not None:
-            return self._begin(self._verified(connection, cluster), txid, timeout_s, is_own=False)
+            return self._enlist_lent(cluster, txid, timeout_s, connection)
         idle = self._pool()
         while idle:
             try:
@@ -129,6 +130,16 @@ class MySQLResource:
         except BaseException:
             _close(session.connection)
             raise
+
+    def _enlist_lent(self, cluster: str, txid: str, timeout_s: float, connection: Any) -> MySQLBranch:
+        session = self._lent.recall(connection, cluster)
+        if not isinstance(session, MySQLSession):
+            session = self._verified(connection, cluster)
+        else:
+            self.installation.require_idle(connection, session.table)
+        branch = self._begin(session, txid, timeout_s, is_own=False)
+        self._lent.remember(session, cluster)
+        return branch
 
     def open_recovery(self, cluster: str) -> MySQLRecovery:
         """A connection for one who settles. See ``XAResource``."""

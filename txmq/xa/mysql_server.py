@@ -15,7 +15,7 @@ from typing import Any, Final
 from txmq.errors import ConfigError
 from txmq.runtime.logging import get_logger
 from txmq.xa.branch import xid_sql
-from txmq.xa.dbapi import driver_of, run, text
+from txmq.xa.dbapi import driver_of, innermost, run, text
 from txmq.xa.dialects import mysql_variables
 from txmq.xa.mysql_driver import mysql_driver
 from txmq.xid import Xid
@@ -65,16 +65,24 @@ def is_answer_of_server(error: BaseException) -> bool:
 
 def require_driver(connection: Any, name: str) -> None:
     """Refuse connections of another driver: what a failed XA statement means is known of this one."""
-    if driver_of(connection) is not mysql_driver():
+    driver = driver_of(connection)
+    if driver is not mysql_driver() or not hasattr(connection, "next_result"):
+        which = type(connection).__qualname__ if driver in (None, mysql_driver()) else driver.__name__
         raise ConfigError(
             f"resource {name!r}: connect= must return a connection of MySQLdb (pip install txmq[mysql]), "
-            f"not of {driver_of(connection).__name__}; LastResource takes any driver"
+            f"not of {which}; LastResource takes any driver"
         )
 
 
 def sends_packets(connection: Any) -> bool:
-    """Whether a connection, of whatever driver, is one of MySQLdb and may send several statements in one text."""
-    return driver_of(connection).__name__ == "MySQLdb" and _takes_packets(connection)
+    """Whether a connection, of whatever driver, is one of MySQLdb and may send several statements in one text.
+
+    One that is wrapped is not asked: its wrapper is there to see each statement.
+    """
+    if innermost(connection) is not connection or not hasattr(connection, "next_result"):
+        return False
+    driver = driver_of(connection)
+    return driver is not None and driver.__name__ == "MySQLdb" and _takes_packets(connection)
 
 
 def send(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> tuple[list[int], Exception | None]:

@@ -383,14 +383,14 @@ def test_a_driver_nobody_knows_needs_its_dialect_named() -> None:
 def test_placeholders_follow_the_driver(style: str, mark: str) -> None:
     driver = ModuleType("driver")
     driver.paramstyle = style  # type: ignore[attr-defined]
-    assert placeholder_of(driver) == mark
+    assert placeholder_of(driver, MYSQL) == mark
 
 
 def test_a_placeholder_nobody_knows_is_refused() -> None:
     driver = ModuleType("driver")
     driver.paramstyle = "numeric"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="numeric"):
-        placeholder_of(driver)
+        placeholder_of(driver, MYSQL)
 
 
 def test_the_driver_is_found_through_a_subclass(world: World) -> None:

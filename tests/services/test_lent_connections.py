@@ -1,0 +1,130 @@
+"""``using(connection)`` on a real MariaDB: what a block costs, and wrapped connections, for both kinds of resource."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import MySQLdb
+import MySQLdb.connections
+import pytest
+from sqlalchemy.pool import NullPool
+
+from tests.unit.xa.support import quiet_resolver
+from tests.unit.xa.test_lent_connections import Hiding, Passing, Tracing
+from tests.unit.xa.xa_support import Notes
+from txmq.client.transaction import Transaction
+from txmq.errors import ConfigError, TransactionStateError
+from txmq.testing.fake_home import FakeHome
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import LastResource
+
+from .mysql_world import MySQLWorld
+
+
+class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
+    """Counts what it sends."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.sent: list[Any] = []
+        super().__init__(**arguments)
+
+    def query(self, query: Any) -> None:
+        self.sent.append(query)
+        super().query(query)
+
+    def commit(self) -> None:
+        self.sent.append("COMMIT")
+        super().commit()
+
+    def rollback(self) -> None:
+        self.sent.append("ROLLBACK")
+        super().rollback()
+
+
+class World(MySQLWorld):
+    """A database that is used both ways, and a home broker in memory."""
+
+    def __init__(self, server: MariaDB) -> None:
+        super().__init__(server)
+        self.home = FakeHome()
+        self.last = LastResource("orders-db", connect=self.connect)
+
+    def lend(self, **arguments: Any) -> Noting:
+        """A connection of the caller's."""
+        connection = Noting(**(self.server.connect_arguments() | {"db": self.database} | arguments))
+        self.opened.append(connection)
+        return connection
+
+    def order(self, number: int, resource: Any, connection: Any) -> None:
+        """A row, and its message."""
+        with Transaction(self.home, self.home, (resource.using(connection),), 30.0) as tx:
+            tx.connection(resource).cursor().execute("INSERT INTO orders VALUES (%s, 'x')", (number,))
+            tx.send("orders", b"%d" % number)
+
+
+@pytest.fixture
+def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    quiet_resolver(monkeypatch)
+    made = World(mariadb)
+    yield made
+    for connection in made.opened:
+        with suppress(MySQLdb.Error):  # closed before
+            connection.close()
+
+
+@pytest.mark.parametrize(("is_packed", "trips"), [(True, 5), (False, 7)])
+def test_a_lent_connection_costs_what_an_own_one_does_and_one_look_whether_it_is_idle(
+    world: World, is_packed: bool, trips: int
+) -> None:
+    connection, counts = world.lend(multi_statements=is_packed), []
+    for number in range(3):
+        connection.sent.clear()
+        world.order(number, world.last, connection)
+        counts.append(len(connection.sent))
+    assert (counts[0] > trips, counts[1:]) == (True, [trips, trips]), connection.sent
+
+
+def test_an_xa_branch_on_a_lent_connection_is_verified_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.client.transaction.resolver_of", lambda _client: Notes(world.home))
+    connection, counts = world.lend(), []
+    for number in range(3):
+        connection.sent.clear()
+        world.order(number, world.resource, Tracing(connection))
+        counts.append(len(connection.sent))
+    assert counts[0] > counts[1] == counts[2] == 5, connection.sent
+
+
+def test_a_remembered_connection_is_refused_in_autocommit_and_in_a_transaction(world: World) -> None:
+    connection = world.lend()
+    world.order(1, world.last, connection)
+    connection.autocommit(True)
+    with pytest.raises(TransactionStateError, match="autocommit"):
+        world.order(2, world.last, connection)
+    connection.autocommit(False)
+    connection.cursor().execute("SELECT * FROM orders")
+    with pytest.raises(TransactionStateError, match="already in"):
+        world.order(2, world.last, connection)
+
+
+@pytest.mark.parametrize("wrap", [Passing, Tracing, lambda c: NullPool(lambda: c).connect()], ids=["p", "t", "pool"])
+def test_a_wrapped_connection_works_and_its_wrapper_sees_each_statement(world: World, wrap: Any) -> None:
+    connection = world.lend()
+    world.order(1, world.last, wrap(connection))
+    assert world.rows() == [1]
+    assert not any(b"SAVEPOINT txmq_body; INSERT" in query for query in connection.sent if isinstance(query, bytes))
+
+
+def test_one_that_hides_its_driver_takes_the_dialect_and_no_branch(world: World) -> None:
+    with pytest.raises(ConfigError, match="give dialect="):
+        world.order(1, world.last, Hiding(world.lend()))
+    named = LastResource("orders-db", connect=world.connect, dialect="mysql")
+    world.order(1, named, Hiding(world.lend()))
+    assert world.rows() == [1]
+    busy = world.lend()
+    busy.cursor().execute("SELECT * FROM orders")
+    with pytest.raises(TransactionStateError, match="already in"):
+        world.order(2, named, Hiding(busy))
+    with pytest.raises(ConfigError, match="not of Hiding"):
+        world.order(2, world.resource, Hiding(world.lend()))
