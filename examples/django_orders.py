@@ -1,9 +1,11 @@
 """Rows of Django's ORM and a message, both or neither, on Django's own database connection.
 
-``together`` is all there is to it: it lends Django's connection to a transaction of txmq's. Works the same in a view.
-Start a broker with ``txmq broker``, then, with what Django's DATABASES takes, as JSON::
+``together`` is all there is to it; docs/how-to/django.md says how it goes with views, hooks and tests. Start a broker
+with ``txmq broker``, then, with what Django's DATABASES takes, as JSON::
 
-    python examples/django_orders.py '{"HOST": "127.0.0.1", "USER": "shop", "PASSWORD": "...", "NAME": "shop"}'
+    python examples/django_orders.py '{"ENGINE": "django.db.backends.sqlite3", "NAME": "/tmp/shop.db"}'
+    python examples/django_orders.py '{"ENGINE": "django.db.backends.mysql", "USER": "shop", "PASSWORD": "...",
+        "NAME": "shop", "OPTIONS": {"read_timeout": 30}}'
 """
 
 from __future__ import annotations
@@ -11,33 +13,77 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import django
-import MySQLdb
 from django.conf import settings
-from django.db import connection, models, transaction
+from django.db import DEFAULT_DB_ALIAS, Error, connection, connections, models, transaction
 
 import txmq
 from txmq.client.transaction import Transaction
 from txmq.xa import LastResource
 
 
-@contextmanager
-def together(producer: txmq.Producer, orders_db: LastResource) -> Iterator[Transaction]:
-    """A block in which what the ORM writes and what the producer sends commit together.
+class _TakenBackError(Exception):
+    """``transaction.set_rollback(True)``, or a statement that failed and was caught: Django rolls back and goes on."""
 
-    The connection leaves autocommit for the block; ``transaction.atomic`` inside becomes a savepoint. An exception
-    rolls rows and messages back.
+
+@contextmanager
+def together(
+    producer: txmq.Producer, orders_db: LastResource, alias: str = DEFAULT_DB_ALIAS, timeout: float = 10.0
+) -> Iterator[Transaction]:
+    """A block in which what the ORM writes and what ``tx.send`` sends commit together; Django sees ``atomic(durable)``.
+
+    ``transaction.atomic`` inside is a savepoint. Hooks of ``transaction.on_commit`` run behind the commit; they are
+    forgotten if the block rolls back. Inside of a TestCase nothing is ever committed: there the rows are a savepoint,
+    and the messages a transaction of their own.
+
+    Raises:
+        RuntimeError: the block stands inside of another ``atomic``, such as that of ATOMIC_REQUESTS.
+        txmq.RolledBackError: neither row nor message; a BrokerAwayError is one.
+        txmq.OutcomeUnknownError: the connection was lost at the commit.
     """
-    connection.ensure_connection()
-    transaction.set_autocommit(False)
+    with (
+        suppress(_TakenBackError),
+        _lent(orders_db, connections[alias]) as lent,
+        producer.transaction(*lent, timeout=timeout) as tx,
+        transaction.atomic(alias, savepoint=not lent, durable=True),
+    ):
+        yield tx
+        if connections[alias].needs_rollback:
+            raise _TakenBackError
+
+
+@contextmanager
+def _lent(orders_db: LastResource, database: Any) -> Iterator[list[Any]]:
+    """Django's connection as a resource of txmq's, out of autocommit until the block is over."""
+    if database.in_atomic_block:  # a TestCase's; any other one is refused by ``durable``
+        yield []
+        return
+    database.set_autocommit(False)
     try:
-        with producer.transaction(orders_db.using(connection.connection), timeout=10.0) as tx:
-            yield tx
-    finally:
-        transaction.set_autocommit(True)
+        yield [orders_db.using(database.connection)]
+    except BaseException:
+        try:
+            database.rollback()  # the rows are gone: this is for the hooks and flags that Django keeps
+            database.set_autocommit(True)
+        except Error:
+            database.close()
+        raise
+    hooks, database.run_on_commit = database.run_on_commit, []
+    try:
+        database.set_autocommit(True)
+    except Error:  # lost behind the commit, so this is no failure of the block
+        database.close()
+    database.run_on_commit = hooks
+    database.run_and_clear_commit_hooks()
+
+
+def new_connection(alias: str = DEFAULT_DB_ALIAS) -> Any:
+    """A connection by Django's settings that Django does not know of: for the resolver, which keeps its own."""
+    database = connections[alias].copy()
+    return database.get_new_connection(database.get_connection_params())
 
 
 def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8123") -> None:
@@ -57,21 +103,15 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
             editor.create_model(Order)
     connection.close()
     with txmq.connect(bootstrap) as client, client.producer() as producer:
-        # The resolver needs connections of its own: ``connect`` makes them with Django's own settings.
-        orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**_arguments()))
+        orders_db = LastResource("orders-db", connect=new_connection)
         orders_db.install(client)
         client.topics.ensure("orders", partitions=4)
         for number in range(int(count)):
-            with together(producer, orders_db), transaction.atomic():
+            with together(producer, orders_db) as tx:
                 order = Order.objects.create(customer=f"customer-{number}")
-                producer.send("orders", f"created {order.pk}".encode(), key=order.customer.encode())
+                tx.send("orders", f"created {order.pk}".encode(), key=order.customer.encode())
             print(f"order {order.pk} of {order.customer}")
         print(f"{Order.objects.count()} orders")
-
-
-def _arguments() -> dict[str, Any]:
-    arguments: dict[str, Any] = connection.get_connection_params()
-    return arguments | {"read_timeout": 30}
 
 
 if __name__ == "__main__":
