@@ -45,7 +45,7 @@ class Prices:
         """The row, and the message for everybody."""
         with self._producer.transaction(self._rows) as tx:
             tx.connection(self._rows).execute("INSERT OR REPLACE INTO prices VALUES (?, ?)", (name, price))
-            self._producer.send(TOPIC, b"changed", key=name.encode())
+            tx.send(TOPIC, b"changed", key=name.encode())
 
     def price_of(self, name: str) -> int | None:
         """The price; None where there is none."""

@@ -33,7 +33,7 @@ def main(source: str = "texts", target: str = "summaries", bootstrap: str = "txm
 
         def summarise(message: txmq.Message) -> None:
             with producer.transaction() as tx:
-                producer.send(target, summary((message.value or b"").decode()), key=message.key)
+                tx.send(target, summary((message.value or b"").decode()), key=message.key)
                 tx.ack(message)
 
         # What raises is delivered again; OutcomeUnknownError, too, once the consumer knows that nothing happened.

@@ -41,7 +41,7 @@ def take_order(producer: txmq.Producer, orders_db: LastResource, customer: str) 
         cursor = tx.connection(orders_db).cursor()
         cursor.execute("INSERT INTO orders (customer) VALUES (%s)", (customer,))
         number = int(cursor.lastrowid)
-        producer.send("orders", f"created {number}".encode(), key=customer.encode())
+        tx.send("orders", f"created {number}".encode(), key=customer.encode())
     return number
 
 

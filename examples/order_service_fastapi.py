@@ -62,7 +62,7 @@ class Service:
             cursor = tx.connection(self.orders_db).cursor()
             cursor.execute("INSERT INTO orders VALUES (%s, %s)", (number, customer))
             event = json.dumps({"order": number, "customer": customer})
-            self.producer.send("orders", event.encode(), key=str(number).encode())
+            tx.send("orders", event.encode(), key=str(number).encode())
         return tx.txid
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ def take_order(producer: txmq.Producer, orders_db: LastResource, customer: bytes
     with producer.transaction(orders_db) as tx:
         cursor = tx.connection(orders_db).execute("INSERT INTO orders (customer) VALUES (?)", (customer.decode(),))
         number = int(cursor.lastrowid)
-        producer.send("orders", f"created {number}".encode(), key=customer)
+        tx.send("orders", f"created {number}".encode(), key=customer)
     return number
 
 

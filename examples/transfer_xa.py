@@ -49,7 +49,7 @@ def transfer(producer: txmq.Producer, source: MySQLResource, target: MySQLResour
         if taken.rowcount != 1:
             raise NotEnoughError(amount)  # leaves the block: both databases roll back, nothing is sent
         tx.connection(target).cursor().execute("UPDATE accounts SET balance = balance + %s", (amount,))
-        producer.send("transfers", f"{source.name} to {target.name}: {amount}".encode())
+        tx.send("transfers", f"{source.name} to {target.name}: {amount}".encode())
     return tx.txid
 
 

@@ -42,17 +42,17 @@ def take_order(producer: txmq.Producer, orders_db: LastResource, reference: str,
     with producer.transaction(orders_db) as tx:
         cursor = tx.connection(orders_db).cursor()
         cursor.execute("INSERT INTO orders (reference, customer) VALUES (?, ?)", (reference, customer))
-        producer.send(ORDERS, json.dumps({"reference": reference}).encode(), key=customer.encode())
+        tx.send(ORDERS, json.dumps({"reference": reference}).encode(), key=customer.encode())
         if int(reference.rpartition("-")[2]) % DECLINED_EVERY == 0:
             raise DeclinedError
 
 
 def take_payment(producer: txmq.Producer, reference: str, customer: str) -> None:
     """Two messages in two topics, both or neither."""
-    with producer.transaction():
+    with producer.transaction() as tx:
         value = json.dumps({"reference": reference}).encode()
-        producer.send(PAYMENTS, value, key=customer.encode())
-        producer.send(AUDIT, value)
+        tx.send(PAYMENTS, value, key=customer.encode())
+        tx.send(AUDIT, value)
 
 
 def say(word: str, reference: str) -> None:

@@ -26,6 +26,7 @@ from txmq.client.arguments import (
     require_selector,
     require_wait,
 )
+from txmq.client.current import current_transaction, refuse_stray
 from txmq.client.ordered_lane import VISIBILITY_WAIT_S, Lane
 from txmq.client.ordered_sender import OrderedSender
 from txmq.client.ordered_sessions import Sessions
@@ -33,7 +34,6 @@ from txmq.client.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
 from txmq.client.producer_core import BACKOFF_S_MAX, BACKOFF_S_MIN, ProducerLimits, Record
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.spool import SIZE_BYTES_MAX, Entry, Place, Spool
-from txmq.client.transaction import current_transaction
 from txmq.client.xa_resource import associated_branch
 from txmq.errors import (
     ClosedError,
@@ -176,6 +176,7 @@ class OrderedMessageProducer:
         self._refuse_closed()
         if current_transaction() is not None or associated_branch(self._client) is not None:
             raise TransactionStateError("an ordered producer cannot join a transaction: send it outside of this block")
+        refuse_stray()
         key, value, _, tag = message
         stored = checked_headers(message, self.request_size_bytes_max)
         now_ms = self._client.clock.now_ms()

@@ -16,13 +16,14 @@ from txmq.client import bulk
 from txmq.client.admin import Topics
 from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.bulk import Pair, SendResults, Slice
+from txmq.client.current import current_transaction, refuse_stray
 from txmq.client.foreign import ForeignBranch
 from txmq.client.half import Desk, Half
 from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers, Record
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.sender import Sender
 from txmq.client.spool import Entry
-from txmq.client.transaction import Transaction, current_transaction
+from txmq.client.transaction import Transaction
 from txmq.client.transaction_home import raise_rolled_back
 from txmq.client.xa_resource import associated_branch
 from txmq.errors import (
@@ -126,17 +127,25 @@ class Producer:
             BrokerAwayError, RequestTimeoutError: it could not be sent in time; nothing was stored. Outside of a block
                 it is tried until ``timeout``; inside, a broker that is known to be away is not waited for.
             DeliveryUnknownError: no answer in time; it may or may not be stored.
-            TransactionStateError: the block stands in a transaction of another client.
+            TransactionStateError: the block stands in a transaction of another client; or this context has used a
+                block that it does not stand in (``client.current`` has the rules): ``tx.send`` names the block.
 
         Durability: an acknowledged message is on the broker's disk, unless its ``sync`` setting says otherwise.
         """
-        prepared = self._checked_headers(key, value, headers, tag)
-        record = (key, value, prepared, self._home.clock.now_ms())
-        where = self._partition_for(topic, record, tag, partition, timeout)
         transaction = self._joined()
+        patience = self._patience(timeout) if transaction is None else None
+        where, record = self._placed(topic, (key, value, headers, tag), partition, patience)
         if transaction is not None:
             return transaction.add(topic, where, *record)
         return self._send_alone(topic, where, record, self._deadline(timeout))
+
+    def send_in(
+        self, transaction: Transaction, topic: str, value: bytes, key: bytes | None = None, *,
+        headers: Mapping[str, bytes] | None = None, tag: str | None = None, partition: int | None = None,
+    ) -> SendResult:  # fmt: skip
+        """As ``send``, in a transaction that is named, wherever the call stands; ``tx.send`` does that."""
+        where, record = self._placed(topic, (key, value, headers, tag), partition, None)
+        return transaction.add(topic, where, *record)
 
     def send_async(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
@@ -146,10 +155,9 @@ class Producer:
 
         Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done, PENDING.
         """
-        prepared = self._checked_headers(key, value, headers, tag)
-        record = (key, value, prepared, self._home.clock.now_ms())
-        where = self._partition_for(topic, record, tag, partition, timeout)
         transaction = self._joined()
+        patience = self._patience(timeout) if transaction is None else None
+        where, record = self._placed(topic, (key, value, headers, tag), partition, patience)
         if transaction is not None:
             future: Future[SendResult] = Future()
             future.set_result(transaction.add(topic, where, *record))
@@ -210,7 +218,7 @@ class Producer:
         return assigned
 
     def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None) -> array[int]:
-        partitions = self._partitions_of(topic, timeout)
+        partitions = self._partitions_of(topic, self._patience(timeout))
         if self._key_hash is not None:
             return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
         chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
@@ -284,17 +292,17 @@ class Producer:
             raise ConfigError("half messages need a producer group: client.producer(group=..., checker=...)")
         if current_transaction() is not None or associated_branch(self.client) is not None:
             raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
+        refuse_stray()
         require_transaction_timeout(timeout)
-        prepared = self._checked_headers(key, value, headers, tag)
-        record = (key, value, prepared, self._home.clock.now_ms())
         half = Half(self.client, self._checks, timeout, self.settings.compression).reach()
-        where = self._partition_for(topic, record, tag, partition, None)
+        where, record = self._placed(topic, (key, value, headers, tag), partition, self._patience(None))
         self._checks.start()  # a forked child has no thread yet
         return half.prepare(topic, where, record)
 
     def _joined(self) -> Transaction | ForeignBranch | None:
-        transaction = current_transaction()
+        transaction: Transaction | None = current_transaction()
         if transaction is None:
+            refuse_stray()
             return associated_branch(self.client)
         if transaction.client is not self.client:
             raise TransactionStateError("this block's transaction is of another client: its messages cannot join")
@@ -302,28 +310,42 @@ class Producer:
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
-    def _checked_headers(
-        self, key: bytes | None, value: bytes, headers: Mapping[str, bytes] | None, tag: str | None
-    ) -> Headers:
-        """Check a message; its headers as they are stored."""
+    def _placed(
+        self, topic: str, message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None],
+        partition: int | None, patience_s: float | None,
+    ) -> tuple[int, tuple[bytes | None, bytes, Headers, int]]:  # fmt: skip
+        """Check a message (key, value, headers, tag); its partition, and what is stored of it.
+
+        Args:
+            patience_s: as ``_asked``.
+        """
         if self._closed:
             raise ClosedError("the producer is closed")
-        return checked_headers((key, value, headers, tag), self._batch_size_bytes_max(self._sender))
+        key, value, _, tag = message
+        headers = checked_headers(message, self._batch_size_bytes_max(self._sender))
+        record = (key, value, headers, self._home.clock.now_ms())
+        return self._partition_for(topic, record, tag, partition, patience_s), record
 
-    def _partitions_of(self, topic: str, timeout: float | None) -> int:
+    def _patience(self, timeout: float | None) -> float:
+        require_wait(timeout)
+        return self.settings.timeout if timeout is None else timeout
+
+    def _partitions_of(self, topic: str, patience_s: float | None) -> int:
         topics = self._home.topics
-        held = topics.held(topic) or self._asked(lambda seconds: topics.refresh(topic, seconds), timeout)
+        held = topics.held(topic) or self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s)
         return held.config.partitions
 
-    def _asked(self, ask: Callable[[float], T], timeout: float | None) -> T:
-        """What the broker says within ``timeout``; in a block, where rows are locked, no longer than it is alive.
+    def _asked(self, ask: Callable[[float], T], patience_s: float | None) -> T:
+        """What the broker says within so many seconds.
+
+        Args:
+            patience_s: how long to wait; None in a block, where rows are locked: no longer than the broker is alive.
 
         Raises:
             BrokerAwayError: it says nothing; in a block a ``TransactionAwayError``.
         """
-        require_wait(timeout)
-        if self._joined() is None:
-            return ask(self.settings.timeout if timeout is None else timeout)
+        if patience_s is not None:
+            return ask(patience_s)
         try:
             return ask(self.client.control.patience_s)
         except BrokerAwayError as error:
@@ -335,13 +357,13 @@ class Producer:
 
     def _partition_for(
         self, topic: str, record: tuple[bytes | None, bytes, Headers, int], tag: str | None, partition: int | None,
-        timeout: float | None,
+        patience_s: float | None,
     ) -> int:  # fmt: skip
-        partitions = self._partitions_of(topic, timeout)
+        partitions = self._partitions_of(topic, patience_s)
         if partition is not None:
             if not isinstance(partition, int) or not 0 <= partition < partitions:  # it may have grown
                 topics = self._home.topics
-                partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), timeout).config.partitions
+                partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s).config.partitions
             return checked(partition, topic, partitions)
         return self._select(topic, partitions, record, tag)
 
@@ -363,8 +385,7 @@ class Producer:
         return sender
 
     def _deadline(self, timeout: float | None) -> float:
-        require_wait(timeout)
-        return self._home.clock.monotonic() + (self.settings.timeout if timeout is None else timeout)
+        return self._home.clock.monotonic() + self._patience(timeout)
 
 
 def checked_headers(

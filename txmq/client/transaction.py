@@ -1,13 +1,14 @@
 """The transaction block: ``with producer.transaction(...) as tx``.
 
-Theory of operation. ``send`` in the block joins it through a context variable: messages are kept here
-(``transaction_parts``) and go out with the decision, or ahead of it once they no longer fit one request. At the end of
-the block a local transaction is decided by the broker (``transaction_local``), one with a last resource by its database
-(``transaction_last_resource``), one with XA resources by the broker when all of them are prepared
+Theory of operation. ``tx.send`` adds a message; ``producer.send`` finds the block that it stands in (``current``).
+Messages are kept here (``transaction_parts``) and go out with the decision, or ahead of it once they no longer fit one
+request. At the end of the block a local transaction is decided by the broker (``transaction_local``), one with a last
+resource by its database (``last_resource_block``), one with XA resources by the broker when all of them are prepared
 (``transaction_xa_block``). An exception in the body rolls back and goes on unchanged.
 
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
+    * a block may be left in another context or thread than it was entered in (a synchronous dependency of FastAPI);
     * a block belongs to the process that began it: a forked child that leaves it tells nobody anything, for what it
       would roll back may be committed by then;
     * a normal return means that the decision is durable; ``pending`` names who is still to be told;
@@ -17,25 +18,21 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Literal
 
 from txmq.client import transaction_local
 from txmq.client.arguments import require_transaction_timeout
+from txmq.client.current import Entered, current_transaction, enter, note_use
+from txmq.client.last_resource_block import LastResourceBlock
 from txmq.client.resolver import resolver_of
 from txmq.client.transaction_acks import TransactionAcks
 from txmq.client.transaction_home import TransactionHome, raise_rolled_back, rolled_back
-from txmq.client.transaction_last_resource import LastResourceRun
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.client.transaction_xa_block import XaBlock, is_xa, refuse_twins
 from txmq.errors import (
     ConfigError,
-    HeuristicCommitError,
-    HeuristicMixedError,
-    OutcomeUnknownError,
     RolledBackError,
-    TransactionError,
     TransactionStateError,
     TxmqError,
     anew,
@@ -44,21 +41,14 @@ from txmq.model import Message, Outcome, SendResult
 from txmq.runtime.owner import current_process
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
-from txmq.xa import LastResource, marker
+from txmq.xa import LastResource
 from txmq.xa.branch import UsedXAConnection, XAResource
-from txmq.xa.coordinator import Event, State
-from txmq.xa.last_resource import Branch, Unsettled, UsedConnection
+from txmq.xa.guard import tell_of_use
+from txmq.xa.last_resource import UsedConnection
 
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
 _UNKNOWN, _COMMITTED = Outcome.UNKNOWN, Outcome.COMMITTED  # looking them up costs 0.2 us each, once a transaction
-
-_current: ContextVar[Transaction | None] = ContextVar("txmq_transaction", default=None)
-
-
-def current_transaction() -> Transaction | None:
-    """The transaction whose block the caller stands in, or None."""
-    return _current.get()
 
 
 class Transaction:
@@ -86,16 +76,13 @@ class Transaction:
         self._resource, self._xa_resources = _sorted_out(resources)
         self.client, self._producer = client, producer
         self.outcome = _UNKNOWN
-        self._pending: tuple[str, ...] = ()
         self._timeout = timeout
         self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression)
         self._home: TransactionHome | None = None
-        self._run: LastResourceRun | None = None
-        self._branch: Branch | None = None
-        self._xa: XaBlock | None = None
+        self._databases: LastResourceBlock | XaBlock | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
-        self._token: Token[Transaction | None] | None = None
+        self._entered: Entered | None = None
         self._lock = Lock()
         self._acks: TransactionAcks | None = None
         self._process = 0  # that began the block
@@ -112,15 +99,11 @@ class Transaction:
         Returns:
             A result with status PENDING; ``results`` has the offsets once the block is over.
         """
-        self._require_open()
-        token = _current.set(self)
-        try:
-            result: SendResult = self._producer.send(
-                topic, value, key=key, headers=headers, tag=tag, partition=partition
-            )
-            return result
-        finally:
-            _current.reset(token)
+        self._require_use()
+        result: SendResult = self._producer.send_in(
+            self, topic, value, key=key, headers=headers, tag=tag, partition=partition
+        )
+        return result
 
     def add(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None,
@@ -153,6 +136,7 @@ class Transaction:
 
         Durability: with the decision.
         """
+        self._require_use()
         with self._lock:
             home = self._require_open()
             home.acks = self._acks = self._acks or TransactionAcks(self.client)
@@ -160,12 +144,12 @@ class Transaction:
 
     def connection(self, resource: LastResource | XAResource) -> Any:
         """The database connection of this transaction: the driver's own, without commit, rollback and close."""
-        self._require_open()
-        if self._xa is not None:
-            return self._xa.connection(resource)
-        if self._branch is None or self._branch.resource is not resource:
+        entered = self._require_use()
+        if self._databases is None:
             raise TransactionStateError(f"{resource!r} takes no part in this transaction")
-        return self._branch.connection
+        connection = self._databases.connection(resource)
+        tell_of_use(connection, lambda: note_use(entered))
+        return connection
 
     @property
     def txid(self) -> str:
@@ -177,7 +161,7 @@ class Transaction:
     @property
     def pending(self) -> tuple[str, ...]:
         """Who is still to be told of the decision: "broker", or names of XA resources; empty when all is done."""
-        return self._pending if self._xa is None else self._xa.pending
+        return () if self._databases is None else self._databases.pending
 
     @property
     def results(self) -> list[SendResult]:
@@ -189,17 +173,14 @@ class Transaction:
     def __enter__(self) -> Transaction:
         if self._state != "new":
             raise TransactionStateError("a transaction is for one block: make another one")
-        if _current.get() is not None:
+        if current_transaction() is not None:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
         home = TransactionHome(self.client, self._clock, self._timeout)
         home.reach()
-        if self._resource is not None:
-            self._branch = self._enlist(home, self._resource)
-            self._run = LastResourceRun(home, self._branch, self._messages)
-        elif self._xa_resources:
-            self._xa = self._begin_xa(home)
+        if self._resource is not None or self._xa_resources:
+            self._databases = self._begin(home)
         self._home, self._state, self._process = home, "open", current_process()
-        self._token = _current.set(self)
+        self._entered = enter(self)
         return self
 
     def __exit__(
@@ -211,37 +192,39 @@ class Transaction:
         home = self._require_open()
         with self._lock:
             self._state = "over"
-        if self._token is not None:
-            _current.reset(self._token)
+        self._leave_contexts()
         try:
-            if self._run is not None:
-                self._end_last_resource(home, self._run, error)
-            elif self._xa is not None:
-                self._end_xa(self._xa, error)
+            if self._databases is not None:
+                self._end_databases(self._databases, error)
             elif error is None:
                 self._commit_local(home)
             else:
                 self._undo_local(home)
         finally:
             if self._acks is not None:
-                self._acks.ended(self._known_outcome(), home.txid if home.has_txid else None)
+                self._acks.ended(self._told_outcome(), home.txid if home.has_txid else None)
         return False
 
+    def _leave_contexts(self) -> None:
+        if self._entered is not None:
+            self._entered.end()
+
     def _left_by_child(self, error: BaseException | None) -> None:
-        if self._token is not None:
-            _current.reset(self._token)
+        self._leave_contexts()
         if error is None:
             self._require_open()
 
-    def _known_outcome(self) -> Outcome:
-        """What the broker is known to have made of it: a database that decided may not have told it yet."""
-        run = self._run
-        if run is None:
-            return self.outcome
-        if run.coordinator.state is State.COMMITTED:
-            return Outcome.COMMITTED
-        is_over = self.outcome is Outcome.ROLLED_BACK and run.is_told is not False
-        return Outcome.ROLLED_BACK if is_over and run.coordinator.state is not State.BROKER_ALONE else Outcome.UNKNOWN
+    def _told_outcome(self) -> Outcome:
+        databases = self._databases
+        return databases.told(self.outcome) if isinstance(databases, LastResourceBlock) else self.outcome
+
+    def _require_use(self) -> Entered:
+        """The block is open, and used by its name: a context that does not stand in it is to remember that."""
+        self._require_open()
+        entered = self._entered
+        assert entered is not None
+        note_use(entered)
+        return entered
 
     def _require_open(self) -> TransactionHome:
         if self._state != "open" or self._home is None:
@@ -255,28 +238,26 @@ class Transaction:
     def _is_parents(self) -> bool:
         return self._process not in (0, current_process())
 
-    def _enlist(self, home: TransactionHome, resource: LastResource | UsedConnection) -> Branch:
+    def _begin(self, home: TransactionHome) -> LastResourceBlock | XaBlock:
         try:
-            cluster = home.cluster
+            home.txid  # noqa: B018  takes the session
         except TxmqError as error:
             raise_rolled_back(error, None)
-        own = resource.connection if isinstance(resource, UsedConnection) else None
-        known = resource.resource if isinstance(resource, UsedConnection) else resource
         try:
-            branch = known.enlist(cluster, own)
+            if self._resource is not None:
+                return LastResourceBlock(home, self._resource, self._messages, resolver_of(self.client))
+            return XaBlock(home, self._xa_resources, self._messages, resolver_of(self.client))
         except BaseException:
             home.finished()
             raise
-        resolver_of(self.client).add(known)
-        return branch
 
     def _stream(self, home: TransactionHome) -> None:
         if self._failure is not None:
             raise anew(self._failure)
         self._failure = RolledBackError("sending messages ahead was interrupted")
         try:
-            if self._run is not None:
-                self._run.coordinator.step(Event.PARTS_STREAMED)
+            if isinstance(self._databases, LastResourceBlock):
+                self._databases.parts_streamed()
             home.stream(home.take_parts(self._messages))
         except TxmqError as error:
             self._failure = rolled_back(error, home.txid if home.has_txid else None)
@@ -313,109 +294,19 @@ class Transaction:
         self.outcome = outcome
         home.finished()
 
-    # --- XA ----------------------------------------------------------------------------------------------------------
+    # --- with databases ----------------------------------------------------------------------------------------------
 
-    def _begin_xa(self, home: TransactionHome) -> XaBlock:
-        try:
-            home.txid  # noqa: B018  takes the session
-        except TxmqError as error:
-            raise_rolled_back(error, None)
-        try:
-            return XaBlock(home, self._xa_resources, self._messages, resolver_of(self.client))
-        except BaseException:
-            home.finished()
-            raise
-
-    def _end_xa(self, xa: XaBlock, error: BaseException | None) -> None:
-        self.outcome, problem = xa.end(error, self._failure)
-        if xa.run.lines is not None:
-            self._messages.place(xa.run.lines)
-        if error is not None:
-            return  # the body's own error goes on, unchanged
-        if xa.run.interrupt is not None:
-            raise xa.run.interrupt
-        if problem is not None:
-            raise problem
-
-    # --- last resource -----------------------------------------------------------------------------------------------
-
-    def _end_last_resource(self, home: TransactionHome, run: LastResourceRun, error: BaseException | None) -> None:
-        state = run.run(Event.BODY_DONE if error is None and self._is_body_sound(home, run) else Event.BODY_FAILED)
-        problem = self._conclude(home, run, state)
+    def _end_databases(self, databases: LastResourceBlock | XaBlock, error: BaseException | None) -> None:
+        self.outcome, problem = databases.end(error, self._failure)
+        run = databases.run
+        if run.lines is not None:
+            self._messages.place(run.lines)
         if error is not None:
             return  # the body's own error goes on, unchanged
         if run.interrupt is not None:
             raise run.interrupt
         if problem is not None:
             raise problem
-
-    def _is_body_sound(self, home: TransactionHome, run: LastResourceRun) -> bool:
-        try:
-            self._required_branch().end_body()
-            home.check_deadline()
-            home.reach()
-            if self._failure is not None:
-                raise anew(self._failure)
-        except TransactionError as error:
-            run.error = error
-        except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone
-            run.interrupt = interrupt
-        else:
-            return True
-        return False
-
-    def _conclude(self, home: TransactionHome, run: LastResourceRun, state: State) -> TransactionError | None:
-        """Enter the outcome, leave the rest to the resolver; the error that the caller is to see."""
-        if run.lines is not None:
-            self._messages.place(run.lines)
-        if state in (State.COMMITTED, State.COMMITTED_PENDING):
-            self.outcome = Outcome.COMMITTED
-            self._committed(home, state)
-            return None
-        if state is State.COMMITTED_ALONE:
-            self._ended(home, Outcome.COMMITTED)
-            return HeuristicMixedError(f"the rows are committed, the messages were given up: {run.error}", home.txid)
-        if state is State.UNKNOWN:
-            self._leave(home, None)
-            return OutcomeUnknownError(f"COMMIT was not answered: {run.error or run.interrupt}", home.txid)
-        self.outcome = Outcome.ROLLED_BACK
-        if state is State.BROKER_ALONE:
-            home.finished()
-            return HeuristicCommitError("the rows are rolled back, the broker committed the messages", home.txid)
-        return self._undone(home, run)
-
-    def _committed(self, home: TransactionHome, state: State) -> None:
-        resource = self._required_branch().resource
-        if state is State.COMMITTED:
-            home.finished()
-            resource.finished.append(home.txid)
-            return
-        self._pending = ("broker",)
-
-        def settled() -> None:
-            self._pending = ()
-            home.finished()
-
-        resource.unsettled.append(Unsettled(home.txid, marker.COMMITTED, home.deadline_ms, settled))
-        resolver_of(self.client).wake()
-
-    def _undone(self, home: TransactionHome, run: LastResourceRun) -> TransactionError:
-        if run.is_told is False:
-            self._leave(home, marker.ROLLED_BACK)
-        else:
-            home.finished()
-        return run.error or RolledBackError("the transaction was rolled back", home.txid)
-
-    def _leave(self, home: TransactionHome, outcome: str | None) -> None:
-        """Let the resolver tell the broker, by this outcome or (None) by what the database proves."""
-        resource = self._required_branch().resource
-        resource.unsettled.append(Unsettled(home.txid, outcome, home.deadline_ms, home.finished))
-        resolver_of(self.client).wake()
-
-    def _required_branch(self) -> Branch:
-        if self._branch is None:
-            raise TransactionStateError("no resource takes part in this transaction")
-        return self._branch
 
 
 def _sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnection | None, Sequence[Resource]]:

@@ -25,9 +25,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from txmq.client import transaction_local
+from txmq.client.current import current_transaction
 from txmq.client.foreign import BranchState, Call, ForeignBranch
 from txmq.client.prepared import prepare, settle
-from txmq.client.transaction import current_transaction
 from txmq.client.transaction_home import LOST
 from txmq.errors import (
     ClosedError,

@@ -328,12 +328,16 @@ class FakeHome:
         return [m.value for place, found in sorted(self.log.items()) if place[0] == topic for m in found]
 
     def send(self, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:
-        """A producer's send inside a block, to partition 0 (or, for keys, the one of their first byte modulo 2)."""
-        from txmq.client.transaction import current_transaction
+        """A producer's send inside a block."""
+        from txmq.client.current import current_transaction
 
         transaction = current_transaction()
         if transaction is None:
             raise BadRequestError("the fake sends in blocks only")
+        return self.send_in(transaction, topic, value, key)
+
+    def send_in(self, transaction: Any, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:
+        """The same in a block that is named, to partition 0 (or, for keys, the one of their first byte modulo 2)."""
         return transaction.add(topic, key[0] % 2 if key else 0, key, value, [], self.clock.now_ms())
 
     # --- helpers -----------------------------------------------------------------------------------------------------

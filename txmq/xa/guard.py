@@ -23,13 +23,20 @@ _ENDS_THE_TRANSACTION = frozenset(
 
 
 class Guard:
-    """What a transaction's connection and its cursors share: whether it may be used, and the first error."""
+    """What a transaction's connection and its cursors share.
 
-    __slots__ = ("error", "is_over")
+    Attributes:
+        error: the first that the driver raised.
+        is_over: the connection may not be used any more.
+        on_use: told of each call of the driver.
+    """
+
+    __slots__ = ("error", "is_over", "on_use")
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.is_over = False
+        self.on_use: Callable[[], None] | None = None
 
     def end(self) -> None:
         """The block is over."""
@@ -43,6 +50,8 @@ class Guard:
     def call(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call the driver, noting what it raises."""
         self.check()
+        if self.on_use is not None:
+            self.on_use()
         try:
             return method(*arguments, **named)
         except StopIteration:
@@ -155,6 +164,13 @@ class GuardedConnection:
         self._guard.check()
         if name in _ENDS_THE_TRANSACTION:
             raise TransactionStateError(f"{name} is not for the body of a transaction block: the block ends it")
+
+
+def tell_of_use(connection: Any, on_use: Callable[[], None]) -> None:
+    """Have each call of the driver told, where the connection is a block's."""
+    if isinstance(connection, GuardedConnection):
+        guard: Guard = object.__getattribute__(connection, "_guard")
+        guard.on_use = on_use
 
 
 def doom(connection: Any, error: BaseException) -> bool:

@@ -10,7 +10,7 @@ import txmq
 from tests.unit.client.scripted import ScriptedBroker
 from txmq.client import sender
 from txmq.client.client import Client
-from txmq.client.transaction import current_transaction
+from txmq.client.current import current_transaction
 from txmq.errors import (
     ClosedError,
     ConfigError,

@@ -12,7 +12,8 @@ import pytest
 from tests.chains import has_circle
 from txmq.client import transaction as module
 from txmq.client.connection import AWAY_S_MAX
-from txmq.client.transaction import Transaction, current_transaction
+from txmq.client.current import current_transaction
+from txmq.client.transaction import Transaction
 from txmq.errors import (
     BrokerAwayError,
     ConfigError,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from txmq.client import transaction as module
-from txmq.client.transaction import current_transaction
+from txmq.client.current import current_transaction
 from txmq.errors import (
     ConnectionLostError,
     FencedError,

@@ -1,0 +1,172 @@
+"""Which transaction block a call of ``producer.send`` stands in.
+
+Theory of operation. ``tx.send`` names its block and needs nothing of this. ``producer.send`` has to find it: a context
+variable carries the block from where it was entered, as far as contexts are copied (asyncio's tasks, ``to_thread``). A
+generator shares its caller's context and may go on in another one, so a block that is entered in a generator is also
+found by that generator's frame on the stack. What decides is the innermost of both.
+
+=====================================================  ================================================================
+where ``producer.send`` is called while the block is   what becomes of it
+open
+=====================================================  ================================================================
+in the ``with``, or in what that calls                 joins
+in a task, or by ``to_thread``, begun in the block     joins
+in the body of a generator that entered the block,     joins
+  in whatever thread or context that goes on
+in the ``with`` of a function made by ``contextlib``,  joins: the generator is that ``with``'s beginning and end
+  or in the test of a pytest fixture, that entered it
+by the caller of any other generator that is           goes alone: the block captures nobody else's messages
+  suspended inside the block
+in a thread that was started by hand, or an endpoint   goes alone while it has nothing to do with the block
+  of FastAPI whose synchronous dependency entered it
+in a context, of either of the last two rows, that     refused by name: a ``TransactionStateError`` that says to use
+  has used the block: ``tx.connection``, a statement,    ``tx.send``
+  ``tx.send``, ``tx.ack``, ``tx.savepoint``
+in a task or a copied context, begun where a           refused by name: it may be meant for the block, or not
+  generator's block was open that is no ``with``'s
+=====================================================  ================================================================
+
+Invariants:
+    * the end of a block needs no context: a block that is over counts for nothing wherever it is still carried, and is
+      taken out where it ended;
+    * a block that is over, and what its generator holds, is kept alive by no context.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from sys import _getframe as frame_above
+from types import FrameType
+from typing import Any
+
+from txmq.errors import TransactionStateError
+
+_GENERATORS = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
+_AWAITED = 0x80 | 0x100 | 0x200  # CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
+# Who calls a generator to make a context manager of it: up to its one yield, and then to its end.
+_MAKE_CONTEXT_MANAGERS = frozenset({"contextlib", "_pytest.fixtures"})
+
+
+class Entered:
+    """A block that was entered, as contexts carry it.
+
+    Attributes:
+        transaction: None once the block is over.
+        is_captive: its generator is no context manager: where that is suspended, nobody stands in the block.
+        outer: what the context carried before; only a captive block can be open there.
+    """
+
+    __slots__ = ("_frames", "_token", "is_captive", "outer", "transaction")
+
+    def __init__(self, transaction: Any, outer: Entered | None, frames: list[FrameType], *, is_captive: bool) -> None:
+        self.transaction, self.outer, self.is_captive = transaction, outer, is_captive
+        self._frames = frames
+        self._token: Token[None] | None = _probe.set(None) if is_captive else None
+
+    def is_of_this_context(self) -> bool:
+        """Whether the block was entered in the very context of the caller, not in one that this is a copy of."""
+        if self._token is None:
+            return False
+        try:
+            _probe.reset(self._token)  # refused in every other context
+        except ValueError:
+            return False
+        self._token = _probe.set(None)
+        return True
+
+    def end(self) -> None:
+        """The block is over."""
+        self.transaction = self._token = None
+        for frame in self._frames:
+            _holding.pop(frame, None)
+        self._frames = []
+        entered = _entered.get()
+        if entered is not None and entered.transaction is None:
+            _entered.set(_open(entered))
+
+
+_entered: ContextVar[Entered | None] = ContextVar("txmq_transaction", default=None)
+_used: ContextVar[Entered | None] = ContextVar("txmq_transaction_used", default=None)  # by a context outside of it
+_probe: ContextVar[None] = ContextVar("txmq_transaction_probe", default=None)
+_holding: dict[FrameType, Entered] = {}  # generators in which blocks of this process are open
+
+
+def enter(transaction: Any) -> Entered:
+    """Let the caller of the caller stand in a block from now on, until ``Entered.end``."""
+    frames, is_captive = _holders(frame_above(2))
+    entered = Entered(transaction, _open(_entered.get()), frames, is_captive=is_captive)
+    for frame in frames:
+        _holding[frame] = entered
+    _entered.set(entered)
+    return entered
+
+
+def current_transaction() -> Any:
+    """The transaction whose block the caller stands in, or None."""
+    entered = _entered.get()
+    if not _holding:
+        return None if entered is None else entered.transaction
+    return _innermost(entered)
+
+
+def note_use(entered: Entered) -> None:
+    """The block is used. Where the caller does not stand in it, what it sends without naming the block is refused."""
+    if entered.transaction is not None and current_transaction() is not entered.transaction:
+        _used.set(entered)
+
+
+def refuse_stray() -> None:
+    """Refuse what stands in no block, where it may be meant for one.
+
+    Raises:
+        TransactionStateError: it may.
+    """
+    used = _used.get()
+    if used is not None:
+        if used.transaction is not None:
+            raise TransactionStateError(
+                "this context has used a transaction block that was entered in another one, so that producer.send does "
+                "not join it: use tx.send for a message of the block, and send others where the block is not used"
+            )
+        _used.set(None)
+    entered = _entered.get()
+    while entered is not None:
+        if entered.transaction is not None and entered.is_captive and not entered.is_of_this_context():
+            raise TransactionStateError(
+                "this task was begun where a generator's transaction block was open, so that a message may be meant "
+                "for it or not: use tx.send for one of the block"
+            )
+        entered = entered.outer
+
+
+def _innermost(entered: Entered | None) -> Any:
+    frame: FrameType | None = frame_above(2)
+    while frame is not None:
+        found = _holding.get(frame)
+        if found is not None:
+            return found.transaction
+        frame = frame.f_back
+    while entered is not None and (entered.is_captive or entered.transaction is None):
+        entered = entered.outer
+    return None if entered is None else entered.transaction
+
+
+def _open(entered: Entered | None) -> Entered | None:
+    while entered is not None and entered.transaction is None:
+        entered = entered.outer
+    return entered
+
+
+def _holders(frame: FrameType | None) -> tuple[list[FrameType], bool]:
+    """The generators in whose hands a block is that is entered now, and whether the outermost holds it captive."""
+    found: list[FrameType] = []
+    while frame is not None:
+        kind, caller = frame.f_code.co_flags, frame.f_back
+        if kind & _GENERATORS and not kind & 0x100:
+            found.append(frame)
+            if caller is None or caller.f_globals.get("__name__") not in _MAKE_CONTEXT_MANAGERS:
+                return found, True
+        if kind & _AWAITED and (caller is None or not caller.f_code.co_flags & _AWAITED):
+            return found, False  # a task: what is beneath runs the loop, and has no part in it
+        frame = caller
+    return found, False
