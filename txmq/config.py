@@ -135,6 +135,11 @@ class BrokerSettings:
     memory_request_bytes_max: int = _number(
         256 * MIB, MIB, 64 * GIB, "Bodies of all requests in work, over all connections.", section="Limits"
     )
+    memory_answer_bytes_max: int = _number(
+        64 * MIB, MIB, 64 * GIB, "Answers that were not taken yet, over all connections. Beyond half of it only those "
+        "who have taken theirs get another long one; beyond all of it long ones wait. Who has taken nothing for a "
+        "second is closed where others wait for it.", section="Limits",
+    )  # fmt: skip
     connections_max: int = _number(10_000, 1, 1_000_000, "Open connections; more are closed at once.", section="Limits")
     pipeline_requests_max: int = _number(
         10_000, 1, 1_000_000, "Unanswered requests of one connection; beyond it reading pauses.", section="Limits"

@@ -47,6 +47,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
         frozenset({"asyncio", "pathlib", "signal", "threading", "uvloop"}),
         "the broker as a process",
     ),
+    "txmq/broker/reads.py": (frozenset({"concurrent"}), "reader threads"),
     "txmq/broker/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/retry_store.py": (frozenset({"sqlite3", "pathlib"}), "the retry store is an SQLite file: section 3"),
     "txmq/client/spool.py": (frozenset({"sqlite3", "pathlib"}), "the spool is an SQLite file: DESIGN.md section 3"),

@@ -6,8 +6,10 @@ All connections of a loop share one receive buffer; a connection keeps only its 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
+from txmq.broker.answer_budget import OWN_BYTES, AnswerBudget
 from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.peer import Peer
 from txmq.config import BrokerSettings
@@ -18,12 +20,12 @@ from txmq.runtime.net import keep_alive
 from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:
-    from txmq.broker.context import Context
+    from txmq.broker.context import Context, Read
 
 log = get_logger()
 RECEIVE_SIZE_BYTES = 64 << 10
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
-WRITE_HIGH_BYTES = 4 << 20
+WRITE_HIGH_BYTES = 1 << 20
 RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up, over handshake_timeout_ms
 
 
@@ -35,6 +37,7 @@ class Host(Protocol):
     settings: BrokerSettings
     clock: Clock
     budget: ByteBudget
+    answers: AnswerBudget
     connections: set[Connection]
     paused: bool  # too much is queued: nobody is read
 
@@ -49,7 +52,8 @@ class Connection(asyncio.BufferedProtocol):
     """See the module's docstring."""
 
     __slots__ = (
-        "_deadline_ms", "_greeted", "_host", "_queued", "_reader", "_stalled_ms", "_taken", "_transport", "peer",
+        "_deadline_ms", "_given_bytes", "_greeted", "_host", "_is_full", "_parked", "_queued", "_reader",
+        "_reserved_bytes", "_stalled_ms", "_taken", "_transport", "_waits", "peer",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -63,6 +67,11 @@ class Connection(asyncio.BufferedProtocol):
         self._deadline_ms = self._stalled_ms = 0.0
         self._taken = 0  # requests, since it last let others have their turn
         self._queued: list[Request | Violation] = []  # read, and not taken in yet; meanwhile nothing more is read
+        self._is_full = False  # too many of its requests are unanswered
+        self._waits = False  # for room in the budget of answers
+        self._parked: deque[Read] = deque()  # reads that wait until it may be given an answer
+        self._given_bytes = 0  # answers handed to the transport, all its life
+        self._reserved_bytes = 0  # for answers that reader threads are making
         self.peer: Peer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -119,12 +128,13 @@ class Connection(asyncio.BufferedProtocol):
     def _take_in(self, requests: list[Request | Violation]) -> bool:
         """Up to one whose answer may be long, or REQUESTS_A_TURN; the others' turn comes first then.
 
-        False where the broker failed.
+        One whose answer may be long waits until there is room for it. False where the broker failed.
         """
         host = self._host
         host.context.now_ms = host.clock.now_ms()
+        may_be_long = not self._parked and host.answers.admits(self)
         try:
-            taken = host.core.receive_some(self.peer, requests, 0)
+            taken = host.core.receive_some(self.peer, requests, 0, may_be_long=may_be_long)
         except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
             host.fail(error)
             return False
@@ -132,11 +142,28 @@ class Connection(asyncio.BufferedProtocol):
         if taken < len(requests):
             self._queued = requests[taken:]
             self.hold()
-            asyncio.get_running_loop().call_soon(self._go_on)
+            if taken:
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                self._wait()
         elif len(self.peer.unanswered) > host.settings.pipeline_requests_max:
-            self.peer.held = True
+            self._is_full = True
+            self._note_held()
             self._transport.pause_reading()
         return True
+
+    def _wait(self) -> None:
+        """There is no room for its next answer."""
+        self._waits = True
+        self._host.answers.wait(self)
+        self._note_held()
+
+    def _note_held(self) -> None:
+        """The broker does not read it, or does so again."""
+        is_held = self._is_full or self._waits
+        if self.peer.held and not is_held:
+            self._host.core.read_again(self.peer)
+        self.peer.held = is_held
 
     def _go_on(self) -> None:
         """Take in more of what was read, unless answers are not taken: then ``resume_writing`` comes back here."""
@@ -157,6 +184,8 @@ class Connection(asyncio.BufferedProtocol):
         """It is gone."""
         host = self._host
         host.connections.discard(self)
+        host.answers.forget(self)
+        self._parked.clear()
         host.context.now_ms = (
             host.clock.now_ms()
         )  # its owner is gone from now on, however long this process was stopped
@@ -174,10 +203,17 @@ class Connection(asyncio.BufferedProtocol):
         if out:
             peer.out = []
             if not self._transport.is_closing():
-                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if peer.held and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
-            self._host.core.read_again(peer)
+                data = out[0] if len(out) == 1 else b"".join(out)
+                self._given_bytes += len(data)
+                self._transport.write(data)
+                if len(data) > OWN_BYTES or self._host.answers.is_holding(self):
+                    self.look()
+        if self._is_full and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
+            self._is_full = False
+            self._note_held()
             self.release()
+        if self._parked:
+            self._unpark()
         if peer.closing and not peer.unanswered and not self._transport.is_closing():
             self._transport.close()
 
@@ -188,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """Read again, unless answers are not taken, too many are owed, or the broker takes in nothing."""
-        if self.peer.held or self._queued or self._stalled_ms or self._host.paused or self._transport.is_closing():
+        if self._is_full or self._queued or self._stalled_ms or self._host.paused or self._transport.is_closing():
             return
         self._transport.resume_reading()
 
@@ -200,18 +236,63 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Answers are taken again."""
         self._stalled_ms = 0.0
+        self.look()
+        self._unpark()
         self._go_on()
         self.release()
+        self._host.received()  # others may wait for the room that it had
+
+    # --- room for answers --------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See ``answer_budget.Taker``."""
+        unsent = 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+        now_ms = self._host.context.liveness.now_ms
+        self._host.answers.holds(self, unsent + self._reserved_bytes, self._given_bytes - unsent, now_ms)
+
+    def reserve(self, size_bytes: int) -> None:
+        """A reader thread makes an answer of that size, or (below 0) has made it."""
+        self._reserved_bytes += size_bytes
+        if not self.peer.gone:
+            self.look()
+
+    def may_read(self, read: Read) -> bool:
+        """Whether the answer may be made now; else it is asked for again when it may."""
+        if not self._stalled_ms and self._host.answers.admits(self):
+            return True
+        self._parked.append(read)
+        if not self._stalled_ms:
+            self._wait()
+        return False
+
+    def has_room(self) -> None:
+        """See ``answer_budget.Taker``."""
+        self._waits = False
+        self._note_held()
+        self._unpark()
+        self._go_on()
+        self.release()
+
+    def _unpark(self) -> None:
+        """Have the first read that waits carried out."""
+        if self._parked and not self._stalled_ms and not self._waits:
+            self._host.context.reads.append(self._parked.popleft())
+            self._host.received()
+
+    def cut_off(self) -> None:
+        """See ``answer_budget.Taker``."""
+        self._drop("connection dropped: answers are not taken, and others wait for the memory")
+
+    def _drop(self, event: str) -> None:
+        peer = self.peer
+        log.warning(event, connection=peer.number, address=peer.address, client=peer.name)
+        self._transport.abort()
 
     def check_deadlines(self) -> None:
         """Close what sends its request too slowly, or does not take its answers. Called every few milliseconds."""
         settings, now_ms = self._host.settings, self._host.context.liveness.now_ms
         if self._stalled_ms and now_ms - self._stalled_ms > settings.write_timeout_ms:
-            log.warning(
-                "connection dropped: answers are not taken", connection=self.peer.number, address=self.peer.address,
-                client=self.peer.name,
-            )  # fmt: skip
-            self._transport.abort()
+            self._drop("connection dropped: answers are not taken")
         elif not self._deadline_ms:
             pass
         elif self.peer.held or self._queued or self._stalled_ms:  # not read meanwhile

@@ -126,6 +126,7 @@ class Context:
         if peer.gone:
             return
         peer.unanswered.discard(opaque)
+        peer.given_bytes += len(answer)
         peer.out.append(answer)
         if not peer.ready:
             peer.ready = True
@@ -157,6 +158,7 @@ class Context:
             self.answer(peer, opaque, answer)
         else:
             newest.forced = True
+            peer.given_bytes += len(answer)
             newest.waiters.append((peer, opaque, answer))
 
     def _newest_undurable(self) -> Group | None:

@@ -12,22 +12,25 @@ class Peer:
         number: unique in this broker's life; for logs.
         session: what ``hello`` bound it to.
         out: answers to be written, in order of writing.
+        given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
         members: (group, member, its life) of the consumers that beat over it.
-        held: True while the broker does not read it, although it may send: too many of its requests are in work.
+        held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
+            next one waits for room for the answer.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.
         gone: True once the connection is lost; answers to it are dropped.
     """
 
     __slots__ = (
-        "address", "closing", "gone", "held", "members", "name", "number", "out", "ready", "session", "shell",
-        "unanswered",
+        "address", "closing", "given_bytes", "gone", "held", "members", "name", "number", "out", "ready", "session",
+        "shell", "unanswered",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
         self.number, self.address, self.name = number, address, ""
         self.session: Session | None = None
         self.out: list[bytes] = []
+        self.given_bytes = 0
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()
         self.closing = self.gone = self.held = self.ready = False

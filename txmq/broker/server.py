@@ -15,7 +15,8 @@ Invariants:
       says so);
     * a journal that fails ends the broker: waiters are told 503 (outcome unknown), nothing is retried;
     * every queue is bounded: bodies by one byte budget, groups by ``QUEUED_BYTES_MAX`` (then nothing is read), answers
-      by the transport's high-water mark (then that connection is not read, and dropped after ``write_timeout_ms``).
+      by another one (``answer_budget``) and, each connection's, by the transport's high-water mark (then that one is
+      not read, and dropped after ``write_timeout_ms``).
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from txmq.broker.answer_budget import AnswerBudget
 from txmq.broker.busy_poll import BusyPoll
 from txmq.broker.connection import Connection
-from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.group import Group
 from txmq.broker.liveness import TICK_MS
 from txmq.broker.patience import Patience
 from txmq.broker.peer import Peer
+from txmq.broker.reads import Reads
 from txmq.broker.store import PendingCheckpoint, Store
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
-from txmq.log.partition import Partition
 from txmq.protocol.requests import ByteBudget
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
@@ -60,6 +61,7 @@ class Server:
         self.core, self.store, self.settings, self.clock = core, store, settings, clock
         self.context = core.context
         self.budget = ByteBudget(settings.memory_request_bytes_max)
+        self.answers = AnswerBudget(settings.memory_answer_bytes_max)
         self.connections: set[Connection] = set()
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
@@ -67,7 +69,7 @@ class Server:
         self._patience: Patience
         self._writer = ThreadPoolExecutor(1, "txmq-writer")
         self._helper = ThreadPoolExecutor(1, "txmq-checkpoint")
-        self._readers = ThreadPoolExecutor(2, "txmq-reader")
+        self._reads = Reads(core, store.files, self._from_thread, self._flush)
         self._listener: asyncio.Server | None = None
         self._scheduled = self._in_flight = self._failed = False
         self.paused = False
@@ -164,7 +166,8 @@ class Server:
         self._close(error)
 
     def _close(self, error: BaseException | None) -> None:
-        for pool in (self._writer, self._helper, self._readers):
+        self._reads.close()
+        for pool in (self._writer, self._helper):
             pool.shutdown(wait=False)
         if not self.stopped.done():
             self.stopped.set_result(error)
@@ -339,60 +342,22 @@ class Server:
         core, context = self.core, self.context
         while context.ready or context.reads or context.lookups:  # asked for first: mostly there is one answer at most
             for read in core.take_reads():
-                self._read(read)
+                self._reads.read(read)
             for lookup in core.take_lookups():
-                self._look_up(*lookup)
+                self._reads.look_up(*lookup)
             for peer in core.take_ready():
                 self._send(peer)
         if context.closing:
             closing, context.closing = context.closing, []
             for peer in closing:
                 self._send(peer)
+        if self.answers.turned():
+            self._schedule()
 
     def _send(self, peer: Peer) -> None:
         connection = peer.shell
         if isinstance(connection, Connection):
             connection.send()
-
-    def _read(self, read: Read) -> None:
-        if read.peer.gone:
-            return
-        try:
-            data = read.partition.read(self.store.files, read.offset, read.size_bytes_max, nowait=True)
-        except Exception as error:  # noqa: BLE001  a damaged segment must not end the conversation of others
-            self._read_failed(read.peer, read.opaque, error)
-            return
-        if data is not None:
-            self.core.was_read(read, data)
-            return
-        job = self._readers.submit(
-            read.partition.read, self.store.files, read.offset, read.size_bytes_max, nowait=False
-        )
-        job.add_done_callback(lambda done: self._from_thread(self._read_done, read, done))
-
-    def _read_done(self, read: Read, done: Future[Any]) -> None:
-        error = done.exception()
-        if error is not None:
-            self._read_failed(read.peer, read.opaque, error)
-        else:
-            self.core.was_read(read, done.result())
-        self._flush()
-
-    def _look_up(self, peer: Peer, opaque: bytes, partition: Partition, time_ms: int) -> None:
-        job = self._readers.submit(partition.offset_for, self.store.files, time_ms)
-        job.add_done_callback(lambda done: self._from_thread(self._look_up_done, peer, opaque, partition, done))
-
-    def _look_up_done(self, peer: Peer, opaque: bytes, partition: Partition, done: Future[int]) -> None:
-        error = done.exception()
-        if error is not None:
-            self._read_failed(peer, opaque, error)
-        else:
-            self.core.was_looked_up(peer, opaque, partition, done.result())
-        self._flush()
-
-    def _read_failed(self, peer: Peer, opaque: bytes, error: BaseException) -> None:
-        log.error("a read failed", connection=peer.number, error=str(error), kind=type(error).__name__)
-        self.core.could_not(peer, opaque, error)
 
     def _from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):
@@ -408,6 +373,8 @@ class Server:
         self._watch_disk()
         for connection in list(self.connections):
             connection.check_deadlines()
+        for taker in self.answers.stalled(self.context.liveness.now_ms):
+            taker.cut_off()
         self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
         while self.context.alarms:
             log.error(**self.context.alarms.pop(0))
@@ -456,6 +423,8 @@ class Server:
             "journal_lsn": self.store.journal.next_lsn,
             "journal_bytes_since_checkpoint": self.store.journal.next_lsn - self.store.checkpoint_lsn,
             "request_bytes_in_memory": self.budget.used,
+            "answer_bytes_in_memory": self.answers.used,
+            "answer_bytes_in_memory_max": self.answers.used_max,
         }
 
     def _apply_again(self) -> None:

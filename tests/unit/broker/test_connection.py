@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
+from txmq.broker.answer_budget import AnswerBudget
 from txmq.broker.connection import RECEIVE_SIZE_BYTES, Connection
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.broker.liveness import TICK_MS
@@ -29,6 +30,7 @@ class Transport:
 
     def __init__(self) -> None:
         self.is_read, self.pauses, self.is_aborted = True, 0, False
+        self.is_taken, self.unsent_bytes = True, 0
         self.options: dict[tuple[int, int], int] = {}
 
     def set_write_buffer_limits(self, high: int) -> None: ...
@@ -42,7 +44,11 @@ class Transport:
     def is_closing(self) -> bool:
         return False
 
-    def write(self, data: bytes) -> None: ...
+    def write(self, data: bytes) -> None:
+        self.unsent_bytes += len(data) * (not self.is_taken)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
 
     def pause_reading(self) -> None:
         self.is_read, self.pauses = False, self.pauses + 1
@@ -58,7 +64,8 @@ def connected() -> tuple[Connection, Transport, Any]:
     core = node().core
     host: Any = SimpleNamespace(
         core=core, context=core.context, settings=BrokerSettings(pipeline_requests_max=100_000), clock=SimClock(),
-        budget=ByteBudget(1 << 24), connections=set(), paused=False, received=lambda: None,
+        budget=ByteBudget(1 << 24), answers=AnswerBudget(1 << 20), connections=set(), paused=False,
+        received=lambda: None,
     )  # fmt: skip
     connection, transport = Connection(host), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]

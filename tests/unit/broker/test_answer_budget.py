@@ -1,0 +1,128 @@
+"""Who is given a long answer, who waits, and who is cut off so that others can go on."""
+
+from __future__ import annotations
+
+from txmq.broker.answer_budget import OWN_BYTES, STALLED_MS, AnswerBudget
+
+LIMIT = 100_000
+
+
+class Peer:
+    """A connection that takes what the test says."""
+
+    def __init__(self, budget: AnswerBudget, told: list[Peer]) -> None:
+        self.budget, self.told = budget, told
+        self.unsent = self.given = self.now_ms = 0
+
+    def give(self, size: int) -> None:
+        """It is given an answer."""
+        self.unsent += size
+        self.given += size
+        self.look()
+
+    def look(self) -> None:
+        self.budget.holds(self, self.unsent, self.given - self.unsent, self.now_ms)
+
+    def has_room(self) -> None:
+        self.told.append(self)
+
+    def cut_off(self) -> None:
+        self.budget.forget(self)
+
+
+def made(count: int) -> tuple[AnswerBudget, list[Peer], list[Peer]]:
+    budget, told = AnswerBudget(LIMIT), list[Peer]()
+    return budget, [Peer(budget, told) for _ in range(count)], told
+
+
+def test_who_has_left_something_gets_more_while_half_is_free_and_who_has_not_while_anything_is() -> None:
+    budget, (one, two, three), _ = made(3)
+    one.give(LIMIT // 2 - 1)
+    assert all(budget.admits(peer) for peer in (one, two))
+    one.give(1)
+    assert not budget.admits(one)
+    assert budget.admits(two)
+    two.give(LIMIT // 2)
+    assert not budget.admits(three)
+    assert (budget.used, budget.used_max) == (LIMIT, LIMIT)
+
+
+def test_what_is_small_is_the_connections_own() -> None:
+    budget, peers, _ = made(1000)
+    for peer in peers:
+        peer.give(OWN_BYTES)
+    assert budget.used == 0
+
+
+def test_before_anybody_waits_all_are_looked_at_anew() -> None:
+    budget, (one, two), _ = made(2)
+    one.give(LIMIT)
+    one.unsent = 0
+    assert budget.admits(two)
+    assert budget.used == 0
+
+
+def test_those_who_wait_are_asked_in_order_and_one_at_a_time() -> None:
+    budget, (full, *waiting), told = made(4)
+    full.give(LIMIT)
+    for peer in waiting:
+        assert not budget.admits(peer)
+        budget.wait(peer)
+    assert not budget.turned()
+    assert told == []
+    full.unsent = 0
+    for number, peer in enumerate(waiting, 1):
+        assert budget.turned()
+        assert told == waiting[:number]
+        peer.give(10_000)
+    assert not budget.turned()
+
+
+def test_between_half_and_all_those_who_took_theirs_come_first() -> None:
+    budget, (full, slow, quick), told = made(3)
+    full.give(LIMIT // 2)
+    slow.give(10_000)
+    budget.wait(slow)
+    budget.wait(quick)
+    assert budget.turned()
+    assert told == [quick]
+    assert not budget.turned()
+
+
+def test_who_stood_still_for_longest_is_cut_off_where_somebody_waits_who_does_not() -> None:
+    budget, (old, young, moving, other), _ = made(4)
+    for peer, size in ((old, 40_000), (young, 30_000), (moving, 30_000)):
+        peer.give(size)
+    young.now_ms = 1
+    young.unsent -= 1
+    young.look()
+    assert budget.stalled(STALLED_MS) == []  # nobody waits
+    budget.wait(other)
+    assert budget.stalled(STALLED_MS - 1) == []
+    moving.now_ms = STALLED_MS
+    moving.unsent -= 1
+    assert budget.stalled(STALLED_MS) == [old]
+    assert budget.stalled(STALLED_MS + 1) == [old, young]
+    old.cut_off()
+    young.cut_off()
+    assert budget.stalled(STALLED_MS + 1) == []
+    assert budget.admits(other)
+
+
+def test_nobody_is_cut_off_for_those_who_take_nothing_themselves_unless_too_much_is_held() -> None:
+    budget, (one, two), _ = made(2)
+    one.give(LIMIT // 2 + 10)
+    two.give(LIMIT // 2 - 10)
+    budget.wait(one)
+    assert budget.stalled(10 * STALLED_MS) == []
+    two.give(1)
+    assert budget.stalled(20 * STALLED_MS) == [one]
+
+
+def test_a_connection_that_is_gone_holds_nothing_and_is_not_asked() -> None:
+    budget, (one, two), told = made(2)
+    one.give(LIMIT)
+    budget.wait(two)
+    budget.forget(two)
+    budget.forget(one)
+    assert (budget.used, budget.turned(), told) == (0, False, [])

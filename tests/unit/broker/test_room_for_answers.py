@@ -1,0 +1,93 @@
+"""A connection where answers are not taken: what waits, in which order, and that nothing is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from txmq.broker.answer_budget import STALLED_MS
+from txmq.broker.connection import Connection
+from txmq.broker.liveness import TICK_MS
+
+from .test_connection import Transport, connected, receive, turn
+
+LIMIT = 1 << 20
+
+
+def full(host: Any) -> tuple[Connection, Transport]:
+    """Another connection of the same server, that has taken nothing of what fills the budget."""
+    connection, transport = Connection(host), Transport()
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    transport.is_taken = False
+    connection.peer.out.append(bytes(LIMIT))
+    connection.send()
+    return connection, transport
+
+
+def test_a_request_whose_answer_may_be_long_waits_for_room_and_what_is_short_does_not() -> None:
+    async def played() -> None:
+        connection, transport, host = connected()
+        _, filled = full(host)
+        receive(connection, b"ping 1\r\nmeta * 2\r\nping 3\r\n")
+        await turn()
+        assert len(connection.peer.out) == 1
+        assert connection.peer.held
+        assert not transport.is_read
+        assert not host.answers.turned()
+        filled.unsent_bytes = 0
+        assert host.answers.turned()
+        await turn()
+        assert len(connection.peer.out) == 3
+        assert not connection.peer.held
+        assert transport.is_read
+
+    asyncio.run(played())
+
+
+def test_a_read_that_found_no_room_is_asked_for_again() -> None:
+    async def played() -> None:
+        connection, _, host = connected()
+        _, filled = full(host)
+        reads: list[Any] = ["first", "second"]
+        assert [connection.may_read(read) for read in reads] == [False, False]
+        filled.unsent_bytes = 0
+        assert host.answers.turned()
+        assert host.context.reads == ["first"]
+        connection.send()  # its answer
+        assert host.context.reads == reads
+
+    asyncio.run(played())
+
+
+def test_reads_of_one_who_stalls_wait_until_he_goes_on() -> None:
+    connection, _, host = connected()
+    connection.pause_writing()
+    read: Any = "read"
+    assert not connection.may_read(read)
+    assert not host.answers.turned()
+    connection.resume_writing()
+    assert host.context.reads == [read]
+
+
+def test_who_takes_nothing_is_cut_off_for_one_who_waits() -> None:
+    connection, _, host = connected()
+    stranger, filled = full(host)
+    read: Any = "read"
+    assert not connection.may_read(read)
+    for _ in range(STALLED_MS // TICK_MS):
+        assert host.answers.stalled(host.context.liveness.now_ms) == []
+        host.core.tick(host.clock.now_ms())
+    assert host.answers.stalled(host.context.liveness.now_ms) == [stranger]
+    stranger.cut_off()
+    assert filled.is_aborted
+    stranger.connection_lost(None)
+    assert host.answers.turned()
+    assert host.context.reads == [read]
+
+
+def test_what_a_reader_thread_makes_counts_from_the_start() -> None:
+    connection, _, host = connected()
+    connection.reserve(LIMIT)
+    assert host.answers.used == LIMIT
+    connection.reserve(-LIMIT)
+    assert host.answers.used == 0

@@ -1,0 +1,145 @@
+"""Who is given a long answer, where peers do not take theirs: one budget of bytes over all connections. No I/O.
+
+Theory of operation. What a peer does not take stays in this process's memory. So a request whose answer may be long,
+and a read for a poll, are carried out only where there is room:
+
+    * who has taken everything gets an answer while less than the whole budget is in use;
+    * who has left some gets another one while less than half is: those who do not read leave room to those who do;
+    * the others wait, in order, and are asked one at a time, since each answer may use up the room there is.
+
+Room is made, too: where somebody waits who does take answers, or the budget is overdrawn, connections that have taken
+nothing for ``STALLED_MS`` are cut off, the one that has stood still for longest first, until half is free.
+
+How much a connection holds is known from when it was last looked at; before anybody is told to wait, all are looked at
+anew. The first ``OWN_BYTES`` of each connection are its own and do not count.
+
+Invariants:
+    * ``used`` is the sum of what connections hold; it passes the limit by the answers that were admitted last;
+    * who waits is asked again as soon as there is room for him, or is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+OWN_BYTES = 4096
+STALLED_MS = 1000  # longer than a lost packet takes to be sent again
+
+
+class Taker(Protocol):
+    """A connection."""
+
+    def look(self) -> None:
+        """Say with ``AnswerBudget.holds`` what it holds now."""
+
+    def has_room(self) -> None:
+        """It waited, and may go on."""
+
+    def cut_off(self) -> None:
+        """It takes nothing, and others wait for the room that it holds."""
+
+
+class _Held:
+    """What a connection had left when it was last looked at, and since when it has taken nothing."""
+
+    __slots__ = ("since_ms", "size_bytes", "taken_bytes")
+
+    def __init__(self, taken_bytes: int, now_ms: int) -> None:
+        self.size_bytes, self.taken_bytes, self.since_ms = 0, taken_bytes, now_ms
+
+
+class AnswerBudget:
+    """See the module's docstring.
+
+    Attributes:
+        used: bytes that connections hold.
+        used_max: the most there ever were.
+    """
+
+    __slots__ = ("_held", "_is_fresh", "_limit", "_waiting", "used", "used_max")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit, self.used, self.used_max = limit_bytes, 0, 0
+        self._held: dict[Taker, _Held] = {}
+        self._waiting: dict[Taker, None] = {}
+        self._is_fresh = False  # all were looked at since the loop last turned
+
+    def holds(self, taker: Taker, size_bytes: int, taken_bytes: int, now_ms: int) -> None:
+        """A connection was looked at.
+
+        Args:
+            size_bytes: what it has not taken.
+            taken_bytes: what it has taken, all its life.
+            now_ms: by the clock of ``liveness``.
+        """
+        held = self._held.get(taker)
+        if size_bytes <= OWN_BYTES:
+            if held is not None:
+                del self._held[taker]
+                self.used -= held.size_bytes
+            return
+        if held is None:
+            held = self._held[taker] = _Held(taken_bytes, now_ms)
+        elif taken_bytes != held.taken_bytes:
+            held.taken_bytes, held.since_ms = taken_bytes, now_ms
+        self.used += size_bytes - held.size_bytes
+        held.size_bytes = size_bytes
+        self.used_max = max(self.used_max, self.used)
+
+    def is_holding(self, taker: Taker) -> bool:
+        """Whether it had left something when it was last looked at."""
+        return taker in self._held
+
+    def forget(self, taker: Taker) -> None:
+        """A connection is gone."""
+        self._waiting.pop(taker, None)
+        self.holds(taker, 0, 0, 0)
+
+    def admits(self, taker: Taker) -> bool:
+        """Whether a long answer may be made for it now."""
+        if self._has_room(taker):
+            return True
+        if not self._is_fresh:
+            self.look()
+        return self._has_room(taker)
+
+    def wait(self, taker: Taker) -> None:
+        """It is told with ``has_room`` when its turn has come."""
+        self._waiting[taker] = None
+
+    def turned(self) -> bool:
+        """The loop has turned: let the first go on for whom there is room; whether there was one."""
+        self._is_fresh = False
+        for taker in self._waiting:
+            if self.admits(taker):
+                del self._waiting[taker]
+                taker.has_room()
+                return True
+            if self.used >= self._limit:
+                break
+        return False
+
+    def look(self) -> None:
+        """Look at all that hold something."""
+        self._is_fresh = True
+        for taker in list(self._held):
+            taker.look()
+
+    def stalled(self, now_ms: int) -> list[Taker]:
+        """Who is to be cut off, so that others can go on."""
+        if not self._waiting and self.used <= self._limit:
+            return []
+        self.look()
+        still = {taker: held for taker, held in self._held.items() if now_ms - held.since_ms >= STALLED_MS}
+        if self.used <= self._limit and all(taker in still for taker in self._waiting):
+            return []
+        found, left = [], self.used
+        for taker, held in sorted(still.items(), key=lambda item: item[1].since_ms):
+            if left < self._limit // 2:
+                break
+            found.append(taker)
+            left -= held.size_bytes
+        return found
+
+    def _has_room(self, taker: Taker) -> bool:
+        return self.used < (self._limit // 2 if taker in self._held else self._limit)
