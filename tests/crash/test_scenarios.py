@@ -73,14 +73,15 @@ def test_a_batch_whose_answer_died_with_the_broker_is_stored_once(tmp_path: Path
         with txmq.connect(broker.address) as client:
             client.topics.create("t")
         first = RawClient(broker)
-        session = _json_text(first.ask("hello 1 raw session=new")[1], "session")
+        hello = first.ask("hello 1 raw session=new")[1]
+        session, secret = _json_text(hello, "session"), _json_text(hello, "secret")
         first.close()
         broker.stop()
         broker.start(env={"TXMQ_CRASH": f"{point}:6"})
-        sequence = _put_until_it_dies(broker, session)
+        sequence = _put_until_it_dies(broker, session, secret)
         broker.start(env={})
         again = RawClient(broker)
-        assert again.ask(f"hello 1 raw session={session}.0")[0] == 200
+        assert again.ask(f"hello 1 raw session={session}.0.{secret}")[0] == 200
         assert again.ask("offset t 0 latest")[1].split()[2] == str(sequence + is_stored)
         batch = _batch(int(session, 16), sequence)
         assert [again.ask("put t 0", batch) for _ in range(2)] == [(200, str(sequence))] * 2
@@ -88,10 +89,10 @@ def test_a_batch_whose_answer_died_with_the_broker_is_stored_once(tmp_path: Path
         again.close()
 
 
-def _put_until_it_dies(broker: BrokerProcess, session: str) -> int:
+def _put_until_it_dies(broker: BrokerProcess, session: str, secret: str) -> int:
     """Returns the sequence of the batch that got no answer; all before it were acknowledged at their offsets."""
     raw = RawClient(broker)
-    assert raw.ask(f"hello 1 raw session={session}.0")[0] == 200
+    assert raw.ask(f"hello 1 raw session={session}.0.{secret}")[0] == 200
     for sequence in range(10):
         try:
             answer = raw.ask("put t 0", _batch(int(session, 16), sequence))

@@ -57,7 +57,7 @@ class Player:
 
     def hello(self) -> None:
         """Make or resume the session."""
-        wish = f"{SESSION}.0" if SESSION in self.node.state.sessions else "new"
+        wish = self.node.wish(f"{SESSION}.0") if SESSION in self.node.state.sessions else "new"
         opaque = self.client.send("hello", 1, "tester", extensions={"session": wish}, opaque=b"h%d" % self.lives)
         self.node.pump()
         assert self.client.received[opaque].code == 200, self.client.received[opaque]

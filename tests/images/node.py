@@ -105,8 +105,8 @@ class Client:
         return self.received.pop(opaque)
 
     def hello(self, session: str = "new") -> Answer:
-        """Introduce this client."""
-        return self.ask("hello", 1, "tester", extensions={"session": session})
+        """Introduce this client; a session to be resumed may be named without its secret."""
+        return self.ask("hello", 1, "tester", extensions={"session": self.node.wish(session)})
 
     def disconnect(self) -> None:
         """The connection is lost."""
@@ -128,7 +128,8 @@ class Node:
         self.clock = clock if clock is not None else SimClock()
         self.recovered: Recovered = open_store(disk, self.clock, SimRandom(random.Random(IDENTITY_SEED)), settings)
         self.store, self.state = self.recovered.store, self.recovered.state
-        self.core = Core(self.recovered.identity, settings, self.state, self.clock.now_ms())
+        chance = SimRandom(random.Random(self.state.epoch))
+        self.core = Core(self.recovered.identity, settings, self.state, self.clock.now_ms(), chance)
         self.context = self.core.context
         self.unsynced: list[Group] = []
 
@@ -142,6 +143,13 @@ class Node:
         answer = client.hello(name)
         assert answer.code == 200, answer
         return client
+
+    def wish(self, session: str) -> str:
+        """What ``hello`` takes for a session: with the secret that its client was told."""
+        if session.count(".") != 1:
+            return session
+        known = self.state.sessions.get(int(session.partition(".")[0], 16))
+        return f"{session}.{known.secret if known is not None else '0' * 32}"
 
     def txid(self, session: int, counter: int) -> str:
         """A transaction id of this home."""

@@ -19,7 +19,8 @@ import pytest
 import txmq
 from tests.services.wire import Wire
 from txmq.client.ordered_sessions import stamped
-from txmq.client.spool import Identity, Pin, Spool
+from txmq.client.spool import Spool
+from txmq.client.spool_rows import Identity, Pin
 from txmq.log import records
 from txmq.testing import fork_server
 from txmq.testing.broker_process import BrokerProcess
@@ -102,7 +103,7 @@ def test_flush_ends_what_a_former_life_left_though_its_spool_is_empty(
     with txmq.connect(broker.address) as former:
         session = former.session
         with Spool(tmp_path / "spool") as spool:
-            spool.remember_session(Identity(session.cluster, session.home, session.id, session.epoch))
+            spool.remember_session(Identity(session.cluster, session.home, session.id, session.epoch), session.secret)
         with _ordered(client, tmp_path) as producer:
             broker.kill()
             with pytest.raises(txmq.RequestTimeoutError):
@@ -125,16 +126,44 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
         producer.send("t", b"0", b"k")
         place = "t", SELECTOR.partition_of(b"k", 4)
         identity = producer._sender.core.identity
+        session = producer._sessions.main.session
         assert identity is not None
+        assert session is not None
     pin = Pin(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
     content = bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
-            hello = {"session": f"{identity.session:x}.{identity.epoch}"}
+            hello = {"session": session.wish}
             other.control.call("hello", 1, "me", extensions=hello, timeout=5.0)
             other.control.call("put", *place, body=[stamped(content, pin)], timeout=5.0)
     with Spool(tmp_path / "spool") as spool:
         spool.append(place, content, 1, pin)
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"2", b"k")
+        producer.flush()
+        assert producer.parked() == []
+    assert _values(client) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("was_stored", [True, False])
+def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_had_stored(
+    was_stored: bool, client: txmq.Client, tmp_path: Path
+) -> None:
+    """A spool of the version before: its session cannot be resumed, so the log says what became of the batch."""
+    with _ordered(client, tmp_path) as producer:
+        producer.send("t", b"0", b"k")
+        place, identity = ("t", SELECTOR.partition_of(b"k", 4)), producer._sender.core.identity
+        session = producer._sessions.main.session
+        assert identity is not None
+        assert session is not None
+    pin, content = Pin(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
+    if was_stored:
+        with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
+            other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=5.0)
+            other.control.call("put", *place, body=[stamped(content, pin)], timeout=5.0)
+    with Spool(tmp_path / "spool") as spool:
+        spool.append(place, content, 1, pin)
+        spool._database.execute("UPDATE sessions SET secret = ''")
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"2", b"k")
         producer.flush()
@@ -221,7 +250,7 @@ def test_the_connection_of_a_former_life_is_closed_before_anything_is_sent(
         hello = json.loads(former.hear(1).answers[0][2])
         cluster, home, session = (int(hello[name], 16) for name in ("cluster", "home", "session"))
         with Spool(tmp_path / "spool") as spool:
-            spool.remember_session(Identity(cluster, home, session, hello["epoch"]))
+            spool.remember_session(Identity(cluster, home, session, hello["epoch"]), hello["secret"])
         with _ordered(client, tmp_path) as producer:
             assert producer.send("t", b"0", b"k").status is ACKNOWLEDGED
         assert former.hear(1).is_closed

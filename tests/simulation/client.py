@@ -137,6 +137,7 @@ class Client(Process):
 
     def __init__(self, shared: Shared, name: str) -> None:
         self.session = self.epoch = 0
+        self.secret = ""
         self.counter = self.messages = 0
         self.cluster = self.home = ""
         self.core = ProducerCore(ProducerLimits(in_flight_max=8))
@@ -168,7 +169,7 @@ class Client(Process):
             if not self.open_link():
                 yield 0.02
                 continue
-            wish = f"{self.session:x}.{self.epoch}" if self.session else "new"
+            wish = f"{self.session:x}.{self.epoch}.{self.secret}" if self.session else "new"
             reply = yield from self.ask("hello", 1, self.name, extensions={"session": wish})
             if reply is None or reply[0] != 200:
                 if reply is not None and reply[0] == 410:
@@ -179,7 +180,7 @@ class Client(Process):
                 continue
 
             hello = json.loads(reply[1])
-            session, self.epoch = int(hello["session"], 16), hello["epoch"]
+            session, self.epoch, self.secret = int(hello["session"], 16), hello["epoch"], hello["secret"]
             if session == self.session:
                 self.world.meet("session resumed")
             else:

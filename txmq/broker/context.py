@@ -21,6 +21,7 @@ from txmq.broker.state import Limits, State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition
 from txmq.protocol import answers
+from txmq.runtime.ports import Random
 
 
 class Read(NamedTuple):
@@ -71,6 +72,7 @@ class Context:
     """See the module's docstring.
 
     Attributes:
+        random: draws the secrets of sessions.
         now_ms: wall clock, set by the shell before it hands in requests.
         liveness: the clock by which the silence of peers is judged.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
@@ -89,6 +91,7 @@ class Context:
     identity: Identity
     settings: BrokerSettings
     state: State
+    random: Random
     now_ms: int = 0
     started_ms: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``

@@ -1,5 +1,5 @@
-"""The broker's core: requests in, answers and journal groups out. Deterministic: no socket, file, thread, clock or
-random.
+"""The broker's core: requests in, answers and journal groups out. Deterministic: no socket, file, thread or clock;
+random numbers are handed in.
 
 The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``; a verb
 checks it, moves assigned state, adds entries to the group in the making and leaves its answer there. The shell seals
@@ -39,6 +39,7 @@ from txmq.errors import (
 from txmq.log.partition import Partition
 from txmq.protocol import answers
 from txmq.protocol.requests import Request, Violation
+from txmq.runtime.ports import Random
 
 _Verb = Callable[[Context, Peer, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
 VERBS: dict[bytes, _Verb] = {
@@ -77,8 +78,10 @@ LONG_ANSWERS = frozenset(
 class Core:
     """See the module's docstring. One thread at a time."""
 
-    def __init__(self, identity: Identity, settings: BrokerSettings, state: State, now_ms: int) -> None:
-        self.context = Context(identity, settings, state, now_ms=now_ms, started_ms=now_ms)
+    def __init__(
+        self, identity: Identity, settings: BrokerSettings, state: State, now_ms: int, random: Random
+    ) -> None:  # fmt: skip
+        self.context = Context(identity, settings, state, random, now_ms=now_ms, started_ms=now_ms)
         self._next_peer = 1
         for session in state.sessions.values():
             session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared

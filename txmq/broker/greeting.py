@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from hmac import compare_digest
 
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
-from txmq.broker.session import Session
+from txmq.broker.session import EPOCH_MAX, Session
 from txmq.broker.transactions import owner_gone
 from txmq.errors import BadRequestError, FencedError, OverloadedError
 from txmq.protocol import answers, grammar
@@ -14,6 +15,7 @@ from txmq.redo import entries
 
 Extensions = dict[bytes, bytes] | None
 PROTOCOL = 1
+_SECRET_BITS = 128
 VERSION = "0.1.0"
 SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to make room for another
 
@@ -40,9 +42,10 @@ def _new_session(context: Context, name: str) -> Session:
     sessions = context.state.sessions
     if len(sessions) >= context.settings.sessions_max:
         _make_room(context)
-    session = Session(context.state.next_session, 0, name, context.now_ms)
-    fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms}
-    context.group.add_entry(entries.frame(entries.SESSION, json.dumps(fields).encode()))
+    secret = f"{context.random.bits(_SECRET_BITS):032x}"
+    session = Session(context.state.next_session, 0, name, context.now_ms, secret)
+    fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms, "secret": secret}
+    context.group.add_entry(entries.encode_session(json.dumps(fields).encode()))
     context.group.forced = True
     context.state.put_session(session)
     return session
@@ -62,15 +65,30 @@ def _make_room(context: Context) -> None:
 
 
 def _resumed(context: Context, wish: bytes) -> Session:
-    number, _, epoch = wish.partition(b".")
-    try:
-        wanted = int(number, 16), int(epoch)
-    except ValueError:
-        raise BadRequestError("session= takes new, none or <hex>.<epoch>") from None
-    session = context.state.sessions.get(wanted[0])
-    if session is None or session.epoch != wanted[1]:
-        raise FencedError(f"session {wanted[0]:x} epoch {wanted[1]} is unknown or fenced")
+    """The session of who knows its secret; taken over where the epoch is higher than it had.
+
+    Raises:
+        FencedError: there is no such session, the secret is another one, or it was taken over since.
+    """
+    number, epoch, secret = int(wish.split(b".")[0], 16), int(wish.split(b".")[1]), wish.split(b".")[2]
+    session = context.state.sessions.get(number)
+    if session is None or not compare_digest(session.secret.encode(), secret):
+        raise FencedError(f"session {number:x} is unknown or ended, or its secret is another one")
+    if epoch < session.epoch:
+        raise FencedError(f"session {number:x} was taken over: epoch {session.epoch} has it, {epoch} is fenced")
+    if epoch > session.epoch:
+        _take_over(context, session, epoch)
     return session
+
+
+def _take_over(context: Context, session: Session, epoch: int) -> None:
+    if epoch > EPOCH_MAX:
+        raise BadRequestError(f"epoch {epoch}: at most {EPOCH_MAX}")
+    fields = {"session": session.number, "epoch": epoch}
+    context.group.add_entry(entries.encode_session_taken(json.dumps(fields).encode()))
+    context.group.forced = True
+    context.state.take_session(session.number, epoch)
+    owner_gone(context, session)  # nobody else knows how what the older holder was streaming goes on
 
 
 def _bind(context: Context, peer: Peer, session: Session | None) -> None:
@@ -103,6 +121,7 @@ def _introduction(context: Context, session: Session | None) -> bytes:
             "protocol": PROTOCOL,
             "session": None if session is None else f"{session.number:x}",
             "epoch": 0 if session is None else session.epoch,
+            "secret": None if session is None else session.secret,
             "in_flight_max": settings.in_flight_max,
             "request_size_bytes_max": settings.request_size_bytes_max,
             "outcomes_kept": settings.outcomes_kept,

@@ -94,7 +94,7 @@ def _run_loop(serving: Coroutine[None, None, int]) -> int:
 async def _serve(
     recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None
 ) -> int:
-    core = Core(recovered.identity, settings, recovered.state, clock.now_ms())
+    core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom())
     server = Server(core, recovered.store, settings, clock)
     host, port = split_address(settings.listen)
     try:

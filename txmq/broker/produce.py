@@ -135,8 +135,9 @@ def _check_producer(peer: Peer, producer: int, epoch: int, sequence: int) -> Non
     session = peer.session
     if session is None or session.number != producer:
         raise ForbiddenError(f"producer id {producer} is not this connection's session; send hello first")
-    if session.epoch != epoch:
-        raise FencedError(f"producer epoch {epoch} is not {session.epoch}")
+    if epoch > session.epoch:
+        # A lower one is of who had the session before: who took it over repeats those bytes as they were.
+        raise FencedError(f"producer epoch {epoch} is over {session.epoch}, the session's")
     if sequence < 0:
         raise InvalidBatchError("a batch with a producer id needs a base sequence")
 

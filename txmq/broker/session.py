@@ -1,7 +1,10 @@
 """Sessions: who a client is to its home broker, and what became of its transactions.
 
 A session's number is issued once, journaled before it is told, and never reused; it doubles as the producer id of the
-session's batches. Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
+session's batches. Its *secret* is what resuming needs; its *epoch* rises when somebody who has the secret takes it
+over, and who had it before is refused from then on.
+
+Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.
 
 Invariants:
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+EPOCH_MAX = 0x7FFF  # a record batch has 16 bits for it
 _PASSED_OVER_MAX = 2  # two for each that comes: no more stay than are unfinished, and as many again
 ROLLED_BACK = None
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
@@ -27,16 +31,20 @@ class Session:
 
     Attributes:
         number: the session id, also the producer id.
+        epoch: how often it was taken over, at least; who states a lower one is fenced.
+        secret: 32 hex digits; empty where an older broker issued it, and then nobody can resume it.
         outcomes: counter -> the committed parts, or None for rolled back.
         finished: the highest floor the client has stated.
         bound: number of the connection that holds it now, or None.
         gone_ms: wall time its connection was lost; 0 while bound.
     """
 
-    __slots__ = ("_order", "bound", "epoch", "finished", "floor", "gone_ms", "name", "number", "outcomes", "used_ms")
+    __slots__ = (
+        "_order", "bound", "epoch", "finished", "floor", "gone_ms", "name", "number", "outcomes", "secret", "used_ms",
+    )  # fmt: skip
 
-    def __init__(self, number: int, epoch: int, name: str, used_ms: int) -> None:
-        self.number, self.epoch, self.name, self.used_ms = number, epoch, name, used_ms
+    def __init__(self, number: int, epoch: int, name: str, used_ms: int, secret: str = "") -> None:
+        self.number, self.epoch, self.name, self.used_ms, self.secret = number, epoch, name, used_ms, secret
         self.floor = self.finished = 0
         self.outcomes: dict[int, CommittedParts | None] = {}
         # Oldest first. The first key of a dict would do, but finding it walks over every key that left since the dict
@@ -70,14 +78,15 @@ class Session:
         """JSON-able state."""
         return [
             self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished,
-            [[counter, self.outcomes[counter]] for counter in self._order],
+            [[counter, self.outcomes[counter]] for counter in self._order], self.secret,
         ]  # fmt: skip
 
     @classmethod
     def restore(cls, number: int, epoch: int, name: str, used_ms: int, *rest: object) -> Session:
         """The reverse of ``snapshot``."""
         session = cls(number, epoch, name, used_ms)
-        floor, finished, outcomes = rest
+        floor, finished, outcomes, *secret = rest
+        session.secret = str(secret[0]) if secret else ""
         assert isinstance(floor, int) and isinstance(finished, int) and isinstance(outcomes, list)  # noqa: PT018
         session.floor, session.finished = floor, finished
         session.outcomes = {counter: _parts(outcome) for counter, outcome in outcomes}

@@ -118,6 +118,10 @@ class State:
         self.sessions[session.number] = session
         self.next_session = max(self.next_session, session.number + 1)
 
+    def take_session(self, number: int, epoch: int) -> None:
+        """Somebody took a session over: who had it before is fenced."""
+        self.sessions[number].epoch = epoch
+
     def end_session(self, number: int) -> None:
         """Forget a session: whatever comes in its name is refused from now on."""
         self.sessions.pop(number, None)
@@ -289,7 +293,11 @@ class State:
             self.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
         elif kind == entries.SESSION:
             fields = json.loads(bytes(body))
-            self.put_session(Session(fields["session"], fields["epoch"], fields["name"], fields["time_ms"]))
+            secret = fields.get("secret", "")
+            self.put_session(Session(fields["session"], fields["epoch"], fields["name"], fields["time_ms"], secret))
+        elif kind == entries.SESSION_TAKEN:
+            fields = json.loads(bytes(body))
+            self.take_session(fields["session"], fields["epoch"])
         elif kind == entries.SESSION_ENDED:
             self.end_session(entries.decode_session_ended(body))
         elif kind == entries.TOPIC:

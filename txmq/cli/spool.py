@@ -11,7 +11,8 @@ from txmq.cli import output
 from txmq.cli.connecting import connected
 
 if TYPE_CHECKING:
-    from txmq.client.spool import Entry, Spool
+    from txmq.client.spool import Spool
+    from txmq.client.spool_rows import Entry
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -322,7 +322,7 @@ class Connection:
             self._hello(link, deadline, wish="none")
             return
         try:
-            resumed = self._hello(link, deadline, wish=f"{known.id:x}.{known.epoch}")
+            resumed = self._hello(link, deadline, wish=known.wish)
         except FencedError:
             resumed = None
         if resumed is None or not resumed.is_same(known):
@@ -351,7 +351,7 @@ class Connection:
         deadline = self._clock.monotonic() + timeout
         link = self.link(deadline)
         if link.session is session:
-            wish = {"session": f"{session.id:x}.{session.epoch}"}
+            wish = {"session": session.wish}
             fields = parse_hello(link.request(deadline, "hello", PROTOCOL, self._name, extensions=wish).result())
             session.clock_ahead_ms = Session(fields, int(self._clock.monotonic() * 1000)).clock_ahead_ms
 

@@ -33,7 +33,8 @@ from txmq.client.ordered_sessions import Sessions
 from txmq.client.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
 from txmq.client.producer_core import BACKOFF_S_MAX, BACKOFF_S_MIN, ProducerLimits, Record
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
-from txmq.client.spool import SIZE_BYTES_MAX, Entry, Place, Spool
+from txmq.client.spool import SIZE_BYTES_MAX, Spool
+from txmq.client.spool_rows import Entry, Place
 from txmq.client.xa_resource import associated_branch
 from txmq.errors import (
     ClosedError,

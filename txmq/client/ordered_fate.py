@@ -12,7 +12,7 @@ import enum
 from typing import Protocol
 
 from txmq.client.ordered_sessions import stamped
-from txmq.client.spool import Entry
+from txmq.client.spool_rows import Entry
 from txmq.log import records
 from txmq.log.batch import HEADER
 from txmq.model import PartitionRange

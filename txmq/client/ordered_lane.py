@@ -42,7 +42,8 @@ from txmq.client.ordered_sender import OrderedSender, TakenOver, Unsent, is_cert
 from txmq.client.ordered_sessions import Sessions
 from txmq.client.producer_core import SEQUENCE_MASK, Batch, Record
 from txmq.client.sender import Completion
-from txmq.client.spool import Entry, Identity, Pin, Place, Spool, Ticket
+from txmq.client.spool import Spool, Ticket
+from txmq.client.spool_rows import Entry, Identity, Pin, Place
 from txmq.errors import (
     BadRequestError,
     ClosedError,

@@ -33,7 +33,7 @@ from txmq.client.producer_core import (
     Record,
 )
 from txmq.client.sender import Completion, Sender
-from txmq.client.spool import Identity, Place
+from txmq.client.spool_rows import Identity, Place
 from txmq.errors import BrokerError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
 from txmq.log import records
 from txmq.model import SendResult, SendStatus

@@ -2,15 +2,15 @@
 
 Theory of operation. New batches go out in this process's *current* session, on the ``main`` connection. A batch pinned
 to another session (the process was restarted, or the broker ended the session) goes out on the ``other`` connection,
-which says ``hello session=<hex>.<epoch>`` for whichever session is needed. So a batch is sent by one number only, as
-often as it takes.
+which resumes whichever session is needed. So a batch is sent by one number only, as often as it takes.
 
-Before the first batch of a life goes out, every session of former lives is resumed once: the broker then closes the
-connection that held it, and what a killed process left in its sockets is stored before that or never. Else it could
-come in behind what is sent now.
+Before the first batch of a life goes out, every session of former lives is taken over once, under a higher epoch: the
+broker then closes the connection that held it and lets nobody back under a lower one, and what a killed process left in
+its sockets is stored before that or never. Else it could come in behind what is sent now.
 
 Invariants:
-    * A session's identity is on disk before the first batch is sent in it.
+    * A session's identity and secret are on disk before the first batch is sent in it, and a higher epoch before the
+      broker hears of it: each life's is higher than all before.
     * A session is resumed only at the broker that issued it (cluster and home are compared first).
 
 Attributes of ``Sessions``: ``main``, the connection of the current session.
@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from txmq.client.connection import Connection
 from txmq.client.link import Link, Reply
-from txmq.client.session import PROTOCOL, Session, parse_hello
-from txmq.client.spool import Identity, Pin, Place, Spool
+from txmq.client.session import PROTOCOL, Session, parse_hello, resume_wish
+from txmq.client.spool import Spool
+from txmq.client.spool_rows import Held, Identity, Pin, Place
 from txmq.errors import ConnectionLostError, FencedError, RemoteProtocolError
 from txmq.log import records
 from txmq.runtime.threads import Lock
@@ -35,6 +36,7 @@ class Sessions:
         self._noted: Identity | None = None
         self._session: Session | None = None
         self._former = spool.sessions()
+        self._held: dict[Identity, Held] = {}
         self._lock = Lock()  # held over the other connection's greetings
         self._bound: tuple[Link, Identity] | None = None
 
@@ -67,7 +69,8 @@ class Sessions:
         noted = self._noted
         if session is not self._session or noted is None:
             noted = Identity(session.cluster, session.home, session.id, session.epoch)
-            self._spool.remember_session(noted)
+            self._spool.remember_session(noted, session.secret)
+            self._held[noted] = Held(session.secret, session.epoch)
             self._session, self._noted = session, noted
         return link, noted, session.in_flight_max
 
@@ -110,11 +113,22 @@ class Sessions:
         broker = self._hello(link, "none", deadline)
         if (broker.get("cluster"), broker.get("home")) != (f"{identity.cluster:016x}", f"{identity.home:016x}"):
             raise FencedError("another broker answers than the one that issued the session")
-        told = self._hello(link, f"{identity.session:x}.{identity.epoch}", deadline)
+        told = self._hello(link, self._wish(identity), deadline)
         if told.get("session") != f"{identity.session:x}":
             raise RemoteProtocolError(f"session {identity.session:x} was asked for, {told.get('session')} answered")
         self._bound = link, identity
         return link
+
+    def _wish(self, identity: Identity) -> str:
+        held = self._held.get(identity)
+        if held is None:
+            held = self._held[identity] = self._spool.take_session(identity)
+        if not held.secret:
+            raise FencedError(
+                f"the spool has no secret of session {identity.session:x}: an older txmq noted none, and nobody can "
+                "resume it"
+            )
+        return resume_wish(identity.session, held.epoch, held.secret)
 
     def _hello(self, link: Link, wish: str, deadline: float) -> dict[str, object]:
         reply = link.request(deadline, "hello", PROTOCOL, self._name, extensions={"session": wish})

@@ -22,7 +22,7 @@ from txmq.client.half import Desk, Half
 from txmq.client.producer_core import RECORD_OVERHEAD_BYTES, Headers, Record
 from txmq.client.selector import KeyHashSelector, PartitionSelector, checked
 from txmq.client.sender import Sender
-from txmq.client.spool import Entry
+from txmq.client.spool_rows import Entry
 from txmq.client.transaction import Transaction
 from txmq.client.transaction_home import raise_rolled_back
 from txmq.client.xa_resource import associated_branch

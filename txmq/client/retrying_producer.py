@@ -24,7 +24,7 @@ from txmq.client.producer import Producer, ProducerSettings
 from txmq.client.producer_core import Record
 from txmq.client.selector import PartitionSelector
 from txmq.client.sender import Sender
-from txmq.client.spool import Entry
+from txmq.client.spool_rows import Entry
 from txmq.errors import ConfigError, TxmqError
 from txmq.model import SendResult
 from txmq.runtime.threads import Future

@@ -34,6 +34,8 @@ class Session:
     Attributes:
         cluster, home: ids of the cluster and of the broker whose journal decides.
         id: the session's number; also the producer id of its batches.
+        epoch: rises where another process takes the session over; this one is fenced then.
+        secret: what resuming needs; never logged.
         in_flight_max: unanswered batches per partition that the broker tells apart from duplicates.
         request_size_bytes_max: largest body of a request.
         clock_ahead_ms: the broker's wall clock less our monotonic one, when it was last asked; deadlines are told by
@@ -47,6 +49,7 @@ class Session:
         try:
             self.cluster, self.home = int(fields["cluster"], 16), int(fields["home"], 16)
             self.id, self.epoch = int(fields["session"], 16), int(fields["epoch"])
+            self.secret = str(fields["secret"])
             self.in_flight_max = int(fields["in_flight_max"])
             self.request_size_bytes_max = int(fields["request_size_bytes_max"])
             self.clock_ahead_ms = 0 if monotonic_ms is None else int(fields["time_ms"]) - monotonic_ms
@@ -107,9 +110,19 @@ class Session:
         """The highest n such that every counter up to n is finished; 0 if there is none."""
         return self._floor
 
+    @property
+    def wish(self) -> str:
+        """What ``hello`` takes to resume it."""
+        return resume_wish(self.id, self.epoch, self.secret)
+
     def is_same(self, other: Session) -> bool:
         """Whether both name the same session of the same broker."""
         return (self.cluster, self.home, self.id, self.epoch) == (other.cluster, other.home, other.id, other.epoch)
+
+
+def resume_wish(session: int, epoch: int, secret: str) -> str:
+    """What ``hello`` takes to resume a session; with a higher epoch than it has, to take it over."""
+    return f"{session:x}.{epoch}.{secret}"
 
 
 def parse_hello(body: bytes) -> dict[str, Any]:

@@ -24,12 +24,35 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from txmq.client.spool_rows import (
+    CHANGES,
+    COLUMNS,
+    END_SESSION,
+    EPOCH_MAX,
+    FORGET_UNNAMED,
+    HELD,
+    INSERT,
+    RAISE_EPOCH,
+    READABLE,
+    UNPARK,
+    UNPIN,
+    UNPIN_BEHIND,
+    VERSION,
+    Change,
+    Entry,
+    Held,
+    Identity,
+    Pin,
+    Place,
+    entry_of,
+    identity_row,
+    pin_row,
+)
 from txmq.errors import SpoolFullError, StorageError, TxmqError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_disk import OSDisk
@@ -37,76 +60,7 @@ from txmq.runtime.threads import Lock
 
 SIZE_BYTES_MAX = 1 << 30
 FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
-VERSION = 2
 GROUP_MAX = 500  # appends that share one transaction
-_SCHEMA = """
-CREATE TABLE batches (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL, content BLOB NOT NULL,
-  created_ms INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
-  parked INTEGER NOT NULL DEFAULT 0, cluster TEXT, home TEXT, session TEXT, epoch INTEGER, sequence INTEGER,
-  floor INTEGER, messages INTEGER NOT NULL DEFAULT 1);
-CREATE INDEX waiting ON batches (topic, partition, number) WHERE NOT parked;
-CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER,
-  PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
-"""
-_FROM_VERSION_1 = "ALTER TABLE batches ADD COLUMN messages INTEGER NOT NULL DEFAULT 1;"
-_COLUMNS = (
-    "number, topic, partition, content, created_ms, attempts, reason, parked, messages,"
-    " cluster, home, session, epoch, sequence, floor"
-)
-_INSERT = (
-    "INSERT INTO batches (topic, partition, content, created_ms, messages, cluster, home, session, epoch, sequence,"
-    " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-_UNPINNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
-_UNPIN = "UPDATE batches SET " + _UNPINNED + " WHERE number = ?"  # noqa: S608  constants
-_UNPARK = "UPDATE batches SET parked = 0, attempts = 0, " + _UNPINNED + " WHERE parked"  # noqa: S608
-_UNPIN_BEHIND = (
-    "UPDATE batches SET " + _UNPINNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
-    " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
-)
-Place = tuple[str, int]  # topic and partition
-Change = tuple[Place, int, int]  # how many messages and bytes more
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A session of one broker; numbers count within it."""
-
-    cluster: int
-    home: int
-    session: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """The number a batch is sent by, as often as it is sent.
-
-    Attributes:
-        floor: an offset that the partition had reached before the batch was first sent.
-    """
-
-    identity: Identity
-    sequence: int
-    floor: int
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One row."""
-
-    number: int
-    topic: str
-    partition: int
-    content: bytes
-    created_ms: int
-    attempts: int
-    reason: str
-    is_parked: bool
-    messages: int
-    pin: Pin | None
 
 
 class Ticket:
@@ -163,16 +117,15 @@ class Spool:
             database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
             undo.callback(database.close)
             version = database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in ((VERSION,) if read_only else (0, 1, VERSION)):
+            if version not in (READABLE if read_only else CHANGES):
                 raise StorageError(f"{file}: version {version} of a spool, this txmq reads {VERSION}")
             if not read_only:
                 mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
                 database.execute("PRAGMA synchronous=FULL")
                 if mode != "wal":
                     raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
-                if version != VERSION:
-                    change = _SCHEMA if version == 0 else _FROM_VERSION_1
-                    database.executescript(f"BEGIN IMMEDIATE; {change} PRAGMA user_version={VERSION}; COMMIT;")
+                changes = CHANGES[version] + FORGET_UNNAMED
+                database.executescript(f"BEGIN IMMEDIATE; {changes} PRAGMA user_version={VERSION}; COMMIT;")
         except sqlite3.Error as error:
             raise StorageError(f"{file}: {error}") from error
         self._database = database
@@ -245,8 +198,8 @@ class Spool:
                 "it empties when its partitions can be written"
             )
             return
-        values = (*ticket.place, ticket.content, ticket.created_ms, ticket.messages, *_columns(ticket.pin))
-        ticket.error, ticket.number = None, int(self._database.execute(_INSERT, values).lastrowid or 0)
+        values = (*ticket.place, ticket.content, ticket.created_ms, ticket.messages, *pin_row(ticket.pin))
+        ticket.error, ticket.number = None, int(self._database.execute(INSERT, values).lastrowid or 0)
         changes.append((ticket.place, ticket.messages, len(ticket.content)))
 
     def _holds(self, tickets: Sequence[Ticket]) -> bool:
@@ -272,13 +225,13 @@ class Spool:
             self._database.executemany(
                 "UPDATE batches SET cluster = ?, home = ?, session = ?, epoch = ?, sequence = ?, floor = ?"
                 " WHERE number = ?",
-                [(*_columns(pin), entry.number) for entry, pin in pins],
+                [(*pin_row(pin), entry.number) for entry, pin in pins],
             )
 
     def unpin(self, entry: Entry) -> None:
         """It is certain that this batch is not stored and never will be under its number."""
         with self._writing():
-            self._database.execute(_UNPIN, (entry.number,))
+            self._database.execute(UNPIN, (entry.number,))
 
     def done(self, entries: Sequence[Entry]) -> None:
         """They are stored at the broker."""
@@ -299,8 +252,8 @@ class Spool:
             changes.append(((entry.topic, entry.partition), -entry.messages, 0))
             if renumber and entry.pin is not None:
                 self._database.execute(
-                    _UNPIN_BEHIND,
-                    (entry.topic, entry.partition, entry.number, *_columns(entry.pin)[:4]),
+                    UNPIN_BEHIND,
+                    (entry.topic, entry.partition, entry.number, *pin_row(entry.pin)[:4]),
                 )
             self._database.execute("UPDATE batches SET parked = 1, reason = ? WHERE number = ?", (reason, entry.number))
 
@@ -308,7 +261,7 @@ class Spool:
         """Have what was parked tried again; how many. What was of unknown fate may then be stored twice."""
         counts = [((topic, partition), count) for topic, partition, _, count, *_ in self.summary() if count]
         with self._writing() as changes:
-            self._database.execute(_UNPARK)
+            self._database.execute(UNPARK)
             changes.extend((place, count, 0) for place, count in counts)
         return sum(count for _, count in counts)
 
@@ -317,18 +270,23 @@ class Spool:
         with self._writing():
             self._database.execute("INSERT OR REPLACE INTO topics VALUES (?, ?)", (name, partitions))
 
-    def remember_session(self, identity: Identity) -> None:
-        """Note a session before the first batch goes out in it."""
+    def remember_session(self, identity: Identity, secret: str) -> None:
+        """Note a session, and what resuming it needs, before the first batch goes out in it."""
         with self._writing():
-            self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?)", _identity(identity))
+            values = (*identity_row(identity), secret, identity.epoch)
+            self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, 0)", values)
+
+    def take_session(self, identity: Identity) -> Held:
+        """This process takes over a session of a former life: its epoch is on disk before the broker hears of it."""
+        with self._writing():
+            self._database.execute(RAISE_EPOCH, (EPOCH_MAX, *identity_row(identity)))
+            row = self._database.execute(HELD, identity_row(identity)).fetchone()
+        return Held("", 0) if row is None else Held(*row)
 
     def forget_session(self, identity: Identity) -> None:
-        """Nothing of it can be on its way any more. Pins that name it stand for themselves."""
+        """Nothing of it can be on its way any more. What resuming it needs stays while a pin names it."""
         with self._writing():
-            self._database.execute(
-                "DELETE FROM sessions WHERE cluster = ? AND home = ? AND session = ? AND epoch = ?",
-                _identity(identity),
-            )
+            self._database.execute(END_SESSION, identity_row(identity))
 
     @contextmanager
     def _writing(self) -> Iterator[list[Change]]:
@@ -431,14 +389,14 @@ class Spool:
 
     def sessions(self) -> list[Identity]:
         """Those whose batches may still be on their way."""
-        rows = self._rows("SELECT cluster, home, session, epoch FROM sessions", ())
+        rows = self._rows("SELECT cluster, home, session, epoch FROM sessions WHERE NOT is_over", ())
         return [
             Identity(int(cluster, 16), int(home, 16), int(session, 16), epoch) for cluster, home, session, epoch in rows
         ]
 
     def _read(self, condition: str, values: Sequence[object]) -> list[Entry]:
         # Constants of this module; what comes from outside are values.
-        return [_entry(row) for row in self._rows(f"SELECT {_COLUMNS} FROM batches {condition}", values)]  # noqa: S608
+        return [entry_of(row) for row in self._rows(f"SELECT {COLUMNS} FROM batches {condition}", values)]  # noqa: S608
 
     def _rows(self, query: str, values: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
         with self._lock:
@@ -474,20 +432,3 @@ class Spool:
             self._owner.release()
             self._disk.close()
             self._owner = None
-
-
-def _identity(identity: Identity) -> tuple[str, str, str, int]:
-    return f"{identity.cluster:x}", f"{identity.home:x}", f"{identity.session:x}", identity.epoch
-
-
-def _columns(pin: Pin | None) -> tuple[object, ...]:
-    return (None,) * 6 if pin is None else (*_identity(pin.identity), pin.sequence, pin.floor)
-
-
-def _entry(row: tuple) -> Entry:  # type: ignore[type-arg]
-    number, topic, partition, content, created_ms, attempts, reason, parked, messages, *pin = row
-    pinned = None
-    if pin[0] is not None:
-        identity = Identity(int(pin[0], 16), int(pin[1], 16), int(pin[2], 16), pin[3])
-        pinned = Pin(identity, pin[4], pin[5])
-    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, pinned)

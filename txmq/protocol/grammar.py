@@ -44,7 +44,7 @@ is_hex32: _Matcher = re.compile(rb"[0-9a-f]{32}").fullmatch
 is_word: _Matcher = re.compile(rb"[!-<>-~]+").fullmatch  # printable, no space, no '='
 is_text: _Matcher = re.compile(rb"[!-~]+").fullmatch  # printable, no space
 is_place: _Matcher = re.compile(rb"earliest|latest|0|[1-9][0-9]{0,19}").fullmatch
-is_session: _Matcher = re.compile(rb"new|none|[0-9a-f]{1,16}\.(?:0|[1-9][0-9]{0,9})").fullmatch
+is_session: _Matcher = re.compile(rb"new|none|[0-9a-f]{1,16}\.(?:0|[1-9][0-9]{0,9})\.[0-9a-f]{32}").fullmatch
 
 _KINDS = {"number": is_number, "long": is_long_number, "hex32": is_hex32, "session": is_session, "text": is_text}
 
@@ -85,7 +85,7 @@ _STREAMED_MAX = {b"offsets": OFFSETS_SIZE_BYTES_MAX}
 _TABLE = (
     Verb(
         b"hello", ("#protocol", "client"), {b"session": "session"},
-        teaches="introduce a client; session=new|none|<hex>.<epoch>",
+        teaches="introduce a client; session=new|none|<hex>.<epoch>.<secret>",
     ),
     Verb(b"meta", ("topic",), teaches="describe a topic, or all with *"),
     Verb(

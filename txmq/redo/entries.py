@@ -40,6 +40,7 @@ Bodies::
                       epoch and batch that are decided; all its messages are placed
     26 QUERY_DELETED  JSON
     27 EPOCH_DRAWN    JSON: the number of a driver's life, never handed out again
+    28 SESSION_TAKEN  JSON: a session was taken over, its epoch rises
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ QUERY_OPENED: Final = 24
 BATCH_COMMITTED: Final = 25
 QUERY_DELETED: Final = 26
 EPOCH_DRAWN: Final = 27
+SESSION_TAKEN: Final = 28
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -82,7 +84,7 @@ NAMES: Final = {
     SESSION_ENDED: "session-ended", DECIDED: "decided", COMPLETED: "completed", SHOWN: "shown", HEURISTIC: "heuristic",
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
-    EPOCH_DRAWN: "epoch-drawn",
+    EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -386,6 +388,11 @@ def decode_rolled_back(body: Buffer) -> RolledBack:
 def encode_session(fields: bytes) -> bytes:
     """A SESSION entry; ``fields`` is JSON."""
     return frame(SESSION, fields)
+
+
+def encode_session_taken(fields: bytes) -> bytes:
+    """A SESSION_TAKEN entry; ``fields`` is JSON."""
+    return frame(SESSION_TAKEN, fields)
 
 
 def encode_session_ended(session: int) -> bytes:

@@ -9,6 +9,7 @@ Invariants: nothing is written; memory is bounded by one record and its entries'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from txmq.redo.scan import Cursor, is_valid_at, open_file
 from txmq.runtime.ports import Disk, File
 
 _JSON_SHOWN_MAX: Final = 400
+_SECRET: Final = re.compile(r'("secret": )"[^"]*"')  # whoever has it can speak in the session's name
 
 
 class Record(NamedTuple):
@@ -149,7 +151,8 @@ def summary(kind: int, flags: int, body: memoryview) -> dict[str, object]:
 def _fields(kind: int, body: memoryview) -> dict[str, object]:
     decode = _DECODERS.get(kind)
     if decode is None:
-        return {"json": bytes(body[:_JSON_SHOWN_MAX]).decode("utf-8", "replace")}
+        text = bytes(body).decode("utf-8", "replace")
+        return {"json": (_SECRET.sub(r'\1"hidden"', text) if kind == entries.SESSION else text)[:_JSON_SHOWN_MAX]}
     decoded = decode(body)
     if isinstance(decoded, int):
         return {"id": decoded}

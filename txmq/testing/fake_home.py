@@ -116,7 +116,7 @@ class FakeHome:
         return Session(
             {
                 "cluster": "00000000000000c1", "home": "00000000000000a1", "session": f"{number:x}", "epoch": 0,
-                "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
+                "secret": f"{number:032x}", "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
                 "time_ms": self.clock.now_ms(),
             },
             int(self.clock.monotonic() * 1000),

@@ -15,6 +15,7 @@ from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
+from txmq.runtime.sim_clock import SimRandom
 from txmq.xid import TxId
 
 SETTINGS = BrokerSettings(batch_size_bytes_max=2048, outcomes_kept=5, transaction_size_bytes_max=64 << 10)
@@ -26,7 +27,7 @@ def new_core(settings: BrokerSettings = SETTINGS) -> tuple[Core, Peer, Peer]:
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=4096)))
     state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
     state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))
-    core = Core(Identity(1, 2, "broker"), settings, state, 1)
+    core = Core(Identity(1, 2, "broker"), settings, state, 1, SimRandom(random.Random(1)))
     peers = core.connected(), core.connected()
     for peer in peers:
         core.receive(peer, [(b"hello", [b"1", b"test"], {b"session": b"new"}, None, b"h")])

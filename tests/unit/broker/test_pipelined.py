@@ -17,6 +17,7 @@ from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
+from txmq.runtime.sim_clock import SimRandom
 
 SEGMENT_SIZE_BYTES = 4096
 
@@ -27,7 +28,7 @@ def new_core(settings: BrokerSettings | None = None) -> tuple[Core, Peer]:
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=SEGMENT_SIZE_BYTES)))
     state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
     state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))
-    core = Core(Identity(1, 2, "broker"), settings, state, 1)
+    core = Core(Identity(1, 2, "broker"), settings, state, 1, SimRandom(random.Random(1)))
     return core, core.connected()
 
 

@@ -13,7 +13,8 @@ from txmq.client.ordered_lane import Lane
 from txmq.client.ordered_sender import OrderedSender
 from txmq.client.ordered_sessions import Sessions, stamped
 from txmq.client.producer_core import ProducerLimits
-from txmq.client.spool import Identity, Pin, Place, Spool
+from txmq.client.spool import Spool
+from txmq.client.spool_rows import Identity, Pin, Place
 from txmq.errors import (
     BrokerError,
     ConnectionLostError,

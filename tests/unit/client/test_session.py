@@ -16,7 +16,8 @@ from txmq.errors import RemoteProtocolError, TransactionConflictError, Unavailab
 from txmq.testing.fake_home import FakeHome, Fault
 
 FIELDS: dict[str, Any] = {
-    "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2, "in_flight_max": 8,
+    "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2,
+    "secret": "ab" * 16, "in_flight_max": 8,
     "request_size_bytes_max": 1 << 24, "protocol": 1,
 }  # fmt: skip
 
@@ -45,7 +46,7 @@ def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> N
         assert session.floor == next(n for n in range(30) if n + 1 not in finished)
 
 
-@pytest.mark.parametrize("missing", ["cluster", "home", "session", "epoch", "in_flight_max"])
+@pytest.mark.parametrize("missing", ["cluster", "home", "session", "epoch", "secret", "in_flight_max"])
 def test_an_answer_to_hello_that_lacks_a_field_is_the_peers_fault(missing: str) -> None:
     with pytest.raises(RemoteProtocolError):
         Session({name: value for name, value in FIELDS.items() if name != missing})

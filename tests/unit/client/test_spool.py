@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client.spool import FILE_NAME, Identity, Pin, Spool
+from txmq.client.spool import FILE_NAME, Spool
+from txmq.client.spool_rows import EPOCH_MAX, Held, Identity, Pin
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError
 
 PLACE = ("orders", 3)
 IDENTITY = Identity(2**64 - 1, 2**63, 17, 0)
+SECRET = "5e" * 16
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_a_batch_and_its_number_are_there_after_the_spool_is_opened_again(tmp_pa
     spool.append(PLACE, b"sent", 5, pin)
     spool.append(PLACE, b"not sent", 6)
     spool.remember_topic("orders", 4)
-    spool.remember_session(IDENTITY)
+    spool.remember_session(IDENTITY, SECRET)
     spool.close()
     spool = Spool(tmp_path)
     first, second = spool.head(PLACE, 10)
@@ -283,11 +285,65 @@ def test_the_head_is_cut_by_its_size_and_holds_one_at_least(spool: Spool) -> Non
         assert [entry.content for entry in spool.head(PLACE, 10, size)] == contents
 
 
-def test_a_spool_of_the_first_version_is_taken_on(tmp_path: Path) -> None:
+_TO_VERSION_2 = """
+DROP TABLE sessions;
+CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER,
+  PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
+INSERT INTO sessions VALUES ('ffffffffffffffff', '8000000000000000', '11', 0);
+PRAGMA user_version = 2;
+"""
+
+
+@pytest.mark.parametrize("change", ["", "ALTER TABLE batches DROP COLUMN messages; PRAGMA user_version = 1;"])
+def test_a_spool_of_an_older_version_is_taken_on_whole_and_its_sessions_have_no_secret(
+    tmp_path: Path, change: str
+) -> None:
     spool = Spool(tmp_path)
     spool.append(PLACE, b"1", 1, Pin(IDENTITY, 5, 0))
-    spool._database.executescript("ALTER TABLE batches DROP COLUMN messages; PRAGMA user_version = 1;")
+    spool._database.executescript(_TO_VERSION_2 + change)
     spool.close()
-    with Spool(tmp_path) as taken:
-        (entry,) = taken.entries()
-        assert (entry.messages, entry.pin, taken.count(PLACE)) == (1, Pin(IDENTITY, 5, 0), 1)
+    for _ in range(2):
+        with Spool(tmp_path) as taken:
+            (entry,) = taken.entries()
+            assert (entry.messages, entry.pin, taken.count(PLACE)) == (1, Pin(IDENTITY, 5, 0), 1)
+            assert taken.sessions() == [IDENTITY]
+            assert taken.take_session(IDENTITY).secret == ""
+
+
+def test_who_only_looks_reads_the_version_before(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append(PLACE, b"1", 1)
+    spool._database.executescript(_TO_VERSION_2)
+    spool.close()
+    with Spool(tmp_path, read_only=True) as seen:
+        assert [entry.content for entry in seen.entries()] == [b"1"]
+
+
+def test_each_life_that_takes_a_session_has_a_higher_epoch_than_all_before(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        spool.remember_session(IDENTITY, SECRET)
+    taken = []
+    for _ in range(3):
+        with Spool(tmp_path) as spool:
+            taken.append(spool.take_session(IDENTITY))
+    assert taken == [Held(SECRET, 1), Held(SECRET, 2), Held(SECRET, 3)]
+    assert SECRET not in repr(taken)
+
+
+def test_a_session_that_is_over_keeps_its_secret_while_a_batch_names_it(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        spool.append(PLACE, b"1", 1, Pin(IDENTITY, 5, 0))
+        spool.remember_session(IDENTITY, SECRET)
+        spool.forget_session(IDENTITY)
+        assert spool.sessions() == []
+    with Spool(tmp_path) as spool:
+        assert spool.take_session(IDENTITY).secret == SECRET
+        spool.done(spool.entries())
+    with Spool(tmp_path) as spool:
+        assert spool.take_session(IDENTITY).secret == ""
+
+
+def test_an_epoch_stops_at_what_a_batch_can_carry(tmp_path: Path) -> None:
+    with Spool(tmp_path) as spool:
+        spool.remember_session(Identity(1, 2, 3, EPOCH_MAX), SECRET)
+        assert spool.take_session(Identity(1, 2, 3, EPOCH_MAX)).epoch == EPOCH_MAX

@@ -48,6 +48,7 @@ def _disk() -> SimDisk:
         entries.encode_batch_committed([(1, 4, [entries.Placement(1, 0, 0, 900, 7, 2, 0)])], b'{"batch": 1}'),
         entries.encode_query_deleted(b'{"query": "q"}'),
         entries.encode_epoch_drawn(b'{"epoch": 1}'),
+        entries.encode_session_taken(b'{"session": 1, "epoch": 1}'),
     ]
     for sample in samples:
         journal.append(sample)

@@ -1,0 +1,125 @@
+"""The rows of a spool: their values, and the SQL that makes and reads them (``spool``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+VERSION = 3
+READABLE = (2, VERSION)  # by who only looks at batches
+EPOCH_MAX = 0x7FFF  # of a session, as the broker has it
+_SCHEMA = """
+CREATE TABLE batches (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL, content BLOB NOT NULL,
+  created_ms INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
+  parked INTEGER NOT NULL DEFAULT 0, cluster TEXT, home TEXT, session TEXT, epoch INTEGER, sequence INTEGER,
+  floor INTEGER, messages INTEGER NOT NULL DEFAULT 1);
+CREATE INDEX waiting ON batches (topic, partition, number) WHERE NOT parked;
+CREATE TABLE topics (name TEXT PRIMARY KEY, partitions INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER, secret TEXT NOT NULL DEFAULT '',
+  held_epoch INTEGER NOT NULL DEFAULT 0, is_over INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
+"""
+_FROM_VERSION_2 = """
+ALTER TABLE sessions ADD COLUMN secret TEXT NOT NULL DEFAULT '';
+ALTER TABLE sessions ADD COLUMN held_epoch INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE sessions ADD COLUMN is_over INTEGER NOT NULL DEFAULT 0;
+"""
+_FROM_VERSION_1 = "ALTER TABLE batches ADD COLUMN messages INTEGER NOT NULL DEFAULT 1;" + _FROM_VERSION_2
+CHANGES = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2, VERSION: ""}
+FORGET_UNNAMED = """
+DELETE FROM sessions WHERE is_over AND NOT EXISTS (SELECT 1 FROM batches AS b WHERE b.cluster = sessions.cluster
+  AND b.home = sessions.home AND b.session = sessions.session AND b.epoch = sessions.epoch);
+"""
+_OF_SESSION = " WHERE cluster = ? AND home = ? AND session = ? AND epoch = ?"
+RAISE_EPOCH = "UPDATE sessions SET held_epoch = min(held_epoch + 1, ?)" + _OF_SESSION  # noqa: S608  constants
+HELD = "SELECT secret, held_epoch FROM sessions" + _OF_SESSION  # noqa: S608
+END_SESSION = "UPDATE sessions SET is_over = 1" + _OF_SESSION  # noqa: S608
+COLUMNS = (
+    "number, topic, partition, content, created_ms, attempts, reason, parked, messages,"
+    " cluster, home, session, epoch, sequence, floor"
+)
+INSERT = (
+    "INSERT INTO batches (topic, partition, content, created_ms, messages, cluster, home, session, epoch, sequence,"
+    " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_UNPINNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
+UNPIN = "UPDATE batches SET " + _UNPINNED + " WHERE number = ?"  # noqa: S608  constants
+UNPARK = "UPDATE batches SET parked = 0, attempts = 0, " + _UNPINNED + " WHERE parked"  # noqa: S608
+UNPIN_BEHIND = (
+    "UPDATE batches SET " + _UNPINNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
+    " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
+)
+Place = tuple[str, int]  # topic and partition
+Change = tuple[Place, int, int]  # how many messages and bytes more
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A session of one broker; numbers count within it."""
+
+    cluster: int
+    home: int
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What resuming a session needs.
+
+    Attributes:
+        secret: empty where an older txmq noted none: nobody can resume it.
+        epoch: under which this process speaks for it.
+    """
+
+    secret: str = field(repr=False)
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The number a batch is sent by, as often as it is sent.
+
+    Attributes:
+        floor: an offset that the partition had reached before the batch was first sent.
+    """
+
+    identity: Identity
+    sequence: int
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row."""
+
+    number: int
+    topic: str
+    partition: int
+    content: bytes
+    created_ms: int
+    attempts: int
+    reason: str
+    is_parked: bool
+    messages: int
+    pin: Pin | None
+
+
+def identity_row(identity: Identity) -> tuple[str, str, str, int]:
+    """Its columns."""
+    return f"{identity.cluster:x}", f"{identity.home:x}", f"{identity.session:x}", identity.epoch
+
+
+def pin_row(pin: Pin | None) -> tuple[object, ...]:
+    """Its columns."""
+    return (None,) * 6 if pin is None else (*identity_row(pin.identity), pin.sequence, pin.floor)
+
+
+def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
+    """A row of ``COLUMNS``."""
+    number, topic, partition, content, created_ms, attempts, reason, parked, messages, *pin = row
+    pinned = None
+    if pin[0] is not None:
+        identity = Identity(int(pin[0], 16), int(pin[1], 16), int(pin[2], 16), pin[3])
+        pinned = Pin(identity, pin[4], pin[5])
+    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, pinned)
