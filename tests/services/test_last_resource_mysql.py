@@ -22,12 +22,11 @@ from txmq.client.resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.runtime.owner import current_owner
 from txmq.runtime.sim_clock import SimClock
 from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB
 from txmq.xa import LastResource
-from txmq.xa.installed import CHECK_EVERY_S
+from txmq.xa.installed import CHECK_EVERY_S, Session
 from txmq.xa.last_resource import BEGUN_FRESH_S
 
 from .mysql_world import wait_until
@@ -269,6 +268,14 @@ def noting(shop: Shop, clock: SimClock, **arguments: Any) -> LastResource:
     return shop.resource
 
 
+def idle(shop: Shop) -> Session:
+    """The connection that the next block takes."""
+    session = shop.resource._pool.take()
+    assert session is not None
+    shop.resource._pool.give_back(session)
+    return session
+
+
 def sent_by_an_order(shop: Shop) -> list[Any]:
     """The packets of one more transaction."""
     Noting.seen.clear()
@@ -332,7 +339,7 @@ def test_a_connection_that_the_server_has_ended_dooms_a_block_only_right_behind_
     for passed_s in (BEGUN_FRESH_S / 2, 2 * BEGUN_FRESH_S):
         noting(shop, clock)
         sent_by_an_order(shop)
-        number = shop.resource._idle[current_owner()][-1].connection.thread_id()
+        number = idle(shop).connection.thread_id()
         shop.execute(f"KILL {number}")
         clock.advance(passed_s)
         if passed_s < BEGUN_FRESH_S:
@@ -345,11 +352,11 @@ def test_a_connection_that_the_server_has_ended_dooms_a_block_only_right_behind_
 def test_a_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: Shop) -> None:
     noting(shop, SimClock())
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
-    number = shop.resource._idle[current_owner()][-1].connection.thread_id()
+    number = idle(shop).connection.thread_id()
     Noting.loses.append("lost in the middle of a packet's results")
     assert shop.order(b"2") is txmq.Outcome.COMMITTED
     assert Noting.loses == []
-    assert shop.resource._idle[current_owner()][-1].connection.thread_id() != number
+    assert idle(shop).connection.thread_id() != number
     assert shop.rows() == shop.messages() == [b"1", b"2"]
 
 

@@ -17,7 +17,7 @@ from txmq.errors import ConfigError, TransactionStateError
 from txmq.testing.mariadb import MariaDB
 from txmq.xa import MySQLResource
 from txmq.xa.branch import UsedXAConnection
-from txmq.xa.mysql import IDLE_MAX
+from txmq.xa.connection_pool import IDLE_MAX
 
 from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
 
@@ -90,7 +90,10 @@ def test_views_and_temporary_tables_are_not_refused(world: MySQLWorld) -> None:
 def test_a_table_that_comes_later_is_found_within_a_minute(world: MySQLWorld) -> None:
     assert world.prepared(1).commit()
     world.execute("CREATE TABLE cache (i INT) ENGINE=MyISAM")
-    (session,) = world.resource._pool()
+    session = world.resource._pool.take()
+    assert session is not None
+    assert len(world.resource._pool) == 0
+    world.resource._pool.give_back(session)
     session.checked -= 61.0
     with pytest.raises(ConfigError, match="cache"):
         world.enlist()
@@ -226,7 +229,7 @@ def test_a_connection_of_the_caller_comes_back_clean(world: MySQLWorld) -> None:
     cursor.execute("INSERT INTO orders VALUES (3, '')")
     connection.rollback()
     assert world.rows() == [1]
-    assert list(world.resource._pool()) == []
+    assert len(world.resource._pool) == 0
 
 
 def test_using_pairs_the_resource_with_the_callers_connection(world: MySQLWorld) -> None:
@@ -340,13 +343,13 @@ def test_threads_share_the_resource_and_its_connections(world: MySQLWorld) -> No
     assert len(world.opened) <= 8
     assert len(world.markers()) == 200
     world.resource.close()
-    assert list(world.resource._pool()) == []
+    assert len(world.resource._pool) == 0
 
 
 def test_idle_connections_are_bounded(world: MySQLWorld) -> None:
     branches = [world.enlist() for _ in range(IDLE_MAX + 2)]
     assert all(branch.roll_back(prepared=False) for branch in branches)
-    assert len(world.resource._pool()) == IDLE_MAX
+    assert len(world.resource._pool) == IDLE_MAX
 
 
 def test_a_forked_child_has_connections_of_its_own(world: MySQLWorld) -> None:

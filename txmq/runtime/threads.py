@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from typing import Protocol
 
 __all__ = [
-    "Condition", "Forked", "Future", "Lock", "Signal", "processor_count", "start_daemon", "start_threads",
-    "thread_number", "until_terminated", "watch_forks",
+    "Condition", "Forked", "Future", "Lock", "Signal", "ThreadLocal", "processor_count", "start_daemon",
+    "start_threads", "thread_number", "until_terminated", "watch_forks",
 ]  # fmt: skip
 
 Condition = threading.Condition
 Lock = threading.Lock
+ThreadLocal = threading.local
 _JOIN_S = 0.2
 _TIMEOUT_S_MAX = threading.TIMEOUT_MAX
 

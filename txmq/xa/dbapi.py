@@ -84,6 +84,12 @@ def driver_of(connection: Any) -> ModuleType | None:
     return None
 
 
+def may_change_threads(connection: Any) -> bool:
+    """Whether a connection may be used by one thread after another. sqlite3 binds most of its own to theirs."""
+    driver = driver_of(connection)
+    return driver is not None and "sqlite" not in driver.__name__ and getattr(driver, "threadsafety", 0) >= 1
+
+
 def _is_connection(found: Any) -> bool:
     return all(callable(getattr(found, name, None)) for name in ("cursor", "commit", "rollback", "close"))
 

@@ -43,16 +43,26 @@ class Session:
     Attributes:
         clock_ahead_ms: the database's clock minus ours, when it was measured.
         checked: when that was, on the monotonic clock.
+        is_bound_to_thread: only the thread that opened it may use it.
         takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
         begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock; the results of that
             are unread.
     """
 
-    __slots__ = ("__weakref__", "begun_at", "checked", "clock_ahead_ms", "connection", "table", "takes_packets")
+    __slots__ = (
+        "__weakref__",
+        "begun_at",
+        "checked",
+        "clock_ahead_ms",
+        "connection",
+        "is_bound_to_thread",
+        "table",
+        "takes_packets",
+    )
 
     def __init__(self, connection: Any, table: MarkerTable) -> None:
         self.connection, self.table = connection, table
-        self.clock_ahead_ms, self.takes_packets = 0, False
+        self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
         self.checked = self.begun_at = float("-inf")
 
     def on(self, connection: Any) -> Session:

@@ -1,7 +1,7 @@
 """One database, any DB-API driver, as the last resource of a transaction: its own COMMIT is the decision.
 
 Theory of operation. ``LastResource`` knows how to reach the database, who it is (identity, ``marker``), and keeps idle
-connections per process and thread (sqlite3 binds connections to threads; a forked child must not use its parent's).
+connections (``connection_pool``).
 ``enlist`` begins a transaction on one and answers a ``Branch``: the transaction's side in this database.
 
 A connection is verified before its first use (``installed``).
@@ -26,17 +26,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from txmq.errors import ConfigError, HeuristicError, RolledBackError, TransactionError, TransactionTimeoutError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_clock import OSClock, OSRandom
-from txmq.runtime.owner import Owner, current_owner
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock
-from txmq.xa.dbapi import driver_of, is_integrity_error, run
+from txmq.xa.connection_pool import ConnectionPool, close_connection
+from txmq.xa.dbapi import driver_of, is_integrity_error, may_change_threads, run
 from txmq.xa.dialects import make_settling
 from txmq.xa.guard import Guard, GuardedConnection
 from txmq.xa.installed import Demands, Installation, Lent, Session
@@ -48,7 +47,6 @@ from txmq.xa.turns import Place, Turns
 
 _SAVEPOINT = "txmq_body"
 SETTLE_WAIT_S = 1.0  # for a lock, by one who settles
-_IDLE_MAX = 4  # connections kept per thread; a thread in one block at a time uses one
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
 
 
@@ -78,7 +76,7 @@ class LastResource:
         ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
             that cannot roll back.
 
-    Thread safety: yes; each thread gets connections of its own.
+    Thread safety: yes. Threads share the idle connections, but for those of drivers that bind them to a thread.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class LastResource:
         self.installation = Installation(name, table, dialect, demands, self.clock)
         self._random: Random = random or OSRandom()
         self._lent = Lent()
-        self._idle: dict[Owner, list[Session]] = {}
+        self._pool: ConnectionPool[Session] = ConnectionPool()
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
         self.turns = Turns()  # of SQLite's writers; others lock rows
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
@@ -122,7 +120,7 @@ class LastResource:
         try:
             self.installation.install(connection, None if client is None else cluster_of(client), self._random)
         finally:
-            _close(connection)
+            close_connection(connection)
 
     def using(self, connection: Any) -> UsedConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
@@ -147,20 +145,18 @@ class LastResource:
         """
         if connection is not None:
             return self._enlist_lent(cluster, connection)
-        idle = self._idle.setdefault(current_owner(), [])
-        while idle:
-            session = idle.pop()
+        while (session := self._pool.take()) is not None:
             try:
                 return Branch(self, session, is_own=True)
             except Exception:
-                _close(session.connection)
+                close_connection(session.connection)
                 if session.table.dialect.is_local_clock:
                     raise  # no server that ends idle connections: locked, full, ... and waiting again does not help
         session = self._open(cluster, self._connect)
         try:
             return Branch(self, session, is_own=True)
         except BaseException:
-            _close(session.connection)
+            close_connection(session.connection)
             raise
 
     def _enlist_lent(self, cluster: str, connection: Any) -> Branch:
@@ -185,22 +181,17 @@ class LastResource:
                 make_settling(session.connection, session.table.dialect)
                 session.connection.commit()  # PostgreSQL takes a SET back with its transaction
                 return Settling(session.connection, session.table, self.installation.required_uuid)
-            _close(session.connection)
+            close_connection(session.connection)
         session = self._open(cluster, self._open_existing_sqlite)
         return Settling(session.connection, session.table, self.installation.required_uuid)
 
     def close(self) -> None:
-        """Close the idle connections of the calling thread."""
-        for session in self._idle.pop(current_owner(), []):
-            _close(session.connection)
+        """Close the idle connections of this process."""
+        self._pool.close()
 
     def give_back(self, session: Session) -> None:
         """Keep a connection whose transaction has ended."""
-        idle = self._idle.setdefault(current_owner(), [])
-        if len(idle) < _IDLE_MAX:
-            idle.append(session)
-        else:
-            _close(session.connection)
+        self._pool.give_back(session)
 
     def _knows_sqlite(self) -> bool:
         return self._sqlite is not None
@@ -216,7 +207,7 @@ class LastResource:
         try:
             session = self._verified(connection, cluster)
         except BaseException:
-            _close(connection)
+            close_connection(connection)
             raise
         self.installation.keep(session)
         return session
@@ -228,6 +219,7 @@ class LastResource:
             ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
             session.table.place = Place(self.turns, busy_timeout_ms)
         session.takes_packets = sends_packets(connection)
+        session.is_bound_to_thread = not may_change_threads(connection)
         return session
 
 
@@ -263,7 +255,7 @@ class Settling(NamedTuple):
 
     def close(self) -> None:
         """End the session."""
-        _close(self.connection)
+        close_connection(self.connection)
 
 
 class Branch:
@@ -435,15 +427,10 @@ class Branch:
     def abandon(self) -> None:
         """Close the connection: what it was doing is not known."""
         self._guard.end()
-        _close(self._session.connection)
+        close_connection(self._session.connection)
         self._end_turn()
 
 
 def cluster_of(client: Any) -> str:
     """The cluster id of a client's broker, 16 hex digits."""
     return f"{client.session.cluster:016x}"
-
-
-def _close(connection: Any) -> None:
-    with suppress(Exception):
-        connection.close()

@@ -19,16 +19,14 @@ binary xids with CONVERT XID, and since 8.0.29 a prepared branch leaves its conn
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from txmq.errors import ConfigError
 from txmq.runtime.os_clock import OSClock, OSRandom
-from txmq.runtime.owner import current_owner
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.branch import UsedXAConnection
+from txmq.xa.connection_pool import ConnectionPool, close_connection
 from txmq.xa.installed import Demands, Installation, Lent
 from txmq.xa.last_resource import cluster_of
 from txmq.xa.mysql_branch import MySQLBranch, MySQLSession
@@ -36,8 +34,6 @@ from txmq.xa.mysql_driver import mysql_driver
 from txmq.xa.mysql_recovery import MySQLRecovery
 from txmq.xa.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
 from txmq.xid import TxId
-
-IDLE_MAX: Final = 64  # connections kept per process; more are closed after their branch
 
 
 class MySQLResource:
@@ -69,8 +65,7 @@ class MySQLResource:
         self.installation = Installation(name, table, None, demands, clock or OSClock())
         self._random: Random = random or OSRandom()
         self._lent = Lent()
-        # By process. Appended and popped by one call each, so no lock is needed.
-        self._idle: dict[int, deque[MySQLSession]] = {}
+        self._pool: ConnectionPool[MySQLSession] = ConnectionPool()
         self._is_server_checked = False
 
     def __repr__(self) -> str:
@@ -97,7 +92,7 @@ class MySQLResource:
             require_driver(connection, self.name)
             self.installation.install(connection, None if client is None else cluster_of(client), self._random)
         finally:
-            _close(connection)
+            close_connection(connection)
 
     def using(self, connection: Any) -> UsedXAConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
@@ -112,23 +107,18 @@ class MySQLResource:
         TxId.parse(txid)
         if connection is not None:
             return self._enlist_lent(cluster, txid, timeout_s, connection)
-        idle = self._pool()
-        while idle:
-            try:
-                session = idle.pop()
-            except IndexError:
-                break  # another thread took it
+        while (session := self._pool.take()) is not None:
             try:
                 return self._begin(session, txid, timeout_s)
             except Exception as error:
-                _close(session.connection)
+                close_connection(session.connection)
                 if not session.table.dialect.is_lost(session.connection, error):
                     raise
         session = self._open(cluster)
         try:
             return self._begin(session, txid, timeout_s)
         except BaseException:
-            _close(session.connection)
+            close_connection(session.connection)
             raise
 
     def _enlist_lent(self, cluster: str, txid: str, timeout_s: float, connection: Any) -> MySQLBranch:
@@ -147,24 +137,16 @@ class MySQLResource:
         try:
             return MySQLRecovery(session, self.name, self.installation.required_uuid, cluster)
         except BaseException:
-            _close(session.connection)
+            close_connection(session.connection)
             raise
 
     def close(self) -> None:
         """Close the idle connections of this process."""
-        for session in self._idle.pop(current_owner()[0], ()):
-            _close(session.connection)
+        self._pool.close()
 
     def give_back(self, session: MySQLSession) -> None:
         """Keep a connection whose branch has ended."""
-        idle = self._pool()
-        if len(idle) < IDLE_MAX:
-            idle.append(session)
-        else:
-            _close(session.connection)
-
-    def _pool(self) -> deque[MySQLSession]:
-        return self._idle.setdefault(current_owner()[0], deque())
+        self._pool.give_back(session)
 
     def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
@@ -175,7 +157,7 @@ class MySQLResource:
         try:
             session = self._verified(connection, cluster)
         except BaseException:
-            _close(connection)
+            close_connection(connection)
             raise
         self.installation.keep(session)
         return session
@@ -194,8 +176,3 @@ class MySQLResource:
             raise ConfigError(f"resource {self.name!r}: {why}; LastResource works there")
         listed_xids(session.connection, is_mariadb=session.server.is_mariadb)  # may this user?
         warn_of_binary_log(session.connection, self.name)
-
-
-def _close(connection: Any) -> None:
-    with suppress(Exception):
-        connection.close()

@@ -114,7 +114,7 @@ class World:
         for connection in self.opened:
             connection.close()
         self.opened.clear()
-        self.resource._idle.clear()
+        self.resource.close()
         self.resource.turns.renew()
         self.home.owner_connected = False
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -222,18 +221,6 @@ def test_wal_mode_works(world: World) -> None:
     with world.outside() as connection:
         connection.execute("PRAGMA journal_mode = WAL")
     world.order(b"1")
-    world.check()
-
-
-def test_a_connection_is_used_again_by_its_thread_and_by_no_other(world: World) -> None:
-    world.opened.clear()
-    for number in range(3):
-        world.order(b"%d" % number)
-    assert len(world.opened) == 1
-    thread = threading.Thread(target=world.order, args=(b"other",))
-    thread.start()
-    thread.join()
-    assert len(world.opened) == 2
     world.check()
 
 

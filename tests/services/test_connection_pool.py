@@ -1,0 +1,78 @@
+"""The idle connections of a last resource on a real MariaDB: one pool a process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.unit.xa.support import quiet_resolver
+from txmq.client.transaction import Transaction
+from txmq.testing.fake_home import FakeHome
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import LastResource, connection_pool
+
+from .mysql_world import MySQLWorld, wait_until
+
+
+class World(MySQLWorld):
+    """A database of its own, and a home broker in memory for each thread."""
+
+    def __init__(self, server: MariaDB) -> None:
+        super().__init__(server)
+        self.last = LastResource("orders-db", connect=self.connect)
+
+    def order(self, number: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """A row, and its message."""
+        home = FakeHome()
+        home.session = home._new_session(number)
+        with Transaction(home, home, (self.last,), 30.0) as tx:
+            tx.connection(self.last).cursor().execute("INSERT INTO orders VALUES (%s, 'x')", (number,))
+            meanwhile()
+            tx.send("orders", b"%d" % number)
+
+    def sessions(self) -> list[Any]:
+        """Connections that the server has, but for the one that asks."""
+        asked = f"FROM information_schema.processlist WHERE db = '{self.database}' AND id <> CONNECTION_ID()"
+        return self.execute(f"SELECT id {asked}")
+
+
+@pytest.fixture
+def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    quiet_resolver(monkeypatch)
+    made = World(mariadb)
+    yield made
+    made.last.close()
+
+
+def test_what_threads_leave_that_ended_is_used_by_all_that_follow(world: World) -> None:
+    """Each left its own for ever, inside BEGIN and SAVEPOINT."""
+    wait_until(lambda: world.sessions() == [])  # the install's
+    together = threading.Barrier(6)
+    threads = [threading.Thread(target=world.order, args=(number, together.wait)) for number in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    left = world.sessions()
+    for number in range(7, 13):
+        world.order(number)
+    assert (len(world.rows()), len(left), world.sessions()) == (12, 6, left)
+
+
+def test_what_is_idle_is_bounded_and_closed_by_close_in_any_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_pool, "IDLE_MAX", 3)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(world.order, range(1, 65)))
+    assert len(world.rows()) == 64
+    wait_until(lambda: len(world.sessions()) <= 3)
+    assert 1 <= len(world.last._pool) <= 3
+    other = threading.Thread(target=world.last.close)
+    other.start()
+    other.join()
+    wait_until(lambda: world.sessions() == [])

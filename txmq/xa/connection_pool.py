@@ -1,0 +1,104 @@
+"""Idle connections of a resource: one pool a process, bounded.
+
+Theory of operation. Whoever needs a connection takes the one that was given back last, of whatever thread. Connections
+of drivers that bind them to a thread (sqlite3), or that do not take threads at all, are kept by their thread instead,
+and closed when it ends.
+
+Invariants:
+    * a forked child never uses, and never closes, its parent's connections;
+    * what a thread that has ended leaves is used by others, or closed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from txmq.runtime.owner import current_process
+from txmq.runtime.threads import ThreadLocal
+
+IDLE_MAX: Final = 64  # connections kept per process; more are closed after their transaction
+IDLE_OF_THREAD_MAX: Final = 4  # a thread in one block at a time uses one
+
+
+class Pooled(Protocol):
+    """A connection with what is known of it."""
+
+    connection: Any
+    is_bound_to_thread: bool
+
+
+S = TypeVar("S", bound=Pooled)
+_of_parents: list[Any] = []  # let go, the driver would close them
+
+
+class _Kept(Generic[S]):
+    """What one thread keeps, until it ends."""
+
+    def __init__(self) -> None:
+        self.process, self.idle = current_process(), deque[S]()
+
+    def __del__(self) -> None:
+        if self.process == current_process():
+            _close_all(self.idle)
+        else:
+            _of_parents.append(self.idle)
+
+
+class ConnectionPool(Generic[S]):
+    """See the module's docstring.
+
+    Thread safety: any thread; appended and popped by one call each, so no lock is needed.
+    """
+
+    def __init__(self) -> None:
+        self._of_processes: dict[int, deque[S]] = {}
+        self._of_thread = ThreadLocal()
+
+    def __len__(self) -> int:
+        """How many the calling thread could take."""
+        return len(self._of_this_process()) + len(self._of_this_thread())
+
+    def take(self) -> S | None:
+        """An idle connection; None where there is none."""
+        for idle in (self._of_this_process(), self._of_this_thread()):
+            with suppress(IndexError):
+                return idle.pop()
+        return None
+
+    def give_back(self, session: S) -> None:
+        """Keep a connection whose transaction has ended, or close it."""
+        is_bound = session.is_bound_to_thread
+        idle, most = (self._of_this_thread(), IDLE_OF_THREAD_MAX) if is_bound else (self._of_this_process(), IDLE_MAX)
+        if len(idle) < most:
+            idle.append(session)
+        else:
+            close_connection(session.connection)
+
+    def close(self) -> None:
+        """Close what is idle in this process."""
+        _close_all(self._of_this_process())
+        _close_all(self._of_this_thread())
+        self._of_thread = ThreadLocal()  # what other threads keep goes with it
+
+    def _of_this_process(self) -> deque[S]:
+        return self._of_processes.setdefault(current_process(), deque())
+
+    def _of_this_thread(self) -> deque[S]:
+        kept: _Kept[S] | None = getattr(self._of_thread, "kept", None)
+        if kept is None or kept.process != current_process():
+            kept = self._of_thread.kept = _Kept()
+        return kept.idle
+
+
+def _close_all(idle: deque[S]) -> None:
+    with suppress(IndexError):
+        while True:
+            close_connection(idle.pop().connection)
+
+
+def close_connection(connection: Any) -> None:
+    """Close it, whatever state it is in."""
+    with suppress(Exception):
+        connection.close()
