@@ -81,8 +81,7 @@ class Player:
         """Send one request and let the node finish it."""
         self.send(ask)
         self.node.pump()
-        if self.node.unsynced:
-            self.node.force()
+        self.node.force()
         return self.client.received[ask.opaque]
 
     def run(self) -> None:

@@ -1,34 +1,37 @@
 """One life of a broker on a simulated disk: core and store, driven by bytes, one step at a time.
 
-``Node`` does what ``broker/server.py`` does, in its order (write, force, answer, apply), without sockets, threads and
-timers: whoever tests says when a group is committed, a checkpoint taken, an old segment retired. Every answer that is
-handed to a client is noted on the disk, so that a crash image knows what had been told by then:
+``Node`` runs the steps of the commit pipeline one after the other, without sockets, threads and timers: a test says
+when requests are committed, a checkpoint taken, an old segment retired. Every answer that is handed to a client is
+noted on the disk, so that a crash image knows what had been told by then:
 ``("told", opaque, code, body)``, and ``("forced",)`` after each sync.
 """
 
 from __future__ import annotations
 
-import errno
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
+from txmq.broker.commit.steps import JournalStep, Step
 from txmq.broker.core import Core
-from txmq.broker.group import Group
+from txmq.broker.patience import WAIT_S
+from txmq.broker.retention import retire
 from txmq.broker.store import Recovered, open_store
 from txmq.config import BrokerSettings
+from txmq.errors import StorageError
 from txmq.log import records
 from txmq.log.partition import Partition
 from txmq.model import Message
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
-from txmq.redo import entries
 from txmq.runtime.sim_clock import SimClock, SimRandom
 from txmq.runtime.sim_disk import SimDisk
 from txmq.xid import TxId
 
 JOURNAL_FILE_SIZE_BYTES = 16 << 10  # a few groups a file: every workload crosses files
+STEPS_MAX = 100_000
 IDENTITY_SEED = 1  # the same cluster and node wherever a data directory is begun
 
 
@@ -131,7 +134,7 @@ class Node:
         chance = SimRandom(random.Random(self.state.epoch))
         self.core = Core(self.recovered.identity, settings, self.state, self.clock.now_ms(), chance)
         self.context = self.core.context
-        self.unsynced: list[Group] = []
+        self.pipeline = CommitPipeline(self.core, self.store, settings, self.clock)
 
     def connect(self) -> Client:
         """A new connection."""
@@ -166,31 +169,42 @@ class Node:
         """Commit everything accepted, as the server does at the end of an iteration of its loop."""
         self.context.now_ms = self.clock.now_ms()
         self.core.wake_memory()
-        while not self.context.group.is_empty or self.context.full:
-            self.commit(self.core.seal())
+        self.run_steps()
+        while self.core.next_group() is not None and not self.pipeline.has_failed:
+            self.clock.advance(WAIT_S)  # it waits for company
+            self.run_steps()
+
+    def run_steps(self, count_max: int = STEPS_MAX) -> None:
+        """Every step of the pipeline that is due, and its effects; or the first ``count_max``."""
+        for _ in range(count_max):
+            step = self.pipeline.next_step(self.clock.monotonic())
+            if step is None:
+                break
+            if self.run_part(step, step.run):
+                self.step_done(step)
         self.flush()
 
-    def commit(self, group: Group) -> None:
-        """Write a sealed group; force it, and what is unsynced before it, unless ``sync`` lets it wait."""
-        self.unsynced.append(group)
-        self.store.write(group)
-        if self.context.relaxed and not any(waiting.forced for waiting in self.unsynced):
-            self.core.written(group)
-            return
-        self.force()
+    def run_part(self, step: Step, part: Callable[[], None]) -> bool:
+        """Run a step, or a part of it; False if the step is given up."""
+        try:
+            part()
+        except (OSError, StorageError) as error:
+            if self.pipeline.failed(step, error, self.clock.monotonic()):
+                raise
+            return False
+        return True
+
+    def step_done(self, step: Step) -> None:
+        """Release what it allows, and hand that out."""
+        if isinstance(step, JournalStep) and step.syncs:
+            self.disk.note(("forced",))
+        self.pipeline.done(step, self.clock.monotonic())
+        self.flush()
 
     def force(self) -> None:
-        """Sync, answer, apply: in this order."""
-        self.store.force()
-        self.disk.note(("forced",))
-        groups, self.unsynced = self.unsynced, []
-        for group in groups:
-            self.core.written(group)
-            self.core.forced(group)
-        self.flush()
-        for group in groups:
-            for applied in self.store.apply(group):
-                self.core.applied(applied)
+        """Sync what ``sync`` lets wait."""
+        self.pipeline.want_sync()
+        self.run_steps()
 
     def flush(self) -> None:
         """Carry out the effects."""
@@ -211,41 +225,21 @@ class Node:
     # --- what the server does now and then ---
 
     def checkpoint(self) -> None:
-        """Take a checkpoint with nothing under way; a full disk puts it off."""
-        for applied in self.store.apply_pending():
-            self.core.applied(applied)
-        if self.store.has_unapplied:
-            return
-        pending = self.store.begin_checkpoint(self.state)
-        self.store.pin_checkpoint(pending)
-        try:
-            self.store.run_checkpoint(pending, self.state.epoch)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            return
-        self.store.end_checkpoint(pending)
+        """Take a checkpoint; a full disk puts it off."""
+        self.clock.advance(APPLY_RETRY_S)
+        self.force()
+        self.pipeline.want_checkpoint()
+        self.run_steps()
 
     def retire(self) -> None:
         """Retention, as the server's timer does it."""
-        self.expire()
+        retire(self.context, self.clock.now_ms())
         self.pump()
-
-    def expire(self) -> None:
-        """Put retention's new log starts into the group in the making."""
-        group = self.context.group
-        for partition in self.state.all_partitions():
-            start, paths = partition.expired_segments(self.clock.now_ms())
-            if paths:
-                group.add_entry(entries.encode_log_start(partition.topic_id, partition.number, start))
-                partition.set_log_start(start)
-                group.unlinked.append((partition, paths))
-                group.forced = True
 
     def mark(self) -> None:
         """What an idle broker does."""
-        self.store.journal.mark()
-        self.store.journal.prepare_next()
+        self.pipeline.want_mark()
+        self.run_steps()
 
     # --- looking inside ---
 

@@ -1,19 +1,20 @@
-"""The broker's shell, simulated: what ``server.py`` does, each step at a time that the seed draws, and its deaths.
+"""The broker's shell, simulated: the steps of the commit pipeline, each at a time that the seed draws, and its deaths.
 
-A group is written, forced (answers, then files) in steps between which requests arrive; a checkpoint runs beside them.
-The process dies at a crash point, at a disk error, or from outside; what the disk keeps then is drawn.
+Requests arrive between the parts of a step; a checkpoint runs beside the other steps. The process dies at a crash
+point, at a disk error, or from outside; what the disk keeps then is drawn.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from math import inf
 from typing import cast
 
 from tests.images.node import Client as NodeClient
 from tests.images.node import Node, small_settings
-from txmq.broker.group import Group
-from txmq.broker.store import PendingCheckpoint
+from txmq.broker.commit.steps import Checkpoint, Part, Step
+from txmq.broker.retention import retire
 from txmq.config import BrokerSettings
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
 from txmq.runtime import crashpoints
@@ -90,6 +91,7 @@ def draw_settings(world: World) -> BrokerSettings:
         outcomes_kept=rng.choice((2, 8, 1000)),
         sync=rng.choice(("interval", "never", *["always"] * 6)),
         sync_interval_ms=50,
+        mark_idle_ms=rng.choice((2, 50)),
     )
     object.__setattr__(settings, "journal_file_size_bytes", rng.choice((96, 128, 256)) << 10)
     object.__setattr__(settings, "checkpoint_interval_bytes", rng.choice((2, 4, 16)) << 10)
@@ -107,11 +109,9 @@ class Broker:
         self.links: list[Link] = []
         self.healing = False
         self.losses = 0
-        self._steps = self._countdown = 0
-        self._busy = self._is_paused = False
+        self._countdown = 0
+        self._is_paused = False
         self._waiting: list[Callable[[], None]] = []  # until it goes on: first its timer, then the sockets
-        self._checkpoint: PendingCheckpoint | None = None
-        self._checkpoint_after: Group | None = None
 
     @property
     def may_forget(self) -> bool:
@@ -123,7 +123,6 @@ class Broker:
     def start(self) -> None:
         """A new life; recovery may die like everything else."""
         world, rng = self.world, self.world.rng
-        self._busy, self._checkpoint, self._checkpoint_after = False, None, None
         self._is_paused, self._waiting = False, []
         self._countdown = rng.randint(1, 400) if not self.healing and rng.random() < 0.5 else 0
         if not self.healing and rng.random() < 0.3:
@@ -256,84 +255,33 @@ class Broker:
     def _pump(self, node: Node) -> None:
         node.context.now_ms = node.clock.now_ms()
         node.core.wake_memory()
-        if not self._busy and (not node.context.group.is_empty or node.context.full):
-            self._commit(node, node.core.seal())
+        self._begin_steps(node)
         node.flush()
 
-    def _commit(self, node: Node, group: Group) -> None:
-        self._busy = True
-        store, context = node.store, node.context
-        quiet = context.group.is_empty and not context.full
-        if self._checkpoint is None and quiet and store.due_for_checkpoint() and not store.has_unapplied:
-            self._checkpoint_after, self._checkpoint = group, store.begin_checkpoint(node.state)
-        node.unsynced.append(group)
-        crashpoints.crash_point("broker.put.accepted")
-        self._later(self._delay(), lambda node: self._write(node, group))
+    def _begin_steps(self, node: Node) -> None:
+        """Begin every step that may run now; each of its parts runs at a time of its own."""
+        pipeline, now = node.pipeline, node.clock.monotonic()
+        while (step := pipeline.next_step(now)) is not None:
+            self._run(step, list(step.parts()))
+        if pipeline.wake_at() < inf:
+            self._later(max(0.001, pipeline.wake_at() - now), self._pump)
 
     def _delay(self) -> float:
         return 0.0 if self.world.chance(0.3) else self.world.rng.uniform(0.0001, 0.003)
 
-    def _write(self, node: Node, group: Group) -> None:
-        node.store.write(group)
-        if self._checkpoint is not None and self._checkpoint_after is group:
-            node.store.pin_checkpoint(self._checkpoint)
-        if node.context.relaxed and not any(waiting.forced for waiting in node.unsynced):
-            node.core.written(group)
-            self._busy = False
-            self._pump(node)
-            return
-        self._later(self._delay(), self._force)
+    def _run(self, step: Step, parts: list[Part]) -> None:
+        def go_on(node: Node) -> None:
+            if not parts:
+                if isinstance(step, Checkpoint):
+                    self.world.meet("checkpoint written")
+                node.step_done(step)
+                self._pump(node)
+            elif node.run_part(step, parts.pop(0)):
+                self._run(step, parts)
 
-    def _force(self, node: Node) -> None:
-        node.store.force()
-        self._later(self._delay(), self._after)
-
-    def _after(self, node: Node) -> None:
-        groups, node.unsynced = node.unsynced, []
-        for group in groups:
-            node.core.written(group)
-            node.core.forced(group)
-        node.flush()
-        crashpoints.crash_point("broker.answers.sent")
-        for group in groups:
-            for applied in node.store.apply(group):
-                node.core.applied(applied)
-        waits_for = self._checkpoint_after
-        if self._checkpoint is not None and waits_for is not None and waits_for not in node.unsynced:
-            self._checkpoint_after = None
-            if node.store.has_unapplied:
-                self._checkpoint = None
-            else:
-                self._later(self._delay(), self._run_checkpoint)
-        self._busy = False
-        self._pump(node)
-
-    def _run_checkpoint(self, node: Node) -> None:
-        assert self._checkpoint is not None
-        try:
-            node.store.run_checkpoint(self._checkpoint, node.state.epoch)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            self._checkpoint = None
-            return
-        self.world.meet("checkpoint written")
-        self._later(self._delay(), self._end_checkpoint)
-
-    def _end_checkpoint(self, node: Node) -> None:
-        if self._busy:
-            self._later(0.001, self._end_checkpoint)
-            return
-        assert self._checkpoint is not None
-        pending, self._checkpoint = self._checkpoint, None
-        node.store.end_checkpoint(pending)
+        self._later(self._delay(), go_on)
 
     # --- time ---
-
-    def _is_sync_due(self, node: Node) -> bool:
-        """``never`` syncs for those who wait for it, and now and then for other reasons."""
-        waits = node.unsynced[-1].forced or self.settings.sync == "interval"
-        return waits or self.healing or self.world.chance(0.02)
 
     def _tick(self, node: Node) -> None:
         world = self.world
@@ -342,17 +290,10 @@ class Broker:
         node.context.disk_full = full
         if full:
             world.meet("disk full")
-        for applied in node.store.apply_pending():
-            node.core.applied(applied)
         if world.chance(0.2):
             before = len(node.context.group.unlinked)
-            node.expire()
+            retire(node.context, node.clock.now_ms())
             if len(node.context.group.unlinked) > before:
                 world.meet("segments expired")
-        if not self._busy and node.unsynced and self._is_sync_due(node):
-            self._busy = True
-            self._force(node)
-        elif not self._busy and not node.unsynced and world.chance(0.3):
-            node.mark()
         self._pump(node)
         self._later(0.05, self._tick)

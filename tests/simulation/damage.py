@@ -92,7 +92,10 @@ class Rest:
         self.world.meet("bit flip written over by redo")
 
     def _record(self) -> None:
-        lsn = self.world.rng.randrange(max(self._checkpoints, default=FILE_HEADER_SIZE), self._end_lsn)
+        start = max(self._checkpoints, default=FILE_HEADER_SIZE)
+        if start == self._end_lsn:
+            return  # the newest checkpoint holds everything
+        lsn = self.world.rng.randrange(start, self._end_lsn)
         base = max(base for base in self._journal if base <= lsn)
         if self._reopened(self._flipped(file_path(base), lsn - base)[0]):
             self.world.meet("bit flip in the journal without effect")

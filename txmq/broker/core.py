@@ -2,10 +2,11 @@
 random numbers are handed in.
 
 The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``; a verb
-checks it, moves assigned state, adds entries to the group in the making and leaves its answer there. The shell seals
-the group (``seal``), writes and forces its record (``store``), applies it to the partition files, and hands it back:
-``written`` releases what ``sync = interval | never`` answers early, ``forced`` releases the rest and moves the
-watermarks, all of one record together. Then it carries out the effects (``Context.ready``, ``reads``, ``lookups``).
+checks it, moves assigned state, adds entries to the group in the making and leaves its answer there. The commit
+pipeline (``commit/pipeline.py``) takes the group (``seal``), has its record written and forced, and tells: ``written``
+releases what ``sync = interval | never`` answers early, ``forced`` releases the rest. When it has the record applied to
+the partition files, ``applied`` moves the watermarks, all of one record together. The shell carries out the effects
+(``Context.ready``, ``reads``, ``lookups``).
 
 Invariants:
     * an answer that tells of durable things leaves after its record is forced, a refusal for what became of a
@@ -185,8 +186,39 @@ class Core:
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
+    @property
+    def state(self) -> State:
+        """The assigned state."""
+        return self.context.state
+
+    @property
+    def is_relaxed(self) -> bool:
+        """Whether some answers leave before the sync."""
+        return self.context.relaxed
+
+    def next_group(self) -> Group | None:
+        """The group that ``seal`` would take; None if nothing is queued."""
+        context = self.context
+        if context.full:
+            return context.full[0]
+        return None if context.group.is_empty else context.group
+
+    def cut(self) -> Group | None:
+        """Close the group in the making, so that later requests are in another record.
+
+        Returns:
+            the newest group that is not forced: the assigned state is what it leaves. None if all are forced.
+        """
+        context = self.context
+        if not context.group.is_empty:
+            context.full.append(context.group)
+            context.group = Group()
+        if context.full:
+            return context.full[-1]
+        return context.unforced[-1] if context.unforced else None
+
     def seal(self) -> Group:
-        """Take the group in the making; its record is to be written next."""
+        """Take the oldest group that is queued; its record is to be written next."""
         context = self.context
         if context.full:
             group = context.full.popleft()
@@ -201,6 +233,10 @@ class Core:
         if self.context.relaxed:
             self._release_puts(group)
         self._release(group.relaxed_waiters)
+
+    def synced(self) -> None:
+        """The journal was forced."""
+        self.context.counters.syncs += 1
 
     def forced(self, group: Group) -> None:
         """The record is forced: release every answer. Watermarks move in ``applied``."""

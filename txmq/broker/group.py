@@ -7,13 +7,17 @@ redo, which goes through the items in order, writes every partition front to bac
 
 from __future__ import annotations
 
+from typing import Final
+
 from txmq.broker.holds import Hold
 from txmq.broker.peer import Peer
 from txmq.log.partition import Partition
+from txmq.model import Lsn
 from txmq.redo import entries
 
 AnswerNow = tuple[Peer, bytes, bytes]  # (peer, opaque, whole answer)
 PutAnswer = tuple[Peer, bytes, int]  # (peer, opaque, base offset)
+NOT_WRITTEN: Final = Lsn(1 << 63)
 
 
 class Run:
@@ -62,10 +66,12 @@ class Group:
         ended_holds: what readers may see once the record is forced (``holds``).
         deleted: partitions whose files go once the record is forced.
         unlinked: segment files that retention drops once the record is forced.
+        end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
     """
 
     __slots__ = (
         "deleted",
+        "end_lsn",
         "ended_holds",
         "forced",
         "items",
@@ -92,6 +98,12 @@ class Group:
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = self.patient = 0
         self.forced = False
+        self.end_lsn = NOT_WRITTEN
+
+    @property
+    def is_written(self) -> bool:
+        """Whether its record is in the journal."""
+        return self.end_lsn != NOT_WRITTEN
 
     @property
     def is_empty(self) -> bool:

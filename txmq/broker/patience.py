@@ -7,54 +7,38 @@ see the messages that much later. 8 threads' XA transactions, counted under load
 more of them, half of them done 13 % sooner.
 
 Invariants:
-    * a group waits once, and no longer than ``WAIT_S`` and the loop's own delay;
+    * a group waits once, and no longer than ``WAIT_S`` and its driver's own delay;
     * a broker that stops waits for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from math import inf
+from typing import Final
 
 from txmq.broker.group import Group
 
-WAIT_S = 0.001
-
-
-class Timer(Protocol):
-    """What ``call_later`` answers."""
-
-    def cancel(self) -> None:
-        """Do not call."""
+WAIT_S: Final = 0.001
 
 
 class Patience:
     """See the module's docstring.
 
-    Args:
-        call_later: calls back after so many seconds.
-        wake: the wait is over: look at the group again.
+    Attributes:
+        until: when the group that waits goes; infinite if none waits.
     """
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], Timer], wake: Callable[[], None]) -> None:
-        self._call_later, self._wake = call_later, wake
-        self._timer: Timer | None = None
-        self._is_over = False
+    def __init__(self) -> None:
+        self.until = inf
 
-    def keeps(self, group: Group) -> bool:
-        """Whether the group is to wait; ``wake`` comes when it has."""
-        if not group.can_wait or self._is_over:
+    def keeps(self, group: Group, now: float) -> bool:
+        """Whether the group is to wait."""
+        if not group.can_wait:
             return False
-        if self._timer is None:
-            self._timer = self._call_later(WAIT_S, self._end)
-        return True
+        if self.until == inf:
+            self.until = now + WAIT_S
+        return now < self.until
 
     def end(self) -> None:
         """The group goes, for whatever reason."""
-        timer, self._timer, self._is_over = self._timer, None, False
-        if timer is not None:
-            timer.cancel()
-
-    def _end(self) -> None:
-        self._is_over = True
-        self._wake()
+        self.until = inf

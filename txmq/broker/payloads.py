@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from txmq.broker.transaction import Transaction
@@ -53,15 +54,26 @@ class PayloadFiles:
             for number, part in enumerate(transaction.parts[:count])
         )  # fmt: skip
         temporary = f"{transaction.file_name}.tmp"
-        if self._disk.exists(temporary):
-            self._disk.unlink(temporary)
-        file = self._disk.open(temporary, create=True)
+        self._drop(temporary)
         try:
-            file.pwrite(content + _CRC.pack(checksum(content, 0)), 0)
+            self._write_file(temporary, content + _CRC.pack(checksum(content, 0)))
+            self._disk.rename(temporary, transaction.file_name)
+        except OSError:
+            with suppress(OSError):
+                self._drop(temporary)
+            raise
+
+    def _write_file(self, path: str, content: bytes) -> None:
+        file = self._disk.open(path, create=True)
+        try:
+            file.pwrite(content, 0)
             file.fsync()
         finally:
             file.close()
-        self._disk.rename(temporary, transaction.file_name)
+
+    def _drop(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._disk.unlink(path)
 
     def read(self, transaction: Transaction) -> Iterator[memoryview]:
         """The bodies of the first ``file_parts`` PAYLOAD entries of a transaction, in order.

@@ -6,7 +6,7 @@ group -> payload -> journal.append -> journal.sync -> answers -> partition files
                      redo after a crash <----- checkpoint: files synced, state written, journal released
 ```
 
-The order journal, sync, reply is the caller's (``server``, the simulator); this module is each step of it.
+The order journal, sync, reply is the commit pipeline's (``commit/pipeline.py``); this module is each step of it.
 
 Checkpoint at lsn L: the state as of the group that ended at L; taken when that group was sealed, written when it was
 applied and every file it touched was synced. Payloads of unsettled transactions move to ``prepared/<id>`` (again only
@@ -52,6 +52,11 @@ _NOT_PINNED = Lsn(0)
 _LACKING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
+def is_lacking(error: BaseException) -> bool:
+    """Whether the system lacks space or descriptors, which it may have again later."""
+    return isinstance(error, OSError) and error.errno in _LACKING
+
+
 @dataclass(slots=True)
 class PendingCheckpoint:
     """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written.
@@ -61,6 +66,7 @@ class PendingCheckpoint:
     """
 
     snapshot: dict[str, Any]
+    epoch: int
     payloads: list[tuple[Transaction, int]]
     lsn: Lsn = _NOT_PINNED
     chain: int = 0
@@ -79,7 +85,11 @@ class Recovered:
 
 
 class Store:
-    """The files of one broker. One call at a time, but for ``run_checkpoint``, which may run beside the others."""
+    """The files of one broker.
+
+    Thread safety: three calls may run beside each other: one that changes the journal (``write``, ``force``,
+    ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``).
+    """
 
     def __init__(
         self, disk: Disk, journal: Journal, files: FileCache, lock: Lock, settings: BrokerSettings, checkpoint_lsn: Lsn
@@ -126,7 +136,7 @@ class Store:
             try:
                 self._apply_one(group)
             except OSError as error:
-                if error.errno not in _LACKING:
+                if not is_lacking(error):
                     raise
                 if has_made_room:
                     return done
@@ -172,43 +182,38 @@ class Store:
         return self.journal.next_lsn - self.checkpoint_lsn >= self.settings.checkpoint_interval_bytes
 
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
-        """Take the state at the moment a group is sealed, with nothing assigned behind it."""
+        """Copy the state as of the newest group; what is assigned later is in no copy."""
         payloads = [(t, len(t.parts)) for t in state.transactions.values() if t.file_parts < len(t.parts)]
-        return PendingCheckpoint(state.snapshot(), payloads)
+        return PendingCheckpoint(state.snapshot(), state.epoch, payloads)
 
     def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
-        """The group's record was just written: this is the place the state belongs to."""
+        """The newest group's record was just written: this is the place that the state belongs to."""
         pending.lsn, pending.chain = self.journal.next_lsn, self.journal.chain
-        self.checkpoint_lsn = pending.lsn
 
-    def run_checkpoint(self, pending: PendingCheckpoint, epoch: int) -> None:
-        """Sync the files and write the checkpoint; call when its group is forced and applied. May run in a thread.
-
-        Durability: when this returns, recovery starts at ``pending.lsn``.
-        """
+    def sync_files(self) -> None:
+        """Sync the partition files, when everything up to ``pending.lsn`` is forced and applied."""
         crash_point("checkpoint.before")
         self.files.sync_dirty()
         crash_point("checkpoint.files_synced")
+
+    def write_checkpoint(self, pending: PendingCheckpoint) -> None:
+        """Write the checkpoint, behind ``sync_files``. Durability: when this returns, recovery starts at its lsn.
+
+        Raises:
+            OSError: nothing is left of it, and the older checkpoint holds; for want of space it may be tried again.
+        """
         self._payloads.write(pending.payloads)
         state = json.dumps(pending.snapshot, separators=(",", ":")).encode()
-        checkpoint.write(
-            self.disk, checkpoint.Checkpoint(pending.lsn, pending.chain, epoch, state), node_id=self.journal.node_id
-        )
+        content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, state)
+        checkpoint.write(self.disk, content, node_id=self.journal.node_id)
+        self.checkpoint_lsn = pending.lsn
         crash_point("checkpoint.written")
 
     def end_checkpoint(self, pending: PendingCheckpoint) -> None:
-        """Release what the two kept checkpoints do not need; not beside ``write`` or ``force``."""
+        """Release what the two kept checkpoints do not need."""
         self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
         self._payloads.release(pending.snapshot["transactions"])
         crash_point("checkpoint.released")
-
-    def checkpoint_now(self, state: State) -> None:
-        """All three steps at once, for start and stop."""
-        pending = self.begin_checkpoint(state)
-        self.pin_checkpoint(pending)
-        self.force()
-        self.run_checkpoint(pending, state.epoch)
-        self.end_checkpoint(pending)
 
     def close(self) -> None:
         """Let go of everything; syncs nothing."""

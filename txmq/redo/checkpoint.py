@@ -61,11 +61,26 @@ def write(disk: Disk, checkpoint: Checkpoint, *, node_id: int) -> None:
 
     One of that LSN that is there already is replaced. Durability: it is forced, its name too, when this returns; what
     it builds on must have been forced before.
+
+    Raises:
+        OSError: the older checkpoints are as they were; nothing half written is left, as far as the disk allows.
     """
     disk.make_directories(DIRECTORY)
     path = path_of(checkpoint.lsn)
     _drop(disk, path + _TEMPORARY)
-    file = disk.open(path + _TEMPORARY, create=True)
+    try:
+        _write_file(disk, path + _TEMPORARY, checkpoint, node_id)
+        disk.rename(path + _TEMPORARY, path)
+    except OSError:
+        with suppress(OSError):
+            _drop(disk, path + _TEMPORARY)
+        raise
+    disk.sync_directory(DIRECTORY)
+    _unlink_older(disk, checkpoint.lsn, node_id)
+
+
+def _write_file(disk: Disk, path: str, checkpoint: Checkpoint, node_id: int) -> None:
+    file = disk.open(path, create=True)
     try:
         line = _encode_line(checkpoint, node_id)
         file.pwrite(line, 0)
@@ -75,9 +90,6 @@ def write(disk: Disk, checkpoint: Checkpoint, *, node_id: int) -> None:
         file.fsync()
     finally:
         file.close()
-    disk.rename(path + _TEMPORARY, path)
-    disk.sync_directory(DIRECTORY)
-    _unlink_older(disk, checkpoint.lsn, node_id)
 
 
 def load_newest(disk: Disk, *, node_id: int) -> tuple[Checkpoint | None, str | None]:

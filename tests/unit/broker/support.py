@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from txmq.broker.commit.steps import Checkpoint
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.runtime.sim_clock import START_MS
@@ -52,6 +54,18 @@ def node(**changes: object) -> Node:
 def restarted(old: Node) -> Node:
     """The next life of a broker that was killed."""
     return Node(old.kill(), old.settings, clock=old.clock)
+
+
+@contextmanager
+def checkpoint_under_way(of: Node) -> Iterator[None]:
+    """The state is copied, its place known; the checkpoint is written when the block ends."""
+    of.pipeline.want_checkpoint()
+    step = of.pipeline.next_step(of.clock.monotonic())
+    assert isinstance(step, Checkpoint)
+    yield
+    step.run()
+    of.step_done(step)
+    of.run_steps()
 
 
 def put(client: Client, *values: bytes, topic: str = "a", partition: int = 0, **fields: int) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from math import inf
 
 import pytest
 
@@ -12,24 +12,7 @@ from ...images.node import Client, Node
 from .support import UUID, batch, node
 from .test_decisions import OTHER_UUID, decide
 
-
-class Timers:
-    """What the loop was asked to call back."""
-
-    def __init__(self) -> None:
-        self.due: list[tuple[float, Callable[[], None]]] = []
-        self.cancelled = self.woken = 0
-        self.patience = Patience(self.call_later, self.wake)
-
-    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timers:
-        self.due.append((delay_s, call))
-        return self
-
-    def cancel(self) -> None:
-        self.cancelled += 1
-
-    def wake(self) -> None:
-        self.woken += 1
+NOW = 100.0
 
 
 def decided(*uuids: str) -> tuple[Node, Client, str]:
@@ -42,30 +25,29 @@ def decided(*uuids: str) -> tuple[Node, Client, str]:
 
 def test_a_group_of_completed_branches_waits_once() -> None:
     made, client, txid = decided(UUID, OTHER_UUID)
-    timers, group = Timers(), made.core.context.group
+    patience, group = Patience(), made.core.context.group
     client.send("complete", txid, extensions={"uuid": UUID})
     client.send("complete", txid, extensions={"uuid": OTHER_UUID})
-    assert timers.patience.keeps(group)
-    assert timers.patience.keeps(group)
-    [(delay_s, call)] = timers.due
-    assert delay_s == WAIT_S
-    call()
-    assert timers.woken == 1
-    assert not timers.patience.keeps(group)
-    timers.patience.end()
-    assert timers.patience.keeps(group)  # the next one waits again
+    assert patience.keeps(group, NOW)
+    assert patience.keeps(group, NOW + WAIT_S / 2)
+    assert patience.until == NOW + WAIT_S
+    assert not patience.keeps(group, NOW + WAIT_S)
+    patience.end()
+    assert patience.keeps(group, NOW + WAIT_S)  # the next one waits again
 
 
 def test_nothing_waits_where_nothing_is_queued() -> None:
-    assert not Timers().patience.keeps(node().core.context.group)
+    patience = Patience()
+    assert not patience.keeps(node().core.context.group, NOW)
+    assert patience.until == inf
 
 
 @pytest.mark.parametrize("company", ["put", "rollback", "outcome", "heuristic"])
 def test_whatever_else_comes_takes_it_along(company: str) -> None:
     made, client, txid = decided(UUID, OTHER_UUID)
-    timers, group = Timers(), made.core.context.group
+    patience, group = Patience(), made.core.context.group
     client.send("complete", txid, extensions={"uuid": UUID})
-    assert timers.patience.keeps(group)
+    assert patience.keeps(group, NOW)
     if company == "put":
         client.send("put", "a", 0, body=batch(b"y"))
     elif company == "rollback":
@@ -75,6 +57,6 @@ def test_whatever_else_comes_takes_it_along(company: str) -> None:
     else:
         extensions = {"uuid": OTHER_UUID, "heuristic": "hazard", "reason": "r"}
         client.send("complete", txid, extensions=extensions)
-    assert not timers.patience.keeps(group)
-    timers.patience.end()
-    assert timers.cancelled == 1
+    assert not patience.keeps(group, NOW)
+    patience.end()
+    assert patience.until == inf

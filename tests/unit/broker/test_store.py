@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from txmq.errors import StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.redo import checkpoint
+from txmq.runtime.sim_disk import Kind
 
 from ...images.check import comparable
 from ...images.node import Node
@@ -94,6 +97,7 @@ def test_a_lower_retention_frees_the_active_segment_and_the_offsets_go_on(checkp
     client = broker.connect()
     for _ in range(3):
         put(client, bytes(10_000))
+    broker.mark()  # which makes the journal's next file
     free = broker.disk.free_bytes()
     client.ask("topic", "alter", "a", extensions={"retention_ms": 1000})
     broker.clock.advance(2)
@@ -219,3 +223,21 @@ def test_what_redo_makes_of_an_archived_segment_is_not_archived_in_its_place(is_
     assert after.disk.list_directory("archive/3/0") == ([] if is_taken_out else [name])
     assert len(after.disk.list_directory("log/3/0")) == 1
     assert len(after.messages(after.partition("old"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["write", "sync"])
+@pytest.mark.parametrize("directory", ["checkpoint", "prepared"])
+def test_checkpoint_without_space_leaves_no_file_and_its_lsn(directory: str, kind: Kind) -> None:
+    broker = node()
+    client = broker.session()
+    prepare(client, broker.txid(1, 1), ("a", 0, batch(bytes(3000))))
+    before, names = broker.store.checkpoint_lsn, broker.disk.list_directory("checkpoint")
+    broker.disk.fail_at(1, errno.ENOSPC, kind, forever=True, path_prefix=directory)
+    broker.checkpoint()
+    assert broker.disk.list_directory("checkpoint") == names
+    assert [name for name in broker.disk.list_directory("prepared") if name.endswith(".tmp")] == []
+    assert broker.store.checkpoint_lsn == before
+    broker.disk.clear_faults()
+    broker.checkpoint()
+    assert broker.store.checkpoint_lsn > before
+    assert put(client, b"2").code == 200

@@ -7,7 +7,7 @@ import pytest
 from txmq.log import records
 
 from ...images.node import Client, Node
-from .support import batch, node, part, prepare, put, restarted, stated, values
+from .support import batch, checkpoint_under_way, node, part, prepare, put, restarted, stated, values
 
 
 def _begun(**changes: object) -> tuple[Node, Client]:
@@ -131,11 +131,8 @@ def test_a_part_that_arrives_while_a_checkpoint_is_written_belongs_to_the_journa
     broker, client = _begun()
     txid = broker.txid(1, 1)
     _stream(client, txid, batch(b"1"))
-    pending = broker.store.begin_checkpoint(broker.state)
-    broker.store.pin_checkpoint(pending)
-    client.ask("put", "a", 0, extensions={"tx": txid}, body=batch(b"2"))
-    broker.store.run_checkpoint(pending, broker.state.epoch)
-    broker.store.end_checkpoint(pending)
+    with checkpoint_under_way(broker):
+        client.ask("put", "a", 0, extensions={"tx": txid}, body=batch(b"2"))
     assert prepare(client, txid, **stated([batch(b"1"), batch(b"2")])).code == 200
     broker = restarted(broker)
     assert broker.connect().ask("commit", txid, body=b"").text == "a 0 0 1\na 0 1 1\n"

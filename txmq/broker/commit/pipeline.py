@@ -1,0 +1,371 @@
+"""The commit pipeline: which step the broker takes next, from the seal of a group to the release of the journal.
+
+Theory of operation. A deterministic state machine without threads, event loop, clock or I/O. Its drivers are the server
+(``broker/server.py``), the crash images (``tests/images``) and the simulation (``tests/simulation``); they share this
+loop and differ in where and when a step runs:
+
+    while (step := pipeline.next_step(now)) is not None:
+        step.run()                    # here, in a thread, or later
+        pipeline.done(step, now)      # or failed(step, error, now)
+
+```
+ lane         steps
+ JOURNAL      seal -> Append (write, sync) -> stable? -> answers ...      due before the next group: Release, sync, Mark
+ FILES                                                   ... Apply -> watermarks ...
+ CHECKPOINT                                                              ... Checkpoint -> Release in the lane JOURNAL
+```
+One step at a time in each lane. *Stable* is the lsn up to which the journal can be lost no more (``_stable_lsn``).
+
+Groups are sealed one behind the other; what arrives while the journal is busy is the next group, which is what makes
+group commit. Answers are released in ``done``; the driver hands them to the sockets before it asks for the next step,
+which is then ``Apply``.
+
+A checkpoint is taken between two requests, at any load: the group in the making is closed, the state behind it is
+copied, and the checkpoint belongs to the place in the journal where that group's record ends. It is written when
+everything up to there is in the partition files.
+
+Invariants:
+    * append, sync, answer: an answer that tells of durable things is released when its record is *stable*, a relaxed
+      one when it is written;
+    * only stable groups are applied, in the order of the journal; watermarks move after that;
+    * a checkpoint holds what stable, applied groups made, and nothing else;
+    * liveness: what is due goes before the next group (release, sync, mark), so that no load starves it; a sync is due
+      at the latest ``UNSYNCED_BYTES_MAX`` behind the first unsynced byte, a mark ``MARK_BUSY_S`` behind the last one;
+    * a step that failed is the last one, except a checkpoint that lacks space or descriptors: the older one and the
+      journal behind it are whole, and it is tried again ``CHECKPOINT_RETRY_S`` later.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from math import inf
+from typing import Final, Protocol
+
+from txmq.broker.commit.steps import Append, Apply, Checkpoint, JournalStep, Mark, Place, Release, Step
+from txmq.broker.group import Group
+from txmq.broker.patience import Patience
+from txmq.broker.state import State
+from txmq.broker.store import PendingCheckpoint, Store, is_lacking
+from txmq.config import BrokerSettings
+from txmq.model import Lsn
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Clock
+
+INLINE_WRITE_SIZE_BYTES: Final = 1 << 20  # into the page cache, without a sync: 0.2 ms
+BACKGROUND_SYNC_MS: Final = 1000  # sync = never: readers see what was forced, so it is forced now and then all the same
+UNSYNCED_BYTES_MAX: Final = 64 << 20  # groups stay in memory until they are forced
+APPLY_RETRY_S: Final = 0.05
+CHECKPOINT_RETRY_S: Final = 1.0
+MARK_BUSY_S: Final = 1.0
+
+
+class Commits(Protocol):
+    """What the pipeline needs of the core."""
+
+    @property
+    def state(self) -> State:
+        """The assigned state."""
+
+    @property
+    def is_relaxed(self) -> bool:
+        """Whether some answers leave before the sync."""
+
+    def next_group(self) -> Group | None:
+        """The group that ``seal`` would take; None if nothing is queued."""
+
+    def seal(self) -> Group:
+        """Take that group."""
+
+    def cut(self) -> Group | None:
+        """Close the group in the making. The newest group that is not forced; None if all are."""
+
+    def written(self, group: Group) -> None:
+        """Its record is written: release what does not wait for the sync."""
+
+    def synced(self) -> None:
+        """The journal was forced."""
+
+    def forced(self, group: Group) -> None:
+        """Its record is stable: release all its answers."""
+
+    def applied(self, group: Group) -> None:
+        """It is in the partition files: move the watermarks."""
+
+
+class _Phase(enum.Enum):
+    """Of the checkpoint that is under way."""
+
+    NONE = "none"
+    TAKEN = "the state is copied, its group not yet written"
+    PINNED = "its place in the journal is known, not everything before is applied"
+    RUNNING = "it is being written"
+    WRITTEN = "it is durable, the journal before it is not released"
+
+
+class CommitPipeline:
+    """See the module's docstring. One thread at a time; steps may run in others.
+
+    Attributes:
+        sync_ms: how long recent syncs took, smoothed.
+        is_stopping: nothing waits for company or for a later sync any more.
+        has_failed: a step failed; there is no next one.
+    """
+
+    def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
+        self._core, self._store, self._settings, self._clock = core, store, settings, clock
+        self._patience = Patience()
+        self.sync_ms = 0.0
+        self.is_stopping = self.has_failed = False
+        self._journal_step: JournalStep | None = None
+        self._unstable: deque[Group] = deque()  # sealed, oldest first
+        self._unsynced_messages = self._unsynced_bytes = 0
+        self._sync_due_at = inf
+        self._is_sync_wanted = self._is_checkpoint_wanted = self._is_mark_wanted = False
+        self._stable: list[Group] = []  # answered, to be applied
+        self._apply: Apply | None = None
+        self._apply_retry_at = inf
+        self._is_marked = False  # the recovered tail is not
+        self._checkpoint_phase = _Phase.NONE
+        self._checkpoint: PendingCheckpoint | None = None
+        self._checkpoint_group: Group | None = None
+        self._last_write_at = now = clock.monotonic()
+        self._mark_at = now + MARK_BUSY_S
+        self._checkpoint_at = now + settings.checkpoint_interval_ms / 1000
+        self._checkpoint_retry_at = 0.0
+        relaxed_ms = settings.sync_interval_ms if settings.sync == "interval" else BACKGROUND_SYNC_MS
+        self._sync_interval_s = relaxed_ms / 1000
+        self._messages_max = settings.sync_interval_messages if settings.sync == "interval" else 1 << 62
+
+    # --- what drivers ask --------------------------------------------------------------------------------------------
+
+    def next_step(self, now: float) -> Step | None:
+        """The next step that may run beside those under way; None if there is none before ``done`` or a later time."""
+        if self.has_failed:
+            return None
+        if self._journal_step is None and self._checkpoint_phase is _Phase.NONE and self._is_checkpoint_due(now):
+            self._take_checkpoint(now)
+        return self._next_apply(now) or self._next_checkpoint(now) or self._next_on_journal(now)
+
+    def wake_at(self) -> float:
+        """When time alone makes a step due that a tick every 50 ms would be late for; infinite if nothing waits."""
+        if self._journal_step is not None or self.has_failed:
+            return inf
+        return min(self._patience.until, self._sync_due_at)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, unstable or asked for. A full disk may still hold groups up."""
+        return (
+            self._journal_step is None
+            and self._apply is None
+            and self._checkpoint_phase is _Phase.NONE
+            and not (self._unstable or self._stable or self._is_checkpoint_wanted)
+            and self._core.next_group() is None
+        )
+
+    @property
+    def has_unstable(self) -> bool:
+        """Whether some sealed group is not stable."""
+        return bool(self._unstable)
+
+    def want_sync(self) -> None:
+        """Sync as soon as the journal is free."""
+        self._is_sync_wanted = bool(self._unstable)
+
+    def want_checkpoint(self) -> None:
+        """Take a checkpoint as soon as the journal is free, whether one is due or not; a full disk puts it off."""
+        self._is_checkpoint_wanted = True
+
+    def want_mark(self) -> None:
+        """Write a mark as soon as the journal is free."""
+        self._is_mark_wanted = True
+
+    # --- what drivers report -----------------------------------------------------------------------------------------
+
+    def done(self, step: Step, now: float) -> None:
+        """A step has run: release answers, move watermarks."""
+        if isinstance(step, JournalStep):
+            self._journal_step = None
+            self._journal_done(step, now)
+        elif isinstance(step, Apply):
+            self._apply = None
+            for group in step.applied:
+                self._core.applied(group)
+            self._apply_retry_at = now + APPLY_RETRY_S if self._store.has_unapplied else inf
+        else:
+            self._checkpoint_phase = _Phase.WRITTEN
+
+    def failed(self, step: Step, error: BaseException, now: float) -> bool:
+        """A step raised. Whether the broker must end; else only this step is given up."""
+        if isinstance(step, Checkpoint) and is_lacking(error):
+            self._give_checkpoint_up(now)
+            return False
+        self.has_failed = True
+        return True
+
+    # --- journal -----------------------------------------------------------------------------------------------------
+
+    def _next_on_journal(self, now: float) -> Step | None:
+        if self._journal_step is not None:
+            return None
+        self._journal_step = self._due_on_journal(now) or self._next_append(now)
+        return self._journal_step
+
+    def _due_on_journal(self, now: float) -> JournalStep | None:
+        """What goes before the next group."""
+        if self._checkpoint_phase is _Phase.WRITTEN and self._checkpoint is not None:
+            return Release(self._store, self._checkpoint)
+        if self._unstable and self._is_sync_due(now):
+            return self._append(None, Place.WRITER, syncs=True)
+        if self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
+            return Mark(self._store)
+        return None
+
+    def _is_sync_due(self, now: float) -> bool:
+        return (
+            self._is_sync_wanted
+            or self.is_stopping
+            # Only the newest can be told after its seal that somebody waits for it (``Context.send_settled``).
+            or self._unstable[-1].forced
+            or now >= self._sync_due_at
+            or self._unsynced_messages >= self._messages_max
+            or self._unsynced_bytes >= UNSYNCED_BYTES_MAX
+        )
+
+    def _is_mark_due(self, now: float) -> bool:
+        if now >= self._mark_at:
+            return True
+        is_quiet = (now - self._last_write_at) * 1000 >= self._settings.mark_idle_ms
+        return is_quiet and not self._unstable and self._core.next_group() is None
+
+    def _next_append(self, now: float) -> Append | None:
+        group = self._core.next_group()
+        if group is None or (not self.is_stopping and self._patience.keeps(group, now)):
+            return None
+        self._patience.end()
+        group = self._core.seal()
+        self._unstable.append(group)
+        crash_point("broker.put.accepted")
+        syncs = not self._core.is_relaxed or group.forced
+        return self._append(group, self._place(group, syncs), syncs=syncs)
+
+    def _append(self, group: Group | None, place: Place, *, syncs: bool) -> Append:
+        return Append(self._store, place, group, self._clock, self._settings.sync_delay_ms, syncs=syncs)
+
+    def _place(self, group: Group, syncs: bool) -> Place:
+        """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/server.py``)."""
+        if not syncs:
+            return Place.LOOP if group.size_bytes <= INLINE_WRITE_SIZE_BYTES else Place.WRITER
+        is_small = group.size_bytes <= self._settings.inline_sync_size_bytes
+        return Place.LOOP if is_small and self.sync_ms <= self._settings.inline_sync_ms else Place.WRITER
+
+    def _journal_done(self, step: JournalStep, now: float) -> None:
+        if isinstance(step, Append):
+            self._appended(step, now)
+        elif isinstance(step, Mark):
+            self._is_marked, self._is_mark_wanted = True, False
+        else:
+            self._checkpoint_phase, self._checkpoint = _Phase.NONE, None
+        self._release_stable(step.syncs)
+
+    def _appended(self, step: Append, now: float) -> None:
+        if step.syncs:
+            self._core.synced()
+            self.sync_ms += (step.sync_ms - self.sync_ms) * 0.2
+        group = step.group
+        if group is None:
+            return
+        group.end_lsn = self._store.journal.next_lsn
+        self._last_write_at = now
+        if self._is_marked:
+            self._is_marked, self._mark_at = False, now + MARK_BUSY_S
+        if group is self._checkpoint_group:
+            self._pin_checkpoint()
+        if not step.syncs:
+            self._core.written(group)
+            self._unsynced_messages += group.message_count
+            self._unsynced_bytes += group.size_bytes
+            self._sync_due_at = min(self._sync_due_at, now + self._sync_interval_s)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _stable_lsn(self) -> Lsn:
+        """Up to where the journal can be lost no more: synced here. Replicas' acknowledgements will join in here."""
+        return self._store.journal.durable_lsn
+
+    def _release_stable(self, is_synced: bool) -> None:
+        stable_lsn, unstable = self._stable_lsn(), self._unstable
+        while unstable and unstable[0].end_lsn <= stable_lsn:
+            group = unstable.popleft()
+            if self._core.is_relaxed:
+                self._core.written(group)
+            self._core.forced(group)
+            self._stable.append(group)
+        if is_synced or not unstable:
+            self._unsynced_messages = self._unsynced_bytes = 0
+            self._sync_due_at, self._is_sync_wanted = inf, False
+
+    # --- partition files ---------------------------------------------------------------------------------------------
+
+    def _next_apply(self, now: float) -> Apply | None:
+        if self._apply is not None or not (self._stable or now >= self._apply_retry_at):
+            return None
+        groups, self._stable = self._stable, []
+        self._apply = Apply(self._store, groups)
+        return self._apply
+
+    def _first_unapplied(self) -> Group | None:
+        if self._apply is not None and self._apply.groups:
+            return self._apply.groups[0]
+        if self._stable:
+            return self._stable[0]
+        return self._unstable[0] if self._unstable else None
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _is_checkpoint_due(self, now: float) -> bool:
+        if self._is_checkpoint_wanted:
+            return True
+        if now < self._checkpoint_retry_at:
+            return False
+        store = self._store
+        return store.due_for_checkpoint() or (
+            now >= self._checkpoint_at and store.journal.next_lsn > store.checkpoint_lsn
+        )
+
+    def _take_checkpoint(self, now: float) -> None:
+        """Copy the state as of the newest group. The journal is free: that group is queued, or written."""
+        self._is_checkpoint_wanted = False
+        if self._store.has_unapplied:
+            self._checkpoint_retry_at = now + CHECKPOINT_RETRY_S
+            return
+        self._checkpoint_at = now + self._settings.checkpoint_interval_ms / 1000
+        group = self._core.cut()
+        self._checkpoint = self._store.begin_checkpoint(self._core.state)
+        self._checkpoint_phase, self._checkpoint_group = _Phase.TAKEN, group
+        if group is None or group.is_written:
+            self._pin_checkpoint()
+
+    def _pin_checkpoint(self) -> None:
+        """The journal ends where the copied state belongs."""
+        if self._checkpoint is not None:
+            self._store.pin_checkpoint(self._checkpoint)
+            self._checkpoint_phase, self._checkpoint_group = _Phase.PINNED, None
+
+    def _next_checkpoint(self, now: float) -> Checkpoint | None:
+        pending = self._checkpoint
+        if self._checkpoint_phase is not _Phase.PINNED or pending is None:
+            return None
+        first = self._first_unapplied()
+        if first is not None and first.end_lsn <= pending.lsn:
+            return None
+        if self._store.has_unapplied:
+            self._give_checkpoint_up(now)
+            return None
+        self._checkpoint_phase = _Phase.RUNNING
+        return Checkpoint(self._store, pending)
+
+    def _give_checkpoint_up(self, now: float) -> None:
+        self._checkpoint_phase, self._checkpoint = _Phase.NONE, None
+        self._checkpoint_retry_at = self._checkpoint_at = now + CHECKPOINT_RETRY_S

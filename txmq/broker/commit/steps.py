@@ -1,0 +1,163 @@
+"""The steps of the commit pipeline: the I/O that the pipeline asks for and a driver carries out.
+
+Theory of operation. ``CommitPipeline.next_step`` hands out a step; its driver runs it, all at once (``run``) or part by
+part (``parts``; the simulation lets time pass between them), and reports it to ``done`` or ``failed``. ``place`` says
+where the server runs it; other drivers need not ask. A step touches the store and itself, never the core: what it
+found out stands in its attributes when it is done.
+
+Invariants:
+    * the parts of a step run in their order, and a part that raises is the last;
+    * at most one ``JournalStep`` runs at a time; beside it at most one ``Apply`` and one ``Checkpoint``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+from txmq.broker.group import Group
+from txmq.broker.store import PendingCheckpoint, Store
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Clock
+
+Part = Callable[[], None]
+
+
+class Place(enum.Enum):
+    """Where the server runs a step."""
+
+    LOOP = "loop"  # short enough that a hop to a thread would cost more
+    WRITER = "writer"  # the one thread that may wait for the journal
+    HELPER = "helper"  # a thread that runs beside the writer
+
+
+class Step:
+    """One piece of I/O; see the module's docstring."""
+
+    def __init__(self, store: Store, place: Place) -> None:
+        self.store, self.place = store, place
+
+    def parts(self) -> Sequence[Part]:
+        """What is to be called, in this order."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """All parts."""
+        for part in self.parts():
+            part()
+
+
+class JournalStep(Step):
+    """A step that needs the journal for itself.
+
+    Attributes:
+        syncs: everything written is forced when it is done.
+    """
+
+    def __init__(self, store: Store, place: Place, *, syncs: bool) -> None:
+        super().__init__(store, place)
+        self.syncs = syncs
+
+
+class Append(JournalStep):
+    """Append a group's record (None: no record) and, if it ``syncs``, force all that was appended.
+
+    Attributes:
+        sync_ms: how long the sync took.
+    """
+
+    def __init__(
+        self, store: Store, place: Place, group: Group | None, clock: Clock, sync_delay_ms: int, *, syncs: bool
+    ) -> None:
+        super().__init__(store, place, syncs=syncs)
+        self.group, self.sync_ms = group, 0.0
+        self._clock, self._delay_s = clock, sync_delay_ms / 1000
+
+    def parts(self) -> Sequence[Part]:
+        """Write, sync."""
+        if self.group is None:
+            return (self._sync,)
+        return (self._write, self._sync) if self.syncs else (self._write,)
+
+    def _write(self) -> None:
+        if self.group is not None:
+            self.store.write(self.group)
+
+    def _sync(self) -> None:
+        started = self._clock.monotonic()
+        if self._delay_s:
+            self._clock.sleep(self._delay_s)
+        self.store.force()
+        self.sync_ms = (self._clock.monotonic() - started) * 1000
+
+
+class Mark(JournalStep):
+    """Force everything, put on disk that it is forced, and make the next journal file ahead of need."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, Place.WRITER, syncs=True)
+
+    def parts(self) -> Sequence[Part]:
+        """Mark, prepare."""
+        return (self._mark, self._prepare)
+
+    def _mark(self) -> None:
+        self.store.journal.mark()
+
+    def _prepare(self) -> None:
+        self.store.journal.prepare_next()
+
+
+class Release(JournalStep):
+    """Let go of the journal that no kept checkpoint needs."""
+
+    def __init__(self, store: Store, pending: PendingCheckpoint) -> None:
+        super().__init__(store, Place.WRITER, syncs=False)
+        self._pending = pending
+
+    def parts(self) -> Sequence[Part]:
+        """Release."""
+        return (self._release,)
+
+    def _release(self) -> None:
+        self.store.end_checkpoint(self._pending)
+
+
+class Apply(Step):
+    """Write forced groups to the partition files; without groups, try again what a full disk held up.
+
+    Attributes:
+        applied: groups that are in the files now, in order.
+    """
+
+    def __init__(self, store: Store, groups: list[Group]) -> None:
+        super().__init__(store, Place.LOOP)
+        self.groups = groups
+        self.applied: list[Group] = []
+
+    def parts(self) -> Sequence[Part]:
+        """Apply."""
+        return (self._apply,)
+
+    def _apply(self) -> None:
+        if not self.groups:
+            self.applied = self.store.apply_pending()
+            return
+        crash_point("broker.answers.sent")
+        for group in self.groups:
+            self.applied += self.store.apply(group)
+
+
+class Checkpoint(Step):
+    """Sync the partition files and write the checkpoint."""
+
+    def __init__(self, store: Store, pending: PendingCheckpoint) -> None:
+        super().__init__(store, Place.HELPER)
+        self._pending = pending
+
+    def parts(self) -> Sequence[Part]:
+        """Sync, write."""
+        return (self.store.sync_files, self._write)
+
+    def _write(self) -> None:
+        self.store.write_checkpoint(self._pending)

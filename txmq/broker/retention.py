@@ -1,0 +1,21 @@
+"""Retention: segments that are too old, or too many, leave the log.
+
+The new log start is journaled first; the files go when that record is forced (``Group.unlinked``, ``store``).
+"""
+
+from __future__ import annotations
+
+from txmq.broker.context import Context
+from txmq.redo import entries
+
+
+def retire(context: Context, now_ms: int) -> None:
+    """Put the new log starts of all partitions into the group in the making."""
+    for partition in context.state.all_partitions():
+        start, paths = partition.expired_segments(now_ms)
+        if paths:
+            group = context.group_with_room()
+            group.add_entry(entries.encode_log_start(partition.topic_id, partition.number, start))
+            partition.set_log_start(start)
+            group.unlinked.append((partition, paths))
+            group.forced = True
