@@ -57,12 +57,12 @@ def test_weak_durability_is_refused_unless_asked_for_by_name(
     assert lax.enlist(CLUSTER, new_txid(), 30.0).roll_back(prepared=False)
 
 
-def test_a_binary_log_is_warned_of_and_must_be_forced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_binary_log_is_warned_of_and_must_be_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with MariaDB(tmp_path / "m", binary_log=True) as server:
         world = MySQLWorld(server)
         assert world.prepared(1).commit()
         assert world.prepared(2).commit()
-        assert capfd.readouterr().err.count("binary log is on") == 1
+        assert caplog.text.count("binary log is on") == 1
         server.execute("SET GLOBAL sync_binlog = 0")
         with pytest.raises(ConfigError, match="sync_binlog = 0"):
             world.new_resource().enlist(CLUSTER, new_txid(), 30.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.logged import said
 from txmq.testing.broker_process import BrokerProcess, free_port
 
 SELECTOR = txmq.KeyHashSelector()
@@ -68,3 +69,23 @@ def test_a_topic_neither_learnt_nor_declared_is_refused_and_nothing_is_stored(tm
 def test_what_cannot_be_declared_is_refused(partitions: dict[str, int]) -> None:
     with pytest.raises(txmq.ConfigError, match="partitions"):
         txmq.OrderedOptions(partitions=partitions).check()
+
+
+def test_that_messages_wait_on_disk_is_logged_once_and_then_sparingly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "txmq")
+    with _broker(tmp_path) as broker, txmq.connect(broker.address) as client:
+        client.topics.create("t", partitions=4)
+        with client.ordered_producer(SELECTOR, str(tmp_path / "spool"), options=OPTIONS) as producer:
+            producer.send("t", b"0", b"k")
+            broker.kill()
+            for number in range(50):
+                assert producer.send("t", b"%d" % number, b"k").status is SPOOLED
+            broker.start()
+            producer.flush()
+            assert producer.send_async("t", b"last", b"k").result(60.0).is_success
+    lines = [line for line in said(caplog) if line.get("spool") is not None]
+    assert [line["topic"] for line in lines if "wait on local disk" in line["event"]] == ["t"]
+    assert len([line for line in lines if "cannot be drained yet" in line["event"] and "refused" in line["error"]]) <= 1
+    assert "the spool is empty again" in {line["event"] for line in lines}

@@ -199,7 +199,9 @@ class CheckBacks:
         try:
             answer: object = self.checker(half)
         except Exception as error:  # noqa: BLE001  the application's code: whatever it raises, it has not answered
-            self._log.error("the checker failed", txid=half.txid, attempt=half.attempt, error=repr(error))
+            self._log.error(
+                "the checker failed", txid=half.txid, attempt=half.attempt, error=repr(error), exc_info=error
+            )
             return Resolution.UNKNOWN
         if not isinstance(answer, Resolution):
             self._log.error("the checker answered no Resolution", txid=half.txid, answer=repr(answer)[:80])

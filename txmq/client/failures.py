@@ -24,6 +24,7 @@ from txmq.client.tracker import ASIDE_MESSAGES_MAX, Tracker, Waiting, key_crc
 from txmq.errors import TxmqError
 from txmq.model import Message
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import Sparingly
 from txmq.runtime.ports import Clock
 
 RETRY_S_MAX = 60.0
@@ -37,6 +38,7 @@ class Failures:
     def __init__(self, share: Share, letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any) -> None:
         self._share, self._letters, self._settings, self._clock, self._log = share, letters, settings, clock, log
         self._aside: Aside = share.aside
+        self._sparingly = Sparingly(log, clock)
 
     def acked(self, message: Message) -> None:
         """A message is dealt with: it waits nowhere any more."""
@@ -56,8 +58,14 @@ class Failures:
                 return
         self.acked(message)
 
-    def failed(self, message: Message, reason: str) -> None:
-        """A message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
+    def failed(self, message: Message, reason: str, error: Exception | None = None) -> None:
+        """A message could not be dealt with: it is delivered again, set aside, or becomes a dead letter.
+
+        Args:
+            message: which.
+            reason: in a few words.
+            error: what the listener raised; the log has its traceback.
+        """
         if self._share.rejected(message):
             return
         with self._share.changed:
@@ -68,29 +76,33 @@ class Failures:
                 return  # another thread has rejected it, too
             ours = tracker.failing[message.offset] = object()
         try:
-            self._failed(tracker, message, reason)
+            self._failed(tracker, message, reason, error)
         finally:
             with self._share.changed:
                 if tracker.failing.get(message.offset) is ours:  # else another thread has it again by now
                     del tracker.failing[message.offset]
 
-    def _failed(self, tracker: Tracker, message: Message, reason: str) -> None:
+    def _failed(self, tracker: Tracker, message: Message, reason: str, error: Exception | None) -> None:
         with self._share.changed:
             waiting = tracker.aside_in_hand(message.offset)
             is_under_way = tracker.is_under_way(message.offset)
             count = tracker.count_failure(message) if is_under_way else 0
         if waiting is not None:
+            self._say_failed(message, waiting.failures + 1, reason, error)
             self._failed_aside(tracker, message, waiting, reason)
         elif is_under_way:
-            # The 1st, 2nd, 4th ... time: one that fails for ever is seen, and fills no log.
-            say = self._log.warning if count & (count - 1) == 0 else self._log.info
-            say(
-                "message failed", topic=message.topic, partition=message.partition, offset=message.offset, times=count,
-                reason=reason[:200],
-            )  # fmt: skip
+            self._say_failed(message, count, reason, error)
             is_last = count > self._settings.max_retries and self._share.may_give_up(message)
             if not (is_last and self._is_given_up(tracker, message, count, reason)):
                 self._retry(tracker, message, count)
+
+    def _say_failed(self, message: Message, times: int, reason: str, error: Exception | None) -> None:
+        """The 1st, 2nd, 4th ... time as a warning: one that fails for ever is seen, and fills no log."""
+        is_seen = times & (times - 1) == 0
+        (self._log.warning if is_seen else self._log.info)(
+            "message failed", topic=message.topic, partition=message.partition, offset=message.offset, times=times,
+            reason=reason[:200], exc_info=error if is_seen else None,
+        )  # fmt: skip
 
     def _retry(self, tracker: Tracker, message: Message, count: int) -> None:
         with self._share.changed:
@@ -115,6 +127,11 @@ class Failures:
             with self._share.changed:
                 self._share.stop(tracker, f"a message could be neither set aside nor buried: {error}")
             return False
+        if waiting is not None:
+            self._sparingly.warning(
+                "message set aside: it is retried later, its partition goes on", topic=message.topic,
+                partition=message.partition, offset=message.offset, times=count, reason=reason[:200],
+            )  # fmt: skip
         with self._share.changed:
             tracker.stopped = None
             tracker.failing.pop(message.offset, None)
@@ -186,6 +203,11 @@ class Failures:
             finally:
                 with self._share.changed:
                     tracker.behind_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
+            if copies is not None:
+                self._sparingly.warning(
+                    "messages set aside: they wait behind another one of their key", topic=tracker.slot[0],
+                    partition=tracker.slot[1], offset=messages[0].offset, messages=len(messages),
+                )  # fmt: skip
             with self._share.changed:
                 if copies is None:
                     self._share.stop(tracker, problem)

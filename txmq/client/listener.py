@@ -48,15 +48,16 @@ class Listener:
     def _work(self) -> None:
         while (found := self._next()) is not None:
             message, tracker = found
-            reason: str | None = None
+            failure: Exception | None = None
             try:
                 self._handle(message)
             except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
-                reason = repr(error)
-            if reason is None:
+                failure = error
+            if failure is None:
                 self._failures.returned(message, tracker)
             else:
-                self._failures.failed(message, reason)
+                self._failures.failed(message, repr(failure), failure)
+                failure = None  # and with it the listener's frames
             with self._share.changed:
                 tracker.is_busy = False
                 self._share.changed.notify_all()

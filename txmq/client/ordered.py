@@ -46,13 +46,14 @@ from txmq.errors import (
 )
 from txmq.log.compression import CODECS
 from txmq.model import Message, SendResult, SendStatus, is_valid_name
-from txmq.runtime.logging import get_logger
+from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Future, Lock, Signal, start_daemon, watch_forks
 
 TOPIC_AGE_S_MAX = 30.0  # how many partitions a topic has is asked again after that
 _IDLE_S = 5.0  # the drain looks that often without being called
 _POLL_S = 0.005
 _STOP_S = 10.0
+_SPOOLED = "messages wait on local disk: their partition cannot be written now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class OrderedMessageProducer:
         self._sender.on_unknown_topic = self._forget_topic
         self._closed: str | None = None
         self._log = get_logger(spool=spool)
+        self._sparingly = Sparingly(self._log, client.clock)
         watch_forks(self)
         start_daemon("txmq-spool", self._drain)
         start_daemon("txmq-keeper", self._keep)
@@ -196,6 +198,7 @@ class OrderedMessageProducer:
         self._refuse_closed()
         result = self._lane(place).send(record, deadline)
         if result.status is SendStatus.SPOOLED:
+            self._say_spooled(_SPOOLED, place)
             self._wake.set()
         return result
 
@@ -205,8 +208,16 @@ class OrderedMessageProducer:
         self._sender.wait_for_room(len(record[1]), deadline)
         future = self._lane(place).send_async(record, deadline)
         if self._spool.count(place):
+            self._say_spooled(_SPOOLED, place)
             self._wake.set()
         return future
+
+    def _say_spooled(self, event: str, place: Place, **fields: object) -> None:
+        topic, partition = place
+        self._sparingly.warning(event, topic=topic, partition=partition, waiting=self._spool.count(place), **fields)
+
+    def _shell_failed(self, event: str, place: Place, error: Exception) -> None:
+        self._log.error(event, topic=place[0], partition=place[1], error=repr(error), exc_info=error)
 
     def _forget_topic(self, topic: str) -> None:
         self._topics.pop(topic, None)
@@ -301,7 +312,7 @@ class OrderedMessageProducer:
                 try:
                     self._lane(place).take_over(self._client.clock.monotonic() + self._options.timeout)
                 except Exception as error:  # noqa: BLE001  the thread is the shell: the others are still to be seen to
-                    self._log.error("taking over failed", topic=place[0], partition=place[1], error=repr(error))
+                    self._shell_failed("taking over failed", place, error)
             self._wake.set()
         self._kept.set()
 
@@ -326,13 +337,17 @@ class OrderedMessageProducer:
                 lane.flight(now + self._options.timeout)
             except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
                 if not isinstance(error, TxmqError):
-                    self._log.error("drain failed", topic=place[0], partition=place[1], error=repr(error))
+                    self._shell_failed("drain failed", place, error)
+                else:
+                    self._say_spooled("the spool cannot be drained yet; it is tried again", place, error=str(error))
                 backoff = min(max(backoff * 2 * (lane.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
                 self._retries[place] = self._client.clock.monotonic() + backoff, backoff
                 pause = min(pause, backoff)
             else:
                 self._retries.pop(place, None)
                 pause = 0.0
+                if lane.drained != drained and not self.spooled:
+                    self._log.info("the spool is empty again")
             if self._closed is not None:
                 break
         return pause

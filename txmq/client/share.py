@@ -23,6 +23,7 @@ from txmq.client.tracker import Slot, Tracker
 from txmq.errors import TxmqError
 from txmq.model import Message
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import Sparingly
 from txmq.runtime.threads import Condition
 
 IDLE_S_MAX = 1.0
@@ -53,6 +54,7 @@ class Share:
 
     def __init__(self, client: Any, consumer: Any, settings: ConsumerSettings, log: Any) -> None:
         self._client, self._consumer, self._settings, self._log = client, consumer, settings, log
+        self._sparingly = Sparingly(log, client.clock)
         self._clock = client.clock
         self.changed = Condition()
         self.trackers: dict[Slot, Tracker] = {}
@@ -161,9 +163,9 @@ class Share:
         try:
             return accept is None or accept(message)
         except Exception as error:  # noqa: BLE001  the application's own code
-            self._log.error(
+            self._sparingly.error(
                 "the filter failed: the message is delivered", topic=message.topic, partition=message.partition,
-                offset=message.offset, error=repr(error),
+                offset=message.offset, error=repr(error), exc_info=error,
             )  # fmt: skip
             return True
 

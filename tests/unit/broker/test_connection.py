@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import structlog
 
 from txmq.broker.answer_budget import AnswerBudget
 from txmq.broker.connection import RECEIVE_SIZE_BYTES, Connection
@@ -19,7 +18,7 @@ from txmq.broker.core import REQUESTS_A_TURN
 from txmq.broker.liveness import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
-from txmq.runtime.logging import configure
+from txmq.runtime.logging import configure, leave_to_application
 from txmq.runtime.sim_clock import SimClock
 
 from .support import node
@@ -239,8 +238,7 @@ def told() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     configure("debug", stream)
     yield stream
-    configure("warning")
-    structlog.reset_defaults()
+    leave_to_application()
 
 
 def test_the_log_says_who_was_cut_off_and_why(told: io.StringIO) -> None:

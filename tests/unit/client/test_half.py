@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.chains import has_circle
+from tests.logged import said
 from txmq.client.checks import CheckBacks, HalfMessage
 from txmq.client.half import Half
 from txmq.errors import (
@@ -283,17 +283,17 @@ def test_a_thousand_times_unknown_never_drops_it(home: FakeHome, group: Group) -
 
 @pytest.mark.parametrize("answer", [None, True, "commit"])
 def test_no_resolution_is_unknown_and_logged(
-    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str], answer: Any
+    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture, answer: Any
 ) -> None:
     half = group.half()
     group.answer = lambda _: answer
     group.desk.poll()
     assert home.states() == {half.txid: "prepared"}
-    assert json.loads(capsys.readouterr().err)["event"] == "the checker answered no Resolution"
+    assert said(caplog)[0]["event"] == "the checker answered no Resolution"
 
 
 def test_a_checker_that_raises_has_said_unknown_and_is_logged(
-    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = group.half()
 
@@ -302,9 +302,12 @@ def test_a_checker_that_raises_has_said_unknown_and_is_logged(
 
     group.answer = fail
     assert group.desk.poll() == 1
-    said = json.loads(capsys.readouterr().err)
-    assert (said["event"], said["txid"], said["level"]) == ("the checker failed", half.txid, "error")
-    assert "ZeroDivisionError" in said["error"]
+    trace = caplog.records[0].exc_info
+    [line] = said(caplog)
+    assert (line["event"], line["txid"], line["level"]) == ("the checker failed", half.txid, "error")
+    assert "ZeroDivisionError" in line["error"]
+    assert trace is not None
+    assert trace[0] is ZeroDivisionError
     assert home.states() == {half.txid: "prepared"}
 
 
@@ -320,7 +323,7 @@ def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: FakeHome, g
 
 
 def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
-    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = group.half()
 
@@ -331,11 +334,11 @@ def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
     group.answer = late
     group.desk.poll()
     assert home.values("orders") == [b"v"]
-    assert json.loads(capsys.readouterr().err)["event"] == "a half message was decided otherwise before"
+    assert said(caplog)[0]["event"] == "a half message was decided otherwise before"
 
 
 def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
-    home: FakeHome, group: Group, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sound = group.half(b"sound")
     deleted = encode_half(DueHalf("c-a-7-9", 1, 5, ()))  # its topic is gone
@@ -344,11 +347,11 @@ def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
     group.answer = lambda _: COMMIT
     assert group.desk.poll() == 2
     assert (home.states()[sound.txid], len(group.asked)) == ("committed", 1)
-    assert json.loads(capsys.readouterr().err)["event"] == "a half message cannot be read"
+    assert said(caplog)[0]["event"] == "a half message cannot be read"
 
 
 def test_a_decision_told_late_that_meets_another_one_is_logged_and_given_up(
-    home: FakeHome, group: Group, capsys: pytest.CaptureFixture[str]
+    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     home.faults["commit"].extend([lost(is_executed=False)] * 10)
     with group.half() as half:
@@ -357,4 +360,4 @@ def test_a_decision_told_late_that_meets_another_one_is_logged_and_given_up(
     home.call("rollback", half.txid, timeout=1.0)
     group.desk.tell_untold()
     assert (half.outcome, half.pending) == (Outcome.ROLLED_BACK, ())
-    assert json.loads(capsys.readouterr().err)["event"] == "a half message ended otherwise than decided"
+    assert said(caplog)[0]["event"] == "a half message ended otherwise than decided"

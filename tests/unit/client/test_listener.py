@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.logged import said
 from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
 from txmq.client.failures import Failures
 from txmq.client.listener import Listener
 from txmq.client.share import Share
 from txmq.client.tracker import Tracker, Waiting
 from txmq.model import Message
-from txmq.runtime.logging import get_logger
+from txmq.runtime.logging import SPARING_S, get_logger
 from txmq.runtime.sim_clock import SimClock
 
 SLOT = ("orders", 0)
@@ -51,8 +52,8 @@ class Contents:
 class World:
     """A consumer with one message to take."""
 
-    def __init__(self, max_retries: int, *, is_kept: bool) -> None:
-        settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions())
+    def __init__(self, max_retries: int, *, is_kept: bool, accept: Callable[[Message], bool] | None = None) -> None:
+        settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
         client, log = SimpleNamespace(clock=SimClock()), get_logger()
         self.share, self.letters = Share(client, None, settings, log), Letters()
         self.share.aside = Contents(is_kept=is_kept)  # type: ignore[assignment]
@@ -199,3 +200,56 @@ def test_a_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pyt
         ours.reject(message)
         ours.clock.advance(60.0)
     assert told == [1, 2, 4, 8]
+
+
+# --- what is logged --------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_of_the_listener_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(9, is_kept=False)
+
+    def charge(_: Message) -> None:
+        raise ZeroDivisionError("mine")
+
+    world.run(charge)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+    assert "in charge" in caplog.text  # the frame of the listener
+    [line] = said(caplog)
+    assert (line["event"], line["level"], line["offset"], line["times"]) == ("message failed", "warning", 0, 1)
+
+
+def test_what_was_rejected_has_a_reason_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(9, is_kept=False)
+    world.run(world.reject)
+    assert not caplog.records[0].exc_info
+    assert said(caplog)[0]["reason"] == "bad"
+
+
+def test_messages_set_aside_are_logged_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(0, is_kept=True)
+    world.tracker = world.assigned(1, count=50)
+    for _ in range(49):
+        world.run(world.reject)
+    assert len(world.tracker.aside) == 49
+    asides = [line for line in said(caplog) if "set aside" in line["event"]]
+    assert [line["offset"] for line in asides] == [0]
+    world.clock.advance(SPARING_S)
+    while 49 not in world.tracker.aside:  # some that are aside may be due before it
+        world.run(world.reject)
+    [line] = [line for line in said(caplog) if "set aside" in line["event"]]
+    assert (line["offset"], line["more"]) == (49, 48)
+
+
+def test_a_filter_that_fails_is_logged_sparingly_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    def accept(_: Message) -> bool:
+        raise ZeroDivisionError("mine")
+
+    world = World(0, is_kept=True, accept=accept)
+    world.tracker = world.assigned(1, count=9)
+    for _ in range(9):
+        world.run(lambda _: None)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)

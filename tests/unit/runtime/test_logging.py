@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import subprocess
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
 
-from txmq.runtime import logging
-from txmq.runtime.logging import FIELD_LENGTH_MAX, configure, get_logger
+from tests.logged import said
+from txmq.runtime.logging import FIELD_LENGTH_MAX, Sparingly, configure, get_logger, leave_to_application
+from txmq.runtime.sim_clock import SimClock
 
 
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    monkeypatch.setattr(logging, "_State", type("_State", (), {}))
+def stream() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     configure("info", stream)
     yield stream
-    structlog.reset_defaults()
+    leave_to_application()
 
 
 def test_a_line_is_a_json_object_with_time_level_event_and_fields(stream: io.StringIO) -> None:
@@ -82,14 +86,82 @@ def test_a_standard_error_that_is_gone_stops_nobody(stream: io.StringIO) -> None
     get_logger().error("nobody reads this")
 
 
-def test_as_a_library_only_what_needs_attention_is_said_and_on_standard_error(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    logger = get_logger(resource="shop")
-    logger.info("round")
-    logger.warning("away")
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n"), json.loads(err)["event"]) == ("", 1, "away")
+# --- in an application -----------------------------------------------------------------------------------------------
+
+LIBRARY = """
+import logging, structlog, sys
+from txmq.runtime.logging import get_logger
+logger = get_logger(resource="shop")
+logger.info("round")
+logger.warning("away", error="no\\nroute")
+assert not structlog.is_configured()
+assert not logging.getLogger().handlers
+assert not logging.getLogger("txmq").handlers
+"""
+
+
+def test_as_a_library_only_what_needs_attention_is_said_and_nothing_is_set_up() -> None:
+    ended = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("", 'away resource=shop error="no\\nroute"\n')
+
+
+def test_a_record_has_a_constant_template_fields_and_where_it_was_made(caplog: pytest.LogCaptureFixture) -> None:
+    get_logger(group="billing").warning("100% full", name="a b", number=7)
+    [record] = caplog.records
+    assert record.msg == "100%% full group=%s name=%s number=%s"
+    assert record.getMessage() == '100% full group=billing name="a b" number=7'
+    assert vars(record)["txmq"] == {"event": "100% full", "group": "billing", "name": "a b", "number": 7}
+    assert (record.module, record.funcName) == ("test_logging", sys._getframe().f_code.co_name)
+
+
+def test_an_error_tracker_gets_the_exception_itself(caplog: pytest.LogCaptureFixture) -> None:
+    error = ValueError("bad")
+    get_logger().error("failed", exc_info=error)
+    assert caplog.records[0].exc_info == (ValueError, error, None)
+
+
+def test_levels_are_the_applications(caplog: pytest.LogCaptureFixture) -> None:
+    logger = get_logger()
+    logger.info("quiet")
+    caplog.set_level("INFO", "txmq")
+    logger.info("heard")
+    caplog.set_level("ERROR", "txmq")
+    logger.warning("quiet")
+    assert [line["event"] for line in said(caplog)] == ["heard"]
+
+
+def test_loggers_are_named_after_the_module_that_asked(caplog: pytest.LogCaptureFixture) -> None:
+    found: dict[str, Any] = {"__name__": "txmq.client.ordered", "get_logger": get_logger}
+    exec("get_logger().warning('away')", found)
+    assert [record.name for record in caplog.records] == ["txmq.client.ordered"]
+
+
+def test_a_handler_that_raises_stops_nobody() -> None:
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise RuntimeError("no disk")
+
+    root = logging.getLogger("txmq")
+    root.addHandler(broken := Broken())
+    try:
+        get_logger().error("said all the same")
+    finally:
+        root.removeHandler(broken)
+
+
+def test_what_happens_a_thousand_times_is_said_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SimClock()
+    sparingly = Sparingly(get_logger(), clock, interval_s=60.0)
+    for _ in range(1000):
+        sparingly.warning("spooled", offset=1)
+    sparingly.error("of another kind")
+    assert {record.module for record in caplog.records} == {"test_logging"}
+    assert [line["event"] for line in said(caplog)] == ["spooled", "of another kind"]
+    clock.advance(60.0)
+    sparingly.warning("spooled", offset=2)
+    sparingly.warning("spooled", offset=3)
+    [line] = said(caplog)
+    assert (line["offset"], line["more"]) == (2, 999)
 
 
 def test_loggers_made_before_follow_what_is_set_up_later(stream: io.StringIO) -> None:

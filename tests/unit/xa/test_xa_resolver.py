@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.logged import said
 from txmq.client import transaction as module
 from txmq.errors import (
     ClosedError,
@@ -58,11 +58,6 @@ def abandon(world: XaWorld, point: str, value: bytes = b"x", *, dies: bool = Tru
         world.die()
     (gtrid,) = {xid.gtrid for database in world.databases for xid in database.prepared.keys() - known}
     return gtrid.decode()
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """The log lines so far."""
-    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
 def rounds(world: XaWorld, count: int = 1, resolver: Resolver | None = None) -> int:
@@ -116,7 +111,7 @@ def test_sessions_that_hold_decided_branches_are_ended_when_their_owner_may_be_g
 
 
 def test_a_branch_that_vanished_is_a_heuristic_rollback_when_it_is_seen_twice(
-    world: XaWorld, capsys: pytest.CaptureFixture[str]
+    world: XaWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restore from an old copy, or somebody's XA ROLLBACK by hand: the marker row is not there."""
     txid = abandon(world, "client.xa.decided")
@@ -126,7 +121,7 @@ def test_a_branch_that_vanished_is_a_heuristic_rollback_when_it_is_seen_twice(
     assert world.home.heuristics(txid) == []
     assert rounds(world, 1, resolver) == 1
     assert [kind for kind, _ in world.home.heuristics(txid)] == ["rollback"]
-    assert "heuristic: decided to commit, the branch is not" in {entry["event"] for entry in said(capsys)}
+    assert "heuristic: decided to commit, the branch is not" in {entry["event"] for entry in said(caplog)}
     assert (world.databases[0].rows, world.databases[1].rows) == ([b"x"], [])
 
 
@@ -298,13 +293,13 @@ def test_a_decide_that_comes_between_is_seen_by_the_next_round(world: XaWorld) -
 
 
 def test_what_nobody_keeps_the_outcome_of_is_left_to_the_operator_and_said_once(
-    world: XaWorld, capsys: pytest.CaptureFixture[str]
+    world: XaWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     world.home.faults["outcome"].extend([Fault(FencedError(""))] * 20)
     assert rounds(world, 5, world.resolver()) == 0
     assert all(database.prepared for database in world.databases)
-    assert [entry["resource"] for entry in said(capsys) if entry.get("txid") == txid] == ["a", "b"]
+    assert [entry["resource"] for entry in said(caplog) if entry.get("txid") == txid] == ["a", "b"]
 
 
 def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XaWorld) -> None:
@@ -451,11 +446,11 @@ def test_a_closed_client_ends_the_rounds(world: XaWorld) -> None:
         world.resolver().run_once()
 
 
-def test_trouble_is_warned_of_once_and_then_said_quietly(world: XaWorld, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trouble_is_warned_of_once_and_then_said_quietly(world: XaWorld, caplog: pytest.LogCaptureFixture) -> None:
     world.databases[0].is_away = True
     resolver = Resolver(world.home, [FakeResource(world.databases[0])], world.home.clock)
     rounds(world, 3, resolver)
-    assert [(entry["level"], entry["resource"]) for entry in said(capsys)] == [("warning", "a")]
+    assert [(entry["level"], entry["resource"]) for entry in said(caplog)] == [("warning", "a")]
 
 
 def test_markers_leave_only_when_complete_was_answered(world: XaWorld) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
+from tests.logged import said
 from txmq.client import transaction as module
 from txmq.errors import OverloadedError
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -16,7 +15,7 @@ from .xa_support import Notes, XaWorld
 
 
 def test_a_fence_that_the_broker_refuses_is_asked_for_again_and_holds_up_nobody_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session has room for so many fences; a branch of one that is full stays prepared, and nothing is guessed."""
     world = XaWorld("a")
@@ -36,6 +35,6 @@ def test_a_fence_that_the_broker_refuses_is_asked_for_again_and_holds_up_nobody_
     assert resolver.run_once() == 1
     world.check()
     assert world.databases[0].rows == []
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    lines = said(caplog)
     assert len([line for line in lines if line.get("txid") == xid.gtrid.decode() and "fence" in line["event"]]) == 1
     notes.resolver.close()
