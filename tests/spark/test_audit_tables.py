@@ -74,16 +74,17 @@ def test_every_type_of_mariadb_is_read_as_what_it_is(mariadb: MariaDB) -> None:
 
 def test_a_table_is_read_in_ranges_that_miss_nothing(mariadb: MariaDB) -> None:
     mariadb.execute("CREATE TABLE wide (n BIGINT PRIMARY KEY, even BOOLEAN)")
-    mariadb.execute("INSERT INTO wide SELECT 7 * CAST(seq AS SIGNED) - 100, seq % 2 = 0 FROM seq_1_to_5000")
+    mariadb.execute("INSERT INTO wide SELECT 7 * CAST(seq AS SIGNED) - 100, seq % 2 = 0 FROM seq_1_to_25000")
     table = table_of(mariadb, "wide")
     batches = read(table, "n", at_least=3)
     assert len(batches) == 3
-    assert [n for batch in batches for n in batch["n"].to_pylist()] == [7 * seq - 100 for seq in range(1, 5001)]
+    assert [n for batch in batches for n in batch["n"].to_pylist()] == [7 * seq - 100 for seq in range(1, 25_001)]
     halves = read(table, "n", where="`even` = 1", at_least=3)
-    assert sum(batch.num_rows for batch in halves) == 2500
-    assert read(table, "n", where="`n` > 1000000") == []
+    assert sum(batch.num_rows for batch in halves) == 12_500
+    assert read(table, "n", where="`n` > 10000000") == []
     mariadb.execute("INSERT INTO wide VALUES (4000000000000, 0)")  # keys may be sparse: no range for each of their gaps
-    assert len(TableReader(Reading(table, tuple(columns_of(table)), "", 3)).partitions()) == 3
+    pieces = TableReader(Reading(table, tuple(columns_of(table)), "", 300)).partitions()
+    assert len(pieces) <= 5, "ranges follow the rows, however many cores there are"
 
 
 def test_a_row_is_there_only_under_its_very_name(mariadb: MariaDB) -> None:
@@ -102,6 +103,19 @@ def test_ranges_cover_everything_once(low: int, high: int, at_least: int) -> Non
     assert found[-1][1] == high + 1
     assert all(before[1] == after[0] and before[0] < before[1] for before, after in itertools.pairwise(found))
     assert min(at_least, high - low + 1) <= len(found) <= audit_tables.RANGES_MAX
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(0, 200), (2_000, 1), (25_000, 3), (10**6, 101), (10**8, 400)])
+def test_the_number_of_ranges_follows_the_rows_up_to_the_cores(rows: int, pieces: int) -> None:
+    assert len(ranges(1, 10**9, 200, rows)) == pieces
+
+
+def test_an_absolute_path_of_sqlite_has_one_slash_or_four(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+    for url in (f"sqlite:{path}", f"sqlite:///{path}"):
+        assert open_rows(None, url, "t").primary_key() == ["id"]
 
 
 def test_sqlite_is_read_by_affinity_and_never_written(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from html import escape
+
+from txmq.spark.audit_axis import TimeAxis
 
 WIDTH, LEFT, RIGHT = 960, 76, 16
 PLOT = WIDTH - LEFT - RIGHT
 TOP, HEIGHT, AXIS = 10, 170, 24
 LANE = 18  # of one line of marks, or one partition
-TICKS = 6
 LANES_BELOW = 6
 JOIN = 0.5  # pixels: two buckets that are no further apart stand side by side
 
@@ -41,7 +41,14 @@ class Mark:
     text: str
 
 
-def over_time(times_ms: Sequence[int], step_ms: int, series: Sequence[Series], marks: Sequence[Mark], unit: str) -> str:
+def time_axis(times_ms: Sequence[int], step_ms: int, marks: Sequence[Mark] = ()) -> TimeAxis:
+    """The axis on which these buckets, and these marks, are something that happened; at least one of either."""
+    return TimeAxis([*times_ms, *(mark.at // step_ms * step_ms for mark in marks)], step_ms, LEFT, WIDTH - RIGHT)
+
+
+def over_time(
+    axis: TimeAxis, times_ms: Sequence[int], step_ms: int, series: Sequence[Series], marks: Sequence[Mark], unit: str
+) -> str:  # fmt: skip
     """Lines over time, and under them a lane of marks for each kind of finding.
 
     Args:
@@ -49,12 +56,7 @@ def over_time(times_ms: Sequence[int], step_ms: int, series: Sequence[Series], m
         step_ms: how long one is.
         unit: behind the figures of the axis.
     """
-    if not times_ms:
-        return ""
-    start, end = times_ms[0], max(times_ms[-1] + step_ms, times_ms[0] + 1)
-
-    def x(ms: float) -> float:
-        return LEFT + (ms - start) / (end - start) * PLOT
+    x = axis.x
 
     values = [value for line in series for value in line.values if value is not None]
     low, high = min(0.0, *values, 0.0), max([*values, 0.0]) or 1.0
@@ -65,7 +67,7 @@ def over_time(times_ms: Sequence[int], step_ms: int, series: Sequence[Series], m
     lanes = list(dict.fromkeys(mark.lane for mark in marks))
     under = TOP + HEIGHT + LANES_BELOW
     bottom = under + len(lanes) * LANE
-    shapes = [_levels(low, high, y, unit), _clock(start, end, x, bottom)]
+    shapes = [_levels(low, high, y, unit), _clock(axis, bottom)]
     edges = [(x(ms), x(ms + step_ms)) for ms in times_ms]
     shapes += [_steps(line, edges, y) for line in series]
     shapes += [_lane(lane, marks, under + number * LANE, x) for number, lane in enumerate(lanes)]
@@ -130,14 +132,13 @@ def _levels(low: float, high: float, y: Scale, unit: str) -> str:
     )
 
 
-def _clock(start: float, end: float, x: Scale, bottom: float) -> str:
-    form = "%H:%M" if end - start < 36 * 3_600_000 else "%d %b %H:%M"
-    texts = []
-    for number in range(TICKS):
-        ms = start + (end - start) * number / (TICKS - 1)
-        anchor = "start" if number == 0 else "end" if number == TICKS - 1 else "middle"
-        text = datetime.fromtimestamp(ms / 1000, UTC).strftime(form if end - start > 10 * 60_000 else "%H:%M:%S")
-        texts.append(f'<text class="tick {anchor}" x="{x(ms):.1f}" y="{bottom + 16:.1f}">{text}</text>')
+def _clock(axis: TimeAxis, bottom: float) -> str:
+    texts = [f'<text class="tick start" x="{x:.1f}" y="{bottom + 16:.1f}">{text}</text>' for x, text in axis.ticks()]
+    for x, idle in axis.breaks():
+        texts.append(
+            f'<path class="break" d="M{x:.1f} {TOP}V{bottom:.1f}"><title>nothing for {idle}</title></path>'
+            f'<text class="idle" transform="translate({x - 3:.1f} {TOP + HEIGHT / 2}) rotate(-90)">{idle}</text>'
+        )
     return "".join(texts)
 
 

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from txmq.spark.audit_drawing import Mark, Series, along_the_log, over_time
+from txmq.spark.audit_drawing import Mark, Series, along_the_log, over_time, time_axis
 from txmq.spark.audit_spec import Kind
 from txmq.spark.audit_summary import MEANING, Summary, iso, rounded, verdict
 
 PARTITIONS_DRAWN_MAX = 48
 CELL_LENGTH = 48  # what is longer is broken
-_COLUMNS = ("identity", "partition", "offset", "key", "txid", "row_time", "message_time", "detail")
-_NAMES = ("identity", "partition", "offset", "key", "transaction", "row", "message", "what")
+# What was found first: the rest of a wide table is out of sight on a small screen.
+_COLUMNS = ("detail", "identity", "partition", "offset", "key", "txid", "row_time", "message_time")
+_NAMES = ("what", "identity", "partition", "offset", "key", "transaction", "row", "message")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2530; --faint: #5d6975; --paper: #fff; --line: #dde3e9; --tile: #f5f7f9;
   --rows: #9bbcf0; --messages: #1f55b5; --p99: #b06a12; --bad: #b8243f; --badpaper: #fdf0f2; --good: #1a7046;
@@ -39,15 +40,20 @@ h2 { font-size: 1.1rem; margin: 2rem 0 0; } p { margin: .2rem 0 .6rem; color: va
 .tile.good { border-color: var(--good); } .tile.good b { color: var(--good); }
 .tile.bad { border-color: var(--bad); background: var(--badpaper); } .tile.bad b { color: var(--bad); }
 .tile.none b { color: var(--faint); }
-svg { width: 100%; height: auto; display: block; } text { font: 13px system-ui, sans-serif; fill: var(--ink); }
+svg { width: 100%; min-width: 640px; height: auto; display: block; }
+text { font: 13px system-ui, sans-serif; fill: var(--ink); }
 .tick { fill: var(--faint); font-size: 12px; } .lane { text-anchor: end; fill: var(--faint); font-size: 11px; }
 .start { text-anchor: start; } .middle { text-anchor: middle; } .end { text-anchor: end; }
 .axis { stroke: var(--line); } .line { fill: none; stroke-width: 2; } .rows.area { fill: var(--rows); }
 .messages.line { stroke: var(--messages); } .p99.line { stroke: var(--p99); }
+.break { stroke: var(--faint); stroke-dasharray: 2 4; }
+.idle { text-anchor: middle; fill: var(--faint); font-size: 11px; }
 .found { fill: var(--bad); } .log { fill: var(--log); }
 .key span { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: .8rem; height: .8rem;
   margin-right: .35rem; border-radius: 2px; vertical-align: -1px; }
-div.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
+div.wide { overflow-x: auto; }
+@media (max-width: 640px) { body { margin: 1rem auto; } .verdict { font-size: 1.15rem; } }
+table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; }
 td, th { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
   white-space: nowrap; } td.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
@@ -58,9 +64,10 @@ td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowra
 def page(summary: Summary) -> str:
     """The page, as HTML."""
     mood = "good" if summary["clean"] else "bad"
+    title = f"txmq audit: {_text(summary['topic'])} against {_text(summary.get('table') or 'rows')}"
     sign = "&#10003;" if summary["clean"] else "&#10007;"
     parts = [
-        f"<h1>txmq audit: {_text(summary['topic'])} against {_text(summary.get('table') or 'rows')}</h1>",
+        f"<h1>{title}</h1>",
         f'<div class="verdict {mood}">{sign} {_text(verdict(summary))}</div>',
         f"<p>{_text(_window(summary))}</p>",
         f'<div class="tiles">{"".join(_tile(summary, kind) for kind in Kind)}</div>',
@@ -72,8 +79,8 @@ def page(summary: Summary) -> str:
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>txmq audit: {_text(summary['topic'])}</title>"
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<title>{title}</title>"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
         f"<body>{''.join(parts)}</body></html>\n"
     )
 
@@ -104,18 +111,19 @@ def _tile(summary: Summary, kind: Kind) -> str:
 def _amounts(summary: Summary) -> str:
     if not summary["moments"]:
         return ""
-    times, step = _times(summary), summary["bucket_s"] * 1000
+    step = summary["bucket_s"] * 1000
     moments = {moment["at_ms"]: moment for moment in summary["moments"]}
-    rows, messages = ([moments[at][name] if at in moments else 0 for at in times] for name in ("rows", "messages"))
-    series = [Series("rows", "rows", rows, is_area=True), Series("messages", "messages", messages)]
     marks = [
         Mark(_since(line), kind, _place(line))
         for kind, lines in summary["findings"].items()
         for line in lines
         if "row_time" in line or "message_time" in line
     ]
-    inside = [mark for mark in marks if times[0] <= mark.at <= times[-1] + step]
-    drawn = over_time(times, step, series, inside, "")
+    axis = time_axis(list(moments), step, marks)
+    times = axis.buckets()
+    rows, messages = ([moments[at][name] if at in moments else 0 for at in times] for name in ("rows", "messages"))
+    series = [Series("rows", "rows", rows, is_area=True), Series("messages", "messages", messages)]
+    drawn = _wide(over_time(axis, times, step, series, marks, ""))
     has_rows = any(rows)
     note = "" if has_rows else " No column says when rows were committed."
     return (
@@ -123,12 +131,6 @@ def _amounts(summary: Summary) -> str:
         f"below, what was found.{note}</p>"
         f"{_key({'rows': 'rows', 'messages': 'messages', 'bad': 'findings'})}{drawn}"
     )
-
-
-def _times(summary: Summary) -> list[int]:
-    """Where every bucket begins, also those in which nothing happened."""
-    first, last = summary["moments"][0]["at_ms"], summary["moments"][-1]["at_ms"]
-    return list(range(first, last + 1, summary["bucket_s"] * 1000))
 
 
 def _latencies(summary: Summary) -> str:
@@ -140,7 +142,8 @@ def _latencies(summary: Summary) -> str:
         Series("p50", "messages", [moment["latency_ms_p50"] for moment in moments]),
         Series("p99", "p99", [moment["latency_ms_p99"] for moment in moments]),
     ]
-    drawn = over_time([moment["at_ms"] for moment in moments], summary["bucket_s"] * 1000, series, [], " ms")
+    times, step = [moment["at_ms"] for moment in moments], summary["bucket_s"] * 1000
+    drawn = _wide(over_time(time_axis(times, step), times, step, series, [], " ms"))
     return (
         f"<h2>Latency</h2><p>From the row's time to the message's, by {_bucket(summary)}. All: p50 "
         f"{rounded(totals['latency_ms_p50'])}, p99 {rounded(totals['latency_ms_p99'])}, most "
@@ -160,7 +163,7 @@ def _log(summary: Summary) -> str:
                 marks.setdefault(line["partition"], []).append(Mark(line["offset"], kind, _place(line)))
     wanted = sorted(spans, key=lambda partition: (partition not in marks, partition))[:PARTITIONS_DRAWN_MAX]
     more = "" if len(spans) <= len(wanted) else f" {len(spans) - len(wanted)} more partitions are not drawn."
-    drawn = along_the_log({partition: spans[partition] for partition in wanted}, marks)
+    drawn = _wide(along_the_log({partition: spans[partition] for partition in wanted}, marks))
     return f"<h2>Where in the log</h2><p>The offsets that were read; red: something was found there.{more}</p>{drawn}"
 
 
@@ -177,7 +180,12 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> str:
     shown = [(name, head) for name, head in zip(_COLUMNS, _NAMES, strict=True) if any(name in line for line in lines)]
     heads = "".join(f"<th>{head}</th>" for _, head in shown)
     body = "".join(f"<tr>{''.join(_cell(name, line.get(name)) for name, _ in shown)}</tr>" for line in lines)
-    return f'<div class="wide"><table><tr>{heads}</tr>{body}</table></div>'
+    return _wide(f"<table><tr>{heads}</tr>{body}</table>")
+
+
+def _wide(content: str) -> str:
+    """What a telephone scrolls sideways, by itself."""
+    return f'<div class="wide">{content}</div>'
 
 
 def _cell(name: str, value: object) -> str:

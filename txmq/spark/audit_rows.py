@@ -1,6 +1,6 @@
 """Where an audit's rows come from: a database by its URL, a table, and what of it lies in the window.
 
-    sqlite:///orders.db                      a file (an absolute path has four slashes)
+    sqlite:///orders.db                      a file; an absolute path is sqlite:/srv/orders.db or sqlite:////srv/orders.db
     mysql://user:password@host:3306/shop     MySQL, MariaDB; also ?unix_socket=..., ?read_default_file=...
     jdbc:postgresql://host/shop?user=app     through Java: the driver's jar must be with Spark (--jars)
     parquet:orders/                          a dataset
@@ -37,7 +37,7 @@ _JARS = 'PYSPARK_SUBMIT_ARGS="--jars DRIVER.jar pyspark-shell" names its jar'
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "Universal"})
 _SECRET = re.compile(r"(//[^/?#@:]*:)[^/?#]*@")
 _SECRET_PARAMETER = re.compile(r"((?:password|pwd)=)[^&;]*", re.IGNORECASE)
-_EXPECTED = "expected sqlite:///FILE, mysql://USER@HOST/DATABASE, jdbc:... or parquet:PATH"
+_EXPECTED = "expected sqlite:///FILE (or sqlite:/ABSOLUTE/FILE), mysql://USER@HOST/DATABASE, jdbc:... or parquet:PATH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,8 @@ def open_rows(spark: SparkSession | None, url: str, table: str | None, password:
 def _connect_arguments(url: str, password: str | None) -> tuple[str, dict[str, Any]]:
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and parts.path.startswith("/") and not parts.netloc:
-        return "sqlite", {"database": unquote(parts.path[1:])}
+        is_absolute = not url.startswith("sqlite:///")
+        return "sqlite", {"database": unquote(parts.path if is_absolute else parts.path[1:])}
     if parts.scheme not in ("mysql", "mariadb") or not parts.path.strip("/"):
         raise ConfigError(f"database = {without_password(url)!r}: {_EXPECTED}")
     given = {

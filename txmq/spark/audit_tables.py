@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FETCH_ROWS = 20_000
 ROWS_PER_RANGE = 250_000
+ROWS_PER_RANGE_MIN = 10_000  # a task for fewer costs more than it saves, however many cores there are
 RANGES_MAX = 1_000
 FORMAT = "txmq-table"
 _CONNECT_TIMEOUT_S = 10
@@ -140,9 +141,15 @@ def rows_about(table: Table) -> int:
 
 
 def ranges(low: int, high: int, at_least: int, rows: int = 0) -> list[tuple[int, int]]:
-    """Ranges [from, to) that cover low to high: ``at_least`` so many where there is something to divide."""
+    """Ranges [from, to) that cover low to high.
+
+    Args:
+        at_least: as many ranges as there are cores, if the rows are enough for them.
+        rows: how many there are, about; 0: not known.
+    """
     span = high - low + 1
-    count = max(1, min(RANGES_MAX, span, max(at_least, rows // ROWS_PER_RANGE)))
+    worth = min(at_least, rows // ROWS_PER_RANGE_MIN + 1) if rows else at_least
+    count = max(1, min(RANGES_MAX, span, max(worth, rows // ROWS_PER_RANGE)))
     edges = [low + span * number // count for number in range(count + 1)]
     return list(itertools.pairwise(edges))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
-from txmq.spark.audit_drawing import Mark, Series, along_the_log, over_time
+from txmq.spark.audit_axis import TICK_PIXELS_MIN
+from txmq.spark.audit_drawing import Mark, Series, along_the_log, over_time, time_axis
 from txmq.spark.audit_figures import BUCKETS_MAX, bucket_seconds
 from txmq.spark.audit_page import page
 from txmq.spark.audit_spec import Kind
@@ -98,17 +100,58 @@ def test_a_verdict_claims_no_more_than_was_checked() -> None:
 
 def test_a_bucket_without_anything_is_drawn_as_nothing() -> None:
     """Lines do not lead across minutes in which nothing happened."""
-    drawn = over_time([0, 60_000, 240_000], 60_000, [Series("p50", "messages", [1.0, 2.0, 3.0])], [], " ms")
+    times = [0, 60_000, 240_000]
+    series = [Series("p50", "messages", [1.0, 2.0, 3.0])]
+    drawn = over_time(time_axis(times, 60_000), times, 60_000, series, [], " ms")
     assert drawn.count('class="messages line"') == 2
-    assert over_time([], 60_000, [], [], "") == ""
 
 
 def test_marks_stand_in_their_lane_and_along_the_log() -> None:
     marks = [Mark(30_000, "gap", "here"), Mark(45_000, "torn", "there")]
-    drawn = over_time([0], 60_000, [Series("rows", "rows", [3], is_area=True)], marks, "")
+    series = [Series("rows", "rows", [3], is_area=True)]
+    drawn = over_time(time_axis([0], 60_000, marks), [0], 60_000, series, marks, "")
     assert drawn.count('class="found"') == 2
     assert ">gap<" in drawn
     assert along_the_log({0: (5, 5), 1: (0, 10)}, {1: [Mark(10, "gap", "x")]}).count('class="log"') == 2
+
+
+@pytest.mark.parametrize(
+    ("times", "step_ms"),
+    [
+        ([NOON_MS], 1000),
+        ([NOON_MS, NOON_MS + 2000], 1000),
+        ([NOON_MS + at * 1000 for at in range(61)], 1000),
+        ([NOON_MS + at * 60_000 for at in range(600)], 60_000),
+        ([NOON_MS, NOON_MS + 86_400_000, NOON_MS + 90 * 86_400_000], 60_000),
+        ([NOON_MS + at * 86_400_000 for at in range(40)], 86_400_000),
+    ],
+)
+def test_ticks_of_the_time_axis_differ_and_have_room(times: list[int], step_ms: int) -> None:
+    ticks = time_axis(times, step_ms).ticks()
+    texts = [text for _, text in ticks]
+    assert len(set(texts)) == len(texts) >= 1
+    assert all(right - left >= TICK_PIXELS_MIN for (left, _), (right, _) in itertools.pairwise(ticks))
+
+
+def test_idle_minutes_take_no_room_and_are_named() -> None:
+    busy = [NOON_MS + at * 1000 for at in range(60)]
+    evening = [NOON_MS + 8 * 3_600_000 + at * 1000 for at in range(60)]
+    axis = time_axis([*busy, *evening], 1000)
+    widths = [stretch.right - stretch.left for stretch in axis.stretches]
+    assert len(widths) == 2
+    assert min(widths) > 400
+    assert [text for _, text in axis.breaks()] == ["7 h"]
+    assert axis.buckets() == [*busy, *evening]
+    short = time_axis([NOON_MS, NOON_MS + 2000], 1000)
+    assert short.buckets() == [NOON_MS, NOON_MS + 1000, NOON_MS + 2000], "a pause of a second is drawn as such"
+
+
+def test_the_page_names_its_table_and_shows_first_what_was_found() -> None:
+    text = page(damaged() | {"table": "shop.orders"})
+    assert "<title>txmq audit: orders against shop.orders</title>" in text
+    assert re.search(r"<tr><th>what</th><th>identity</th>", text)
+    assert 'content="width=device-width, initial-scale=1"' in text
+    assert text.count("<svg") == text.count('<div class="wide"><svg')
 
 
 def test_buckets_are_minutes_unless_the_window_is_short_or_long() -> None:

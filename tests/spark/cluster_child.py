@@ -1,0 +1,58 @@
+"""A driver on a standalone cluster: sink, source, a stream, then the audit as a job; prints what it saw as JSON.
+
+Nothing is set that a cluster's administrator would set: 200 partitions a shuffle are Spark's default.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from txmq.spark.datasource import TxmqDataSource
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+JOB = Path(__file__).resolve().parents[2] / "examples" / "spark_audit_job.py"
+
+
+def tasks_done(context: SparkContext) -> int:
+    """How many tasks this application has run so far."""
+    tracker = context.statusTracker()
+    jobs = [job for number in tracker.getJobIdsForGroup(None) if (job := tracker.getJobInfo(number)) is not None]
+    stages = {stage: tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds}
+    return sum(stage.numCompletedTasks for stage in stages.values() if stage is not None)
+
+
+def main(bootstrap: str, database: str, directory: str, rows: str) -> None:
+    """Write ``rows`` messages, read them, stream them to another topic, audit them against the table."""
+    spark = SparkSession.builder.appName("txmq on a cluster").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(TxmqDataSource)  # txmq is installed from a checkout here
+    messages = spark.range(int(rows)).selectExpr("cast(id as string) as key", "cast('' as binary) as value")
+    messages.write.format("txmq").mode("append").option("bootstrap", bootstrap).option("topic", "orders").save()
+    read = spark.read.format("txmq").option("bootstrap", bootstrap).option("topic", "orders").load()
+    seen = {"master": spark.sparkContext.master, "read": read.select("key").distinct().count()}
+    stream = spark.readStream.format("txmq").option("bootstrap", bootstrap).option("topic", "orders")
+    stream = stream.option("startingOffsets", "earliest").load()
+    copy = stream.select("key", "value").writeStream.format("txmq").option("bootstrap", bootstrap)
+    copy = copy.option("topic", "copies").option("checkpointLocation", f"{directory}/checkpoint")
+    copy.trigger(availableNow=True).start().awaitTermination()
+    before = tasks_done(spark.sparkContext)
+    sys.argv = [str(JOB), "--bootstrap", bootstrap, "--topic", "orders", "--database", database, "--table", "orders"]
+    sys.argv += ["--match", "id = key", "--settle-ms", "0", "--output", f"{directory}/audit"]
+    SparkSession.stop = lambda session: None  # its tasks are counted behind it
+    try:
+        runpy.run_path(str(JOB), run_name="__main__")
+    except SystemExit as ended:
+        seen |= {"status": ended.code, "tasks": tasks_done(spark.sparkContext) - before}
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
