@@ -176,6 +176,10 @@ class BrokerSettings:
         1024, 1, 1_000_000, "Newest outcomes kept per session below the client's floor.", section="Transactions"
     )
     sessions_max: int = _number(10_000, 1, 1_000_000, "Sessions of producers that are kept.", section="Transactions")
+    session_idle_ms_max: int = _number(
+        _DAY_MS, 60_000, 365 * _DAY_MS, "A session whose client has been away for this long, and that owes nothing, "
+        "ends. The time counts from the broker's start where that was later.", section="Transactions",
+    )  # fmt: skip
     transactions_open_max: int = _number(
         100_000, 1, 10_000_000, "Transactions open or prepared at a time.", section="Transactions"
     )

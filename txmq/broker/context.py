@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from txmq.broker.check_desk import CheckDesk
+from txmq.broker.deadlines import Deadlines
 from txmq.broker.group import Group
 from txmq.broker.liveness import LivenessClock
 from txmq.broker.membership import Membership
@@ -81,6 +82,7 @@ class Context:
         moved: partitions in memory whose end moved: their polls are to be woken.
         waiting_polls: (deadline ms, partition, poll) of every ``get`` that waits.
         checks: check-backs of half messages.
+        sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
         groups: consumer groups that have members, by name.
         beats: heartbeats that wait for something to tell.
         resources: what resolvers see in databases.
@@ -108,6 +110,7 @@ class Context:
     closing: list[Peer] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
     checks: CheckDesk = field(init=False)
+    sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     groups: dict[str, Membership] = field(default_factory=dict)
     beats: list[Any] = field(default_factory=list)
     resources: Resources = field(default_factory=Resources)
@@ -184,6 +187,10 @@ class Context:
     def queued_bytes(self) -> int:
         """Bytes accepted and not yet handed to the journal."""
         return self.group.size_bytes + sum(group.size_bytes for group in self.full)
+
+
+def _is_over(item: Any) -> bool:
+    return bool(item.is_over)
 
 
 def new_state(settings: BrokerSettings) -> State:

@@ -19,7 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from txmq.broker import decisions, greeting, groups, halves, listing, reading, stats, topics, transactions
+from txmq.broker import (
+    decisions,
+    greeting,
+    groups,
+    halves,
+    listing,
+    reading,
+    session_expiry,
+    stats,
+    topics,
+    transactions,
+)
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.group import Group
 from txmq.broker.peer import Peer
@@ -86,6 +97,7 @@ class Core:
         self._next_peer = 1
         for session in state.sessions.values():
             session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared
+            session_expiry.went_away(self.context, session)
         for _, transaction in state.prepared.behind(0):
             halves.prepared(self.context, transaction)
         self._group_size_bytes_max = settings.group_size_bytes_max
@@ -294,6 +306,7 @@ class Core:
         decisions.show_overdue(self.context)
         halves.tick(self.context)
         groups.tick(self.context)
+        session_expiry.tick(self.context)
         self.context.liveness.tick(is_reading=is_reading)
 
     def wake_memory(self) -> None:

@@ -40,10 +40,10 @@ class Deadlines(Generic[Item]):
             self._bound = 2 * len(self._heap) + _OVER_MAX
         heapq.heappush(self._heap, (at_ms, next(self._serial), item))
 
-    def take_due(self, now_ms: int) -> list[Item]:
-        """Take out the items whose time has come; those that are over are left out."""
-        due = []
-        while self._heap and self._heap[0][0] <= now_ms:
+    def take_due(self, now_ms: int, limit: int = 1 << 62) -> list[Item]:
+        """Take out items whose time has come, the earliest first; those that are over are left out."""
+        due: list[Item] = []
+        while self._heap and self._heap[0][0] <= now_ms and len(due) < limit:
             item = heapq.heappop(self._heap)[2]
             if not self._is_over(item):
                 due.append(item)

@@ -115,10 +115,9 @@ def _complete(context: Context, peer: Peer, name: Name, given: dict[bytes, bytes
         context.counters.heuristics += 1
     fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
     context.group.add_entry(entries.encode_completed(json.dumps(fields).encode()))
-    over = decisions.complete(name, uuid, fact)
+    over = context.state.complete(name, uuid, fact)
     if over is not None:
         context.group.ended_holds.append(over.hold)
-        context.state.may_load(over)
     context.group.patient += fact is None
     context.answer_when_forced(peer, opaque)
 

@@ -8,6 +8,7 @@ from hmac import compare_digest
 from txmq.broker.context import Context
 from txmq.broker.peer import Peer
 from txmq.broker.session import EPOCH_MAX, Session
+from txmq.broker.session_expiry import end
 from txmq.broker.transactions import owner_gone
 from txmq.errors import BadRequestError, FencedError, OverloadedError
 from txmq.protocol import answers, grammar
@@ -53,13 +54,10 @@ def _new_session(context: Context, name: str) -> Session:
 
 def _make_room(context: Context) -> None:
     """End the session that has been away longest and owes nothing; whatever comes in its name is answered 410."""
-    busy = {session for session, _ in context.state.transactions}
-    busy.update(session for session, _ in context.state.decisions.undone)  # its branches have to hear of it by its txid
     for session in context.state.sessions.values():
-        idle = session.bound is None and session.number not in busy
-        if idle and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:
-            context.group.add_entry(entries.encode_session_ended(session.number))
-            context.state.end_session(session.number)
+        is_idle = session.bound is None and not session.owed
+        if is_idle and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:
+            end(context, session)
             return
     raise OverloadedError(f"sessions_max {context.settings.sessions_max} sessions exist and none can be ended")
 

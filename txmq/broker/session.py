@@ -36,11 +36,14 @@ class Session:
         outcomes: counter -> the committed parts, or None for rolled back.
         finished: the highest floor the client has stated.
         bound: number of the connection that holds it now, or None.
-        gone_ms: wall time its connection was lost; 0 while bound.
+        gone_ms: wall time its connection was lost, or the broker was started.
+        owed: its transactions that are prepared, or decided with a branch to be told.
+        is_ended: the broker has let go of it.
     """
 
     __slots__ = (
-        "_order", "bound", "epoch", "finished", "floor", "gone_ms", "name", "number", "outcomes", "secret", "used_ms",
+        "_order", "bound", "epoch", "finished", "floor", "gone_ms", "is_ended", "name", "number", "outcomes", "owed",
+        "secret", "used_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, name: str, used_ms: int, secret: str = "") -> None:
@@ -51,6 +54,7 @@ class Session:
         # last grew: a microsecond of each transaction.
         self._order: deque[int] = deque()
         self.bound: int | None = None
+        self.owed, self.is_ended = 0, False
         self.gone_ms = used_ms
 
     def keep(self, counter: int, outcome: CommittedParts | None, floor: int, kept_max: int) -> None:
@@ -73,6 +77,18 @@ class Session:
                 passed_over += 1
             else:
                 return
+
+    @property
+    def has_finished_outcomes(self) -> bool:
+        """Whether ``rest`` drops something."""
+        return any(counter <= self.finished for counter in self.outcomes)
+
+    def rest(self) -> None:
+        """Its client is away: what it called finished leaves, nobody else asks for that."""
+        kept = [counter for counter in self._order if counter > self.finished]
+        self.outcomes = {counter: self.outcomes[counter] for counter in kept}
+        self._order = deque(kept)
+        self.floor = max(self.floor, self.finished)
 
     def snapshot(self) -> list[object]:
         """JSON-able state."""

@@ -13,12 +13,10 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from txmq.broker.decided import Decided, Decisions
+from txmq.broker.decided import Decided, Decisions, Name
 from txmq.broker.in_doubt_index import InDoubtIndex
 from txmq.broker.ordering import CommitOrder
 from txmq.broker.queries import Queries
@@ -26,20 +24,13 @@ from txmq.broker.saved import SavedGroups
 from txmq.broker.sequences import Sequences
 from txmq.broker.session import ROLLED_BACK, CommittedParts, Session
 from txmq.broker.transaction import Part, Transaction, TransactionState
-from txmq.errors import StorageError
-from txmq.log import batch as batches
 from txmq.log.memory import MemoryPartition
 from txmq.log.partition import Partition, Place
 from txmq.model import Storage
 from txmq.redo import entries
 from txmq.registry.topics import Topic, Topics
-from txmq.runtime.ports import Buffer
 
 Places = dict[Partition, Place]  # where a transaction's messages begin
-Write = Callable[
-    [Partition, int, int, bytes | bytearray | memoryview], None
-]  # (partition, segment base, position, bytes)
-_BATCH = struct.Struct(">8xi5xI22xqhii")  # length, crc, producer id, epoch, sequence, count of a batch header
 IN_JOURNAL = 0xFFFFFFFF
 
 
@@ -60,6 +51,7 @@ class State:
         self.partitions_of: dict[int, list[Partition]] = {}
         self.sessions: dict[int, Session] = {}
         self.next_session = 1
+        self.produced_in: dict[int, dict[Partition, None]] = {}  # by producer id: where its sequences are kept
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
         self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
         self.order = CommitOrder()
@@ -103,6 +95,8 @@ class State:
             name = topic.config.name.encode()
             for partition in removed:
                 partition.is_deleted = True
+                for producer in partition.producers:
+                    self.produced_in[producer].pop(partition, None)
                 del self.partitions[name, b"%d" % partition.number]
         return removed
 
@@ -124,9 +118,16 @@ class State:
 
     def end_session(self, number: int) -> None:
         """Forget a session: whatever comes in its name is refused from now on."""
-        self.sessions.pop(number, None)
-        for partition in self.all_partitions():
+        session = self.sessions.pop(number, None)
+        if session is not None:
+            session.is_ended = True
+        for partition in self.produced_in.pop(number, ()):
             partition.producers.pop(number, None)
+
+    def rest_sessions(self, numbers: Iterable[int]) -> None:
+        """Clients have been away for a while."""
+        for number in numbers:
+            self.sessions[number].rest()
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -154,7 +155,13 @@ class State:
         if "xid" in meta:
             self.foreign[meta["xid"]] = key
         self.saved.hold(key, meta.get("offsets", ()), self.partition)
+        self._owe(session, 1)
         return transaction
+
+    def _owe(self, session: int, more: int) -> None:
+        owner = self.sessions.get(session)
+        if owner is not None:
+            owner.owed += more
 
     def settle(self, session: int, counter: int, floor: int, outcome: CommittedParts | None) -> Transaction | None:
         """Committed (the placed parts) or rolled back (None): the outcome is kept, the transaction is over."""
@@ -163,6 +170,7 @@ class State:
             self.streams.pop((session, counter), None)
             self.payload_bytes -= transaction.size_bytes
             if transaction.state is TransactionState.PREPARED:
+                self._owe(session, -1)
                 self.order.remove(transaction)
                 self.prepared.remove(transaction.order, transaction.index_keys)
                 self.foreign.pop(transaction.meta.get("xid", ""), None)
@@ -184,6 +192,7 @@ class State:
         """Committed, and branches must hear of it before readers may see it."""
         self.settle(session, counter, floor, outcome)
         self.decisions.decide((session, counter), meta, outcome, places)
+        self._owe(session, 1)
         if "offsets" in meta:
             self.saved.save_of_transaction(meta["offsets"], meta["decided_ms"], self.partition)
             self.saved.hold((session, counter), meta["offsets"], self.partition)
@@ -193,6 +202,14 @@ class State:
         self.saved.let_go((transaction.session, transaction.counter), meta["offsets"])
         if is_committed:
             self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
+
+    def complete(self, name: Name, uuid: str, fact: dict[str, Any] | None) -> Decided | None:
+        """A branch has completed; the decision, if that was the last one."""
+        decided = self.decisions.complete(name, uuid, fact)
+        if decided is not None:
+            self._owe(name[0], -1)
+            self.may_load(decided)
+        return decided
 
     def may_load(self, decided: Decided) -> None:
         """Every branch of a decision has completed, or its messages are shown: its offsets are held no longer."""
@@ -219,6 +236,7 @@ class State:
         known = partition.producers.get(producer)
         if known is None:
             known = partition.producers[producer] = Sequences()
+            self.produced_in.setdefault(producer, {})[partition] = None
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
     def started(self, epoch: int, time_ms: int) -> None:
@@ -228,162 +246,6 @@ class State:
             partition.began(time_ms)
         for transaction in list(self.streams.values()):
             self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
-
-    # --- redo --------------------------------------------------------------------------------------------------------
-
-    def redo(self, payload: bytes | memoryview, write: Write, touched: dict[Partition, None]) -> None:
-        """Fold one journal record into the state and rewrite what it placed.
-
-        Args:
-            write: rewrites bytes in a partition's file; never skips because the file already matches.
-            touched: gathers the partitions that moved.
-        """
-        for kind, flags, body in entries.split(payload):
-            if kind == entries.RUN:
-                self._redo_run(body, flags, write, touched)
-            else:
-                self._redo_control(kind, body, write, touched)
-
-    def _redo_run(self, body: memoryview, flags: int, write: Write, touched: dict[Partition, None]) -> None:
-        run = entries.decode_run(body)
-        partition = self.partition(run.topic_id, run.partition)
-        if partition is None:
-            return
-        write(partition, run.segment_base, run.position, run.batches)
-        partition.redo(
-            run.segment_base, run.position, run.base_offset, run.next_offset, run.max_timestamp_ms, len(run.batches)
-        )
-        touched[partition] = None
-        if flags & entries.FLAG_IDEMPOTENT:
-            self._redo_sequences(partition, run.batches, run.base_offset)
-
-    def _redo_sequences(self, partition: Partition, data: Buffer, offset: int) -> None:
-        position, end = 0, len(data)
-        while position < end:
-            length, crc, producer, _, sequence, count = _BATCH.unpack_from(data, position)
-            if producer >= 0 and sequence >= 0:
-                self.accept_sequence(partition, producer, sequence, count, crc, offset)
-            offset += count
-            position += 12 + length
-
-    def _redo_control(self, kind: int, body: memoryview, write: Write, touched: dict[Partition, None]) -> None:
-        if kind == entries.PAYLOAD:
-            self._redo_payload(body)
-        elif kind == entries.PREPARED:
-            prepared = entries.decode_prepared(body)
-            self.prepare(prepared.session, prepared.counter, json.loads(prepared.meta))
-        elif kind == entries.COMMITTED:
-            committed = entries.decode_committed(body)
-            outcome, places = self._redo_placements(committed, write, touched)
-            self.settle(committed.session, committed.counter, committed.floor, outcome)
-            self.decisions.holds.add_behind((committed.session, committed.counter), places)
-        elif kind == entries.DECIDED:
-            decided = entries.decode_decided(body)
-            outcome, places = self._redo_placements(decided, write, touched)
-            meta = json.loads(decided.meta)
-            self.decide(decided.session, decided.counter, decided.floor, outcome, meta, places)
-        elif kind in (entries.COMPLETED, entries.SHOWN, entries.HEURISTIC, entries.FORGOTTEN):
-            self._redo_decisions(kind, json.loads(bytes(body)))
-        elif kind in (entries.SAVED, entries.HANDED_OVER, entries.GROUP_DELETED):
-            self._redo_group(kind, json.loads(bytes(body)))
-        elif kind in (entries.EPOCH_DRAWN, entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
-            self._redo_query(kind, body, write, touched)
-        elif kind == entries.ROLLED_BACK:
-            settled = entries.decode_rolled_back(body)
-            self.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
-        elif kind == entries.SESSION:
-            fields = json.loads(bytes(body))
-            secret = fields.get("secret", "")
-            self.put_session(Session(fields["session"], fields["epoch"], fields["name"], fields["time_ms"], secret))
-        elif kind == entries.SESSION_TAKEN:
-            fields = json.loads(bytes(body))
-            self.take_session(fields["session"], fields["epoch"])
-        elif kind == entries.SESSION_ENDED:
-            self.end_session(entries.decode_session_ended(body))
-        elif kind == entries.TOPIC:
-            self.put_topic(Topic.from_json(json.loads(bytes(body))))
-        elif kind == entries.TOPIC_DELETED:
-            for removed in self.delete_topic(entries.decode_topic_deleted(body)):
-                self.decisions.holds.drop(removed)
-        elif kind == entries.LOG_START:
-            moved = entries.decode_log_start(body)
-            partition = self.partition(moved.topic_id, moved.partition)
-            if partition is not None:
-                partition.set_log_start(moved.offset)
-                touched[partition] = None  # its files below may still be there
-        elif kind == entries.STARTED:
-            fields = json.loads(bytes(body))
-            self.started(fields["epoch"], fields["time_ms"])
-
-    def _redo_payload(self, body: memoryview) -> None:
-        entry = entries.decode_payload(body)
-        part = Part(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
-        self.add_part(entry.session, entry.counter, part, 0)
-
-    def _redo_decisions(self, kind: int, fields: dict[str, Any]) -> None:
-        name, decisions = (fields["session"], fields["counter"]), self.decisions
-        if kind == entries.COMPLETED:
-            decided = decisions.complete(name, fields["uuid"], fields["fact"])
-            if decided is not None:
-                decisions.holds.applied({}, [decided.hold])
-                self.may_load(decided)
-        elif kind == entries.SHOWN:
-            decisions.holds.applied({}, [decisions.undone[name].hold])
-            self.may_load(decisions.undone[name])
-        elif kind == entries.HEURISTIC:
-            decisions.record(name, fields["fact"])
-        else:
-            decisions.forget(name)
-
-    def _redo_group(self, kind: int, fields: dict[str, Any]) -> None:
-        if kind == entries.SAVED:
-            self.saved.save(fields["group"], fields["offsets"], fields["time_ms"])
-        elif kind == entries.HANDED_OVER:
-            self.saved.hand_over(fields["group"], fields["owned"])
-        else:
-            self.saved.delete(fields["group"])
-
-    def _redo_query(self, kind: int, body: memoryview, write: Write, touched: dict[Partition, None]) -> None:
-        if kind == entries.BATCH_COMMITTED:
-            self._redo_batch(entries.decode_batch_committed(body), write, touched)
-            return
-        fields = json.loads(bytes(body))
-        if kind == entries.EPOCH_DRAWN:
-            self.queries.drawn(fields["epoch"])
-        elif kind == entries.QUERY_OPENED:
-            self.queries.open(fields["query"], fields["epoch"], fields["time_ms"])
-        else:
-            self.queries.delete(fields["query"])
-
-    def _redo_batch(self, batch: entries.BatchCommitted, write: Write, touched: dict[Partition, None]) -> None:
-        placed = []
-        for committed in batch.transactions:
-            outcome, places = self._redo_placements(committed, write, touched)
-            placed.append((committed.session, committed.counter, outcome, places))
-        self.commit_batch(placed, json.loads(batch.meta))
-
-    def _redo_placements(
-        self, entry: entries.Committed | entries.Decided, write: Write, touched: dict[Partition, None]
-    ) -> tuple[CommittedParts, Places]:
-        """Rewrite what was journaled before; runs of the same record, which come behind, bring the rest."""
-        transaction = self.transactions.get((entry.session, entry.counter))
-        places: Places = {}
-        for place in entry.placements:
-            partition = self.partition(place.topic_id, place.partition)
-            if partition is None:
-                continue
-            places.setdefault(partition, (place.base_offset, place.segment_base, place.position))
-            if place.part == IN_JOURNAL:
-                continue
-            part = _part_of(transaction, entry, place.part)
-            batches.stamp(part.batch, place.topic_id, place.partition, place.base_offset, part.crc)
-            write(partition, place.segment_base, place.position, part.batch)
-            partition.redo(
-                place.segment_base, place.position, place.base_offset, place.base_offset + place.count,
-                part.max_timestamp_ms, len(part.batch),
-            )  # fmt: skip
-            touched[partition] = None
-        return tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in entry.placements), places
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
@@ -428,6 +290,7 @@ class State:
             partition.restore(state)
             for producer, *sequences in producers:
                 partition.producers[producer] = Sequences.restore(*sequences)
+                self.produced_in.setdefault(producer, {})[partition] = None
         for fields in snapshot["sessions"]:
             self.put_session(Session.restore(*fields))
         self.next_session, self.next_order = snapshot["next_session"], snapshot["next_order"]
@@ -459,7 +322,9 @@ class State:
             if "xid" in transaction.meta:
                 self.foreign[transaction.meta["xid"]] = transaction.name
             self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
+            self._owe(transaction.session, 1)
         for decided in self.decisions.undone.values():
+            self._owe(decided.name[0], 1)
             if not decided.hold.is_settled:
                 self.saved.hold(decided.name, decided.meta.get("offsets", ()), self.partition)
         self.decisions.holds.settled()
@@ -468,12 +333,3 @@ class State:
         """Everything in the journal is redone: readers may see it, but for what undone decisions hold."""
         for partition in self.all_partitions():
             self.decisions.holds.recovered(partition)
-
-
-def _part_of(transaction: Transaction | None, entry: entries.Committed | entries.Decided, number: int) -> Part:
-    if transaction is None or number >= len(transaction.parts):
-        raise StorageError(
-            f"the journal commits part {number} of transaction {entry.session:x}-{entry.counter:x}, which neither it "
-            "nor the checkpoint holds: they do not belong together"
-        )
-    return transaction.parts[number]

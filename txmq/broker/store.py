@@ -33,6 +33,7 @@ from typing import Any
 from txmq.broker.context import Identity, new_state
 from txmq.broker.group import Group
 from txmq.broker.payloads import PayloadFiles
+from txmq.broker.redo_records import Redo
 from txmq.broker.removals import Removals
 from txmq.broker.state import State
 from txmq.broker.transaction import Transaction
@@ -253,6 +254,7 @@ class _Opening:
         self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
         self._state = new_state(settings)
         self._touched: dict[Partition, None] = {}
+        self._redoing = Redo(self._state, self._rewrite, self._touched)
         self._rewritten: dict[str, bool] = {}  # segment files, and whether their beginning is there
         self._notes: list[str] = []
         self._records = self._bytes = 0
@@ -302,7 +304,7 @@ class _Opening:
         self._state.restored()
 
     def _redo(self, _lsn: Lsn, _end: Lsn, payload: bytes | memoryview) -> None:
-        self._state.redo(payload, self._rewrite, self._touched)
+        self._redoing.record(payload)
         self._records += 1
         self._bytes += len(payload)
         if self._records % 1000 == 0:

@@ -13,7 +13,7 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from txmq.broker import halves, settlement
+from txmq.broker import halves, session_expiry, settlement
 from txmq.broker.context import Context
 from txmq.broker.local_commit import commit_plain
 from txmq.broker.offsets import check_offsets, save_with_commit, take_offsets
@@ -186,6 +186,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
 
 def owner_gone(context: Context, session: Session) -> None:
     """The session's connection was lost: what it was streaming is rolled back; what it prepared stays."""
+    session_expiry.went_away(context, session)
     halves.owner_gone(context, session)
     streaming = [t for t in context.state.streams.values() if t.session == session.number]
     for transaction in streaming:

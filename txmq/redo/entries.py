@@ -41,6 +41,7 @@ Bodies::
     26 QUERY_DELETED  JSON
     27 EPOCH_DRAWN    JSON: the number of a driver's life, never handed out again
     28 SESSION_TAKEN  JSON: a session was taken over, its epoch rises
+    29 SESSIONS_AT_REST  JSON: sessions whose clients are away keep what they need and no more
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ BATCH_COMMITTED: Final = 25
 QUERY_DELETED: Final = 26
 EPOCH_DRAWN: Final = 27
 SESSION_TAKEN: Final = 28
+SESSIONS_AT_REST: Final = 29
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
@@ -84,7 +86,7 @@ NAMES: Final = {
     SESSION_ENDED: "session-ended", DECIDED: "decided", COMPLETED: "completed", SHOWN: "shown", HEURISTIC: "heuristic",
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
-    EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken",
+    EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -393,6 +395,11 @@ def encode_session(fields: bytes) -> bytes:
 def encode_session_taken(fields: bytes) -> bytes:
     """A SESSION_TAKEN entry; ``fields`` is JSON."""
     return frame(SESSION_TAKEN, fields)
+
+
+def encode_sessions_at_rest(fields: bytes) -> bytes:
+    """A SESSIONS_AT_REST entry; ``fields`` is JSON."""
+    return frame(SESSIONS_AT_REST, fields)
 
 
 def encode_session_ended(session: int) -> bytes:

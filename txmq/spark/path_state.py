@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from txmq.broker.context import new_state
 from txmq.broker.payloads import PayloadFiles
+from txmq.broker.redo_records import Redo
 from txmq.broker.state import State
 from txmq.config import BrokerSettings
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
@@ -74,10 +75,10 @@ def fold(disk: Disk) -> Folded:
     state = new_state(BrokerSettings())
     lsn = _restore(disk, state)
     forced = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
-    touched: dict[Partition, None] = {}
+    redo = Redo(state, _write_nothing, {})
     for record in inspect.dump(disk, from_lsn=lsn):
         if record.kind == "group":
-            state.redo(record.payload, _write_nothing, touched)
+            redo.record(record.payload)
     state.publish_recovered()
     return Folded(state, forced)
 

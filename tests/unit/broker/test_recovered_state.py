@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from txmq.broker.redo_records import Redo
 from txmq.errors import StorageError
 from txmq.redo import entries
 from txmq.runtime.sim_clock import SimClock
@@ -217,4 +218,4 @@ def test_a_commit_of_a_part_that_neither_journal_nor_checkpoint_holds_is_damage(
         _stream(1, "a", 0)(history)
     place = entries.Placement(1, 0, 0, 0, 0, 1, number)
     with pytest.raises(StorageError, match=f"commits part {number} of transaction 1-1, which neither"):
-        history.node.state.redo(entries.encode_committed(1, 1, 0, [place]), lambda *_: None, {})
+        Redo(history.node.state, lambda *_: None, {}).record(entries.encode_committed(1, 1, 0, [place]))

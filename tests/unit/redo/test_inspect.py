@@ -49,6 +49,7 @@ def _disk() -> SimDisk:
         entries.encode_query_deleted(b'{"query": "q"}'),
         entries.encode_epoch_drawn(b'{"epoch": 1}'),
         entries.encode_session_taken(b'{"session": 1, "epoch": 1}'),
+        entries.encode_sessions_at_rest(b'{"sessions": [1]}'),
     ]
     for sample in samples:
         journal.append(sample)
