@@ -25,6 +25,7 @@ import zlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import cycle
 
 Slot = tuple[str, int]  # topic, partition
@@ -70,24 +71,96 @@ def consistent_hash(members: Members, partitions: Mapping[str, int], _current: M
     return owners
 
 
+class _Share:
+    """What a member has: numbers by topic, the newest last."""
+
+    __slots__ = ("load", "numbers", "wants")
+
+    def __init__(self, wants: Sequence[str]) -> None:
+        self.wants, self.load = frozenset(wants), 0
+        self.numbers: dict[str, list[int]] = {}
+
+    def take(self, topic: str, number: int) -> None:
+        self.numbers.setdefault(topic, []).append(number)
+        self.load += 1
+
+    def give(self, poor: _Share) -> None:
+        """Hand over one partition that the other one wants."""
+        topic = max(self.numbers.keys() & poor.wants)
+        poor.take(topic, self.numbers[topic].pop())
+        self.load -= 1
+        if not self.numbers[topic]:
+            del self.numbers[topic]
+
+
 def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[Slot, str]) -> Owners:
-    """As few moves as balance allows: loads differ by at most one where all want the same topics."""
-    owners: Owners = {}
-    held: dict[str, list[Slot]] = {member: [] for member in sorted(members)}
-    free: list[Slot] = []
-    for slot in _slots(members, partitions):
-        owner = current.get(slot)
-        if owner is not None and slot[0] in members.get(owner, ()):
-            held[owner].append(slot)
+    """As few moves as balance allows: loads differ by at most one where all want the same topics.
+
+    A few microseconds a partition: members join and leave while all others wait for the broker.
+    """
+    shares = {member: _Share(topics) for member, topics in sorted(members.items())}
+    free: dict[str, list[int]] = {}
+    for topic, number in _slots(members, partitions):
+        share = shares.get(current.get((topic, number), ""))
+        if share is not None and topic in share.wants:
+            share.take(topic, number)
         else:
-            free.append(slot)
-    wanting = {topic: _wanting(members, topic) for topic in partitions}
-    for slot in free:
-        held[min(wanting[slot[0]], key=lambda member: (len(held[member]), member))].append(slot)
-    _level(members, held)
-    for member, slots in held.items():
-        owners.update(dict.fromkeys(slots, member))
-    return owners
+            free.setdefault(topic, []).append(number)
+    for topic, numbers in free.items():
+        _deal(shares, _wanting(members, topic), topic, numbers)
+    while _level(list(shares.values())):
+        pass
+    return {
+        (topic, number): member
+        for member, share in shares.items()
+        for topic, numbers in share.numbers.items()
+        for number in numbers
+    }
+
+
+def _deal(shares: Mapping[str, _Share], wanting: Sequence[str], topic: str, free: Sequence[int]) -> None:
+    """Each to who has least of those who want the topic."""
+    ranking = [(shares[member].load, member) for member in wanting]
+    heapify(ranking)
+    for number in free:
+        load, member = ranking[0]
+        shares[member].take(topic, number)
+        heapreplace(ranking, (load + 1, member))
+
+
+def _level(shares: Sequence[_Share]) -> bool:
+    """Move one partition after the other from who has most to who has least, while that lessens the difference.
+
+    Members with the same wishes stand in one heap; an entry whose load is not its member's (any more) is passed over.
+
+    Returns:
+        False where nothing is to be moved.
+    """
+    richest = [(-share.load, rank, share) for rank, share in enumerate(shares)]
+    heapify(richest)
+    poorest: dict[frozenset[str], list[tuple[int, int, _Share]]] = {}
+    for rank, share in enumerate(shares):
+        heappush(poorest.setdefault(share.wants, []), (share.load, rank, share))
+    has_moved = False
+    while richest:
+        load, rank, rich = richest[0]
+        candidates = [_first(heap) for wants, heap in poorest.items() if not wants.isdisjoint(rich.numbers)]
+        if load != -rich.load or not candidates or rich.load - min(candidates)[0] < 2:
+            heappop(richest)
+            continue
+        _, poor_rank, poor = min(candidates)
+        rich.give(poor)
+        has_moved = True
+        for changed_rank, changed in ((rank, rich), (poor_rank, poor)):
+            heappush(richest, (-changed.load, changed_rank, changed))
+            heappush(poorest[changed.wants], (changed.load, changed_rank, changed))
+    return has_moved
+
+
+def _first(heap: list[tuple[int, int, _Share]]) -> tuple[int, int, _Share]:
+    while heap[0][0] != heap[0][2].load:
+        heappop(heap)
+    return heap[0]
 
 
 def exclusive(members: Members, partitions: Mapping[str, int], current: Mapping[Slot, str]) -> Owners:
@@ -96,25 +169,6 @@ def exclusive(members: Members, partitions: Mapping[str, int], current: Mapping[
     ranking = sorted(members, key=lambda member: (-held[member], member))
     firsts = {topic: next((member for member in ranking if topic in members[member]), "") for topic in partitions}
     return {slot: firsts[slot[0]] for slot in _slots(members, partitions)}
-
-
-def _level(members: Members, held: dict[str, list[Slot]]) -> None:
-    """Move one partition at a time from who has most to who has least, while that lessens the difference."""
-    moved = True
-    while moved:
-        moved = False
-        for rich in sorted(held, key=lambda member: (-len(held[member]), member)):
-            for poor in sorted(held, key=lambda member: (len(held[member]), member)):
-                if len(held[rich]) - len(held[poor]) < 2:
-                    break
-                slot = next((slot for slot in reversed(held[rich]) if slot[0] in members[poor]), None)
-                if slot is not None:
-                    held[rich].remove(slot)
-                    held[poor].append(slot)
-                    moved = True
-                    break
-            if moved:
-                break
 
 
 def _wanting(members: Members, topic: str) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.registry.assignment import STRATEGIES, Owners, Slot, exclusive, range_, round_robin, sticky
+
+from ...growth import growth
 
 TOPICS = ("a", "b", "c")
 NAMES = st.sampled_from([f"m{number}" for number in range(8)])
@@ -60,6 +62,31 @@ def test_sticky_and_round_robin_are_balanced(
     for strategy in (sticky, round_robin):
         found = loads(strategy(members, partitions, current), members)
         assert max(found) - min(found) <= 1
+
+
+@settings(max_examples=300)
+@given(members=MEMBERS, partitions=PARTITIONS, current=CURRENT)
+def test_sticky_leaves_nothing_to_be_moved_that_would_lessen_a_difference(
+    members: dict[str, list[str]], partitions: dict[str, int], current: dict[Slot, str]
+) -> None:
+    owners = sticky(members, partitions, current)
+    load = Counter(owners.values())
+    for (topic, _), rich in owners.items():
+        assert all(load[rich] - load[poor] < 2 for poor, topics in members.items() if topic in topics)
+    assert sticky(members, partitions, owners) == owners
+
+
+def _everything_at_one(members: int) -> Callable[[], object]:
+    """10 partitions a member, all of which one has, who holds them until he has released them; half want more."""
+    wishes = {f"m{number}": ("big", "other")[: 1 + number % 2] for number in range(members)}
+    partitions = {"big": 10 * members, "other": 2}
+    current = {("big", number): "m0" for number in range(10 * members)}
+    return lambda: sticky(wishes, partitions, current)
+
+
+def test_levelling_costs_the_same_a_partition_however_many_members_there_are() -> None:
+    """500 members of 5,000 partitions took seconds, in which everybody waited for the broker."""
+    assert growth(_everything_at_one, 20, 500) < 5
 
 
 @given(members=SAME_WISH, count=st.integers(0, 40))
