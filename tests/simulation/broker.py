@@ -24,6 +24,7 @@ from txmq.runtime.sim_disk import SimDisk
 from txmq.runtime.steady_clock import SteadyClock
 
 from .threads import current_task
+from .watch import Watch
 from .world import World
 
 
@@ -89,7 +90,7 @@ def draw_settings(world: World) -> BrokerSettings:
     settings = small_settings(
         in_flight_max=rng.randint(2, 8),
         outcomes_kept=rng.choice((2, 8, 1000)),
-        sync=rng.choice(("interval", "never", *["always"] * 6)),
+        sync=world.sync or rng.choice(("interval", "never", *["always"] * 6)),
         sync_interval_ms=50,
         mark_idle_ms=rng.choice((2, 50)),
     )
@@ -110,6 +111,8 @@ class Broker:
         self.healing = False
         self.losses = 0
         self._countdown = 0
+        self.feed: Callable[[Node], None] = lambda _node: None  # asked before each step: endless load
+        self._watch = Watch(world, self.settings)
         self._is_paused = False
         self._waiting: list[Callable[[], None]] = []  # until it goes on: first its timer, then the sockets
 
@@ -124,6 +127,7 @@ class Broker:
         """A new life; recovery may die like everything else."""
         world, rng = self.world, self.world.rng
         self._is_paused, self._waiting = False, []
+        self._watch = Watch(world, self.settings)
         self._countdown = rng.randint(1, 400) if not self.healing and rng.random() < 0.5 else 0
         if not self.healing and rng.random() < 0.3:
             self.disk.fail_at(rng.randint(1, 250), errno.EIO, forever=True)
@@ -261,8 +265,10 @@ class Broker:
     def _begin_steps(self, node: Node) -> None:
         """Begin every step that may run now; each of its parts runs at a time of its own."""
         pipeline, now = node.pipeline, node.clock.monotonic()
+        self.feed(node)
         while (step := pipeline.next_step(now)) is not None:
             self._run(step, list(step.parts()))
+            self.feed(node)
         if pipeline.wake_at() < inf:
             self._later(max(0.001, pipeline.wake_at() - now), self._pump)
 
@@ -274,6 +280,7 @@ class Broker:
             if not parts:
                 if isinstance(step, Checkpoint):
                     self.world.meet("checkpoint written")
+                self._watch.done(step)
                 node.step_done(step)
                 self._pump(node)
             elif node.run_part(step, parts.pop(0)):
@@ -296,4 +303,5 @@ class Broker:
             if len(node.context.group.unlinked) > before:
                 world.meet("segments expired")
         self._pump(node)
+        self._watch.look(node)
         self._later(0.05, self._tick)

@@ -37,6 +37,7 @@ from .consumers import OWN, ConsumerProgram, Dealt, ExactProgram, check_dealt
 from .damage import Rest
 from .database import Database
 from .drivers import SINK, Driver, Written, check_batches
+from .endless import Load
 from .history import History, Place, Put, Shared, Transaction
 from .members import GROUPS, OUTPUT, Consumption, Member, check_groups
 from .ordered import SPOOLED, OrderedProgram
@@ -47,6 +48,7 @@ from .threads import Threads, installed, required_task
 from .world import Violation, World
 
 SECONDS = 1.3
+ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
 HEAL_S = 5.0
 _STREAM_AT_BYTES = block._STREAM_AT_BYTES
 _MEMORY = "/dev/shm"
@@ -132,9 +134,9 @@ class Operator(Process):
             self.shared.check_row(value)
 
 
-def simulate(seed: int) -> Result:
-    """Run one seed."""
-    world = World(seed)
+def simulate(seed: int, *, sync: str = "", endless: bool = False) -> Result:
+    """Run one seed; ``sync`` and ``endless`` as of ``World``."""
+    world = World(seed, sync=sync, endless=endless)
     try:
         _simulate(world)
         error = None
@@ -192,6 +194,10 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     broker.start()
     operator = Operator(shared, "op")
     world.run(30.0, until=lambda: bool(shared.history.topics))
+    if world.chance(0.2) or world.is_endless:
+        topic = world.rng.choice(sorted(name for name in shared.history.topics if name != "temporary"))
+        broker.feed = Load(shared, topic).feed
+        world.run(ALONE_S if world.is_endless else world.rng.choice((0.0, ALONE_S)))
     clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(0, 3))]
     resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
     members = [

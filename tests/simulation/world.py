@@ -37,6 +37,7 @@ SITUATIONS = frozenset(
         "a real consumer acknowledged in a transaction",
         "a member slept", "a partition was handed over", "a fenced save was refused", "an offset was saved",
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
+        "endless load",
         "bit flip written over by redo", "bit flip in the journal without effect",
     }
 )  # fmt: skip
@@ -47,9 +48,15 @@ class Violation(AssertionError):
 
 
 class World:
-    """The scheduler; events at the same time happen in the order in which they were planned."""
+    """The scheduler; events at the same time happen in the order in which they were planned.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        sync: the broker's setting; drawn if empty.
+        endless: its queue is never empty; else drawn.
+    """
+
+    def __init__(self, seed: int, *, sync: str = "", endless: bool = False) -> None:
+        self.sync, self.is_endless = sync, endless
         self.rng = random.Random(seed)
         self.clock = SimClock()
         self.met: set[str] = set()

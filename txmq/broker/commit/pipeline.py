@@ -165,9 +165,13 @@ class CommitPipeline:
         )
 
     @property
-    def has_unstable(self) -> bool:
-        """Whether some sealed group is not stable."""
-        return bool(self._unstable)
+    def oldest_unapplied(self) -> Group | None:
+        """The oldest sealed group that is not in the partition files."""
+        if self._apply is not None and self._apply.groups:
+            return self._apply.groups[0]
+        if self._stable:
+            return self._stable[0]
+        return self._unstable[0] if self._unstable else None
 
     def want_sync(self) -> None:
         """Sync as soon as the journal is free."""
@@ -315,13 +319,6 @@ class CommitPipeline:
         self._apply = Apply(self._store, groups)
         return self._apply
 
-    def _first_unapplied(self) -> Group | None:
-        if self._apply is not None and self._apply.groups:
-            return self._apply.groups[0]
-        if self._stable:
-            return self._stable[0]
-        return self._unstable[0] if self._unstable else None
-
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def _is_checkpoint_due(self, now: float) -> bool:
@@ -357,7 +354,7 @@ class CommitPipeline:
         pending = self._checkpoint
         if self._checkpoint_phase is not _Phase.PINNED or pending is None:
             return None
-        first = self._first_unapplied()
+        first = self.oldest_unapplied
         if first is not None and first.end_lsn <= pending.lsn:
             return None
         if self._store.has_unapplied:
