@@ -423,9 +423,15 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 def _known(name: str, source: str) -> Setting:
     setting = SETTINGS.get(name)
     if setting is None:
-        near = difflib.get_close_matches(name.lower(), SETTINGS, n=1, cutoff=0.0)
-        raise ConfigError(f"unknown setting {name[:80]!r} ({source}); did you mean {near[0]!r}?")
+        hint = near_miss(name.lower(), SETTINGS) or "docs/configuration.md lists them"
+        raise ConfigError(f"unknown setting {name[:80]!r} ({source}); {hint}")
     return setting
+
+
+def near_miss(word: str, known: Iterable[str]) -> str | None:
+    """The question after the known word that was most likely meant; None where none is near."""
+    near = difflib.get_close_matches(word[:80], list(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def _parse(setting: Setting, text: str) -> object:

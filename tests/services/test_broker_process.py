@@ -107,6 +107,13 @@ def test_the_ready_file_of_an_ipv6_address_is_an_address(tmp_path: Path) -> None
         assert ready.read_text() == f"[::1]:{broker.port}\n"
 
 
+def test_an_address_of_another_machine_is_told_as_such(tmp_path: Path) -> None:
+    """192.0.2.0/24 is for documentation (RFC 5737): nobody has it."""
+    process = BrokerProcess(tmp_path / "broker", listen="192.0.2.1:8123", settings={"insecure": True})
+    with pytest.raises(BrokerFailedError, match="this machine has no such address"):
+        process.start()
+
+
 @pytest.mark.parametrize(
     ("option", "said"), [("--data", "cannot open the data directory"), ("--ready-file", "cannot write the ready file")]
 )

@@ -71,6 +71,7 @@ def test_a_number_outside_its_range_is_refused_naming_key_value_and_range(settin
         ('broker_name = "a\\nb"', "expected at most 200 printable characters"),
         (f'broker_name = "{"n" * 201}"', "expected at most 200 printable characters"),
         ("synk = 1", "'synk' (configuration file); did you mean 'sync'?"),
+        ("foo = 1", "'foo' (configuration file); docs/configuration.md lists them"),
         ("sync = 1", "sync = '1': expected always, interval or never"),
         ('sync = "sometimes"', "sync = 'sometimes': expected always, interval or never"),
         ("connections_max = true", "connections_max = 'True': expected 1 to 1_000_000"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import signal
 import threading
 from collections.abc import Coroutine
@@ -91,6 +92,15 @@ def _run_loop(serving: Coroutine[None, None, int]) -> int:
         return runner.run(serving)
 
 
+def _why_not_listening(address: str, error: OSError) -> str:
+    hint = {
+        errno.EADDRINUSE: "is another broker running there? choose another address with --listen HOST:PORT",
+        errno.EADDRNOTAVAIL: "this machine has no such address; --listen takes one of its own, or 0.0.0.0 for all",
+        errno.EACCES: "ports below 1024 are for root; choose another one with --listen HOST:PORT",
+    }.get(error.errno or 0, "--listen HOST:PORT takes an address of this machine")
+    return f"cannot listen on {address}: {error.strerror or error}; {hint}"
+
+
 async def _serve(
     recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None
 ) -> int:
@@ -100,10 +110,7 @@ async def _serve(
     try:
         address = join_address(*await server.start(host, port, backlog))
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {settings.listen}: {error.strerror or error}; "
-            "is another broker running there? choose another address with --listen HOST:PORT"
-        ) from error
+        raise ConfigError(_why_not_listening(settings.listen, error)) from error
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -176,7 +176,8 @@ def show(summary: dict[str, Any]) -> None:
     if totals["latency_ms_p50"] is not None:
         p50, p99 = rounded(totals["latency_ms_p50"]), rounded(totals["latency_ms_p99"])
         lines.append(("latency", p50, f"from the row's time to the message's; p99 {p99}"))
-    output.print_table(verdict(summary), ("check", "found", ""), lines)
+    output.print_paragraph(verdict(summary))
+    output.print_table("", ("check", "found", ""), lines)
     for kind, found in summary["findings"].items():
         for line in found[:FINDINGS_SHOWN]:
             output.note(f"  {kind}: {line_of(line)}")

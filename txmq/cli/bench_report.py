@@ -13,8 +13,6 @@ BARE_RATES = frozenset({LOOPBACK_BYTES})
 HIDDEN = frozenset({LOOPBACK_MESSAGES})  # the other one, for the budget's messages
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from txmq.cli.bench_run import Measured, Report
 
 
@@ -37,18 +35,14 @@ def as_fields(report: Report) -> dict[str, Any]:
 
 def show(report: Report) -> None:
     """Facts, the table, what to know about it."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    for name, value in _facts(report).items():
-        console.print(Text.assemble((f"{name:<9}", "dim"), output.cell(value)))
-    console.print(_table(report))
+    output.print_fields("", _facts(report))
+    # Narrow enough for 80 columns: the names are explained by --help.
+    output.print_table("", ("row", "rate", *(f"{name} ms" for name in PERCENTILES)), _rows(report))
     for row in report.rows:
         if row.failure is not None:
-            console.print(Text(f"{row.load.name} failed: {output.escaped(row.failure)}", style="bold red"))
+            output.print_paragraph(f"{row.load.name} failed: {row.failure}")
     for line in _notes(report):
-        console.print(Text(line))
+        output.print_paragraph(line)
 
 
 def _facts(report: Report) -> dict[str, str]:
@@ -62,30 +56,19 @@ def _facts(report: Report) -> dict[str, str]:
     }
 
 
-def _table(report: Report) -> Table:
-    """Narrow enough for 80 columns: the names are explained by ``--help``."""
-    from rich.table import Table
-
-    table = Table(header_style="bold")
-    table.add_column("row", no_wrap=True)
-    table.add_column("rate", justify="right", no_wrap=True)
-    for name in PERCENTILES:
-        table.add_column(f"{name} ms", justify="right", no_wrap=True)
-    for row in report.rows:
-        for cells in _lines(row):
-            table.add_row(*cells)
-    table.add_section()
+def _rows(report: Report) -> list[list[str]]:
+    rows = [cells for row in report.rows for cells in _lines(row)]
     for name, value in report.bare.items():
         is_rate = name in BARE_RATES
         rate = f"{amount(value / 1e9)} GB/s" if is_rate else ""
         if name not in HIDDEN:
-            table.add_row(name.removesuffix(" p50 ms").removesuffix(" bytes/s"), rate, "" if is_rate else amount(value))
-    return table
+            rows.append([name.removesuffix(" p50 ms").removesuffix(" bytes/s"), rate, "" if is_rate else amount(value)])
+    return [cells + [""] * (2 + len(PERCENTILES) - len(cells)) for cells in rows]
 
 
 def _lines(row: Measured) -> list[list[str]]:
     if row.failure is not None:
-        return [[row.load.name, "[bold red]failed[/]"]]
+        return [[row.load.name, "failed"]]
     units = row.load.units
     latencies = [amount(row.figures[name]) if name in row.figures else "" for name in PERCENTILES]
     others = {name: value for name, value in row.figures.items() if name != "rate" and name not in PERCENTILES}

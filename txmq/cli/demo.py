@@ -83,8 +83,8 @@ def _last_screen(report: Report) -> None:
         ("still in doubt", report.in_doubt_left, _verdict(report.in_doubt_left == 0)),
         ("seconds", f"{report.seconds:.1f}", ""),
     ]
-    typer.echo("")
-    output.print_table("what was proved" if report.holds else "the promise is BROKEN", ("", "", "as promised"), rows)
+    typer.echo("\nwhat was proved" if report.holds else "\nthe promise is BROKEN")
+    output.print_table("", ("", "", "as promised"), rows)
     if report.holds:
         typer.echo(
             "\nEvery order has its row and its message, once and in order, whatever was killed when.\n\n"

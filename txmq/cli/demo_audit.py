@@ -56,9 +56,8 @@ def _last_screen(report: Report) -> None:
     ]
     rows += [(fault.done, f"{fault.kind} {fault.identity}", _verdict(fault.is_found)) for fault in report.faults]
     rows.append(("and besides", f"{report.others} findings", _verdict(report.others == 0)))
-    typer.echo("")
-    title = "what was proved" if report.holds else "the audit is WRONG"
-    output.print_table(title, ("damage", "what the audit must find", "found"), rows)
+    typer.echo("\nwhat was proved" if report.holds else "\nthe audit is WRONG")
+    output.print_table("", ("damage", "what the audit must find", "found"), rows)
     if report.holds:
         typer.echo(
             f"\n{report.rows} rows were held against {report.messages} messages, one to one and in order. "

@@ -113,13 +113,14 @@ class Play:
         for topic in (ORDERS, PAYMENTS, AUDIT):
             client.topics.create(topic, partitions=4)
         open_resource(str(database)).install(client)
-        self.say(f"an order service takes {self.orders} orders: rows in SQLite, messages in txmq")
+        self.say("an order service takes orders: rows in SQLite, messages in txmq")
         with _service(address, database) as service:
             deadline = time.monotonic() + WAIT_S
             while _count(database) < self.orders:
                 if time.monotonic() > deadline or service.poll() is not None:
                     raise DemoFailedError(f"the service does not take {self.orders} orders (waited {WAIT_S:.0f} s)")
                 time.sleep(POLL_S)
+        self.say(f"it took {_count(database)} orders")
 
     def _audit(self, spark: Any, client: txmq.Client, address: str, database: Path, name: str) -> AuditResult:
         from txmq.spark.audit_output import save

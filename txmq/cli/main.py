@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,10 +105,25 @@ def version(as_json: output.Json = False) -> None:
         typer.echo(f"txmq {installed('txmq')}{' (compiled)' if is_compiled() else ''}")
 
 
+def command() -> Any:
+    """The tree of commands. Switches show without a type: ``--json``, where typer would say ``--json <bool>``."""
+    root = typer.main.get_command(app)
+    _hide_types_of_switches(root, typer.Context(root, **root.context_settings))
+    return root
+
+
+def _hide_types_of_switches(one: Any, context: Any) -> None:
+    for parameter in one.get_params(context):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for name, below in getattr(one, "commands", {}).items():
+        _hide_types_of_switches(below, type(context)(below, info_name=name, parent=context, **below.context_settings))
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:
-        app()
+        command()()
     except ConfigError as error:
         output.fail(str(error), output.STATUS_USAGE)
     except (ConnectionLostError, RequestTimeoutError) as error:

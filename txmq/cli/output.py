@@ -7,14 +7,17 @@ Exit statuses: 0 done, 1 it did not work (one line says what to do next), 2 the 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import count
 from typing import Annotated, NoReturn
 
 import typer
+
+from txmq.cli import table
 
 STATUS_FAILED = 1
 STATUS_USAGE = 2
@@ -22,8 +25,6 @@ STATUS_INTERRUPTED = 130
 SHOWN_BYTES_MAX = 200
 DEFAULT_BOOTSTRAP = "txmq://127.0.0.1:8123"
 PROGRESS_FROM_BYTES = 1 << 20
-
-PIPED_WIDTH = 240  # columns of a table that no terminal limits: lines that grep and less can use
 
 Bootstrap = Annotated[
     str,
@@ -39,25 +40,39 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people; numbers stand right."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    """A table: for people on a terminal, plain lines under the columns' names through a pipe; numbers stand right."""
     kept = [list(row) for row in rows]
-    for index, column in enumerate(columns):
-        numeric = bool(kept) and all(isinstance(row[index], int | float) for row in kept)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in kept:
-        table.add_row(*(Text(cell(value)) for value in row))
-    is_limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if is_limited else PIPED_WIDTH).print(table)
+    numeric = [
+        bool(kept) and all(isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in kept)
+        for index in range(len(columns))
+    ]
+    _print(title, table.table_lines(columns, [[cell(value) for value in row] for row in kept], numeric, line_width()))
 
 
 def print_fields(title: str, fields: Mapping[str, object]) -> None:
-    """A table of one thing's fields."""
-    print_table(title, ("field", "value"), [(name, cell(value)) for name, value in fields.items()])
+    """One thing's fields, a line each."""
+    _print(title, table.field_lines([(name, cell(value)) for name, value in fields.items()], line_width()))
+
+
+def print_paragraph(text: str, indent: str = "", first: str = "") -> None:
+    """A sentence; on a terminal folded between words. The first line stands behind ``first``, if that is given."""
+    typer.echo("\n".join(table.paragraph(escaped(text), line_width(), indent, first)))
+
+
+def line_width() -> int | None:
+    """Columns of the terminal; None through a pipe, whose lines are as long as they are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+_printed = count()  # tables of this command
+
+
+def _print(title: str, lines: Sequence[str]) -> None:
+    if next(_printed):
+        typer.echo("")
+    if title and sys.stdout.isatty():
+        typer.echo(typer.style(escaped(title), bold=True))
+    typer.echo("\n".join(lines))
 
 
 def cell(value: object) -> str:

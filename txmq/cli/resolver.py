@@ -189,12 +189,12 @@ def _existing_sqlite_file(arguments: dict[str, Any], where: str) -> dict[str, An
 
 
 def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    import difflib
+    from txmq.config import near_miss
 
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{where}: unknown key {key!r}; did you mean {near!r}?")
+            hint = near_miss(key, known) or f"known: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
 
 
 def _run_once(client: Any, resources: list[Resource], *, as_json: bool) -> None:

@@ -61,9 +61,10 @@ def list_(
     typer.echo(f"{len(rows)} {word}{' at the broker' if hung else ''}")
     for row in rows:  # an id is 67 characters, and people copy it: no table that folds it
         sentence = f"{row['state']}, {row['kind']}, {tx_explain.age(row['age_ms'])}: {row['why']}"
-        typer.echo(f"{output.escaped(row['txid'])}\n    {output.escaped(sentence)}")
-    for line in tx_branches.lines(resources, hung, older_ms):
-        typer.echo(output.escaped(line))
+        typer.echo(output.escaped(row["txid"]))
+        output.print_paragraph(sentence, "    ")
+    for indent, line in tx_branches.lines(resources, hung, older_ms):
+        output.print_paragraph(line, indent)
 
 
 def _state(state: str | None, *, in_doubt: bool) -> str:
@@ -114,10 +115,32 @@ def _print(fields: dict[str, Any], advice: dict[str, Any]) -> None:
         columns = list(rows[0]) if rows else []
         if rows:
             output.print_table(name, columns, [[row.get(column) for column in columns] for row in rows])
-    # Plain lines, which a terminal can select and a shell can grep; never cut to the width of a table.
-    for title, lines in (("to paste", advice.get("sql")), ("what to do, safest first", advice.get("next"))):
-        if lines:
-            typer.echo(f"\n{title}:\n" + "\n".join(f"  {output.escaped(line)}" for line in lines))
+    if advice.get("sql"):
+        typer.echo("\nto paste:")
+        for line in advice["sql"]:
+            _print_sql(line)
+    if advice.get("next"):
+        typer.echo("\nwhat to do, safest first:")
+        for number, line in enumerate(advice["next"], 1):
+            _print_step(number, line)
+
+
+def _print_sql(line: str) -> None:
+    """A statement stays one line, which a terminal can select and a shell can grep; a comment is for people."""
+    if line.startswith("-- "):
+        output.print_paragraph(line.removeprefix("-- "), "  -- ")
+    else:
+        typer.echo(f"  {output.escaped(line)}")
+
+
+def _print_step(number: int, line: str) -> None:
+    """A sentence, and the command that ends it: on a terminal on a line of its own, as it can be copied."""
+    sentence, is_command, command = line.partition(": txmq ")
+    if is_command and output.line_width() is not None:
+        output.print_paragraph(f"{sentence}:", "     ", f"  {number}. ")
+        typer.echo(f"     txmq {output.escaped(command)}")
+    else:
+        output.print_paragraph(line, "     ", f"  {number}. ")
 
 
 @app.command()

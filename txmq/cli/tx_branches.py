@@ -29,27 +29,28 @@ def hanging(resources: Sequence[Row], listed: Collection[str], older_ms: int) ->
     ]  # fmt: skip
 
 
-def lines(resources: Sequence[Row], hung: Sequence[Row], older_ms: int) -> Iterator[str]:
-    """What ``tx list`` prints of them: a line a database, its branches, where to look."""
+def lines(resources: Sequence[Row], hung: Sequence[Row], older_ms: int) -> Iterator[tuple[str, str]]:
+    """What ``tx list`` prints of them, each line behind its indent: a database, its branches, where to look."""
     is_any = False
     for row in resources:
         if row["branches"] and row["age_ms"] >= older_ms:
             is_any = True
             yield (
+                "",
                 f"{row['resource']}: {_count(row['branches'])} prepared for up to {age(row['age_ms'])}, rows locked "
-                f"({_seen(row)})"
+                f"({_seen(row)})",
             )
             of_one = [
                 branch for branch in hung if (branch["resource"], branch["uuid"]) == (row["resource"], row["uuid"])
             ]
             for branch in of_one:
-                yield branch["txid"]
-                yield f"    {STATE}, {branch['kind']}, {age(branch['age_ms'])}: {branch['why']}"
+                yield "", branch["txid"]
+                yield "    ", f"{STATE}, {branch['kind']}, {age(branch['age_ms'])}: {branch['why']}"
         if not row["reachable"] and row["unreachable_ms"] >= older_ms:
             is_any = True
-            yield f"{row['resource']}: not reached for {age(row['unreachable_ms'])} ({_seen(row)}): {row['why']}"
+            yield "", f"{row['resource']}: not reached for {age(row['unreachable_ms'])} ({_seen(row)}): {row['why']}"
     if is_any:
-        yield WHERE_TO_LOOK
+        yield "", WHERE_TO_LOOK
 
 
 def of_transaction(resources: Sequence[Row], txid: str) -> list[dict[str, Any]]:

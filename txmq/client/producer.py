@@ -411,7 +411,9 @@ def checked_headers(
 
 
 def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:
-    stored = [] if tag is None else [(TAG_HEADER, tag.encode())]
+    stored = [] if tag is None else [(TAG_HEADER, _encoded(tag))]
+    if headers is not None and not isinstance(headers, Mapping):
+        raise TypeError(f"headers map str to bytes, and are no {type(headers).__name__}")
     for name, content in (headers or {}).items():
         if not isinstance(name, str) or not isinstance(content, bytes):
             raise TypeError("headers map str to bytes")
@@ -421,6 +423,15 @@ def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Hea
             )
         stored.append((name, content))
     return stored
+
+
+def _encoded(tag: str) -> bytes:
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str or None, not {type(tag).__name__}")
+    try:
+        return tag.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        raise LocalProtocolError(f"tag={tag[:80]!r}: expected text that UTF-8 can carry") from None
 
 
 def _raise_first(slices: list[Slice]) -> None:

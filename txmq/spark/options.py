@@ -221,10 +221,9 @@ def _named(options: Mapping[str, str]) -> dict[str, str]:
     for key, text in options.items():
         name = _BY_LOWER.get(key.lower())
         if name is None:
-            near = difflib.get_close_matches(key.lower(), _BY_LOWER, n=1, cutoff=0.0)
-            raise ConfigError(
-                f"unknown option {key!r}; did you mean {_BY_LOWER[near[0]]!r}? known: {', '.join(_KNOWN)}"
-            )
+            near = difflib.get_close_matches(key.lower(), _BY_LOWER, n=1)
+            hint = f"did you mean {_BY_LOWER[near[0]]!r}? " if near else ""
+            raise ConfigError(f"unknown option {key!r}; {hint}known: {', '.join(_KNOWN)}")
         named[name] = text
     return named
 
