@@ -181,7 +181,10 @@ class Script:
 
     def group(self, action: str, *rows: Sequence[object], member: str = "m") -> Script:
         """Consumer groups: ``join`` topics a and b, ``reset`` offsets, ``leave``."""
-        words = {"join": {"member": member, "topics": "a,b"}, "leave": {"member": member}}.get(action, {})
+        named: dict[str, dict[str, str | int | None]] = {
+            "join": {"member": member, "topics": "a,b"}, "leave": {"member": member}, "reset": {"create": None},
+        }  # fmt: skip
+        words = named[action]
         body = json.dumps(rows).encode()
         return self._ask("group", action, GROUP, extensions=words, body=body, once=action != "reset")
 

@@ -70,6 +70,19 @@ def test_a_group_is_listed_described_reset_skipped_and_deleted(broker: BrokerPro
     assert "no group" in run(broker, "describe", "billing", status=1)
 
 
+def test_a_slip_in_a_name_is_told_with_the_nearest_one_and_changes_nothing(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        client.topics.create("orders", partitions=2)
+        run(broker, "reset", "billing", "--topic", "orders", "--to", "earliest", "--create")
+        for words in (
+            ("reset", "biling", "--topic", "orders", "--to", "earliest"), ("describe", "biling"), ("delete", "biling"),
+            ("skip", "biling", "--topic", "orders", "--partition", "0"),
+        ):  # fmt: skip
+            assert "did you mean 'billing'?" in run(broker, *words, status=1), words
+        assert "did you mean 'orders'?" in run(broker, "reset", "billing", "-t", "ordrs", "--to", "latest", status=1)
+        assert [row["group"] for row in client.groups.list()] == ["billing"]
+
+
 def test_a_damaged_message_stops_its_partition_says_so_and_is_skipped_by_hand(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")

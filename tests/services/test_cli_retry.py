@@ -208,6 +208,28 @@ def test_letters_without_their_value_are_sent_with_what_the_log_has_or_told_as_g
     assert (large.value, large.key, large.headers["h"]) == (b"large", b"k", b"1")
 
 
+def test_letters_of_a_group_that_is_not_there_are_not_taken_for_none(
+    client: txmq.Client, broker: BrokerProcess
+) -> None:
+    client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
+    before = [topic.name for topic in client.topics.list()]
+    slip = GROUP[:-1]
+    for words in (("list", slip), ("show", slip, "--offset", "0"), ("replay", slip, "--all")):
+        assert f"did you mean '{GROUP}'?" in run(broker, "dead-letter", *words, status=1), words
+    assert json.loads(run(broker, "dead-letter", "list", GROUP, "--json")) == []
+    assert json.loads(run(broker, "dead-letter", "replay", GROUP, "--all", "--json"))["sent"] == 0
+    assert [topic.name for topic in client.topics.list()] == before
+
+
+def test_what_is_not_aside_is_not_replayed_or_dropped_in_silence(client: txmq.Client, broker: BrokerProcess) -> None:
+    client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
+    for action in ("replay", "drop"):
+        at = ("retry", action, GROUP, "--topic", TOPIC, "--partition", "0", "--offset")
+        assert "has not set" in run(broker, *at, "7", status=1)
+        assert "0 to 1" in run(broker, "retry", action, GROUP, "--topic", TOPIC, "-p", "7", "-o", "1", status=1)
+        assert "no topic" in run(broker, "retry", action, GROUP, "--topic", "zzz", "--all", status=1)
+
+
 @pytest.mark.parametrize("point", ["client.replay.begun:1", "client.replay.sent:1"])
 def test_a_replay_that_is_killed_and_repeated_sends_each_message_once(
     client: txmq.Client, broker: BrokerProcess, point: str

@@ -21,7 +21,7 @@ from txmq.broker.group_request import (
 from txmq.broker.listing import txid_of
 from txmq.broker.membership import Membership
 from txmq.broker.saved import SavedGroup
-from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError
+from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.protocol.group_rows import aside_row, claim_row
 from txmq.redo import entries
 from txmq.registry.assignment import Slot
@@ -87,19 +87,24 @@ def list_groups(request: GroupRequest) -> None:
 
 
 def reset(request: GroupRequest) -> None:
-    """Set offsets: ``[topic, partition, offset]``; only while the group has no members."""
+    """Set offsets: ``[topic, partition, offset]``; only while the group has no members.
+
+    A group of that name must be there, or ``create`` be said: a slip in the name would make one that nobody reads.
+    """
     context = request.context
     _refuse_active(request)
-    refuse_over_groups(context, request.group)
-    rows: list[list[Any]] = []
-    saved = context.state.saved.named.get(request.group) or SavedGroup()
+    known = context.state.saved.named.get(request.group)
+    saved, rows = known or SavedGroup(), list[list[Any]]()
     for row in request.rows:
         slot, offset = claim_row(row)
         place = place_of(context, slot)
         if place is None:
-            raise BadRequestError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
+            raise UnknownTopicError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
         at = saved.offsets.get(place)
         rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
+    if known is None and "create" not in request.words:
+        raise UnknownGroupError(f"no group {request.group!r} has saved offsets; create makes one that begins there")
+    refuse_over_groups(context, request.group)
     refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
     journal_offsets(context, request.group, rows)
     # Whoever was taken for gone, and comes back with what it held, must not go on where it was.

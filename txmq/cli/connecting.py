@@ -1,4 +1,4 @@
-"""A client for one command, and what it says about a topic that is not there.
+"""A client for one command, and what it says about a topic, a group or a query that is not there.
 
 The nearest name is looked for here and not by the broker: comparing one misspelt name with 10,000 holds a processor for
 200 ms, which must not be everybody's.
@@ -7,39 +7,42 @@ The nearest name is looked for here and not by the broker: comparing one misspel
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from txmq.errors import TxmqError, UnknownTopicError
+from txmq.errors import BrokerError, TxmqError, UnknownGroupError, UnknownQueryError, UnknownTopicError
 
 if TYPE_CHECKING:
     from txmq.client import Client
 
 
 @contextmanager
-def connected(bootstrap: str, topic: str | None = None) -> Iterator[Client]:
-    """A client for a block; where the block finds no topic of that name, the error names the nearest one."""
+def connected(
+    bootstrap: str, topic: str | None = None, *, group: str | None = None, query: str | None = None
+) -> Iterator[Client]:
+    """A client for a block; where the block finds nothing of one of these names, the error names the nearest one."""
     import txmq
 
     with txmq.connect(bootstrap) as client:
         try:
             yield client
         except UnknownTopicError as error:
-            known = _names(client)
-            near = None if topic is None or topic in known else nearest(topic, known)
-            if near is None:
-                raise
-            raise UnknownTopicError(f"{error}; did you mean {near!r}?") from None
+            raise _with_nearest(error, topic, lambda: [one.name for one in client.topics.list()]) from None
+        except UnknownGroupError as error:
+            raise _with_nearest(error, group, lambda: [row["group"] for row in client.groups.list()]) from None
+        except UnknownQueryError as error:
+            raise _with_nearest(error, query, lambda: [row["query"] for row in client.queries.list()]) from None
+
+
+def _with_nearest(error: BrokerError, word: str | None, known: Callable[[], list[str]]) -> BrokerError:
+    names: list[str] = []
+    with suppress(TxmqError):  # the first error is the one to tell
+        names = known()
+    near = None if word is None or word in names else nearest(word, names)
+    return error if near is None else type(error)(f"{error}; did you mean {near!r}?")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was most likely meant, if any is near."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
-
-
-def _names(client: Client) -> list[str]:
-    try:
-        return [topic.name for topic in client.topics.list()]
-    except TxmqError:  # the first error is the one to tell
-        return []

@@ -39,7 +39,7 @@ def list_(
 
     from txmq.client.letter_replay import LetterReplay
 
-    with connected(bootstrap) as client:
+    with connected(bootstrap, group=group) as client:
         found = LetterReplay(client, group)
         done = found.done()
         rows = [_fields(letter, done) for letter in deque(found.letters(), maxlen=limit)]
@@ -63,7 +63,7 @@ def show(
     """
     from txmq.client.letter_replay import LetterReplay
 
-    with connected(bootstrap) as client:
+    with connected(bootstrap, group=group) as client:
         found = LetterReplay(client, group)
         letter = next((letter for letter in found.letters() if letter.message.offset == offset), None)
         if letter is None:
@@ -107,7 +107,7 @@ def replay(
     if everything == bool(offset):
         raise ConfigError("say which letters: --offset, once or several times, or --all")
     wanted, counted = set(offset or ()), Counter[str]()
-    with connected(bootstrap, to) as client:
+    with connected(bootstrap, to, group=group) as client:
         found = LetterReplay(client, group)
         chosen = [letter for letter in found.letters() if letter.message.offset in wanted]
         missing = wanted - {letter.message.offset for letter in chosen}

@@ -53,15 +53,15 @@ def describe(
       txmq group describe billing
       txmq group describe billing --json | jq '[.partitions[].lag] | add'
     """
-    with connected(bootstrap) as client:
+    with connected(bootstrap, group=group) as client:
         found = client.groups.describe(group)
     if as_json:
         output.print_json(found)
         return
     columns = ("member", "client", "topics", "connected", "heard_ms_ago")
     rows = [[",".join(m[c]) if c == "topics" else m[c] for c in columns] for m in found["members"]]
-    strategy = f", strategy {found['strategy']}" if found["strategy"] else ""
-    output.print_table(f"members of {group}{strategy}", columns, rows)
+    output.print_fields("", {"group": group, "strategy": found["strategy"], "members": len(rows)})
+    output.print_table("members", columns, rows)
     fields = ("topic", "partition", "owner", "generation", "offset", "start", "end", "lag")
     output.print_table("partitions", fields, [[p[field] for field in fields] for p in found["partitions"]])
     if any(p["owner"] and p["offset"] is None for p in found["partitions"]):
@@ -80,20 +80,22 @@ def reset(
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="One partition; all of the topic without it.")
     ] = None,
+    create: Annotated[bool, typer.Option("--create", help="The group is a new one, which begins there.")] = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Set where a group goes on; refused while it has members.
+    """Set where a group goes on; refused while it has members, and of a group that is not there.
 
     [bold]Examples[/bold]
 
       txmq group reset billing --topic orders --to earliest
       txmq group reset billing --topic orders --partition 3 --to 1200
       txmq group reset billing --topic orders --to 2026-01-31T12:00:00Z
+      txmq group reset reports --topic orders --to latest --create
     """
-    with connected(bootstrap, topic) as client:
+    with connected(bootstrap, topic, group=group) as client:
         rows = [[topic, number, _offset(client, topic, number, to)] for number in _partitions(client, topic, partition)]
-        client.groups.reset(group, rows)
+        client.groups.reset(group, rows, create=create)
     _show(group, rows, as_json=as_json)
 
 
@@ -115,7 +117,7 @@ def skip(
       txmq group skip billing --topic orders --partition 3
       txmq consume --topic orders --partition 3 --from 1200 --max 1
     """
-    with connected(bootstrap, topic) as client:
+    with connected(bootstrap, topic, group=group) as client:
         saved = {(p["topic"], p["partition"]): p["offset"] for p in client.groups.describe(group)["partitions"]}
         held = client.offsets(topic, partition)
         offset = saved.get((topic, partition))
@@ -132,7 +134,7 @@ def delete(group: Group, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
 
       txmq group delete billing
     """
-    with connected(bootstrap) as client:
+    with connected(bootstrap, group=group) as client:
         client.groups.delete(group)
     if as_json:
         output.print_json({"group": group, "deleted": True})

@@ -54,7 +54,7 @@ def delete(
             f"Delete {query}? If it runs again from its checkpoint, its newest batch may be written twice.",
             abort=True, err=True,
         )  # fmt: skip
-    with connected(bootstrap) as client:
+    with connected(bootstrap, query=query) as client:
         client.queries.delete(query)
     if as_json:
         output.print_json({"query": query, "deleted": True})

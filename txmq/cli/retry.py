@@ -15,6 +15,7 @@ from txmq.cli.group import Group
 from txmq.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
+    import txmq
     from txmq.client.retries import Place, Retries, Row
     from txmq.client.retry_store import RetryStore
     from txmq.model import Message
@@ -52,8 +53,10 @@ def list_(
     """
     from txmq.client.retries import Place
 
-    with connected(bootstrap, topic) as client, _opened(store) as kept:
-        rows = [_fields(row) for row in _retries(client, group, kept).list(Place(topic, partition))]
+    with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
+        place = Place(topic, partition)
+        _require_place(client, place)
+        rows = [_fields(row) for row in _retries(client, group, kept).list(place)]
     if as_json:
         output.print_json(rows)
     else:
@@ -76,7 +79,7 @@ def show(
     """
     from txmq.client.retries import Place
 
-    with connected(bootstrap, topic) as client, _opened(store) as kept:
+    with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
         retries = _retries(client, group, kept)
         found = [row for row in retries.list(Place(topic, partition, offset)) if row.offset == offset]
         if not found:
@@ -103,8 +106,10 @@ def replay(
       txmq retry replay billing --all
     """
     place = _place(topic, partition, offset, everything=everything)
-    with connected(bootstrap, topic) as client:
+    with connected(bootstrap, topic, group=group) as client:
+        _require_place(client, place)
         count = _retries(client, group, None).replay(place)
+    _require_any(group, place, count)
     _say(group, "replayed", count, as_json=as_json)
 
 
@@ -127,9 +132,11 @@ def drop(
       txmq retry drop billing --topic orders --partition 3 --unreadable
     """
     place = _place(topic, partition, offset, everything=everything or (unreadable and partition is not None))
-    with connected(bootstrap, topic) as client, _opened(store) as kept:
+    with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
+        _require_place(client, place)
         retries = _retries(client, group, kept)
         count = retries.drop_unreadable(place) if unreadable else retries.drop(place)
+    _require_any(group, place, count)
     _say(group, "dropped", count, as_json=as_json)
 
 
@@ -143,6 +150,20 @@ def _place(topic: str | None, partition: int | None, offset: int | None, *, ever
     if offset is None and not everything:
         raise ConfigError("say which message: --topic, --partition and --offset; or --all for all that is meant")
     return Place(topic, partition, offset)
+
+
+def _require_place(client: txmq.Client, place: Place) -> None:
+    """A slip in a name is told, where nothing would be found and nothing said."""
+    if place.topic is not None and place.partition is not None:
+        client.offsets(place.topic, place.partition)
+    elif place.topic is not None:
+        client.topics.describe(place.topic)
+
+
+def _require_any(group: str, place: Place, count: int) -> None:
+    if place.offset is not None and count == 0:
+        where = f"{place.topic}/{place.partition}/{place.offset}"
+        output.fail(f"{group} has not set {where} aside; see txmq retry list {group}")
 
 
 def _retries(client: Any, group: str, store: RetryStore | None) -> Retries:

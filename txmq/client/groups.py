@@ -32,19 +32,22 @@ class Groups:
         """
         return self._ask("describe", group)
 
-    def reset(self, group: str, offsets: Iterable[Sequence[Any]]) -> None:
+    def reset(self, group: str, offsets: Iterable[Sequence[Any]], *, create: bool = False) -> None:
         """Set where a group goes on.
 
         Args:
             offsets: topic, partition and offset each.
+            create: the group may be a new one, which begins there.
 
         Raises:
+            UnknownGroupError: nothing is saved of such a group, and ``create`` was not said.
+            UnknownTopicError: there is no such topic or partition.
             GroupActiveError: it has members; stop them first.
 
         Durability: forced in the broker when this returns; of more than 1,000 some may be when it raises.
         """
         for piece in in_pieces(offsets):
-            self._ask("reset", group, piece)
+            self._ask("reset", group, piece, **({"create": None} if create else {}))
 
     def change_aside(self, group: str, rows: Iterable[Sequence[Any]]) -> FieldsList:
         """Change what is set aside, also while members are active: they get those partitions anew.
@@ -64,7 +67,9 @@ class Groups:
         """Forget a group. Raises as ``describe`` and ``reset``. Durability: forced when this returns."""
         self._ask("delete", group)
 
-    def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = ()) -> Fields:
-        body = json.dumps(rows).encode()
-        answer: Fields = json.loads(self._connection().call("group", action, group, timeout=self._timeout, body=[body]))
+    def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = (), **words: None) -> Fields:
+        body = [json.dumps(rows).encode()]
+        connection = self._connection()
+        found = connection.call("group", action, group, timeout=self._timeout, extensions=words, body=body)
+        answer: Fields = json.loads(found)
         return answer

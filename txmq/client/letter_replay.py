@@ -71,15 +71,25 @@ class LetterReplay:
     """
 
     def __init__(self, client: Any, group: str) -> None:
-        self._client, self.topic = client, group + SUFFIX
+        self._client, self._group, self.topic = client, group, group + SUFFIX
         self._account = self.topic + ACCOUNT_SUFFIX
 
     def letters(self) -> Iterator[Letter]:
-        """Every letter, in order; none where the topic does not exist."""
-        try:
+        """Every letter, in order; none of a group that has buried nothing yet.
+
+        Raises:
+            UnknownGroupError: there is no such group, and no dead letters of one.
+        """
+        if self._has_letters():
             yield from map(letter_of, self._client.browse(self.topic))
+
+    def _has_letters(self) -> bool:
+        try:
+            self._client.topics.refresh(self.topic)
         except UnknownTopicError:
-            return
+            self._client.groups.describe(self._group)
+            return False
+        return True
 
     def done(self) -> set[Origin]:
         """What was replayed."""
@@ -94,9 +104,12 @@ class LetterReplay:
             again: also those that were replayed before.
 
         Raises:
+            UnknownGroupError: as ``letters``.
             TransactionStateError: another replay of the same messages is being decided: run it again.
             OutcomeUnknownError, RolledBackError, ...: of the transaction; run it again, nothing goes out twice.
         """
+        if not self._has_letters():
+            return
         self._client.topics.ensure(self._account, storage="disk", retention_ms=None, retention_size_bytes=None)
         seen: set[Origin] = set()
         chunk: list[Letter] = []

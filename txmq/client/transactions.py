@@ -161,7 +161,11 @@ class Transactions:
             if resource in (branch["resource"], branch["uuid"]) and not branch["complete"]
         ]  # fmt: skip
         if not waiting:
-            raise UnknownTransactionError(f"no branch of transaction {text} in resource {resource!r} is waited for")
+            names = ", ".join(branch["resource"] for branch in row["branches"] if not branch["complete"])
+            hint = f"; waited for: {names}" if names else ""
+            raise UnknownTransactionError(
+                f"no branch of transaction {text} in resource {resource!r} is waited for{hint}"
+            )
         for branch in waiting:
             given = {"uuid": branch["uuid"], "heuristic": heuristic, "reason": encoded}
             self._connection().repeat("complete", text, extensions=given, timeout=self._timeout)

@@ -28,7 +28,7 @@ def test_offsets_are_reset_only_while_nobody_consumes() -> None:
     assert one.ask("reset", [["a", 0, 2]]).error == "group-active"
     assert one.ask("delete", []).error == "group-active"
     one.ask("leave", [], member="one")
-    assert one.ask("reset", [["a", 0, 2], ["a", 9, 2]]).error == "bad-request"
+    assert one.ask("reset", [["a", 0, 2], ["a", 9, 2]]).error == "unknown-topic"
     assert one.ask("reset", [["a", 0, 2]]).code == 200
     assert one.join().view["assigned"][0][3] == 2
     one.ask("leave", [], member="one")
@@ -61,6 +61,23 @@ def test_what_is_aside_is_changed_under_the_members_hands_and_only_from_what_is_
     again = restarted(made)
     pass_time(again, 1.0)
     assert Consumer(again, "two").join().view["assigned"][0][3:] == [8, "[[3,0,null]]"]
+
+
+def test_a_reset_of_a_group_that_is_not_there_is_refused_unless_it_is_to_be_made() -> None:
+    made = node()
+    asker, body = made.connect(), json.dumps([["a", 0, 0]]).encode()
+    slip = asker.ask("group", "reset", "biling", body=body)
+    assert (slip.code, slip.error) == (404, "unknown-group")
+    assert json.loads(asker.ask("group", "list", "*", body=b"").body)["groups"] == []
+    assert asker.ask("group", "reset", "reports", extensions={"create": None}, body=body).code == 200
+    assert asker.ask("group", "reset", "reports", body=body).code == 200
+    assert [row["group"] for row in json.loads(asker.ask("group", "list", "*", body=b"").body)["groups"]] == ["reports"]
+
+
+def test_a_reset_of_a_partition_that_is_not_there_is_refused_as_such() -> None:
+    body = json.dumps([["a", 9, 0]]).encode()
+    refused = node().connect().ask("group", "reset", "reports", extensions={"create": None}, body=body)
+    assert (refused.code, refused.error) == (404, "unknown-topic")
 
 
 def test_a_member_that_was_taken_for_gone_does_not_undo_a_reset() -> None:
@@ -109,7 +126,7 @@ def test_groups_are_bounded_and_those_that_are_kept_go_on() -> None:
     assert [_join(made, name).code for name in ("one", "two", "one")] == [200, 200, 200]
     for refused in (
         _join(made, "three"),
-        made.connect().ask("group", "reset", "three", body=b'[["a", 0, 1]]'),
+        made.connect().ask("group", "reset", "three", extensions={"create": None}, body=b'[["a", 0, 1]]'),
     ):
         assert (refused.code, refused.error) == (429, "overloaded")
         assert "groups_max" in refused.text

@@ -52,7 +52,7 @@ def test_a_group_that_would_be_given_too_much_may_not_join_and_one_that_has_it_m
     assert kept(made) == FULL
     assert "other" not in made.state.saved.named
     assert not refused(join("b"))
-    assert refused(made.connect().ask("group", "reset", "third", body=b'[["a", 0, 1]]'))
+    assert refused(made.connect().ask("group", "reset", "third", extensions={"create": None}, body=b'[["a", 0, 1]]'))
     assert one.save(A0, 1, 7) == one.save(A1, 1, 7) == one.save(B0, 1, 7) == []  # their room was taken when they joined
     lowered = small_settings(groups_bytes_max=FULL)
     made = Node(made.kill(), lowered, clock=made.clock)  # what adds nothing goes on
@@ -109,7 +109,7 @@ def test_what_a_transaction_saves_or_holds_counts(way: Any, checkpoint: bool) ->
 def test_what_comes_into_being_meanwhile_is_handed_over_when_there_is_room() -> None:
     made = node(groups_bytes_max=FULL + PLACE_BYTES)
     one, client = Consumer(made, "one").join(), made.connect()
-    assert client.ask("group", "reset", "old", body=b'[["a", 0, 1]]').code == 200
+    assert client.ask("group", "reset", "old", extensions={"create": None}, body=b'[["a", 0, 1]]').code == 200
     assert client.ask("topic", "alter", "a", extensions={"partitions": 3}).code == 200
     pass_time(made, 0.1)
     assert one.beat().held == [A0, A1, B0]
