@@ -63,7 +63,7 @@ CASES = (
     Case(10, "a TLS ClientHello", bytes.fromhex("1603010200010001fc0303") + bytes(64), (400, CLOSED)),
     Case(11, "an HTTP request", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", (400, CLOSED)),
     Case(13, "an SSH banner", b"SSH-2.0-OpenSSH_9.2\r\n", (400, CLOSED)),
-    Case(14, "an unknown verb", b"frobnicate t 0 1\r\n", (400, CLOSED)),
+    Case(14, "an unknown verb", b"frobnicate t 0 1\r\nping 2\r\n", (400, 200)),
     Case(15, "an unknown protocol version", b"hello 99 me 1\r\n", (400,)),
     Case(16, "a valid line with an empty body", b"commit %b 0 1\r\n" % FOREIGN_TXID, (409,)),
     Case(17, "words behind the last", b"ping 1 2 3\r\n", (400, CLOSED)),

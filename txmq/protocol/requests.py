@@ -14,7 +14,9 @@ Theory of operation
 Invariants
     * Items do not depend on how the stream was cut into reads, errors and their texts included (only 429 does, see
       below): what is wrong first in the stream is what is told.
-    * Nothing is waited for that cannot become a request: an unknown verb (HTTP, SSH), a byte that is not printable
+    * An unknown verb in a well-formed line is refused, and the next line is read: somebody types. In capitals (HTTP,
+      SSH) it is another protocol.
+    * Nothing is waited for that cannot become a line of a request: such a beginning, a byte that is not printable
       (TLS, zero bytes) or a line of 4 KiB ends the connection at once, not at the end of the line.
     * A declared length allocates nothing; bodies grow with the bytes that arrive.
     * Bodies that span reads count against one ``ByteBudget`` of the process, beyond the first 4 KiB of each connection,
@@ -113,6 +115,9 @@ _PLAIN_COMPLETE = re.compile(rb"complete ([!-<>-~]{1,200}+) uuid=([0-9a-f]{32}) 
 _EMPTY_LINES = re.compile(rb"(?:\r?\n)+").match
 _UNPRINTABLE = re.compile(rb"[^ -~]").search
 _PRINTABLE = re.compile(rb"[ -~]*").fullmatch
+# As a verb is written: no other protocol begins with one and a blank, but for answers of our own.
+_WORD = re.compile(rb"(?!(?:result|value)\Z)[a-z]+").fullmatch
+_UNKNOWN_REQUEST = re.compile(rb"(?!(?:result|value)(?: |\Z))[a-z]+(?: [!-~]+)*+").fullmatch
 
 
 class RequestReader:
@@ -207,6 +212,9 @@ class RequestReader:
         try:
             parsed = parse_line(line)
         except GrammarError as error:
+            if _UNKNOWN_REQUEST(line) and line.partition(b" ")[0] not in VERBS:
+                found.append(Violation(BadRequestError.code, BadRequestError.wire_name, str(error), NO_OPAQUE, False))
+                return line_end + 1
             self._violate(found, BadRequestError(str(error)), error.opaque)
             return len(chunk)
         return self._take_body(parsed, chunk, line_end + 1, found)
@@ -234,7 +242,7 @@ class RequestReader:
         wrong = _UNPRINTABLE(rest, 0, LINE_SIZE_BYTES_MAX)
         sound_end = min(len(rest), LINE_SIZE_BYTES_MAX) if wrong is None else wrong.start()
         verb, space, _ = rest[:sound_end].partition(b" ")
-        if space and verb not in VERBS:
+        if space and verb not in VERBS and not _WORD(verb):
             self._violate(found, BadRequestError(UNKNOWN_VERB))
         elif wrong is not None and rest[sound_end:LINE_SIZE_BYTES_MAX] != b"\r":  # a last \r: half of the line's end
             self._violate(found, BadRequestError(f"byte 0x{rest[sound_end]:02x} in a line: printable ASCII only"))

@@ -243,7 +243,7 @@ def told() -> Iterator[io.StringIO]:
 
 def test_the_log_says_who_was_cut_off_and_why(told: io.StringIO) -> None:
     wrong, _, _ = connected()
-    receive(wrong, b"frobnicate\r\n")
+    receive(wrong, b"FROBNICATE\r\n")
     slow, _, host = connected()
     looked_at(slow, host, TIMEOUT_S + 0.1)
     lines = [json.loads(line) for line in told.getvalue().splitlines()]

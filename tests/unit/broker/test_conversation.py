@@ -149,7 +149,7 @@ def test_stats_of_an_unknown_item_names_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"nonsense 1\r\n", b"put a 0 1\r\n", b"get a 0 x 5 1\r\n", b"ping  1\r\n", b"\x00\x01"]
+    "line", [b"NONSENSE 1\r\n", b"put a 0 1\r\n", b"get a 0 x 5 1\r\n", b"ping  1\r\n", b"\x00\x01"]
 )
 def test_a_line_that_breaks_the_grammar_is_told_and_ends_the_connection(line: bytes) -> None:
     broker = node()
@@ -233,3 +233,12 @@ def test_no_more_than_a_turn_of_one_connections_requests_is_taken_at_once() -> N
     assert turns == [REQUESTS_A_TURN, REQUESTS_A_TURN, 7]
     broker.pump()
     assert len(client.received) == len(requests)
+
+
+def test_who_mistypes_a_verb_types_it_again() -> None:
+    client = node().connect()
+    client.send_bytes(b"topics list * 1\r\ntopic list * 2\r\n")
+    client.node.pump()
+    refused, listed = client.received[b"-"], client.received[b"2"]
+    assert (refused.code, refused.error, listed.code) == (400, "bad-request", 200)
+    assert not client.peer.closing

@@ -74,6 +74,7 @@ TRAILER = b"ping Z9\r\n"
 REFUSED = [
     pytest.param(_bytes(v) + bytes(v["body_size"]), v["opaque"].encode(), id=v["name"]) for v in VECTORS["refused"]
 ]
+UNKNOWN = [pytest.param(_bytes(v), id=v["name"]) for v in VECTORS["unknown"]]
 AFTER: Request = (b"ping", [], None, None, b"Z9")
 
 
@@ -120,6 +121,19 @@ def test_any_flipped_bit_gives_requests_or_a_violation_in_whatever_pieces_it_com
             assert isinstance(item, Violation) is (type(item) is not tuple), bit
         if bit % 8 == 7:
             assert before.feed(stream[bit // 8 : bit // 8 + 1]) == [request_] * (bit == len(stream) * 8 - 1)
+
+
+@pytest.mark.parametrize("stream", UNKNOWN)
+def test_an_unknown_verb_is_refused_and_what_follows_is_served_in_whatever_pieces_it_comes(stream: bytes) -> None:
+    whole = TRAILER + stream + TRAILER + stream
+    for pieces in ([whole], _one_by_one(whole), *([whole[:cut], whole[cut:]] for cut in range(len(whole)))):
+        items, is_idle = _read(pieces)
+        first, refused, last, again = items
+        assert (first, last) == (AFTER, AFTER)
+        assert isinstance(refused, Violation)
+        assert (refused.code, refused.error_name, refused.opaque, refused.closes) == (400, "bad-request", b"-", False)
+        assert again == refused
+        assert is_idle
 
 
 @pytest.mark.parametrize(("stream", "code", "opaque"), VIOLATIONS)
