@@ -159,8 +159,9 @@ class Application(Program):
         self._count = 0
         self._mine: list[Transaction] = []
         self._client, self._resource, self._banks = self.client(), self.resource(), self.banks()
-        for install in (self._resource.install, *(bank.install for bank in self._banks)):
-            self._until_done(install)
+        self._until_done(self._resource.install)
+        for bank in self._banks:
+            self._until_done(bank.install)
         return self._client.producer(timeout=self.world.rng.choice((0.2, 1.0, 5.0)))
 
     def _close(self, producer: Producer) -> None:

@@ -51,7 +51,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/retry_store.py": (frozenset({"sqlite3", "pathlib"}), "the retry store is an SQLite file: section 3"),
     "txmq/client/spool.py": (frozenset({"sqlite3", "pathlib"}), "the spool is an SQLite file: DESIGN.md section 3"),
-    "txmq/xa/sqlite_file.py": (frozenset({"sqlite3"}), "who settles opens an application's SQLite file"),
+    "txmq/xa/sqlite_file.py": (frozenset({"os", "sqlite3"}), "who settles opens an application's SQLite file"),
     "txmq/spark/audit_output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
     "txmq/spark/audit_follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
     "txmq/spark/audit_tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),

@@ -34,10 +34,16 @@ _OTHERS = {
 }
 
 
+app = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
+Config = Annotated[Path, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)]
+
+
+@app.callback()
 def resolver(
+    context: typer.Context,
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)
-    ],
+        Path | None, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)
+    ] = None,
     bootstrap: Annotated[
         str | None, typer.Option("--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", help="Goes before the file's.")
     ] = None,
@@ -78,6 +84,10 @@ def resolver(
     import txmq
     from txmq.runtime import logging
 
+    if context.invoked_subcommand is not None:
+        return
+    if config is None:
+        raise ConfigError("--config FILE is missing: it names the databases")
     logging.configure("info")
     address, resources = read_config(config)
     broker = bootstrap or address or output.DEFAULT_BOOTSTRAP
@@ -85,6 +95,41 @@ def resolver(
         with txmq.connect(broker) as client:
             _run_once(client, resources, as_json=as_json)
     _run(broker, resources)
+
+
+@app.command()
+def adopt(
+    config: Config,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[RESOURCE]...", help="Of the file's; all.", show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: output.Json = False,
+) -> None:
+    """Take the servers (or files) that the file leads to for the databases, whichever were that before.
+
+    After a planned move, restore or fail-over, when the old one is off for good: what a dead client left is rolled back
+    if its marker is missing in the adopted one.
+
+    [bold]Examples[/bold]
+
+      txmq resolver adopt --config resolver.toml orders-db
+    """
+    _, resources = read_config(config)
+    chosen = [resource for resource in resources if not names or resource.name in names]
+    unknown = set(names or ()) - {resource.name for resource in chosen}
+    if unknown:
+        raise ConfigError(f"{config} names no resource {sorted(unknown)[0]!r}")
+    if not yes:
+        which = ", ".join(resource.name for resource in chosen)
+        question = f"Adopt {which}? If the old one still commits anywhere, rows and messages part company."
+        typer.confirm(question, abort=True, err=True)
+    for resource in chosen:
+        resource.install(adopt=True)
+    if as_json:
+        output.print_json({"adopted": [resource.name for resource in chosen]})
+    else:
+        output.note(f"adopted: {', '.join(resource.name for resource in chosen)}")
 
 
 def read_config(path: Path) -> tuple[str | None, list[Resource]]:

@@ -91,7 +91,7 @@ def sql(row: Row) -> list[str]:
         return [line for branch in row["branches"] if not branch["complete"] for line in _branch_sql(row, branch)]
     if row.get("state") == "prepared" and row["kind"] == "last-resource":
         return [
-            f"-- in {row['resource']}: is there a row, and what does it say?",
+            f"-- in {row['resource']} itself, not in a copy of it: is there a row, and what does it say?",
             f"SELECT outcome FROM {_table(row)} WHERE txid = '{row['txid']}';",  # noqa: S608  pasted by a person
             "-- no row: make sure that none can come any more, before you roll back. 1 row: it went in;",
             "-- 0 rows: this is another resource's table; an error for the key: there is a row by now, read again",

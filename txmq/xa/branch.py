@@ -245,7 +245,7 @@ class XAResource(Protocol):
         """A connection for one who settles.
 
         Raises:
-            Exception: unreachable, in whatever way; nothing is known.
+            Exception: unreachable, in whatever way, or not the known server; nothing is known.
         """
 
     def close(self) -> None:

@@ -26,11 +26,13 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.model import is_valid_name
+from txmq.runtime.logging import get_logger
 from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
-from txmq.xa.dbapi import Connection, innermost, is_error, is_integrity_error, run
+from txmq.xa.dbapi import Connection, innermost, is_error, is_integrity_error
 from txmq.xa.marker import Identity, MarkerTable
+from txmq.xa.sqlite_file import main_file
 
 CHECK_EVERY_S = 60.0
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
@@ -128,7 +130,7 @@ class Installation:
             raise ConfigError(f"resource {name!r}: ignore_tables= takes a list of names, not one text")
         self.name, self.uuid = name, None  # type: str, str | None
         self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
-        self._has_privileges = False
+        self._has_privileges = self._is_server_checked = False
         self._own: WeakSet[Session] = WeakSet()
         watch_forks(self)
 
@@ -139,18 +141,21 @@ class Installation:
             raise ConfigError(f"resource {self.name!r} has no identity yet")
         return self.uuid
 
-    def install(self, connection: Connection, cluster: str | None, random: Random) -> None:
-        """Create tables and identity where they are missing. Idempotent; see ``LastResource.install``."""
-        table = MarkerTable.on(connection, self.table, self._dialect)
-        self.require_idle(connection, table)
-        if table.dialect.name == "sqlite":
-            self.sqlite_path(connection)
+    def install(self, connection: Connection, cluster: str | None, random: Random, *, adopt: bool = False) -> None:
+        """Create tables, identity and known server where they are missing. Idempotent; see ``LastResource.install``."""
+        table = self._table_on(connection)
+        if adopt:
+            self._check_identity(connection, table, cluster)  # what is not installed is not adopted, but mistaken
         if not table.is_there(connection):
             with self._named(connection, table, ": its tables cannot be created"):
                 table.create(connection)
         if table.identity(connection) is None:
             self._put_identity(connection, table, Identity(self.name, f"{random.bits(128):032x}", ""))
         self._check_identity(connection, table, cluster)
+        known, found = table.known_server(connection), table.found_server(connection)
+        if known is None or (adopt and known != found):
+            table.put_server(connection, found)
+            get_logger(resource=self.name).info("server known from now on", server=found, before=known)
 
     def sqlite_path(self, connection: Connection) -> str:
         """The file of an SQLite database, which whoever settles opens; one in memory has none.
@@ -158,9 +163,9 @@ class Installation:
         Raises:
             ConfigError: it is in memory. No demand lifts that: nobody else could ever read its markers.
         """
-        for _, name, path in run(connection, "PRAGMA database_list")[0]:
-            if name == "main" and path:
-                return str(path)
+        path = main_file(connection)
+        if path:
+            return path
         raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
 
     def verify(self, connection: Any, cluster: str) -> Session:
@@ -170,8 +175,7 @@ class Installation:
             TransactionStateError: it is in autocommit or in a transaction.
             ConfigError: see the module.
         """
-        table = MarkerTable.on(connection, self.table, self._dialect)
-        self.require_idle(connection, table)
+        table = self._table_on(connection)
         weakness = table.dialect.weakness(connection)
         if weakness is not None and not self._demands.allow_weak_durability:
             raise ConfigError(
@@ -180,9 +184,17 @@ class Installation:
             )
         self._check_identity(connection, table, cluster)
         self._check_privileges(connection, table)
+        self._check_server(connection, table)
         session = Session(connection, table)
         self.recheck(session)
         return session
+
+    def _table_on(self, connection: Connection) -> MarkerTable:
+        table = MarkerTable.on(connection, self.table, self._dialect)
+        self.require_idle(connection, table)
+        if table.dialect.name == "sqlite":
+            self.sqlite_path(connection)
+        return table
 
     def keep(self, session: Session) -> None:
         """Know a connection of the resource's own, for when this process is forked."""
@@ -238,6 +250,21 @@ class Installation:
         with self._named(connection, table, needs):
             table.probe(connection)
         self._has_privileges = True
+
+    def _check_server(self, connection: Connection, table: MarkerTable) -> None:
+        """Say once where absence will prove nothing. Transactions may go on there: what commits is proved."""
+        if self._is_server_checked:
+            return
+        with self._named(connection, table, " was installed by an older txmq; call install() once"):
+            known, found = table.known_server(connection), table.found_server(connection)
+        if known is None:
+            raise ConfigError(f"resource {self.name!r} was installed by an older txmq; call install() once")
+        if known != found:
+            get_logger(resource=self.name).warning(
+                "not the known server: what a dead client leaves stays in doubt; see txmq resolver adopt",
+                known=known, found=found,
+            )  # fmt: skip
+        self._is_server_checked = True
 
     def _check_identity(self, connection: Connection, table: MarkerTable, cluster: str | None) -> None:
         with self._named(connection, table, " cannot be identified; call install() once"):

@@ -105,11 +105,13 @@ class LastResource:
         """Identity of the database, 32 hex digits; None before the first connection."""
         return self.installation.uuid
 
-    def install(self, client: Any = None) -> None:
+    def install(self, client: Any = None, *, adopt: bool = False) -> None:
         """Create the marker and identity tables where they are missing. Idempotent.
 
         Args:
             client: binds the database to this client's cluster now; without it the first transaction does.
+            adopt: this server or file is the database from now on, whichever was: it was moved, restored or failed
+                over, and the old one is off for good (docs/how-to/move-a-database.md).
 
         Raises:
             ConfigError: another resource or another cluster has been installed there, or it is in memory.
@@ -118,7 +120,8 @@ class LastResource:
         """
         connection = self._connect()
         try:
-            self.installation.install(connection, None if client is None else cluster_of(client), self._random)
+            cluster = None if client is None else cluster_of(client)
+            self.installation.install(connection, cluster, self._random, adopt=adopt)
         finally:
             close_connection(connection)
 

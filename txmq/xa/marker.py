@@ -10,8 +10,11 @@ Tables::
 
     <table>          txid (primary key), outcome ('committed' | 'rolled-back'), deadline_ms, written_ms, seen
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
+    <table>_server   id (always 1), fingerprint of the known server (``fingerprint``)
 
 Invariants:
+    * absence proves a rollback in the known server only, and the rolled-back row gets in there only; the row of the
+      known server may change, and stands beside the identity's, which writers lock at REPEATABLE READ;
     * an outcome never changes; a row leaves only as DESIGN.md section 5 allows;
     * the owner's row gets in only where the identity is the expected one, and before the deadline on the database's
       clock; both are conditions of the INSERT itself;
@@ -31,6 +34,7 @@ from txmq.errors import ConfigError
 from txmq.model import is_valid_table
 from txmq.xa.dbapi import Connection, driver_of, is_error, run, text
 from txmq.xa.dialects import Dialect, dialect_for, placeholder_of
+from txmq.xa.fingerprint import StrangeServerError, fingerprint
 from txmq.xa.turns import Place
 
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
@@ -79,6 +83,7 @@ class MarkerTable:
         if not is_valid_table(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
         self.dialect, self.name, self._mark = dialect, table, placeholder
+        self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
         self._delete = dialect.delete.format(table=table)
         self.place: Place | None = None
         self._insert_committed = self._written(
@@ -95,20 +100,22 @@ class MarkerTable:
         return cls(table, dialect, placeholder_of(driver, dialect))
 
     def create(self, connection: Connection) -> None:
-        """Create both tables where they are missing. Databases commit that by themselves, or here."""
+        """Create the tables where they are missing. Databases commit that by themselves, or here."""
         d, table = self.dialect, self.name
         marker = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
         marker += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
         identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
         identity += f"cluster {d.text} NOT NULL"
+        server = f"id {d.number} NOT NULL PRIMARY KEY, fingerprint {d.text} NOT NULL"
         with own_transaction(connection, d):
             run(connection, f"CREATE TABLE IF NOT EXISTS {table} ({marker}){d.table_options}")
             run(connection, f"CREATE TABLE IF NOT EXISTS {table}_identity ({identity}){d.table_options}")
+            run(connection, f"CREATE TABLE IF NOT EXISTS {table}_server ({server}){d.table_options}")
 
     def is_there(self, connection: Connection) -> bool:
-        """Whether both tables can be read. False where they are missing, or for somebody who may not read them."""
+        """Whether all tables can be read. False where they are missing, or for somebody who may not read them."""
         try:
-            for table in (self.name, f"{self.name}_identity"):
+            for table in (self.name, f"{self.name}_identity", f"{self.name}_server"):
                 self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
         except Exception as error:
             if not is_error(error):
@@ -155,6 +162,44 @@ class MarkerTable:
                 connection,
                 f"INSERT INTO {self.name}_identity (id, name, uuid, cluster) VALUES (1, ?, ?, ?)",  # noqa: S608
                 (identity.name, identity.uuid, identity.cluster),
+            )
+
+    def known_server(self, connection: Connection) -> str | None:
+        """The fingerprint of the known server; None where none was put.
+
+        Raises:
+            the driver's error: the table is missing.
+        """
+        rows = self._read(connection, self._known_server)
+        return text(rows[0][0]) if rows else None
+
+    def found_server(self, connection: Connection) -> str:
+        """The fingerprint of the server that answers."""
+        try:
+            return fingerprint(connection, self.dialect)
+        finally:
+            with suppress(Exception):  # drivers that begin by themselves have begun a transaction
+                connection.rollback()
+
+    def put_server(self, connection: Connection, found: str) -> None:
+        """Make this server the known one, whichever was. Own transaction."""
+        with own_transaction(connection, self.dialect):
+            self._run(connection, f"DELETE FROM {self.name}_server WHERE id = 1")  # noqa: S608
+            self._run(connection, f"INSERT INTO {self.name}_server (id, fingerprint) VALUES (1, ?)", (found,))  # noqa: S608
+
+    def require_known(self, connection: Connection) -> None:
+        """Make sure that the server that answers is the known one; within a transaction, it is the one that answers it.
+
+        Raises:
+            StrangeServerError: it is another one: perhaps a copy.
+        """
+        rows, _ = self._run(connection, self._known_server)
+        known, found = text(rows[0][0]) if rows else "none", fingerprint(connection, self.dialect)
+        if known != found:
+            raise StrangeServerError(
+                f"this database is not the known one, but perhaps a copy ({found}; known: {known}): a marker that is "
+                "missing here proves nothing. If it was moved or failed over, and the old one is off for good: "
+                "txmq resolver adopt, or install(adopt=True)"
             )
 
     def bind_cluster(self, connection: Connection, cluster: str) -> None:
@@ -227,9 +272,11 @@ class MarkerTable:
             False where the database is not ``uuid``: nothing was inserted, nothing is known.
 
         Raises:
+            StrangeServerError: perhaps a copy of the database; nothing was inserted.
             the driver's IntegrityError: there is a row; read it.
         """
         with own_transaction(connection, self.dialect, self.place):
+            self.require_known(connection)
             _, count = self._run(
                 connection,
                 f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608

@@ -76,11 +76,13 @@ class MySQLResource:
         """Identity of the database, 32 hex digits; None before the first connection."""
         return self.installation.uuid
 
-    def install(self, client: Any = None) -> None:
+    def install(self, client: Any = None, *, adopt: bool = False) -> None:
         """Create the marker and identity tables where they are missing. Idempotent.
 
         Args:
             client: binds the database to this client's cluster now; without it the first transaction does.
+            adopt: this server or file is the database from now on, whichever was: it was moved, restored or failed
+                over, and the old one is off for good (docs/how-to/move-a-database.md).
 
         Raises:
             ConfigError: another resource or another cluster has been installed there, or the user may not.
@@ -90,7 +92,8 @@ class MySQLResource:
         connection = self._connect()
         try:
             require_driver(connection, self.name)
-            self.installation.install(connection, None if client is None else cluster_of(client), self._random)
+            cluster = None if client is None else cluster_of(client)
+            self.installation.install(connection, cluster, self._random, adopt=adopt)
         finally:
             close_connection(connection)
 
@@ -135,6 +138,8 @@ class MySQLResource:
         """A connection for one who settles. See ``XAResource``."""
         session = self._open(cluster)
         try:
+            session.table.require_known(session.connection)  # a copy has prepared branches, too, and lacks others
+            session.connection.rollback()
             return MySQLRecovery(session, self.name, self.installation.required_uuid, cluster)
         except BaseException:
             close_connection(session.connection)

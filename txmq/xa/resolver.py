@@ -49,6 +49,7 @@ from txmq.xa.broker_port import (
     is_owner_gone,
     list_transactions,
 )
+from txmq.xa.fingerprint import StrangeServerError
 from txmq.xa.last_resource import LastResource, Settling, Unsettled, cluster_of
 from txmq.xa.marker_sweep import MarkerSweep
 from txmq.xa.reporter import Hanging, Reporter
@@ -180,6 +181,7 @@ class _Desk:
         self._sweep = MarkerSweep(client, clock, resource.finished, resource.name)
         self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
         self._is_reached = False  # in this round
+        self._is_strange = False  # the database may be a copy, and that was said
         self._log = get_logger(resource=resource.name)
 
     def round(self) -> set[str]:
@@ -255,7 +257,7 @@ class _Desk:
         for item in doubtful:
             step = self._prove(item)
             if step is Step.UNDECIDED:
-                failures += 1
+                failures += not isinstance(self.problem, StrangeServerError)  # which waits for no lock
                 if failures >= FAILURES_PER_ROUND_MAX:
                     break
             else:
@@ -266,11 +268,15 @@ class _Desk:
         if item.outcome is not None:
             return Step.TELL_COMMIT if item.outcome == marker.COMMITTED else Step.TELL_ROLLBACK
         step, error = prove(self._open(), item.txid, item.deadline_ms)
-        if step is Step.UNDECIDED:
+        if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
+            self._failed("rollback not proved", error, is_new=not self._is_strange)
+            self._is_strange = True
+        elif step is Step.UNDECIDED:
             self._failed("transaction undecided", error, txid=item.txid)
             self.close()
         else:
             self._is_reached = True
+            self._is_strange = self._is_strange and step is Step.TELL_COMMIT
         return step
 
     def _tell(self, txid: str, step: Step) -> Answer:

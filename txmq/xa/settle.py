@@ -6,7 +6,13 @@
    |                   | \\---COMMITTED--> TELL_COMMIT --TOLD--> SETTLED
    |                   |                        |
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
+   |
+   +--STRANGE--> READ_ELSEWHERE --COMMITTED--> TELL_COMMIT
+                       \\--FAILED--> UNDECIDED
 ```
+
+STRANGE: perhaps a copy of the database answers. A committed marker proves a commit wherever it is found; nothing else
+that is or is not there proves anything.
 
 CONTRADICTED: the broker decided otherwise.
 
@@ -19,11 +25,13 @@ Invariants:
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from txmq.errors import TransactionStateError
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa import marker
+from txmq.xa.fingerprint import StrangeServerError
 
 
 class Step(enum.Enum):
@@ -31,6 +39,7 @@ class Step(enum.Enum):
 
     INSERT = "insert the rolled-back marker"
     READ = "read the marker, durably"
+    READ_ELSEWHERE = "look for a committed marker where absence proves nothing"
     TELL_COMMIT = "tell the broker commit"
     TELL_ROLLBACK = "tell the broker rollback"
     SETTLED = "settled"
@@ -43,6 +52,7 @@ class Found(enum.Enum):
 
     INSERTED = "inserted"
     DUPLICATE = "duplicate"
+    STRANGE = "not the known server"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     TOLD = "told"
@@ -54,10 +64,13 @@ _S, _F = Step, Found
 TRANSITIONS: dict[tuple[Step, Found], Step] = {
     (_S.INSERT, _F.INSERTED): _S.TELL_ROLLBACK,
     (_S.INSERT, _F.DUPLICATE): _S.READ,
+    (_S.INSERT, _F.STRANGE): _S.READ_ELSEWHERE,
     (_S.INSERT, _F.FAILED): _S.UNDECIDED,
     (_S.READ, _F.COMMITTED): _S.TELL_COMMIT,
     (_S.READ, _F.ROLLED_BACK): _S.TELL_ROLLBACK,
     (_S.READ, _F.FAILED): _S.UNDECIDED,
+    (_S.READ_ELSEWHERE, _F.COMMITTED): _S.TELL_COMMIT,
+    (_S.READ_ELSEWHERE, _F.FAILED): _S.UNDECIDED,
     (_S.TELL_COMMIT, _F.TOLD): _S.SETTLED,
     (_S.TELL_COMMIT, _F.CONTRADICTED): _S.CONTRADICTED,
     (_S.TELL_COMMIT, _F.FAILED): _S.UNDECIDED,
@@ -110,9 +123,11 @@ def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exceptio
     """
     error: Exception | None = None
     step = Step.INSERT
-    while step in (Step.INSERT, Step.READ):
+    while step in _IN_DATABASE:
         try:
-            found = _insert(database, txid, deadline_ms) if step is Step.INSERT else _read(database, txid)
+            found = _IN_DATABASE[step](database, txid, deadline_ms)
+        except StrangeServerError as failure:
+            error, found = failure, Found.STRANGE
         except Exception as failure:  # noqa: BLE001  whatever a driver raises, nothing is known
             error, found = failure, Found.FAILED
         step = next_step(step, found)
@@ -132,10 +147,22 @@ def _insert(database: Prover, txid: str, deadline_ms: int) -> Found:
     return Found.INSERTED
 
 
-def _read(database: Prover, txid: str) -> Found:
+def _read_elsewhere(database: Prover, txid: str, _deadline_ms: int) -> Found:
+    is_committed = database.table.read_durably(database.connection, txid) == marker.COMMITTED
+    return Found.COMMITTED if is_committed else Found.FAILED
+
+
+def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
     outcome = database.table.read_durably(database.connection, txid)
     if outcome == marker.COMMITTED:
         crash_point("resolver.read_committed")
         return Found.COMMITTED
     # A row that has gone was removed by somebody who had settled the transaction: the broker says so next time.
     return Found.ROLLED_BACK if outcome == marker.ROLLED_BACK else Found.FAILED
+
+
+_IN_DATABASE: dict[Step, Callable[[Prover, str, int], Found]] = {
+    Step.INSERT: _insert,
+    Step.READ: _read,
+    Step.READ_ELSEWHERE: _read_elsewhere,
+}

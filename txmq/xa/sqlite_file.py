@@ -1,11 +1,25 @@
-"""The file of an SQLite database, as one who settles finds it: never made anew."""
+"""The file of an SQLite database: which it is; and opened by one who settles, it is never made anew."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from types import ModuleType
 from typing import Any
 from urllib.parse import quote
+
+from txmq.xa.dbapi import Connection, run
+
+
+def main_file(connection: Connection) -> str:
+    """The absolute path of the connection's file; empty for a database in memory."""
+    return next((str(path) for _, name, path in run(connection, "PRAGMA database_list")[0] if name == "main"), "")
+
+
+def names_of(path: str) -> tuple[int, int]:
+    """Device and inode of the file that a path leads to now."""
+    found = os.stat(path)  # noqa: PTH116  a path of the database's, not ours
+    return found.st_dev, found.st_ino
 
 
 def open_existing(driver: ModuleType | None, path: str, timeout_s: float) -> Any:

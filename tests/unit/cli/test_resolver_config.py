@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from txmq.cli import resolver
+from txmq.cli.main import app
 from txmq.errors import ConfigError
 from txmq.xa import LastResource, MySQLResource
+from txmq.xa.dialects import SQLITE
+from txmq.xa.fingerprint import fingerprint
 
 
 def _write(tmp_path: Path, text: str) -> Path:
@@ -106,3 +111,50 @@ def test_what_stays_in_doubt_is_said_to_need_its_resource_time_or_its_database()
     assert "the checker of its producer group" in resolver.why(listed | {"kind": "half"}, {"other"})
     assert "run this again" in resolver.why(listed, {"shop"})
     assert "could not prove" in resolver.why(listed | {"owner_gone_ms": 4000}, {"shop"})
+
+
+def _adopt(tmp_path: Path, *words: str, stdin: str = "") -> tuple[int, str]:
+    path = _write(
+        tmp_path,
+        f'[[resource]]\nname = "shop"\ndriver = "sqlite3"\nconnect = {{ database = "{tmp_path / "shop.db"}" }}\n',
+    )
+    found = CliRunner().invoke(app, ["resolver", "adopt", "--config", str(path), *words], input=stdin)
+    return found.exit_code, f"{found.output} {found.exception}"
+
+
+def test_adopt_makes_the_file_that_is_there_the_known_one(tmp_path: Path) -> None:
+    """A new inode at the old path, as a restore leaves it."""
+    path = tmp_path / "shop.db"
+    LastResource("shop", connect=lambda: sqlite3.connect(path)).install()
+    shutil.copy(path, tmp_path / "copy.db")
+    (tmp_path / "copy.db").rename(path)
+    assert _known(path) != _found(path)
+    assert _adopt(tmp_path, stdin="n\n")[0] == 1
+    assert _known(path) != _found(path)
+    status, said = _adopt(tmp_path, "shop", "--yes")
+    assert (status, "adopted: shop" in said) == (0, True), said
+    assert _known(path) == _found(path)
+
+
+def test_adopt_refuses_what_is_not_installed_or_not_named(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "shop.db").execute("CREATE TABLE orders (id)")
+    status, said = _adopt(tmp_path, "--yes")
+    assert (status, "call install() once" in said) == (1, True), said
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("orders",)]
+    status, said = _adopt(tmp_path, "depot", "--yes")
+    assert (status, "names no resource 'depot'" in said) == (1, True), said
+
+
+def test_the_resolver_asks_for_its_file() -> None:
+    assert "--config FILE is missing" in str(CliRunner().invoke(app, ["resolver"]).exception)
+
+
+def _known(path: Path) -> object:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute("SELECT fingerprint FROM txmq_marker_server").fetchone()[0]
+
+
+def _found(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as database:
+        return fingerprint(database, SQLITE)

@@ -40,11 +40,11 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     Transaction.ack: "message",
     LastResource: "name, connect, *, dialect=None, table='txmq_marker', allow_weak_durability=False, ignore_tables=(), "
     "clock=None, random=None",
-    LastResource.install: "client=None",
+    LastResource.install: "client=None, *, adopt=False",
     LastResource.using: "connection",
     MySQLResource: "name, connect, *, table='txmq_marker', marker=True, allow_weak_durability=False, ignore_tables=(), "
     "clock=None, random=None",
-    MySQLResource.install: "client=None",
+    MySQLResource.install: "client=None, *, adopt=False",
     MySQLResource.using: "connection",
     txmq.Client.ordered_producer: "partition_selector, spool, *, options",
     txmq.OrderedMessageProducer.send: "topic, value, key=None, *, headers=None, tag=None, timeout=None",

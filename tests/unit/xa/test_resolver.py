@@ -38,8 +38,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 @pytest.mark.parametrize(("step", "found"), list(itertools.product(Step, Found)))
 def test_every_step_and_finding_is_in_the_table_or_an_error_that_names_both(step: Step, found: Found) -> None:
     expected = {
-        Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.FAILED},
+        Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.STRANGE, Found.FAILED},
         Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.FAILED},
+        Step.READ_ELSEWHERE: {Found.COMMITTED, Found.FAILED},
         Step.TELL_COMMIT: {Found.TOLD, Found.CONTRADICTED, Found.FAILED},
         Step.TELL_ROLLBACK: {Found.TOLD, Found.CONTRADICTED, Found.FAILED},
     }
@@ -54,7 +55,8 @@ def test_every_step_and_finding_is_in_the_table_or_an_error_that_names_both(step
 
 def test_only_a_read_committed_marker_leads_to_a_commit_and_failures_lead_nowhere() -> None:
     assert [pair for pair, step in settle.TRANSITIONS.items() if step is Step.TELL_COMMIT] == [
-        (Step.READ, Found.COMMITTED)
+        (Step.READ, Found.COMMITTED),
+        (Step.READ_ELSEWHERE, Found.COMMITTED),
     ]
     assert {step for (_, found), step in settle.TRANSITIONS.items() if found is Found.FAILED} == {Step.UNDECIDED}
 

@@ -1,0 +1,112 @@
+"""A copy of a database on another MariaDB: both kinds of resource prove nothing there by what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txmq.errors import ConfigError
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import LastResource, MySQLResource
+from txmq.xa.fingerprint import StrangeServerError
+from txmq.xa.settle import Step, prove
+
+from .mysql_world import new_txid
+
+CLUSTER = "00000000000000c1"
+TABLES = ("txmq_marker", "txmq_marker_identity", "txmq_marker_server")
+
+
+class Copies:
+    """A database on one server, and its tables on another, as a dump brings them there."""
+
+    def __init__(self, original: MariaDB, other: MariaDB) -> None:
+        self.original, self.other = original, other
+        self.resource(original).install()
+        with closing(original.connect()) as source, closing(other.connect()) as target:
+            for table in TABLES:
+                cursor, into = source.cursor(), target.cursor()
+                cursor.execute(f"SHOW CREATE TABLE {table}")
+                into.execute(cursor.fetchone()[1])
+                cursor.execute(f"SELECT * FROM {table}")
+                for row in cursor.fetchall():
+                    into.execute(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)
+            target.commit()
+
+    def resource(self, server: MariaDB, kind: Any = LastResource) -> Any:
+        """A resource whose configuration leads to one of them."""
+        return kind("shop", connect=server.connect)
+
+    def proved(self, server: MariaDB, txid: str) -> tuple[Step, Exception | None]:
+        """What one who settles finds there."""
+        with closing(self.resource(server).open_settling(CLUSTER)) as settling:
+            return prove(settling, txid, 0)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
+    with MariaDB(tmp_path_factory.mktemp("other")) as server:
+        yield server
+
+
+@pytest.fixture
+def copies(mariadb: MariaDB, other: MariaDB) -> Iterator[Copies]:
+    yield Copies(mariadb, other)
+    for server in (mariadb, other):
+        server.execute(f"DROP TABLE {', '.join(TABLES)}")
+
+
+def test_what_is_missing_in_a_copy_proves_nothing_until_it_is_adopted(copies: Copies) -> None:
+    step, error = copies.proved(copies.other, "t1")
+    assert step is Step.UNDECIDED
+    assert isinstance(error, StrangeServerError)
+    assert copies.proved(copies.original, "t1") == (Step.TELL_ROLLBACK, None)
+    copies.resource(copies.other).install(adopt=True)
+    assert copies.proved(copies.other, "t1") == (Step.TELL_ROLLBACK, None)
+
+
+def test_a_committed_marker_in_a_copy_proves_a_commit(copies: Copies) -> None:
+    copies.other.execute("INSERT INTO txmq_marker VALUES ('c', 'committed', 0, 0, 0), ('r', 'rolled-back', 0, 0, 0)")
+    assert copies.proved(copies.other, "c")[0] is Step.TELL_COMMIT
+    assert copies.proved(copies.other, "r")[0] is Step.UNDECIDED
+
+
+def test_branches_of_a_copy_are_neither_ended_nor_missed(copies: Copies) -> None:
+    """ "Not known, not listed, no marker" told the broker that a branch was lost, which production held prepared."""
+    with pytest.raises(StrangeServerError, match="txmq resolver adopt"):
+        copies.resource(copies.other, MySQLResource).open_recovery(CLUSTER)
+    copies.resource(copies.original, MySQLResource).open_recovery(CLUSTER).close()
+    copies.resource(copies.other, MySQLResource).install(adopt=True)
+    copies.resource(copies.other, MySQLResource).open_recovery(CLUSTER).close()
+
+
+def test_to_adopt_waits_for_no_transaction_that_is_open(copies: Copies) -> None:
+    """At REPEATABLE READ a writer's marker locks the row of the identity: the server's stands beside it."""
+    resource = copies.resource(copies.other)
+    branch = resource.enlist(CLUSTER)
+    branch.end_body()
+    branch.insert_marker("open", 30.0)
+    copies.resource(copies.other).install(adopt=True)
+    branch.commit()
+    branch.finish()
+    resource.close()
+    assert copies.proved(copies.other, "open")[0] is Step.TELL_COMMIT
+
+
+def test_a_restart_is_the_same_server(copies: Copies) -> None:
+    copies.original.kill()
+    copies.original.start()
+    assert copies.proved(copies.original, "t2") == (Step.TELL_ROLLBACK, None)
+
+
+def test_tables_of_an_older_txmq_are_refused_until_they_are_installed_anew(copies: Copies, tmp_path: Path) -> None:
+    copies.original.execute("DROP TABLE txmq_marker_server")
+    for kind, given in ((LastResource, ()), (MySQLResource, (new_txid(), 30.0))):
+        with pytest.raises(ConfigError, match="call install"):
+            copies.resource(copies.original, kind).enlist(CLUSTER, *given)
+    copies.resource(copies.original).install()
+    assert copies.proved(copies.original, "t3") == (Step.TELL_ROLLBACK, None)
