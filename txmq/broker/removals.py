@@ -1,14 +1,23 @@
 """Files that go: segments below a log start, and the directories of deleted topics.
 
+Theory of operation. What applied groups let go of is queued, in their order, and carried out beside everything else:
+nothing is written to such a file any more. A checkpoint waits for it: only the journal behind it makes the next start
+look for files that are left.
+
 Invariants:
     * what is removed here was journaled and forced before, so that a crash in between leaves files, never holes: the
       next start finds them below the log start, or under no topic, and removes them;
-    * a segment is archived when its bytes are forced, under a name that nothing replaces.
+    * a segment is archived when its bytes are forced, under a name that nothing replaces;
+    * what is queued leaves the queue when it is done: a failure for want of descriptors or space is tried again.
+
+Thread safety: one thread queues, one carries out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
@@ -22,6 +31,26 @@ class Removals:
 
     def __init__(self, disk: Disk, files: FileCache) -> None:
         self._disk, self._files = disk, files
+        self._queue: deque[Callable[[], None]] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was queued is done."""
+        return not self._queue
+
+    def queue_segments(self, partition: Partition, paths: list[str]) -> None:
+        """Delete or archive segments later."""
+        self._queue.append(partial(self.drop_segments, partition, paths))
+
+    def queue_partitions(self, partitions: list[Partition]) -> None:
+        """Remove partitions of deleted topics later."""
+        self._queue.append(partial(self.drop_partitions, partitions))
+
+    def carry_out(self) -> None:
+        """Do everything that is queued."""
+        while self._queue:
+            self._queue[0]()
+            self._queue.popleft()
 
     def drop_segments(self, partition: Partition, paths: Iterable[str]) -> None:
         """Delete or archive segments below a journaled log start."""

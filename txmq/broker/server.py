@@ -26,6 +26,7 @@ import contextlib
 import errno
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -36,6 +37,7 @@ from txmq.broker.commit.steps import Place, Step
 from txmq.broker.connection import Connection
 from txmq.broker.core import Core
 from txmq.broker.liveness import TICK_MS
+from txmq.broker.loop_stalls import LoopStalls
 from txmq.broker.peer import Peer
 from txmq.broker.reads import Reads
 from txmq.broker.retention import retire
@@ -45,7 +47,7 @@ from txmq.errors import StorageError
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.processor import preemptions
+from txmq.runtime.processor import ProcessorWaits, preemptions
 
 log = get_logger()
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop
@@ -65,12 +67,16 @@ class Server:
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
         self._busy_poll: BusyPoll
-        self._writer = ThreadPoolExecutor(1, "txmq-writer")
-        self._helper = ThreadPoolExecutor(1, "txmq-checkpoint")
+        self._pools: dict[Place, ThreadPoolExecutor] = {
+            place: ThreadPoolExecutor(1, f"txmq-{place.value}") for place in Place if place is not Place.LOOP
+        }
         self._reads = Reads(core, store.files, self._from_thread, self._flush)
         self._listener: asyncio.Server | None = None
         self.paused = False
         self._scheduled = self._failed = False
+        self._processor_waits: ProcessorWaits
+        self._stalls: LoopStalls
+        self._tick_at = inf  # when it is due; the first is not judged, a start takes what it takes
         self._jobs = 0  # in threads
         self._ending: tuple[BaseException | None] | None = None  # with what error, from the first moment on
         self._wakes_at = inf
@@ -90,7 +96,10 @@ class Server:
         self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
         now = self.clock.monotonic()
         self._retention_at = now + self.settings.retention_check_interval_ms / 1000
+        self._processor_waits = ProcessorWaits()
+        self._stalls = LoopStalls(self._processor_waits.total_s)
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+        self._watch_disk()
         address = self._listener.sockets[0].getsockname()
         return str(address[0]), int(address[1])
 
@@ -158,7 +167,7 @@ class Server:
         if self._ending is None:
             self._ending = (error,)
             self._reads.close()
-            for pool in (self._writer, self._helper):
+            for pool in self._pools.values():
                 pool.shutdown(wait=False)
         self._end_if_quiet()
 
@@ -192,6 +201,7 @@ class Server:
             return
         if self.context.moved:
             self.core.wake_memory()
+        started = self.clock.monotonic()
         while (step := self.pipeline.next_step(self.clock.monotonic())) is not None:
             if step.place is Place.LOOP:
                 self._run_here(step)
@@ -203,6 +213,7 @@ class Server:
                 connection.release()
         self._flush()
         self._wake_at(self.pipeline.wake_at())
+        self._worked_since(started)
         self._busy_poll.answered()
 
     def _run_here(self, step: Step) -> None:
@@ -214,9 +225,9 @@ class Server:
             self._step_done(step)
 
     def _run_in_thread(self, step: Step) -> None:
-        pool = self._writer if step.place is Place.WRITER else self._helper
         self._jobs += 1
-        pool.submit(step.run).add_done_callback(lambda done: self._from_thread(self._ran_in_thread, step, done))
+        done = partial(self._from_thread, self._ran_in_thread, step)
+        self._pools[step.place].submit(step.run).add_done_callback(done)
 
     def _ran_in_thread(self, step: Step, done: Future[None]) -> None:
         self._jobs -= 1
@@ -236,7 +247,7 @@ class Server:
         if self.pipeline.failed(step, error, self.clock.monotonic()):
             self.fail(error)
         else:
-            log.warning("no space for a checkpoint", error=str(error))
+            log.warning("no space or descriptors: tried again", step=type(step).__name__, error=str(error))
 
     def _wake_at(self, time: float) -> None:
         """Pump at that time at the latest."""
@@ -284,8 +295,9 @@ class Server:
     def _tick(self) -> None:
         if self._failed:
             return
-        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
         now = self.clock.monotonic()
+        self._stalls.ticked(now, max(0.0, now - self._tick_at))
+        self._next_tick(now)
         self._watch_disk()
         for connection in list(self.connections):
             connection.check_deadlines()
@@ -298,6 +310,15 @@ class Server:
             self._retention_at = now + self.settings.retention_check_interval_ms / 1000
             retire(self.context, self.clock.now_ms())
         self._schedule()
+        self._worked_since(now)
+
+    def _next_tick(self, now: float) -> None:
+        self._tick_at = now + TICK_MS / 1000
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+
+    def _worked_since(self, started: float) -> None:
+        now = self.clock.monotonic()
+        self._stalls.worked(now, now - started)
 
     def _watch_disk(self) -> None:
         free = self.store.disk.free_bytes()
@@ -316,4 +337,5 @@ class Server:
             "request_bytes_in_memory": self.budget.used,
             "answer_bytes_in_memory": self.answers.used,
             "answer_bytes_in_memory_max": self.answers.used_max,
+            **self._stalls.figures(),
         }

@@ -88,8 +88,9 @@ class Recovered:
 class Store:
     """The files of one broker.
 
-    Thread safety: three calls may run beside each other: one that changes the journal (``write``, ``force``,
-    ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``).
+    Thread safety: calls of four kinds may run beside each other: one that changes the journal (``write``, ``force``,
+    ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``) or of
+    ``removals``, and ``journal.prepare_next``.
     """
 
     def __init__(
@@ -131,7 +132,6 @@ class Store:
     def apply_pending(self) -> list[Group]:
         """Try again what a full disk held up."""
         done: list[Group] = []
-        has_made_room = False
         while self._unapplied:
             group = self._unapplied[0]
             try:
@@ -139,11 +139,8 @@ class Store:
             except OSError as error:
                 if not is_lacking(error):
                     raise
-                if has_made_room:
-                    return done
-                has_made_room = True
                 self._make_room()
-                continue
+                return done
             self._unapplied.popleft()
             self.unapplied_bytes -= group.size_bytes
             done.append(group)
@@ -155,11 +152,14 @@ class Store:
         Their records are forced, and each is carried out once more in its turn: what groups before it write there goes
         again. Segments are archived only in their turn, when they are whole.
         """
+        if not self.removals.is_empty:
+            return
         for group in self._unapplied:
             for partition, paths in group.unlinked:
                 if partition.config.retention_policy is RetentionPolicy.DELETE:
-                    self.removals.drop_segments(partition, paths)
-            self.removals.drop_partitions(group.deleted)
+                    self.removals.queue_segments(partition, paths)
+            if group.deleted:
+                self.removals.queue_partitions(group.deleted)
 
     @property
     def has_unapplied(self) -> bool:
@@ -172,8 +172,9 @@ class Store:
             data = run.buffers[0] if len(run.buffers) == 1 else b"".join(run.buffers)
             self.files.write(run.partition.segment_path(run.segment_base), run.position, data)
         for partition, paths in group.unlinked:
-            self.removals.drop_segments(partition, paths)
-        self.removals.drop_partitions(group.deleted)
+            self.removals.queue_segments(partition, paths)
+        if group.deleted:
+            self.removals.queue_partitions(group.deleted)
         crash_point("broker.apply.done")
 
     # --- checkpoint --------------------------------------------------------------------------------------------------

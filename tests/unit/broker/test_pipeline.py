@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from txmq.broker.commit.pipeline import MARK_BUSY_S, UNSYNCED_BYTES_MAX
-from txmq.broker.commit.steps import Apply, Checkpoint, JournalStep, Mark, Release, Step
+from txmq.broker.commit.steps import Apply, Checkpoint, JournalStep, Mark, Release, Remove, Step
 from txmq.broker.retention import retire
 from txmq.runtime.sim_disk import SimDisk
 
@@ -20,7 +20,7 @@ STEPS = 600
 BESIDE = 7  # steps that run while a checkpoint is written
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"small": (300,), "large": (MIB + 1,), "mixed": (300, MIB + 1, 40_000, 300)}
-SYNC_GAP = {"always": 4, "interval": 30, "never": 210}  # steps from one sync to the next; never syncs once a second
+SYNC_GAP = {"always": 6, "interval": 30, "never": 210}  # steps from one sync to the next; never syncs once a second
 
 
 class Endless:
@@ -76,8 +76,10 @@ def test_endless_load_starves_nothing(sync: str, size: str) -> None:
     marks = [number for number, step in enumerate(steps) if isinstance(step, Mark)]
     releases = [number for number, step in enumerate(steps) if isinstance(step, Release)]
     applied = [number for number, step in enumerate(steps) if isinstance(step, Apply)]
+    removed = [number for number, step in enumerate(steps) if isinstance(step, Remove)]
     assert longest_gap(syncs) <= SYNC_GAP[sync]
     assert longest_gap(applied) <= SYNC_GAP[sync] + 2
+    assert longest_gap(removed) <= 2 * SYNC_GAP[sync] + 80  # the log is four segments long before one goes
     assert longest_gap(marks) <= MARK_BUSY_S / STEP_S + 10
     # A checkpoint waits for the sync of what it holds; the first one begins after 16 KiB of journal.
     assert longest_gap(releases) <= SYNC_GAP[sync] + BESIDE + 80

@@ -27,6 +27,9 @@ everything up to there is in the partition files.
 Invariants:
     * append, sync, answer: an answer that tells of durable things is released when its record is *stable*, a relaxed
       one when it is written;
+    * the loop waits for no disk but for short syncs of the journal: ``place`` of each step; what threads cannot keep up
+      with holds back the next group;
+    * files that applied groups let go of are removed in front of the next checkpoint;
     * only stable groups are applied, in the order of the journal; watermarks move after that;
     * a checkpoint holds what stable, applied groups made, and nothing else;
     * liveness: what is due goes before the next group (release, sync, mark), so that no load starves it; a sync is due
@@ -42,7 +45,19 @@ from collections import deque
 from math import inf
 from typing import Final, Protocol
 
-from txmq.broker.commit.steps import Append, Apply, Checkpoint, JournalStep, Mark, Place, Release, Step
+from txmq.broker.commit.steps import (
+    Append,
+    Apply,
+    Checkpoint,
+    JournalStep,
+    Mark,
+    Place,
+    Prepare,
+    Release,
+    Remove,
+    Step,
+)
+from txmq.broker.commit.upkeep import Upkeep
 from txmq.broker.group import Group
 from txmq.broker.patience import Patience
 from txmq.broker.state import State
@@ -55,6 +70,9 @@ from txmq.runtime.ports import Clock
 INLINE_WRITE_SIZE_BYTES: Final = 1 << 20  # into the page cache, without a sync: 0.2 ms
 BACKGROUND_SYNC_MS: Final = 1000  # sync = never: readers see what was forced, so it is forced now and then all the same
 UNSYNCED_BYTES_MAX: Final = 64 << 20  # groups stay in memory until they are forced
+INLINE_APPLY_SIZE_BYTES: Final = 1 << 20  # likewise
+UNAPPLIED_BYTES_MAX: Final = 16 << 20  # stable groups that wait for partition files; then none is sealed
+UNAPPLIED_GROUPS_MAX: Final = 1000
 APPLY_RETRY_S: Final = 0.05
 CHECKPOINT_RETRY_S: Final = 1.0
 MARK_BUSY_S: Final = 1.0
@@ -123,8 +141,10 @@ class CommitPipeline:
         self._sync_due_at = inf
         self._is_sync_wanted = self._is_checkpoint_wanted = self._is_mark_wanted = False
         self._stable: list[Group] = []  # answered, to be applied
+        self._stable_bytes = 0
         self._apply: Apply | None = None
-        self._apply_retry_at = inf
+        self._apply_retry_at = inf  # finite while a full disk holds groups up
+        self._upkeep = Upkeep(store, clock.monotonic())
         self._is_marked = False  # the recovered tail is not
         self._checkpoint_phase = _Phase.NONE
         self._checkpoint: PendingCheckpoint | None = None
@@ -145,7 +165,12 @@ class CommitPipeline:
             return None
         if self._journal_step is None and self._checkpoint_phase is _Phase.NONE and self._is_checkpoint_due(now):
             self._take_checkpoint(now)
-        return self._next_apply(now) or self._next_checkpoint(now) or self._next_on_journal(now)
+        return (
+            self._next_apply(now)
+            or self._upkeep.next_step(now, prepares=not self.is_stopping)
+            or self._next_checkpoint(now)
+            or self._next_on_journal(now)
+        )
 
     def wake_at(self) -> float:
         """When time alone makes a step due that a tick every 50 ms would be late for; infinite if nothing waits."""
@@ -160,7 +185,7 @@ class CommitPipeline:
             self._journal_step is None
             and self._apply is None
             and self._checkpoint_phase is _Phase.NONE
-            and not (self._unstable or self._stable or self._is_checkpoint_wanted)
+            and not (self._unstable or self._stable or self._is_checkpoint_wanted or self._upkeep.is_removing)
             and self._core.next_group() is None
         )
 
@@ -197,13 +222,20 @@ class CommitPipeline:
             for group in step.applied:
                 self._core.applied(group)
             self._apply_retry_at = now + APPLY_RETRY_S if self._store.has_unapplied else inf
-        else:
+        elif isinstance(step, Checkpoint):
             self._checkpoint_phase = _Phase.WRITTEN
+        else:
+            self._upkeep.done(step, now)
+            if isinstance(step, Remove) and self._apply_retry_at < inf:
+                self._apply_retry_at = now  # there may be room
 
     def failed(self, step: Step, error: BaseException, now: float) -> bool:
         """A step raised. Whether the broker must end; else only this step is given up."""
-        if isinstance(step, Checkpoint) and is_lacking(error):
-            self._give_checkpoint_up(now)
+        if is_lacking(error) and isinstance(step, Checkpoint | Prepare | Remove):
+            if isinstance(step, Checkpoint):
+                self._give_checkpoint_up(now)
+            else:
+                self._upkeep.failed(step, now)
             return False
         self.has_failed = True
         return True
@@ -245,7 +277,7 @@ class CommitPipeline:
 
     def _next_append(self, now: float) -> Append | None:
         group = self._core.next_group()
-        if group is None or (not self.is_stopping and self._patience.keeps(group, now)):
+        if group is None or self._is_behind or (not self.is_stopping and self._patience.keeps(group, now)):
             return None
         self._patience.end()
         group = self._core.seal()
@@ -259,6 +291,8 @@ class CommitPipeline:
 
     def _place(self, group: Group, syncs: bool) -> Place:
         """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/server.py``)."""
+        if not self._store.journal.has_room(group.size_bytes):
+            return Place.WRITER  # another file begins
         if not syncs:
             return Place.LOOP if group.size_bytes <= INLINE_WRITE_SIZE_BYTES else Place.WRITER
         is_small = group.size_bytes <= self._settings.inline_sync_size_bytes
@@ -269,6 +303,7 @@ class CommitPipeline:
             self._appended(step, now)
         elif isinstance(step, Mark):
             self._is_marked, self._is_mark_wanted = True, False
+            self._upkeep.want_prepare()
         else:
             self._checkpoint_phase, self._checkpoint = _Phase.NONE, None
         self._release_stable(step.syncs)
@@ -306,6 +341,7 @@ class CommitPipeline:
                 self._core.written(group)
             self._core.forced(group)
             self._stable.append(group)
+            self._stable_bytes += group.size_bytes
         if is_synced or not unstable:
             self._unsynced_messages = self._unsynced_bytes = 0
             self._sync_due_at, self._is_sync_wanted = inf, False
@@ -315,9 +351,27 @@ class CommitPipeline:
     def _next_apply(self, now: float) -> Apply | None:
         if self._apply is not None or not (self._stable or now >= self._apply_retry_at):
             return None
-        groups, self._stable = self._stable, []
-        self._apply = Apply(self._store, groups)
+        self._apply = Apply(self._store, self._apply_place(), self._stable)
+        self._stable, self._stable_bytes = [], 0
         return self._apply
+
+    def _apply_place(self) -> Place:
+        """The loop itself if that waits for no disk: into the page cache, no file synced to close it for another."""
+        groups = self._stable
+        if (
+            groups
+            and self._stable_bytes <= INLINE_APPLY_SIZE_BYTES
+            and self._store.files.takes(sum(len(group.placed) for group in groups))
+        ):
+            return Place.LOOP
+        return Place.FILES
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether partition files are too far behind the journal."""
+        return self._apply is not None and (
+            len(self._stable) >= UNAPPLIED_GROUPS_MAX or self._stable_bytes >= UNAPPLIED_BYTES_MAX
+        )
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -334,7 +388,7 @@ class CommitPipeline:
     def _take_checkpoint(self, now: float) -> None:
         """Copy the state as of the newest group. The journal is free: that group is queued, or written."""
         self._is_checkpoint_wanted = False
-        if self._store.has_unapplied:
+        if self._apply_retry_at < inf:
             self._checkpoint_retry_at = now + CHECKPOINT_RETRY_S
             return
         self._checkpoint_at = now + self._settings.checkpoint_interval_ms / 1000
@@ -357,8 +411,10 @@ class CommitPipeline:
         first = self.oldest_unapplied
         if first is not None and first.end_lsn <= pending.lsn:
             return None
-        if self._store.has_unapplied:
+        if self._apply_retry_at < inf or self._upkeep.is_held_up:
             self._give_checkpoint_up(now)
+            return None
+        if self._upkeep.is_removing:
             return None
         self._checkpoint_phase = _Phase.RUNNING
         return Checkpoint(self._store, pending)

@@ -7,7 +7,8 @@ found out stands in its attributes when it is done.
 
 Invariants:
     * the parts of a step run in their order, and a part that raises is the last;
-    * at most one ``JournalStep`` runs at a time; beside it at most one ``Apply`` and one ``Checkpoint``.
+    * at most one ``JournalStep`` runs at a time; beside it at most one each of ``Apply``, ``Checkpoint``,
+      ``Remove`` and ``Prepare``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Place(enum.Enum):
 
     LOOP = "loop"  # short enough that a hop to a thread would cost more
     WRITER = "writer"  # the one thread that may wait for the journal
-    HELPER = "helper"  # a thread that runs beside the writer
+    FILES = "files"  # the one that may wait for partition files
+    HELPER = "helper"  # one that runs beside both
 
 
 class Step:
@@ -92,20 +94,44 @@ class Append(JournalStep):
 
 
 class Mark(JournalStep):
-    """Force everything, put on disk that it is forced, and make the next journal file ahead of need."""
+    """Force everything, and put on disk that it is forced."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store, Place.WRITER, syncs=True)
 
     def parts(self) -> Sequence[Part]:
-        """Mark, prepare."""
-        return (self._mark, self._prepare)
+        """Mark."""
+        return (self.store.journal.mark,)
 
-    def _mark(self) -> None:
-        self.store.journal.mark()
+
+class Prepare(Step):
+    """Make the next journal file ahead of need, and the ballast.
+
+    Attributes:
+        has_room: whether the disk had room for them.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, Place.HELPER)
+        self.has_room = False
+
+    def parts(self) -> Sequence[Part]:
+        """Prepare."""
+        return (self._prepare,)
 
     def _prepare(self) -> None:
-        self.store.journal.prepare_next()
+        self.has_room = self.store.journal.prepare_next()
+
+
+class Remove(Step):
+    """Remove the files that applied groups let go of."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, Place.HELPER)
+
+    def parts(self) -> Sequence[Part]:
+        """Remove."""
+        return (self.store.removals.carry_out,)
 
 
 class Release(JournalStep):
@@ -130,8 +156,8 @@ class Apply(Step):
         applied: groups that are in the files now, in order.
     """
 
-    def __init__(self, store: Store, groups: list[Group]) -> None:
-        super().__init__(store, Place.LOOP)
+    def __init__(self, store: Store, place: Place, groups: list[Group]) -> None:
+        super().__init__(store, place)
         self.groups = groups
         self.applied: list[Group] = []
 
