@@ -7,6 +7,7 @@
 #                measures the compiled modules (docs/compiled.md), the source with COMPILED=0
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
 # make crash     CYCLES=300 XA_CYCLES=400 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20: kill -9 of broker, clients, ...
+# make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make clean     remove what the above made
 # PY=python3.12 chooses the interpreter that .venv is made with.
@@ -18,6 +19,7 @@ GROUP_SECONDS ?= 180
 ORDERED_CYCLES ?= 200
 SPARK_KILLS ?= 20
 SEEDS ?= 500
+MINUTES ?= 10
 WORKERS ?= 2
 SERVICE_WORKERS ?= 3
 COMPILED ?= 1
@@ -27,7 +29,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-audit test test-compiled check compiled bench crash simulate clean
+.PHONY: demo demo-audit test test-compiled check compiled bench crash soak simulate clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -95,6 +97,9 @@ crash: .venv/.dev
 	$(BIN)/python -m tests.crash --groups --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tests.crash --ordered --cycles $(ORDERED_CYCLES)
 	$(BIN)/python -m tests.crash --spark --kills $(SPARK_KILLS)
+
+soak: .venv/.dev
+	$(BIN)/python -m tools.soak --minutes $(MINUTES) --json build/soak.json
 
 simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

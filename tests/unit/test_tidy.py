@@ -94,7 +94,7 @@ def _nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 PACKAGE = _files("txmq")
-EVERYTHING = _files("txmq", "tests", "examples", "bench")
+EVERYTHING = _files("txmq", "tests", "examples", "bench", "tools")
 
 
 def _allowed_doors(name: str) -> frozenset[str]:
