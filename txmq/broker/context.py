@@ -84,6 +84,7 @@ class Context:
         checks: check-backs of half messages.
         sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
         groups: consumer groups that have members, by name.
+        member_count: of all groups.
         beats: heartbeats that wait for something to tell.
         resources: what resolvers see in databases.
         alarms: effects: what an operator must hear of, as fields of a log line.
@@ -112,6 +113,7 @@ class Context:
     checks: CheckDesk = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     groups: dict[str, Membership] = field(default_factory=dict)
+    member_count: int = 0
     beats: list[Any] = field(default_factory=list)
     resources: Resources = field(default_factory=Resources)
     alarms: list[dict[str, Any]] = field(default_factory=list)

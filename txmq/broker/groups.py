@@ -39,6 +39,7 @@ Extensions = dict[bytes, bytes] | None
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
 WAIT_MS_MAX = 30_000
 MEMBERS_MAX = 1000  # in one group
+MEMBERS_OF_ALL_MAX = 100_000  # some 500 bytes each, and the names of what it wants
 TOPICS_MAX = 1000  # that one member wants
 
 
@@ -88,6 +89,7 @@ def _join(request: GroupRequest) -> None:
     member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
     _refuse_beside_alone(request.group, membership, member)
     refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
+    context.member_count += name not in membership.members
     membership.join(member, strategy)
     _speaks_for(request, member)
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
@@ -108,8 +110,11 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
     if membership is None:
         refuse_over_groups(request.context, request.group)
         membership = groups[request.group] = Membership()
-    if len(membership.members) >= MEMBERS_MAX and request.words["member"] not in membership.members:
-        raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
+    if request.words["member"] not in membership.members:
+        if len(membership.members) >= MEMBERS_MAX:
+            raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
+        if request.context.member_count >= MEMBERS_OF_ALL_MAX:
+            raise OverloadedError(f"all groups together have {MEMBERS_OF_ALL_MAX} members")
     if membership.members and membership.strategy != strategy:
         raise BadRequestError(f"group {request.group!r} uses the strategy {membership.strategy}, not {strategy}")
     return membership
@@ -153,6 +158,7 @@ def _leave(request: GroupRequest) -> None:
     member = membership.members.get(request.words.get("member", "")) if membership is not None else None
     if membership is not None and member is not None and member.is_of(request.words.get("life", "")):
         membership.leave(member.name)
+        request.context.member_count -= 1
         request.peer.members.discard((request.group, member.name, member.life))
         settle(request.context, request.group)
     request.answer({})
@@ -183,6 +189,7 @@ def tick(context: Context) -> None:
         for member in membership.expired(context.liveness.now_ms):
             if not _is_unread(context, membership.members[member]):
                 membership.leave(member)
+                context.member_count -= 1
         settle(context, name)
     waiting, context.beats = context.beats, []
     context.beats.extend(beat for beat in waiting if not beat.peer.gone and not _answered(context, beat))

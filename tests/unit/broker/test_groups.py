@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from txmq.broker import groups
+
 from ...images.node import Client, Node
 from .group_support import A0, A1, B0, GROUP, Consumer, describe, pass_time
 from .support import batch, node, restarted
@@ -156,6 +158,22 @@ def test_who_is_not_read_for_now_is_not_taken_for_silent() -> None:
         made.clock.advance(0.05)
         made.core.tick(made.clock.now_ms(), is_reading=False)
     one.beat()
+
+
+def test_all_groups_together_have_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MEMBERS_OF_ALL_MAX", 2)
+    made = node()
+    client = made.connect()
+
+    def join(group: str, member: str) -> int:
+        words: dict[str, str | int | None] = {"member": member, "topics": "a", "timeout": 500}
+        return client.ask("group", "join", group, extensions=words, body=b"").code
+
+    assert [join("g", "one"), join("h", "two"), join("h", "three"), join("h", "two")] == [200, 200, 429, 200]
+    client.ask("group", "leave", "g", extensions={"member": "one"}, body=b"")
+    assert [join("h", "three"), join("g", "one")] == [200, 429]
+    pass_time(made, 0.5)
+    assert (join("g", "one"), made.context.member_count) == (200, 1)
 
 
 def test_a_lost_connection_leaves_a_second_to_come_back() -> None:
