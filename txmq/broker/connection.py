@@ -246,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def look(self) -> None:
         """See ``answer_budget.Taker``."""
-        unsent = 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+        unsent = self._transport.get_write_buffer_size()
         now_ms = self._host.context.liveness.now_ms
         self._host.answers.holds(self, unsent + self._reserved_bytes, self._given_bytes - unsent, now_ms)
 

@@ -91,3 +91,11 @@ def test_what_a_reader_thread_makes_counts_from_the_start() -> None:
     assert host.answers.used == LIMIT
     connection.reserve(-LIMIT)
     assert host.answers.used == 0
+
+
+def test_what_a_closing_connection_has_not_sent_counts() -> None:
+    _, _, host = connected()
+    _, filled = full(host)
+    filled.is_closing = lambda: True  # type: ignore[method-assign]
+    host.answers.look()
+    assert host.answers.used == LIMIT
