@@ -199,6 +199,34 @@ def test_a_decided_one_is_shown_with_branches_and_the_sql_to_paste(desk: Desk, b
     assert "txmq resolver" in text
 
 
+def test_the_keys_of_its_messages_tell_what_it_is_about_and_values_on_demand(desk: Desk, broker: BrokerProcess) -> None:
+    txid, value = desk.prepared(b"order 42 of ada"), "order 42 of ada"
+    assert as_json(broker, "show", txid)["messages"] == [
+        {"topic": "orders", "partition": 0, "offset": None, "key": None}
+    ]
+    assert as_json(broker, "show", txid, "--values")["messages"][0]["value"] == value
+    assert value in run(broker, "show", txid, "--values").stdout.decode()
+    assert desk.visible() == [], "looking decides nothing"
+    desk.transactions.commit(txid, "ticket 17")
+    [placed] = as_json(broker, "show", txid, "--values")["messages"]
+    assert (placed["offset"], placed["value"]) == (0, value)
+    held = desk.decided(b"held")
+    assert "messages" not in as_json(broker, "show", held, "--values"), "readers do not see them yet"
+
+
+def test_what_was_decided_alone_says_what_to_repair(desk: Desk, broker: BrokerProcess) -> None:
+    committed, rolled_back, decided = desk.prepared(), desk.prepared(), desk.decided()
+    desk.transactions.commit(committed, "r")
+    desk.transactions.rollback(rolled_back, "r")
+    for name in ("a", "b"):
+        desk.transactions.complete(decided, name, "rollback", "r")
+    assert "look whether its rows are in shop" in as_json(broker, "show", committed)["next"][0]
+    assert "never sent: if its rows are in shop" in as_json(broker, "show", rolled_back)["next"][0]
+    steps = as_json(broker, "show", decided)["next"]
+    assert ["its rows in a are not" in steps[0], "its rows in b are not" in steps[1]] == [True, True]
+    assert steps[-1].endswith(f"txmq tx forget {decided}")
+
+
 def test_deciding_alone_wants_the_word_and_a_yes(desk: Desk, broker: BrokerProcess) -> None:
     txid = desk.prepared(b"asked")
     unsaid = run(broker, "commit", txid, "--reason", "r")

@@ -33,6 +33,7 @@ from txmq.broker import (
 )
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.group import Group
+from txmq.broker.parts import parts
 from txmq.broker.peer import Peer
 from txmq.broker.pipelined import take_puts
 from txmq.broker.produce import put
@@ -68,6 +69,7 @@ VERBS: dict[bytes, _Verb] = {
     b"complete": decisions.complete,
     b"forget": decisions.forget,
     b"recover": listing.recover,
+    b"parts": parts,
     b"checks": halves.checks,
     b"group": groups.group,
     b"query": query,
@@ -83,7 +85,7 @@ _TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQuery
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes: 13 ms of the smallest requests, 5 ms of puts
 ANSWERED_BYTES_A_TURN = 64 << 10  # the same: an outcome asked a thousand times has as many lines as its commit had
 LONG_ANSWERS = frozenset(
-    {b"get", b"meta", b"recover", b"checks", b"group", b"query", b"resource", b"topic", b"stats", b"help"}
+    {b"get", b"meta", b"recover", b"parts", b"checks", b"group", b"query", b"resource", b"topic", b"stats", b"help"}
 )
 
 

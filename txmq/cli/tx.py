@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli import output, tx_branches, tx_explain
+from txmq.cli import output, tx_branches, tx_explain, tx_messages
 from txmq.cli.connecting import connected
 from txmq.errors import ConfigError
 
@@ -78,17 +78,25 @@ def _state(state: str | None, *, in_doubt: bool) -> str:
 
 
 @app.command()
-def show(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
+def show(
+    txid: Txid,
+    values: Annotated[bool, typer.Option("--values", help="The beginning of each message's value, too.")] = False,
+    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
+) -> None:  # fmt: skip
     """Show what is known of one transaction: its outcome, or why it is in doubt, what to paste, what to do next.
+
+    The keys of its messages say what it is about; --values shows the beginning of what they hold.
 
     [bold]Examples[/bold]
 
-      txmq tx show TXID
+      txmq tx show TXID --values
       txmq tx show TXID --json | jq -r .outcome
     """
     with connected(bootstrap) as client:
         fields = client.transactions.show(txid)
+        messages = tx_messages.rows(client, fields, with_values=values)
         branches = [] if "state" in fields else tx_branches.of_transaction(client.transactions.resources(), txid)
+    fields |= {"messages": messages} if messages else {}
     advice: dict[str, Any] = {}
     if branches:
         outcome, fields = fields["outcome"], fields | {"branches": branches}

@@ -85,6 +85,18 @@ def _fact(fact: Row) -> str:
     return f"{fact['what']}{where}: {fact['reason'] or 'no reason was given'} (the transaction is {fact['outcome']})"
 
 
+def _repair(fact: Row) -> str:
+    """What one lone decision may have torn apart, and how it is made whole."""
+    where = fact.get("resource") or "the application"
+    if fact["outcome"] == "rolled-back":
+        return f"its messages were never sent: if its rows are in {where}, send what they tell, or take them back"
+    if fact["what"] == "heuristic-rollback":
+        return f"its messages are out, its rows in {where} are not: write those rows by hand, as the messages tell"
+    return (
+        f"its messages are out: look whether its rows are in {where}; if not, write them by hand, as the messages tell"
+    )
+
+
 def sql(row: Row) -> list[str]:
     """Statements to paste: reading first. Each is for the database that the comment names."""
     if row.get("state") == "decided":
@@ -133,7 +145,7 @@ def next_steps(row: Row) -> list[str]:
     """What to do, the safest first."""
     txid = row["txid"]
     if row.get("state") == "heuristic":
-        return ["repair what disagrees, by hand", f"txmq tx forget {txid}"]
+        return [*dict.fromkeys(_repair(fact) for fact in row["heuristics"]), f"txmq tx forget {txid}"]
     if row.get("state") == "decided":
         first = f"make the databases reachable, and run: {_RESOLVER}"
         last = f"database gone for ever: txmq tx complete {txid} --resource NAME --heuristic hazard --reason WHY"

@@ -19,9 +19,10 @@ from urllib.parse import quote
 
 from txmq.client.connection import Connection
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
-from txmq.model import Outcome
+from txmq.log.records import decode
+from txmq.model import Message, Outcome
 from txmq.protocol.json_text import json_object
-from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
+from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines, split_parts
 from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xid import TxId
 
@@ -34,6 +35,7 @@ HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 Fields = dict[str, Any]
 FieldsList = list[Fields]
 Parts = list[PartResult]
+Messages = list[Message]
 
 
 class Transactions:
@@ -69,6 +71,22 @@ class Transactions:
         body = self._connection().repeat("resource", "list", "*", body=(), timeout=self._timeout)
         found: FieldsList = json_object(body)["resources"]
         return found
+
+    def messages(self, txid: TxId | str) -> Messages:
+        """The messages of a prepared transaction, which readers do not see yet; their offsets mean nothing.
+
+        Raises:
+            UnknownTransactionError: it is not prepared: its messages are with its client, in the log, or dropped.
+        """
+        text, found, count = _checked(txid), list[Message](), 0
+        while True:
+            body = self._connection().repeat("parts", text, extensions={"after": count}, timeout=self._timeout)
+            parts = split_parts(body)
+            for topic, partition, batch, _ in parts:
+                found += decode(batch, topic.decode("ascii"), int(partition))
+            count += len(parts)
+            if not parts:
+                return found
 
     def show(self, txid: TxId | str) -> Fields:
         """What is known of one transaction: ``txid``, ``outcome``, its ``parts``, and where it hangs.

@@ -135,6 +135,7 @@ _TABLE = (
         },
         teaches="list transactions in doubt, oldest first",
     ),
+    Verb(b"parts", ("txid",), {b"after": "number"}, teaches="the messages of a prepared transaction"),
     Verb(b"forget", ("txid",), teaches="drop what is kept of somebody's lone decision"),
     Verb(
         b"checks", ("group",), {b"limit": "number", b"wait": "number"},

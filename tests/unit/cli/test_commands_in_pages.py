@@ -93,7 +93,7 @@ def test_the_commands_of_an_advice_exist() -> None:
     branch = {"resource": "a", "bqual": "b", "connection": 1, "marker": True, "complete": False}
     prepared: dict[str, Any] = {"txid": "t", "state": "prepared", "group": "g"}
     rows: list[dict[str, Any]] = [
-        {"txid": "t", "state": "heuristic"},
+        {"txid": "t", "state": "heuristic", "heuristics": [{"what": "heuristic-hazard", "outcome": "committed"}]},
         {"txid": "t", "state": "decided", "branches": [branch]},
         *(prepared | {"kind": kind} for kind in ("half", "foreign", "last-resource")),
     ]
