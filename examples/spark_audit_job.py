@@ -3,8 +3,8 @@
     spark-submit --master yarn examples/spark_audit_job.py --bootstrap txmq://broker:8123 --topic orders \
         --database mysql://app@db/shop --table orders --match "id = json:$.id" --output audit-orders
 
-Ends with status 1 where something was found. The executors need txmq[spark], and txmq[mysql] for MySQL and MariaDB; the
-password comes from AUDIT_DATABASE_PASSWORD.
+Ends with status 1 where something was found. The executors need txmq with PySpark, and mysqlclient for MySQL and
+MariaDB (docs/how-to/spark.md); the password comes from AUDIT_DATABASE_PASSWORD.
 """
 
 from __future__ import annotations

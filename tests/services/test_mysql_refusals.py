@@ -269,7 +269,7 @@ def test_every_kind_of_connection_works(world: MySQLWorld, arguments: dict[str, 
 
 def test_a_connection_of_another_driver_is_refused(world: MySQLWorld) -> None:
     connection = sqlite3.connect(":memory:")
-    with pytest.raises(ConfigError, match=r"MySQLdb \(pip install txmq\[mysql\]\)"):
+    with pytest.raises(ConfigError, match=r"MySQLdb \(pip install 'mysqlclient>=2.2'\)"):
         MySQLResource(NAME, connect=lambda: connection).install()
     with pytest.raises(ConfigError, match="LastResource takes any driver"):
         world.enlist(connection=sqlite3.connect(":memory:"))
@@ -277,7 +277,7 @@ def test_a_connection_of_another_driver_is_refused(world: MySQLWorld) -> None:
 
 def test_a_missing_driver_is_named_when_a_resource_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "MySQLdb", None)
-    with pytest.raises(ConfigError, match=r"pip install txmq\[mysql\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'mysqlclient>=2\.2'"):
         MySQLResource(NAME, connect=lambda: None)
 
 

@@ -77,7 +77,7 @@ def audit(
     torn or in doubt; measures the latency from row to message. Leaves a dataset of the findings, audit.json, and
     audit.html to look at. Exit status: 0 clean, 1 findings, 2 it could not audit.
 
-    Needs txmq\\[spark] and Java 17 or later. docs/how-to/audit.md
+    Needs PySpark and Java 17 or later: docs/how-to/audit.md
 
     [bold]Examples[/bold]
 

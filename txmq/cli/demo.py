@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli import output
+from txmq.runtime.build import pages
 
 if TYPE_CHECKING:
     from txmq.cli.demo_run import Report
@@ -88,10 +89,10 @@ def _last_screen(report: Report) -> None:
     if report.holds:
         typer.echo(
             "\nEvery order has its row and its message, once and in order, whatever was killed when.\n\n"
-            "  The same service in 60 lines    examples/order_service_sqlite.py\n"
-            "  Ten minutes with your own       docs/quickstart.md\n"
-            "  What is promised, what is not   README.md\n"
-            "  How it works                    ARCHITECTURE.md"
+            f"  The same service in 60 lines    {pages() / 'examples' / 'order_service_sqlite.py'}\n"
+            f"  Ten minutes with your own       {pages() / 'docs' / 'quickstart.md'}\n"
+            f"  What is promised, what is not   {pages() / 'README.md'}\n"
+            f"  How it works                    {pages() / 'ARCHITECTURE.md'}"
         )
     else:
         typer.echo("\nThis must not happen. Run it again with --keep DIR --seed N (see the first line), and report it.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli import output
+from txmq.runtime.build import pages
 
 if TYPE_CHECKING:
     from txmq.cli.demo_audit_run import Report
@@ -23,7 +24,7 @@ def demo_audit(
 
     A service writes rows into SQLite and messages into txmq. The audit says that they agree. Then a row is deleted and
     one slipped in, a message is forged and one sent twice, and two orders swap places, all behind txmq's back. The
-    audit names each of them. Exit status 1 where it does not. Needs txmq\\[spark] and Java 17 or later.
+    audit names each of them. Exit status 1 where it does not. Needs PySpark and Java 17 or later.
 
     [bold]Examples[/bold]
 
@@ -63,7 +64,7 @@ def _last_screen(report: Report) -> None:
             f"\n{report.rows} rows were held against {report.messages} messages, one to one and in order. "
             "Each fault was\nfound under its name, and nothing else was.\n\n"
             f"  Look at the report              {report.page}\n"
-            "  Audit your own topic            txmq audit --help, docs/how-to/audit.md\n"
+            f"  Audit your own topic            txmq audit --help, {pages() / 'docs' / 'how-to' / 'audit.md'}\n"
             "  Why the two agree by themselves txmq demo"
         )
     else:

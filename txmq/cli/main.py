@@ -33,7 +33,7 @@ from txmq.cli import (
     tx,
 )
 from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
-from txmq.runtime.build import is_compiled
+from txmq.runtime.build import is_compiled, pages
 
 app = typer.Typer(
     name="txmq",
@@ -53,6 +53,7 @@ app = typer.Typer(
       txmq consume --topic orders --from earliest    read it back
 
     Clients find the broker by --bootstrap, else TXMQ_BOOTSTRAP, else txmq://127.0.0.1:8123.""",
+    epilog=f"docs/ and examples/, wherever a text names them, are below {pages()}",
 )
 app.command("broker")(broker.broker)
 app.add_typer(topic.app, name="topic")

@@ -1,4 +1,4 @@
-"""txmq in Spark: read, write and audit committed streams. Needs ``pip install txmq[spark]`` and Java 17 or later.
+"""txmq in Spark: read, write and audit committed streams. Needs PySpark (docs/how-to/spark.md) and Java 17 or later.
 
 ``spark.read.format("txmq")`` finds the source by itself where txmq is installed (``pyspark_txmq``).
 """

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txmq.errors import TxmqError
+from txmq.runtime.build import how_to_install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +96,7 @@ def _home() -> Path:
     try:
         import pyspark
     except ImportError as error:
-        raise SparkMissingError("PySpark is not installed; pip install 'txmq[spark]'") from error
+        raise SparkMissingError(f"PySpark is not installed: {how_to_install('spark')}") from error
     installed = Path(pyspark.__file__).parent
     home = Path(sys.prefix) / "share" / "txmq" / f"spark-{pyspark.__version__}"
     with _locked(home):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from txmq.errors import ConfigError
+from txmq.runtime.build import how_to_install
 
 
 def mysql_driver() -> ModuleType:
@@ -17,7 +18,7 @@ def mysql_driver() -> ModuleType:
         import MySQLdb
     except ImportError as error:
         raise ConfigError(
-            f"MySQL and MariaDB need the driver mysqlclient ({error}): pip install txmq[mysql] "
+            f"MySQL and MariaDB need the driver mysqlclient ({error}): {how_to_install('mysql')} "
             "(it is built with libmariadb-dev, pkg-config and gcc)"
         ) from error
     return MySQLdb  # type: ignore[no-any-return]

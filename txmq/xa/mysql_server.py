@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from txmq.errors import ConfigError
+from txmq.runtime.build import how_to_install
 from txmq.runtime.logging import get_logger
 from txmq.xa.branch import xid_sql
 from txmq.xa.dbapi import driver_of, innermost, run, text
@@ -69,7 +70,7 @@ def require_driver(connection: Any, name: str) -> None:
     if driver is not mysql_driver() or not hasattr(connection, "next_result"):
         which = type(connection).__qualname__ if driver in (None, mysql_driver()) else driver.__name__
         raise ConfigError(
-            f"resource {name!r}: connect= must return a connection of MySQLdb (pip install txmq[mysql]), "
+            f"resource {name!r}: connect= must return a connection of MySQLdb ({how_to_install('mysql')}), "
             f"not of {which}; LastResource takes any driver"
         )
 
