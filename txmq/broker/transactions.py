@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from txmq.broker import halves, session_expiry, settlement
 from txmq.broker.context import Context
+from txmq.broker.decided import Name
 from txmq.broker.local_commit import commit_plain
 from txmq.broker.offsets import check_offsets, save_with_commit, take_offsets
 from txmq.broker.peer import Peer
@@ -34,13 +35,15 @@ from txmq.broker.transaction_checks import (
     require_owner,
     state_of,
 )
-from txmq.errors import BadRequestError, TransactionConflictError
+from txmq.errors import BadRequestError, OverloadedError, TransactionConflictError
 from txmq.log.partition import Partition
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.xid import TxId
 
+HEURISTICS_MAX = 100_000  # kept of bodies that ended their transactions by themselves; each some 500 bytes
+_WITH_ROWS = (TransactionKind.LAST_RESOURCE.value, TransactionKind.XA.value)
 _FOREIGN_XID = re.compile(r"(?:0|[1-9][0-9]{0,9})\.(?:[0-9a-f]{2}){1,64}\.(?:[0-9a-f]{2}){0,64}\Z")
 
 
@@ -137,8 +140,13 @@ def rollback(
     action = next_action(state_of(context, session, txid.counter), Event.ROLLBACK)
     given = extensions or {}
     floor = floor_of(given, peer, session)
+    hazard = _hazard(context, (session.number, txid.counter), given)
     if action is Action.REPEAT:
-        context.answer_settled(peer, opaque, b"")
+        if hazard is None:
+            context.answer_settled(peer, opaque, b"")
+        else:
+            _keep(context, (session.number, txid.counter), hazard)
+            context.answer_when_forced(peer, opaque)
     elif action in (Action.ROLL_BACK, Action.FENCE):
         _refuse_if_committing(context, session.number, txid)
         if action is Action.FENCE:
@@ -146,6 +154,8 @@ def rollback(
         transaction = context.state.transactions.get((session.number, txid.counter))
         if b"heuristic" in given and transaction is not None and transaction.state is TransactionState.PREPARED:
             _record(context, transaction, "rollback", given[b"heuristic"])
+        if hazard is not None:
+            _keep(context, (session.number, txid.counter), hazard)
         roll_back(context, session.number, txid.counter, floor)
         context.answer_when_forced(peer, opaque)
     else:
@@ -332,9 +342,31 @@ def _record(context: Context, transaction: Transaction, what: str, reason: bytes
     }  # fmt: skip
     if "xid" in meta:
         fact["xid"] = meta["xid"]  # its transaction manager asks by that
-    fields = {"session": transaction.session, "counter": transaction.counter, "fact": fact}
+    _keep(context, (transaction.session, transaction.counter), fact)
+
+
+def _hazard(context: Context, name: Name, given: dict[bytes, bytes]) -> dict[str, Any] | None:
+    """What a rollback says of a database whose transaction the body has ended by itself; None if that is kept."""
+    if b"hazard" not in given:
+        return None
+    resource, uuid, kind = (given.get(word, b"").decode() for word in (b"resource", b"uuid", b"kind"))
+    if not is_valid_name(resource) or len(uuid) != 32 or kind not in _WITH_ROWS:
+        raise BadRequestError(f"hazard= needs resource=<name>, uuid=<32 hex> and kind= {' or '.join(_WITH_ROWS)}")
+    known = context.state.decisions.heuristics
+    if any(fact["what"] == "heuristic-hazard" and fact["uuid"] == uuid for fact in known.get(name, ())):
+        return None
+    if len(known) >= HEURISTICS_MAX:
+        raise OverloadedError(f"{HEURISTICS_MAX} heuristic outcomes are kept: txmq tx list --state heuristic")
+    return {
+        "what": "heuristic-hazard", "reason": unquote(given[b"hazard"].decode(), errors="replace"),
+        "time_ms": context.now_ms, "kind": kind, "resource": resource, "uuid": uuid, "outcome": "rolled-back",
+    }  # fmt: skip
+
+
+def _keep(context: Context, name: Name, fact: dict[str, Any]) -> None:
+    fields = {"session": name[0], "counter": name[1], "fact": fact}
     context.group.add_entry(entries.encode_heuristic(json.dumps(fields).encode()))
-    context.state.decisions.record((transaction.session, transaction.counter), fact)
+    context.state.decisions.record(name, fact)
     context.counters.heuristics += 1
 
 

@@ -22,8 +22,10 @@ from txmq.errors import (
     anew,
 )
 from txmq.model import Outcome
+from txmq.runtime.logging import get_logger
 from txmq.xa import LastResource, marker
 from txmq.xa.coordinator import Event, State
+from txmq.xa.hazard import Hazard
 from txmq.xa.last_resource import Unsettled, UsedConnection
 
 
@@ -35,6 +37,9 @@ class Settler(Protocol):
 
     def wake(self) -> None:
         """Something was left: look at once."""
+
+    def report(self, hazard: Hazard) -> None:
+        """The broker could not be told of it: go on telling."""
 
 
 class LastResourceBlock:
@@ -72,6 +77,8 @@ class LastResourceBlock:
             body_error: what the body raised.
             failure: a part sent ahead was refused.
         """
+        if body_error is not None:
+            self._branch.note(body_error)
         is_sound = body_error is None and self._is_body_sound(failure)
         return self._concluded(self.run.run(Event.BODY_DONE if is_sound else Event.BODY_FAILED))
 
@@ -80,7 +87,7 @@ class LastResourceBlock:
         state = self.run.coordinator.state
         if state is State.COMMITTED:
             return Outcome.COMMITTED
-        is_over = outcome is Outcome.ROLLED_BACK and self.run.is_told is not False
+        is_over = (outcome is Outcome.ROLLED_BACK or state is State.HAZARD) and self.run.is_told is not False
         return Outcome.ROLLED_BACK if is_over and state is not State.BROKER_ALONE else Outcome.UNKNOWN
 
     def _is_body_sound(self, failure: RolledBackError | None) -> bool:
@@ -113,6 +120,8 @@ class LastResourceBlock:
             self._leave(None)
             text = f"COMMIT was not answered: {run.error or run.interrupt}"
             return Ending(Outcome.UNKNOWN, OutcomeUnknownError(text, home.txid))
+        if state is State.HAZARD:
+            return self._hazarded()
         if state is State.BROKER_ALONE:
             home.finished()
             text = "the rows are rolled back, the broker committed the messages"
@@ -133,6 +142,14 @@ class LastResourceBlock:
 
         self._resource.unsettled.append(Unsettled(home.txid, marker.COMMITTED, home.deadline_ms, settled))
         self._settler.wake()
+
+    def _hazarded(self) -> Ending:
+        home, run = self._home, self.run
+        home.finished()
+        if run.hazard is not None and run.is_told is False:
+            self._settler.report(run.hazard)
+        get_logger(resource=self._resource.name, txid=home.txid).error("heuristic: " + str(run.error))
+        return Ending(Outcome.UNKNOWN, run.error)
 
     def _undone(self) -> Ending:
         if self.run.is_told is False:

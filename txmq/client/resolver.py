@@ -15,6 +15,7 @@ from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
 from txmq.xa.branch import XAResource
 from txmq.xa.broker_port import Answer
+from txmq.xa.hazard import Hazard
 from txmq.xa.resolver import Resolver
 
 _THREAD_NAME = "txmq-resolver"
@@ -59,6 +60,11 @@ class BackgroundResolver:
     def wake(self) -> None:
         """Something was left unsettled: look at once."""
         self._signal.set()
+
+    def report(self, hazard: Hazard) -> None:
+        """The broker could not be told that a body has ended its database's transaction: go on telling it."""
+        self._resolver.report(hazard)
+        self.wake()
 
     def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
         """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""

@@ -32,6 +32,7 @@ from txmq.client.transaction_parts import MessageBuffer
 from txmq.client.transaction_xa_block import XaBlock, is_xa, refuse_twins
 from txmq.errors import (
     ConfigError,
+    HeuristicError,
     RolledBackError,
     TransactionStateError,
     TxmqError,
@@ -62,7 +63,8 @@ class Transaction:
 
     Attributes:
         client: as given.
-        outcome: COMMITTED or ROLLED_BACK once that is durable, UNKNOWN before, and where it cannot be known.
+        outcome: COMMITTED or ROLLED_BACK once that is durable, UNKNOWN before, and where it cannot be known: also
+            where the body has ended the database's transaction by itself.
 
     Thread safety: ``send`` and ``add`` from any thread; the block belongs to one. In a forked child it is nobody's:
     whatever uses it, or leaves it without an error, raises a ``TransactionStateError``.
@@ -301,8 +303,10 @@ class Transaction:
         run = databases.run
         if run.lines is not None:
             self._messages.place(run.lines)
-        if error is not None:
-            return  # the body's own error goes on, unchanged
+        if error is not None:  # the body's own: it goes on, unchanged
+            if isinstance(problem, HeuristicError):
+                error.add_note(str(problem))
+            return
         if run.interrupt is not None:
             raise run.interrupt
         if problem is not None:

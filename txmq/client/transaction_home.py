@@ -31,6 +31,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
+from txmq.xa.hazard import Hazard
 from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
@@ -298,14 +299,20 @@ class TransactionHome:
         until = self._until(ROLLBACK_TIMEOUT_S)
         return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
 
-    def rollback(self) -> None:
+    def rollback(self, hazard: Hazard | None = None) -> None:
         """Roll back, also what has not arrived yet.
+
+        Args:
+            hazard: what the broker is to keep of it, until it is forgotten.
 
         Raises:
             TransactionConflictError: it is committed, or about to be.
             TxmqError: the broker could not be told.
         """
-        self._call(ROLLBACK_TIMEOUT_S, "rollback", self.txid, extensions=self._floor())
+        stated: Extensions = {**self._floor()}
+        if hazard is not None:
+            stated |= hazard.extensions()
+        self._call(ROLLBACK_TIMEOUT_S, "rollback", self.txid, extensions=stated)
 
     def try_rollback(self) -> None:
         """As ``rollback``, where the broker rolls it back by itself in the end."""

@@ -17,6 +17,7 @@ from txmq.client.transaction_parts import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
     HeuristicError,
+    HeuristicHazardError,
     RequestTimeoutError,
     RolledBackError,
     TransactionAwayError,
@@ -27,9 +28,11 @@ from txmq.errors import (
     TxmqError,
     UnknownTransactionError,
 )
+from txmq.model import TransactionKind
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.coordinator import Coordinator, Effect, Event, State
+from txmq.xa.hazard import Hazard
 from txmq.xa.last_resource import Branch
 from txmq.xa.settle import Step, prove
 
@@ -45,6 +48,7 @@ class LastResourceRun:
         interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
         lines: where the parts went, once the broker has told.
         is_told: whether the broker has acknowledged the rollback; None where it was not asked for one.
+        hazard: what the broker is to keep, where the body had ended the database's transaction by itself.
     """
 
     def __init__(self, home: TransactionHome, branch: Branch, messages: MessageBuffer) -> None:
@@ -55,6 +59,7 @@ class LastResourceRun:
         self.lines: list[PartResult] | None = None
         self._reply: Any = None
         self.is_told: bool | None = None
+        self.hazard: Hazard | None = None
         self._parts: list[Any] = []
 
     def run(self, event: Event) -> State:
@@ -95,6 +100,8 @@ class LastResourceRun:
                 return self._roll_back_database()
             case Effect.SEND_ROLLBACK:
                 return self._send_rollback()
+            case Effect.REPORT_HAZARD:
+                return self._send_rollback(self.hazard)
 
     # --- towards the decision ----------------------------------------------------------------------------------------
 
@@ -219,15 +226,23 @@ class LastResourceRun:
                 return Event.BROKER_COMMITTED
 
     def _roll_back_database(self) -> Event:
-        self._branch.roll_back()
-        return Event.DATABASE_UNDONE
+        if self._branch.roll_back():
+            return Event.DATABASE_UNDONE
+        resource, reason = self._branch.resource, self._branch.ended_by_body
+        if not isinstance(self.error, HeuristicError):
+            reason = f"{reason}: {self.error}" if self.error is not None else reason
+            cause, self.error = self.error, HeuristicHazardError(reason, self._home.txid)
+            self.error.__cause__ = cause
+        kind, uuid = TransactionKind.LAST_RESOURCE, resource.uuid or ""
+        self.hazard = Hazard(self._home.txid, kind, resource.name, uuid, str(self.error))
+        return Event.DATABASE_ENDED
 
-    def _send_rollback(self) -> Event:
+    def _send_rollback(self, hazard: Hazard | None = None) -> Event:
         self.is_told = False
         if isinstance(self.error, TransactionAwayError):
             return Event.BROKER_UNKNOWN
         try:
-            self._home.rollback()
+            self._home.rollback(hazard)
         except TransactionConflictError:
             with suppress(TxmqError):
                 self.lines = self._home.outcome()[1]

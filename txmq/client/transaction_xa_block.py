@@ -12,9 +12,21 @@ from typing import Any, NamedTuple, Protocol
 from txmq.client.transaction_home import TransactionHome
 from txmq.client.transaction_parts import MessageBuffer
 from txmq.client.transaction_xa import XaRun
-from txmq.errors import ConfigError, OutcomeUnknownError, RolledBackError, TransactionError, TransactionStateError, anew
-from txmq.model import Outcome
+from txmq.errors import (
+    ConfigError,
+    HeuristicError,
+    HeuristicHazardError,
+    OutcomeUnknownError,
+    RolledBackError,
+    TransactionError,
+    TransactionStateError,
+    TxmqError,
+    anew,
+)
+from txmq.model import Outcome, TransactionKind
+from txmq.runtime.logging import get_logger
 from txmq.xa.branch import UsedXAConnection, XABranch, XAResource
+from txmq.xa.hazard import Hazard
 from txmq.xa.two_phase import BranchState, Event, State
 
 _ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK)
@@ -28,6 +40,9 @@ class Settler(Protocol):
 
     def wake(self) -> None:
         """Something was left: look at once."""
+
+    def report(self, hazard: Hazard) -> None:
+        """The broker could not be told of it: go on telling."""
 
     def completed(self, resource: XAResource, txid: str, answer: Any) -> None:
         """``complete`` was sent; what becomes of the answer decides when the marker goes."""
@@ -76,7 +91,8 @@ class XaBlock:
         is_sound = body_error is None and self._is_body_sound(failure)
         state = self.run.run(Event.BODY_DONE if is_sound else Event.BODY_FAILED)
         self._tell_settler(state)
-        return self._concluded(state)
+        ended = [side.branch.resource for side in self.run.sides if side.branch.ended_by_body]
+        return self._hazarded(ended) if ended else self._concluded(state)
 
     # --- the beginning -----------------------------------------------------------------------------------------------
 
@@ -146,6 +162,25 @@ class XaBlock:
 
         return settled
 
+    def _hazarded(self, resources: Sequence[XAResource]) -> Ending:
+        """Bodies have ended branches by themselves: have the broker keep that."""
+        txid, cause = self._home.txid, self.run.error
+        names = ", ".join(repr(resource.name) for resource in resources)
+        error = HeuristicHazardError(
+            f"the body ended the branch in {names} by itself (XA END, XA COMMIT); its rows may be there, no message "
+            f"was sent{'' if cause is None else f': {cause}'}",
+            txid,
+        )
+        error.__cause__ = cause
+        for resource in resources:
+            hazard = Hazard(txid, TransactionKind.XA, resource.name, resource.uuid or "", str(error))
+            try:
+                self._home.rollback(hazard)
+            except TxmqError:
+                self._settler.report(hazard)
+        get_logger(txid=txid).error("heuristic: " + str(error))
+        return Ending(Outcome.UNKNOWN, error)
+
     def _concluded(self, state: State) -> Ending:
         run, txid = self.run, self._home.txid
         if state in (State.COMMITTED, State.COMMITTED_PENDING):
@@ -153,6 +188,9 @@ class XaBlock:
         if state is State.UNKNOWN:
             why = run.error or run.interrupt
             return Ending(Outcome.UNKNOWN, OutcomeUnknownError(f"decide was not answered: {why}", txid))
+        if isinstance(run.error, HeuristicError):  # the body ended a branch, which was there to be rolled back
+            cause, run.error = run.error, RolledBackError(str(run.error.args[0]), retriable=False)
+            run.error.__cause__, run.error.txid = cause, txid
         return Ending(Outcome.ROLLED_BACK, run.error or RolledBackError("the transaction was rolled back", txid))
 
 

@@ -111,12 +111,18 @@ class Transactions:
         return fields
 
     def outcome(self, txid: TxId | str) -> Outcome:
-        """What became of it; UNKNOWN where it is open, prepared, or was never seen."""
+        """What became of it; UNKNOWN where it is open, prepared, or was never seen.
+
+        UNKNOWN, too, where the messages were rolled back and the rows may be there: the body of the block had ended
+        the database's transaction by itself, which is listed until it is forgotten.
+        """
         text = _checked(txid)
         told = self._told(TxId.parse(text))
         if told is not None:
             return told
         word, _ = self._ask(text)
+        if word == "rolled-back" and self._is_hazard(text):
+            return Outcome.UNKNOWN
         if word in ("committed", "rolled-back"):
             self._connection().saw_outcome(TxId.parse(text))
         return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
@@ -223,6 +229,10 @@ class Transactions:
         if word == contrary.value:
             raise TransactionConflictError(f"transaction {text} is {word} already: nothing was done")
         return text
+
+    def _is_hazard(self, txid: str) -> bool:
+        row = self._row(txid, "heuristic")
+        return row is not None and any(fact["what"] == "heuristic-hazard" for fact in row["heuristics"])
 
     def _ask(self, txid: str) -> tuple[str, Parts]:
         return parse_outcome(self._connection().repeat("outcome", txid, timeout=self._timeout))

@@ -123,7 +123,13 @@ _TABLE = (
         b"complete", ("txid",), {b"uuid": "hex32", b"heuristic": "text", b"reason": "text"},
         teaches="one branch of a decided transaction has committed",
     ),
-    Verb(b"rollback", ("txid",), {b"heuristic": "text", b"floor": "long"}, teaches="roll a transaction back"),
+    Verb(
+        b"rollback", ("txid",),
+        {
+            b"heuristic": "text", b"floor": "long", b"hazard": "text", b"resource": "text", b"uuid": "hex32",
+            b"kind": "text",
+        }, teaches="roll a transaction back",
+    ),
     Verb(
         b"outcome", ("txid",), {b"fence": "flag", b"owner": "flag"},
         teaches="what became of a transaction; fence: roll an absent one back; owner: is it connected?",

@@ -15,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from txmq.client.session import Session
 from txmq.client.transaction_parts import Streamed
@@ -243,10 +244,12 @@ class FakeHome:
         held.state, held.lines = "committed", b"".join(self._place(*part) for part in held.parts)
         return held.lines
 
-    def _rollback(self, txid: str, _given: Extensions, _body: bytes) -> bytes:
+    def _rollback(self, txid: str, given: Extensions, _body: bytes) -> bytes:
         held = self._held.setdefault(txid, _Held())
         if held.state in _DECIDED:
             raise TransactionConflictError("committed")
+        if "hazard" in given and not held.heuristics:
+            held.heuristics.append(("hazard", unquote(given["hazard"])))
         held.state = "rolled-back"
         return b""
 

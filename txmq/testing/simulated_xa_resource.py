@@ -129,7 +129,7 @@ class SimulatedXABranch:
         self.xid = Xid(
             FORMAT_ID, txid.encode("ascii"), encode_bqual(Bqual(resource.uuid or "", deadline_ms, session.number))
         )
-        self._wrote, self._has_ended = True, False
+        self._wrote, self._has_ended, self.ended_by_body = True, False, False
         session.xa_start(self.xid)
 
     @property

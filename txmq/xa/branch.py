@@ -167,6 +167,10 @@ class XABranch(Protocol):
             True: it has ended and will not come back. False: left to the resolver.
         """
 
+    @property
+    def ended_by_body(self) -> bool:
+        """Behind ``roll_back``: there was no branch, so the body had ended it by itself, and may have committed it."""
+
     def finish(self) -> None:
         """The branch has ended: the connection may be used again."""
 

@@ -21,6 +21,9 @@ simulator) carries out in order; what came of each is the next event.
                                                                    COMMITTED
 ```
 
+UNDOING that finds the transaction ended by the body (DATABASE_ENDED) leads to REPORTING, whatever the broker has: it is
+told, and keeps it, and the end is HAZARD.
+
 Laws:
     * ``COMMIT_DATABASE`` comes only after PREPARED and MARKER_INSERTED, both of them, whichever is first;
     * from DECIDED nothing leads to a rollback, an interrupt included;
@@ -30,6 +33,8 @@ Laws:
     * whoever may have left something in the broker sends ``SEND_ROLLBACK``, which fences the transaction id; where that
       fails the resolver finds the prepared transaction, proves by the marker table that it is not committed, and
       rolls it back. The caller's answer does not wait for it: without a marker row nobody can commit it;
+    * ROLLED_BACK is told only where the database's transaction was there to be undone; where the body has ended it by
+      itself its rows may be committed, which nobody can know any more;
     * a pair that is missing from ``TRANSITIONS`` is an error that names state and event.
 """
 
@@ -57,18 +62,20 @@ class State(enum.Enum):
     UNDOING = "undoing"  # the database is being rolled back; the broker was never asked for anything
     UNDOING_BOTH = "undoing-both"  # the same, and the broker is told next
     WITHDRAWING = "withdrawing"  # the database is rolled back; the broker is told
+    REPORTING = "reporting"  # the body had ended the database's transaction by itself; the broker is told to keep that
     COMMITTED = "committed"
     COMMITTED_PENDING = "committed-pending"  # the resolver will tell the broker
     COMMITTED_ALONE = "committed-alone"  # the rows are there; the broker had given the messages up
     ROLLED_BACK = "rolled-back"
     BROKER_ALONE = "broker-alone"  # the rows are gone; the broker had committed the messages
+    HAZARD = "hazard"  # the rows may be there; no message is
     UNKNOWN = "unknown"
 
 
 ENDS = frozenset(
     {
         State.COMMITTED, State.COMMITTED_PENDING, State.COMMITTED_ALONE,
-        State.ROLLED_BACK, State.BROKER_ALONE, State.UNKNOWN,
+        State.ROLLED_BACK, State.BROKER_ALONE, State.HAZARD, State.UNKNOWN,
     }
 )  # fmt: skip
 
@@ -93,6 +100,7 @@ class Event(enum.Enum):
     PROVED_ROLLED_BACK = "proved rolled back"
     LOOKUP_FAILED = "lookup failed"
     DATABASE_UNDONE = "database undone"  # rolled back, or its connection closed, which rolls it back
+    DATABASE_ENDED = "database ended"  # the body had ended its transaction before: there was nothing to undo
     BROKER_COMMITTED = "broker committed"
     BROKER_ROLLED_BACK = "broker rolled back"
     BROKER_UNKNOWN = "broker unknown"
@@ -113,6 +121,7 @@ class Effect(enum.Enum):
     SEND_COMMIT = "send commit"
     ROLL_BACK_DATABASE = "roll back database"
     SEND_ROLLBACK = "send rollback"
+    REPORT_HAZARD = "report hazard"  # a rollback with what the broker is to keep
 
 
 _S, _E, _F = State, Event, Effect
@@ -121,6 +130,7 @@ _Step = tuple[State, tuple[Effect, ...]]
 _UNDO: _Step = (_S.UNDOING, (_F.ROLL_BACK_DATABASE,))
 _UNDO_BOTH: _Step = (_S.UNDOING_BOTH, (_F.ROLL_BACK_DATABASE,))
 _WITHDRAW: _Step = (_S.WITHDRAWING, (_F.SEND_ROLLBACK,))
+_REPORT: _Step = (_S.REPORTING, (_F.REPORT_HAZARD,))
 _COMMIT: _Step = (_S.COMMITTING, (_F.COMMIT_DATABASE,))
 _LOOK_UP: _Step = (_S.LOOKING_UP, (_F.LOOK_UP,))
 _TELL: _Step = (_S.DECIDED, (_F.SEND_COMMIT,))
@@ -165,13 +175,19 @@ TRANSITIONS: dict[tuple[State, Event], _Step] = {
     (_S.DECIDED, _E.BROKER_CONTRADICTS): (_S.COMMITTED_ALONE, ()),
     (_S.DECIDED, _E.INTERRUPTED): (_S.COMMITTED_PENDING, ()),
     (_S.UNDOING, _E.DATABASE_UNDONE): (_S.ROLLED_BACK, ()),
+    (_S.UNDOING, _E.DATABASE_ENDED): _REPORT,
     (_S.UNDOING, _E.INTERRUPTED): _UNDO,  # rolling back again is harmless
     (_S.UNDOING_BOTH, _E.DATABASE_UNDONE): _WITHDRAW,
+    (_S.UNDOING_BOTH, _E.DATABASE_ENDED): _REPORT,
     (_S.UNDOING_BOTH, _E.INTERRUPTED): _UNDO_BOTH,
     (_S.WITHDRAWING, _E.BROKER_ROLLED_BACK): (_S.ROLLED_BACK, ()),
     (_S.WITHDRAWING, _E.BROKER_UNKNOWN): (_S.ROLLED_BACK, ()),
     (_S.WITHDRAWING, _E.BROKER_CONTRADICTS): (_S.BROKER_ALONE, ()),
     (_S.WITHDRAWING, _E.INTERRUPTED): (_S.ROLLED_BACK, ()),
+    (_S.REPORTING, _E.BROKER_ROLLED_BACK): (_S.HAZARD, ()),
+    (_S.REPORTING, _E.BROKER_UNKNOWN): (_S.HAZARD, ()),  # the resolver tells it
+    (_S.REPORTING, _E.BROKER_CONTRADICTS): (_S.HAZARD, ()),
+    (_S.REPORTING, _E.INTERRUPTED): (_S.HAZARD, ()),
 }
 
 

@@ -23,6 +23,7 @@ _MYSQL_DRIVERS = ("MySQLdb", "pymysql", "mysql", "mariadb")
 _MYSQL_LOST = frozenset({2006, 2013, 2055, 4031, 1927, 1053})
 # Lock wait, deadlock, lock table full, row changed, NOWAIT, interrupted, too long; too many connections; disk full.
 _MYSQL_PASSING = _MYSQL_LOST | {1205, 1213, 1206, 1020, 3572, 1317, 1969, 3024, 1040, 1203, 1226, 2002, 2003, 1021}
+_MYSQL_ROLLS_BACK = frozenset({1213, 1206, 1020})  # deadlock, lock table full, row changed (snapshot isolation)
 _MYSQL_DURABILITY = ("innodb_flush_log_at_trx_commit", "innodb_flush_method", "log_bin", "sync_binlog")
 _MYSQL_ENGINES = (
     "SELECT CONCAT(t.table_schema, '.', t.table_name), t.engine FROM information_schema.tables t "
@@ -64,6 +65,7 @@ class Dialect:
         is_lost: whether an error means that the session has ended.
         has_no_savepoint: whether RELEASE SAVEPOINT or ROLLBACK TO SAVEPOINT failed because the savepoint is gone, and
             with it the transaction that it was in, rather than because something else stood in its way.
+        rolls_back: whether the database itself has rolled the whole transaction back with this error.
         may_pass: whether a statement that failed so may succeed when the transaction is run again unchanged.
     """
 
@@ -85,6 +87,7 @@ class Dialect:
     has_privileges: bool = True
     is_lost: Callable[[Any, Exception], bool] = lambda connection, _error: bool(getattr(connection, "closed", False))
     has_no_savepoint: Callable[[BaseException], bool] = lambda _error: False
+    rolls_back: Callable[[Connection, BaseException], bool] = lambda _connection, _error: False
     may_pass: Callable[[BaseException], bool] = lambda _error: False
 
     def is_retriable(self, connection: Any, error: BaseException) -> bool:
@@ -173,6 +176,12 @@ def _mysql_read_committed(connection: Connection) -> str:
     return "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
+def _mysql_rolls_back(connection: Connection, error: BaseException) -> bool:
+    if _number(error) == 1205:
+        return mysql_variables(connection, "innodb_rollback_on_timeout").get("innodb_rollback_on_timeout") == "ON"
+    return _number(error) in _MYSQL_ROLLS_BACK
+
+
 def _postgresql_why_not_idle(connection: Any) -> str | None:
     if getattr(connection, "autocommit", False):
         return _IN_AUTOCOMMIT
@@ -229,6 +238,7 @@ SQLITE = Dialect(
     weakness=_sqlite_weakness,
     has_privileges=False,
     has_no_savepoint=lambda error: "no such savepoint" in str(error),
+    rolls_back=lambda _connection, error: _sqlite_may_pass(error),
     may_pass=_sqlite_may_pass,
 )
 MYSQL = Dialect(
@@ -251,6 +261,7 @@ MYSQL = Dialect(
     is_lost=_mysql_is_lost,
     # Others come from a statement that the body sent and did not wait for: several in one text.
     has_no_savepoint=lambda error: _number(error) == 1305,
+    rolls_back=_mysql_rolls_back,
     may_pass=lambda error: _number(error) in _MYSQL_PASSING,
 )
 POSTGRESQL = Dialect(

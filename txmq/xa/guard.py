@@ -12,14 +12,19 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from txmq.errors import TransactionStateError
+from txmq.errors import RolledBackError, TransactionStateError
 
 _ENDS_THE_TRANSACTION = frozenset(
     {"commit", "rollback", "close", "executescript", "begin", "xa", "transaction", "autocommit", "set_autocommit"}
 )
+
+
+_ERRORS_MAX = 32
+_STATEMENTS = frozenset({"execute", "executemany"})
 
 
 class Guard:
@@ -27,15 +32,21 @@ class Guard:
 
     Attributes:
         error: the first that the driver raised.
+        errors: the last ones, with what the application made of them.
         is_over: the connection may not be used any more.
         on_use: told of each call of the driver.
+        was_ended: a call succeeded behind which no transaction was open: it has ended it.
+        was_rolled_back: a call failed behind which none was open any more: the database has rolled it back.
     """
 
-    __slots__ = ("error", "is_over", "on_use")
+    __slots__ = ("_in_transaction", "error", "errors", "is_over", "on_use", "was_ended", "was_rolled_back")
 
-    def __init__(self) -> None:
+    def __init__(self, in_transaction: Callable[[], bool] | None = None) -> None:
+        """``in_transaction``: what the driver knows; None where it cannot tell."""
+        self._in_transaction = in_transaction
         self.error: BaseException | None = None
-        self.is_over = False
+        self.errors: deque[BaseException] = deque(maxlen=_ERRORS_MAX)
+        self.is_over = self.was_ended = self.was_rolled_back = False
         self.on_use: Callable[[], None] | None = None
 
     def end(self) -> None:
@@ -52,14 +63,26 @@ class Guard:
         self.check()
         if self.on_use is not None:
             self.on_use()
+        if self.was_rolled_back and method.__name__ in _STATEMENTS:  # outside of any transaction it would commit alone
+            raise RolledBackError(f"the database has rolled the block's transaction back: {self.error}")
         try:
-            return method(*arguments, **named)
+            result = method(*arguments, **named)
         except StopIteration:
             raise
         except BaseException as error:
-            if self.error is None:
-                self.error = error
+            self.note(error)
+            if self._in_transaction is not None and not self.was_ended and not self._in_transaction():
+                self.was_rolled_back = True
             raise
+        if self._in_transaction is not None and not self.was_rolled_back and not self._in_transaction():
+            self.was_ended = True
+        return result
+
+    def note(self, error: BaseException) -> None:
+        """A statement of the body failed, or the body raised this: with what stands behind it."""
+        if self.error is None:
+            self.error = error
+        self.errors.extend(_behind(error))
 
     def wrap(self, method: Callable[..., Any], source: Any, stand_in: Any) -> Callable[..., Any]:
         """``method``, noting what it raises; where it returns ``source`` itself (chaining) the stand-in is returned."""
@@ -166,6 +189,18 @@ class GuardedConnection:
             raise TransactionStateError(f"{name} is not for the body of a transaction block: the block ends it")
 
 
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that led to it; SQLAlchemy keeps the driver's as ``orig``."""
+    todo, seen = [error], set[int]()
+    while todo and len(seen) < _ERRORS_MAX:
+        one = todo.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            behind = (one.__cause__, one.__context__, getattr(one, "orig", None))
+            todo.extend(other for other in behind if isinstance(other, BaseException))
+
+
 def tell_of_use(connection: Any, on_use: Callable[[], None]) -> None:
     """Have each call of the driver told, where the connection is a block's."""
     if isinstance(connection, GuardedConnection):
@@ -178,6 +213,5 @@ def doom(connection: Any, error: BaseException) -> bool:
     if not isinstance(connection, GuardedConnection):
         return False
     guard: Guard = object.__getattribute__(connection, "_guard")
-    if guard.error is None:
-        guard.error = error
+    guard.note(error)
     return True

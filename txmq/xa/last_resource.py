@@ -26,10 +26,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from txmq.errors import ConfigError, HeuristicError, RolledBackError, TransactionError, TransactionTimeoutError
+from txmq.errors import ConfigError, HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
@@ -266,7 +267,11 @@ class Branch:
 
     def __init__(self, resource: LastResource, session: Session, *, is_own: bool) -> None:
         self.resource, self._session, self._is_own = resource, session, is_own
-        self._guard = Guard()
+        connection = session.connection
+        is_told = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
+        self._guard = Guard((lambda: connection.in_transaction) if is_told else None)
+        self._has_savepoint = True  # txmq has not released it
+        self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         is_begun, checked = self._is_begun(session), session.checked
         # Before BEGIN: measuring takes a transaction of its own.
         self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
@@ -328,6 +333,7 @@ class Branch:
                 discard_results(connection)  # of a statement that the body did not wait for
             else:
                 run(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+                self._has_savepoint = False
         except Exception as error:
             raise self._not_released(error) from error
 
@@ -345,10 +351,19 @@ class Branch:
             return self._failed(f"the connection to {self.resource.name!r} was lost: {error}", error)
         if not self._session.table.dialect.has_no_savepoint(error):
             return self._failed(f"a statement failed: {error}", error)
-        return HeuristicError(
-            f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a "
-            f"statement that commits); its rows may be there, no message was sent: {error}"
+        return HeuristicHazardError(f"{self.ended_by_body}: {error}")
+
+    @property
+    def ended_by_body(self) -> str:
+        """What is said where ``roll_back`` finds that."""
+        return (
+            f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a statement "
+            "that commits); its rows may be there, no message was sent"
         )
+
+    def note(self, error: BaseException) -> None:
+        """The body raised this: behind it may stand what the guard did not see."""
+        self._guard.note(error)
 
     def insert_marker(self, txid: str, timeout_s: float) -> None:
         """Put the committed marker into the open transaction.
@@ -383,6 +398,7 @@ class Branch:
         released, error = send(
             self._session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", insert), in_one_packet=True
         )
+        self._has_savepoint = not released
         if error is not None:
             raise error if released else self._not_released(error) from error
         return released[1] == 1
@@ -410,15 +426,47 @@ class Branch:
         connection: Any = self._session.connection
         return self._session.table.dialect.name == "sqlite" and bool(connection.in_transaction)
 
-    def roll_back(self) -> None:
-        """Undo everything, or close the connection, which undoes it."""
+    def roll_back(self) -> bool:
+        """Undo everything, or close the connection, which undoes it.
+
+        Returns:
+            False where the body had ended the transaction by itself: what it did before may be committed.
+        """
         self._guard.end()
+        if self._was_intact is None:
+            self._was_intact = not self._has_savepoint or self._is_intact()
         try:
             self._session.connection.rollback()
         except Exception:  # noqa: BLE001  whatever it was, a closed connection has no transaction
             self.abandon()
         else:
             self.finish()
+        return self._was_intact
+
+    def _is_intact(self) -> bool:
+        """Whether the transaction was open to the end, or the database itself had rolled it back.
+
+        A savepoint that is gone, with no error that explains it, says that the body ended the transaction. Where
+        nothing can be asked (the connection is lost) nothing speaks for that.
+        """
+        guard, connection, dialect = self._guard, self._session.connection, self._session.table.dialect
+        if guard.was_ended or guard.was_rolled_back:
+            return not guard.was_ended
+        try:
+            if self._session.takes_packets:
+                self._discard_results()
+            run(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        except Exception as error:  # noqa: BLE001  the driver's; judged by what it says
+            if dialect.has_no_savepoint(error):
+                with suppress(Exception):  # lost meanwhile
+                    return any(dialect.rolls_back(connection, known) for known in guard.errors)
+        return True
+
+    def _discard_results(self) -> None:
+        try:
+            discard_results(self._session.connection)
+        except Exception as error:  # noqa: BLE001  of a statement that the body did not wait for
+            self._guard.note(error)
 
     def finish(self) -> None:
         """The transaction has ended: the connection may be used again."""

@@ -95,6 +95,7 @@ class MySQLBranch:
         self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))
         self._xid_sql = xid_sql(self.xid)
         self._wrote, self._has_ended, self._is_given_back = True, False, False
+        self.ended_by_body, self._may_be_prepared = False, False
         self._writes_before = None if resource.has_marker else self._writes()
         counts, error = self._send(self._xa("START"), f"SAVEPOINT {_SAVEPOINT}")
         if error is not None:
@@ -142,6 +143,7 @@ class MySQLBranch:
             uuid = self.resource.uuid or ""
             work.insert(1, self._session.table.insert_committed_statement(self._txid, uuid, self.deadline_ms))
         counts, error = self._send(*work, self._xa("PREPARE"))
+        self._may_be_prepared = len(counts) > 0
         if error is not None:
             self._refused(len(counts), len(work), error)
         if has_marker and counts[1] != 1:
@@ -237,7 +239,8 @@ class MySQLBranch:
 
     def _not_rolled_back(self, prepared: bool, error: Exception) -> bool:
         if not prepared:
-            # It ends with its connection, which is not trusted any more.
+            # Gone, and by nobody's word but the body's. Otherwise it ends with its connection, which is not trusted.
+            self.ended_by_body = not self._may_be_prepared and code_of(error) in (NOTA, OUTSIDE, RMFAIL)
             self._has_ended = True
             self.abandon()
             return True

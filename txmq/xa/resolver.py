@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ from txmq.xa.broker_port import (
     list_transactions,
 )
 from txmq.xa.fingerprint import StrangeServerError
+from txmq.xa.hazard import Hazard
 from txmq.xa.last_resource import LastResource, Settling, Unsettled, cluster_of
 from txmq.xa.marker_sweep import MarkerSweep
 from txmq.xa.reporter import Hanging, Reporter
@@ -90,6 +92,7 @@ class Resolver:
     ) -> None:
         self.client, self._clock = client, clock or OSClock()
         self._desks: list[_Desk | XaDesk] = []
+        self._hazards: deque[Hazard] = deque()
         for resource in resources:
             self.add(resource)
 
@@ -136,7 +139,27 @@ class Resolver:
         Raises:
             ClosedError: the client is closed. What is away is logged, not raised.
         """
+        self._tell_hazards()
         return {txid for desk in list(self._desks) for txid in desk.round()}
+
+    def report(self, hazard: Hazard) -> None:
+        """Tell the broker of it in the next round, and again until it keeps it."""
+        self._hazards.append(hazard)
+
+    def _tell_hazards(self) -> None:
+        for _ in range(len(self._hazards)):
+            hazard, log = self._hazards[0], get_logger(resource=self._hazards[0].resource)
+            try:
+                self.client.control.submit(
+                    "rollback", hazard.txid, extensions=hazard.extensions(), timeout=TELL_TIMEOUT_S
+                ).result()
+            except ClosedError:
+                raise
+            except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
+                log.error("heuristic not kept by the broker", txid=hazard.txid, error=str(error), reason=hazard.reason)
+            except TxmqError:
+                return  # away, or full of them: the next round
+            self._hazards.popleft()
 
     @property
     def wants_another_look(self) -> bool:

@@ -15,6 +15,7 @@ from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.fake_home import FakeHome
 from txmq.xa import LastResource
+from txmq.xa.hazard import Hazard
 from txmq.xa.resolver import Resolver
 
 NAME = "orders-db"
@@ -144,6 +145,7 @@ class Quiet:
     def __init__(self) -> None:
         self.wakes = 0
         self.resources: list[LastResource] = []
+        self.hazards: list[Hazard] = []
 
     def add(self, resource: LastResource) -> None:
         """See ``BackgroundResolver``."""
@@ -152,6 +154,10 @@ class Quiet:
     def wake(self) -> None:
         """See ``BackgroundResolver``."""
         self.wakes += 1
+
+    def report(self, hazard: Hazard) -> None:
+        """See ``BackgroundResolver``."""
+        self.hazards.append(hazard)
 
 
 def quiet_resolver(monkeypatch: pytest.MonkeyPatch) -> Quiet:

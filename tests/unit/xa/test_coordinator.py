@@ -27,8 +27,11 @@ EXPECTED: dict[State, set[Event]] = {
         Event.BROKER_ROLLED_BACK, Event.BROKER_CONTRADICTS, Event.BROKER_UNKNOWN, Event.INTERRUPTED,
     },
     State.DECIDED: {Event.BROKER_COMMITTED, Event.BROKER_UNKNOWN, Event.BROKER_CONTRADICTS, Event.INTERRUPTED},
-    State.UNDOING: {Event.DATABASE_UNDONE, Event.INTERRUPTED},
-    State.UNDOING_BOTH: {Event.DATABASE_UNDONE, Event.INTERRUPTED},
+    State.UNDOING: {Event.DATABASE_UNDONE, Event.DATABASE_ENDED, Event.INTERRUPTED},
+    State.UNDOING_BOTH: {Event.DATABASE_UNDONE, Event.DATABASE_ENDED, Event.INTERRUPTED},
+    State.REPORTING: {
+        Event.BROKER_ROLLED_BACK, Event.BROKER_CONTRADICTS, Event.BROKER_UNKNOWN, Event.INTERRUPTED,
+    },
     State.WITHDRAWING: {
         Event.BROKER_ROLLED_BACK, Event.BROKER_CONTRADICTS, Event.BROKER_UNKNOWN, Event.INTERRUPTED,
     },
@@ -133,3 +136,16 @@ def test_whoever_asked_the_broker_for_anything_tells_it_to_roll_back() -> None:
         asked = Effect.SEND_PREPARE in effects or Event.PARTS_STREAMED in way
         if coordinator.state is State.ROLLED_BACK and asked:
             assert Effect.SEND_ROLLBACK in effects
+
+
+def test_a_database_that_the_body_has_ended_is_never_told_as_rolled_back() -> None:
+    ends = set()
+    for way in _ways(8):
+        coordinator = Coordinator()
+        effects: list[Effect] = []
+        for event in way:
+            effects.extend(coordinator.step(event))
+        if Event.DATABASE_ENDED in way and coordinator.is_over:
+            ends.add(coordinator.state)
+            assert Effect.REPORT_HAZARD in effects
+    assert ends == {State.HAZARD}

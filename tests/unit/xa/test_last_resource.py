@@ -268,7 +268,9 @@ def test_a_body_that_ends_the_transaction_itself_is_a_heuristic(
         world.insert(tx, b"x")
         tx.connection(world.resource).execute(statement)
     assert world.rows() == ([b"x"] if statement == "COMMIT" else [])
-    assert (world.home.values("orders"), world.home.requests) == ([], [])
+    assert (world.home.values("orders"), world.home.requests, tx.outcome) == ([], ["rollback"], Outcome.UNKNOWN)
+    ((what, reason),) = world.home.heuristics(tx.txid)
+    assert (what, "by itself" in reason) == ("hazard", True)
     assert world.order(b"next").outcome is Outcome.COMMITTED
 
 

@@ -133,7 +133,7 @@ class FakeBranch:
         deadline_ms = self.database.clock.now_ms() + int(timeout_s * 1000)
         bqual = encode_bqual(Bqual(self.database.uuid, deadline_ms, self.session))
         self.txid, self.xid = txid, Xid(FORMAT_ID, txid.encode(), bqual)
-        self.is_over = False
+        self.is_over = self.ended_by_body = False
 
     def details(self) -> dict[str, Any]:
         """What ``decide`` carries."""
@@ -159,6 +159,7 @@ class FakeBranch:
         if planned == "refuse":
             raise RolledBackError("refused", self.txid)
         if planned == "by hand":
+            self.ended_by_body = True
             raise HeuristicError("ended by the body", self.txid)
         self.database.prepared[self.xid] = Prepared(self.connection.added, self.txid, self.session)
         if planned == "+":
@@ -383,6 +384,10 @@ class Notes:
     def wake(self) -> None:
         """See ``Settler``."""
         self.wakes += 1
+
+    def report(self, hazard: Any) -> None:
+        """See ``Settler``."""
+        self.resolver.report(hazard)
 
     def completed(self, resource: Any, txid: str, answer: Any) -> None:
         """See ``Settler``."""

@@ -1,0 +1,230 @@
+"""Bodies that end MariaDB's transaction by themselves and then fail; and databases that end it for a reason."""
+
+# ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import MySQLdb
+import pytest
+
+import txmq
+from txmq.errors import HeuristicHazardError, RolledBackError
+from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.mariadb import MariaDB
+from txmq.xa import MySQLResource
+from txmq.xa.branch import xid_sql
+
+from .mysql_world import wait_until
+from .test_last_resource_mysql import Shop
+
+ENDS = ["COMMIT", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"]
+
+
+@pytest.fixture
+def shop(broker: BrokerProcess, mariadb: MariaDB) -> Iterator[Shop]:
+    made = Shop(broker, mariadb)
+    made.client.topics.create(made.topic)
+    made.execute("CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, value VARBINARY(100)) ENGINE=InnoDB")
+    made.resource.install(made.client)
+    yield made
+    made.die()
+
+
+def _kept(shop: Shop) -> dict[str, list[str]]:
+    return {
+        row["txid"]: [fact["what"] for fact in row["heuristics"]]
+        for row in shop.client.transactions.list(state="heuristic")
+    }
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("statement", ENDS)
+def test_a_statement_that_fails_behind_it_is_a_hazard_that_is_listed_until_it_is_forgotten(
+    shop: Shop, broker: BrokerProcess, statement: str, is_packed: bool
+) -> None:
+    shop.arguments = {"multi_statements": is_packed}
+    tx = shop.producer.transaction(shop.resource)
+    with pytest.raises(HeuristicHazardError, match="by itself") as caught, tx:
+        shop.insert(tx, b"x")
+        cursor = tx.connection(shop.resource).cursor()
+        cursor.execute(statement)
+        with suppress(MySQLdb.IntegrityError):
+            cursor.execute("INSERT INTO orders VALUES (7, ''), (7, '')")
+    assert (shop.rows(), shop.messages(), tx.outcome) == ([b"x"], [], txmq.Outcome.UNKNOWN)
+    assert caught.value.txid == tx.txid
+    broker.kill()
+    broker.start()
+    assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
+    assert shop.client.outcome(tx.txid) is txmq.Outcome.UNKNOWN
+    assert list(shop.client.transactions.list(state="in-doubt")) == []
+    shop.client.transactions.forget(tx.txid)
+    assert _kept(shop) == {}
+    assert shop.order(b"next") is txmq.Outcome.COMMITTED
+
+
+@pytest.mark.parametrize("statement", ENDS)
+def test_an_exception_behind_it_goes_on_with_a_note(shop: Shop, statement: str) -> None:
+    with pytest.raises(ZeroDivisionError) as caught, shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"x")
+        tx.connection(shop.resource).cursor().execute(statement)
+        _ = 1 / 0
+    assert any("by itself" in note for note in caught.value.__notes__)
+    assert (shop.rows(), shop.messages(), tx.outcome) == ([b"x"], [], txmq.Outcome.UNKNOWN)
+    assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
+
+
+def test_a_broker_that_is_down_meanwhile_keeps_it_when_it_is_back(shop: Shop, broker: BrokerProcess) -> None:
+    shop.order(b"1")
+    with pytest.raises(ZeroDivisionError), shop.producer.transaction(shop.resource) as tx:
+        shop.insert(tx, b"2")
+        txid = tx.txid
+        tx.connection(shop.resource).cursor().execute("COMMIT")
+        broker.kill()
+        _ = 1 / 0
+    assert tx.outcome is txmq.Outcome.UNKNOWN
+    broker.start()
+    wait_until(lambda: _kept(shop) == {txid: ["heuristic-hazard"]}, 60.0)
+    assert shop.client.outcome(txid) is txmq.Outcome.UNKNOWN
+    assert (shop.rows(), shop.messages()) == ([b"1", b"2"], [b"1"])
+
+
+def _deadlock(shop: Shop, tx: Any) -> None:
+    """Let the block's statement be the victim: the other transaction has written more."""
+    other = shop.connect()
+    theirs = other.cursor()
+    theirs.execute("INSERT INTO orders (value) SELECT 'many' FROM seq_1_to_50")
+    theirs.execute("UPDATE orders SET value = 'other' WHERE id = 2")
+    ours = tx.connection(shop.resource).cursor()
+    ours.execute("UPDATE orders SET value = 'ours' WHERE id = 1")
+    waits = threading.Thread(target=theirs.execute, args=("UPDATE orders SET value = 'other' WHERE id = 1",))
+    waits.start()
+    locked = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    wait_until(lambda: bool(shop.execute(locked)))
+    try:
+        ours.execute("UPDATE orders SET value = 'ours' WHERE id = 2")
+    finally:
+        waits.join()
+        other.rollback()
+
+
+@pytest.mark.parametrize("is_caught", [True, False])
+def test_a_deadlock_explains_the_savepoint_that_is_gone(shop: Shop, is_caught: bool) -> None:
+    for value in (b"1", b"2"):
+        shop.order(value)
+    expected: tuple[type[Exception], str] = (RolledBackError, "1213") if is_caught else (MySQLdb.Error, "1213")
+    with pytest.raises(expected[0], match=expected[1]) as caught, shop.producer.transaction(shop.resource) as tx:
+        try:
+            _deadlock(shop, tx)
+        except MySQLdb.Error:
+            if not is_caught:
+                raise
+    assert getattr(caught.value, "retriable", True)
+    assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
+    assert shop.rows() == shop.messages() == [b"1", b"2"]
+
+
+def test_a_deadlock_on_the_callers_own_connection_explains_it_too(shop: Shop) -> None:
+    for value in (b"1", b"2"):
+        shop.order(value)
+    own = shop.connect()
+    with pytest.raises(ValueError, match="wrapped"), shop.producer.transaction(shop.resource.using(own)) as tx:
+        try:
+            _deadlock(shop, _Plain(own))
+        except MySQLdb.Error as error:
+            raise ValueError("wrapped") from error
+    assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
+
+
+class _Plain:
+    """A connection that the guard does not see."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def connection(self, _resource: object) -> Any:
+        """As ``tx.connection``."""
+        return self._connection
+
+
+def test_a_lock_that_was_waited_for_in_vain_leaves_the_savepoint(shop: Shop) -> None:
+    shop.order(b"1")
+    holder = shop.connect()
+    holder.cursor().execute("UPDATE orders SET value = 'held' WHERE id = 1")
+    with pytest.raises(RolledBackError, match="1205"), shop.producer.transaction(shop.resource) as tx:
+        cursor = tx.connection(shop.resource).cursor()
+        cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+        with suppress(MySQLdb.Error):
+            cursor.execute("UPDATE orders SET value = 'x' WHERE id = 1")
+    holder.rollback()
+    assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
+
+
+def test_behind_it_such_a_lock_explains_nothing_where_the_server_keeps_the_transaction(shop: Shop) -> None:
+    shop.order(b"1")
+    holder = shop.connect()
+    with pytest.raises(HeuristicHazardError), shop.producer.transaction(shop.resource) as tx:
+        cursor = tx.connection(shop.resource).cursor()
+        cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+        shop.insert(tx, b"2")
+        cursor.execute("COMMIT")
+        holder.cursor().execute("UPDATE orders SET value = 'held' WHERE id = 1")
+        with suppress(MySQLdb.Error):
+            cursor.execute("UPDATE orders SET value = 'x' WHERE id = 1")
+    holder.rollback()
+    assert (shop.rows(), shop.messages()) == ([b"1", b"2"], [b"1"])
+    assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
+
+
+# --- branches --------------------------------------------------------------------------------------------------------
+
+
+def _end_by_hand(tx: Any, connection: Any, *verbs: str) -> None:
+    xid = xid_sql(tx._databases._branches[0].xid)
+    for verb in verbs:
+        name, _, rest = verb.partition(" ")
+        connection.cursor().execute(f"XA {name} {xid} {rest}")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_branch_that_the_body_has_committed_by_hand_is_a_hazard(shop: Shop, fails: bool) -> None:
+    resource = MySQLResource("shop", connect=shop.connect)
+    expected = ZeroDivisionError if fails else HeuristicHazardError
+    with pytest.raises(expected) as caught, shop.producer.transaction(resource) as tx:
+        connection = tx.connection(resource)
+        connection.cursor().execute("INSERT INTO orders (value) VALUES ('x')")
+        tx.send(shop.topic, b"x", key=b"k")
+        _end_by_hand(tx, connection, "END", "COMMIT ONE PHASE")
+        if fails:
+            _ = 1 / 0
+    assert "by itself" in str([caught.value, *getattr(caught.value, "__notes__", [])])
+    assert (shop.rows(), shop.messages(), tx.outcome) == ([b"x"], [], txmq.Outcome.UNKNOWN)
+    assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
+    assert shop.client.outcome(tx.txid) is txmq.Outcome.UNKNOWN
+
+
+def test_a_branch_that_the_body_has_only_ended_is_rolled_back(shop: Shop) -> None:
+    resource = MySQLResource("shop", connect=shop.connect)
+    with pytest.raises(RolledBackError, match="1399") as caught, shop.producer.transaction(resource) as tx:
+        connection = tx.connection(resource)
+        connection.cursor().execute("INSERT INTO orders (value) VALUES ('x')")
+        tx.send(shop.topic, b"x", key=b"k")
+        _end_by_hand(tx, connection, "END")
+    assert (shop.rows(), shop.messages(), tx.outcome) == ([], [], txmq.Outcome.ROLLED_BACK)
+    assert (_kept(shop), caught.value.retriable) == ({}, False)
+
+
+def test_ddl_in_a_branch_is_refused_by_the_server_and_dooms_it(shop: Shop) -> None:
+    resource = MySQLResource("shop", connect=shop.connect)
+    with pytest.raises(RolledBackError, match="1399"), shop.producer.transaction(resource) as tx:
+        cursor = tx.connection(resource).cursor()
+        cursor.execute("INSERT INTO orders (value) VALUES ('x')")
+        tx.send(shop.topic, b"x", key=b"k")
+        with suppress(MySQLdb.Error):
+            cursor.execute("CREATE TABLE more (i INT)")
+    assert (shop.rows(), shop.messages(), tx.outcome) == ([], [], txmq.Outcome.ROLLED_BACK)
+    assert _kept(shop) == {}
