@@ -101,7 +101,7 @@ def resolver(
 def adopt(
     config: Config,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[RESOURCE]...", help="Of the file's; all.", show_default=False)
+        list[str] | None, typer.Argument(metavar="RESOURCE", help="Of the file's; all.", show_default=False)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: output.Json = False,
