@@ -278,7 +278,7 @@ def test_a_member_says_what_it_has_of_thousands_of_partitions_in_pieces(client: 
     """One request would be more than the broker takes, which may be as little as 64 KiB."""
     topic, count = "t" * 150, 500
     client.topics.create(topic, partitions=count)
-    client.groups.reset(GROUP, [(topic, number, 0) for number in range(count)])
+    client.groups.reset(GROUP, [(topic, number, 0) for number in range(count)], create=True)
     client.producer().send_many(topic, [(b"%d" % number, b"v") for number in range(count)])
     with client.consumer(GROUP, [topic]) as consumer:
         found = take(consumer, count)
