@@ -205,11 +205,6 @@ class Core:
         """The assigned state."""
         return self.context.state
 
-    @property
-    def is_relaxed(self) -> bool:
-        """Whether some answers leave before the sync."""
-        return self.context.relaxed
-
     def next_group(self) -> Group | None:
         """The group that ``seal`` would take; None if nothing is queued."""
         context = self.context

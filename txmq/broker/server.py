@@ -204,9 +204,9 @@ class Server:
         if self.context.moved:
             self.core.wake_memory()
         started = self.clock.monotonic()
-        while (step := self.pipeline.next_step(self.clock.monotonic())) is not None:
+        while (step := self.pipeline.next_step(started)) is not None:
             if step.place is Place.LOOP:
-                self._run_here(step)
+                self._run_here(step, started)
             else:
                 self._run_in_thread(step)
         if self.paused and self.context.queued_bytes() < QUEUED_BYTES_MAX // 2:
@@ -214,17 +214,19 @@ class Server:
             for connection in self.connections:
                 connection.release()
         self._flush()
-        self._wake_at(self.pipeline.wake_at())
+        wake_at = self.pipeline.wake_at()
+        if wake_at < self._wakes_at:
+            self._wake_at(wake_at)
         self._worked_since(started)
         self._busy_poll.answered()
 
-    def _run_here(self, step: Step) -> None:
+    def _run_here(self, step: Step, now: float) -> None:
         try:
             step.run()
         except (OSError, StorageError) as error:
             self._step_failed(step, error)
         else:
-            self._step_done(step)
+            self._step_done(step, now)
 
     def _run_in_thread(self, step: Step) -> None:
         self._jobs += 1
@@ -237,12 +239,12 @@ class Server:
         if error is not None:
             self._step_failed(step, error)
         elif not self._failed:
-            self._step_done(step)
+            self._step_done(step, self.clock.monotonic())
         self._pump()
         self._end_if_quiet()
 
-    def _step_done(self, step: Step) -> None:
-        self.pipeline.done(step, self.clock.monotonic())
+    def _step_done(self, step: Step, now: float) -> None:
+        self.pipeline.done(step, now)
         self._flush()
 
     def _step_failed(self, step: Step, error: BaseException) -> None:
@@ -253,8 +255,6 @@ class Server:
 
     def _wake_at(self, time: float) -> None:
         """Pump at that time at the latest."""
-        if time >= self._wakes_at:
-            return
         if self._alarm is not None:
             self._alarm.cancel()
         self._wakes_at = time

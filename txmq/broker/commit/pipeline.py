@@ -85,10 +85,6 @@ class Commits(Protocol):
     def state(self) -> State:
         """The assigned state."""
 
-    @property
-    def is_relaxed(self) -> bool:
-        """Whether some answers leave before the sync."""
-
     def next_group(self) -> Group | None:
         """The group that ``seal`` would take; None if nothing is queued."""
 
@@ -132,6 +128,7 @@ class CommitPipeline:
 
     def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self._core, self._store, self._settings, self._clock = core, store, settings, clock
+        self._is_relaxed = settings.sync != "always"
         self._patience = Patience()
         self.sync_ms = 0.0
         self.is_stopping = self.has_failed = False
@@ -163,14 +160,19 @@ class CommitPipeline:
         """The next step that may run beside those under way; None if there is none before ``done`` or a later time."""
         if self.has_failed:
             return None
-        if self._journal_step is None and self._checkpoint_phase is _Phase.NONE and self._is_checkpoint_due(now):
+        if self._apply is None and (self._stable or now >= self._apply_retry_at):
+            return self._next_apply()
+        is_free = self._journal_step is None
+        if is_free and self._checkpoint is None and self._is_checkpoint_due(now):
             self._take_checkpoint(now)
-        return (
-            self._next_apply(now)
-            or self._upkeep.next_step(now, prepares=not self.is_stopping)
-            or self._next_checkpoint(now)
-            or self._next_on_journal(now)
-        )
+        if (upkeep := self._upkeep.next_step(now, prepares=not self.is_stopping)) is not None:
+            return upkeep
+        if self._checkpoint is not None and (checkpoint := self._next_checkpoint(now)) is not None:
+            return checkpoint
+        if is_free:
+            self._journal_step = self._due_on_journal(now) or self._next_append(now)
+            return self._journal_step
+        return None
 
     def wake_at(self) -> float:
         """When time alone makes a step due that a tick every 50 ms would be late for; infinite if nothing waits."""
@@ -242,15 +244,9 @@ class CommitPipeline:
 
     # --- journal -----------------------------------------------------------------------------------------------------
 
-    def _next_on_journal(self, now: float) -> Step | None:
-        if self._journal_step is not None:
-            return None
-        self._journal_step = self._due_on_journal(now) or self._next_append(now)
-        return self._journal_step
-
     def _due_on_journal(self, now: float) -> JournalStep | None:
         """What goes before the next group."""
-        if self._checkpoint_phase is _Phase.WRITTEN and self._checkpoint is not None:
+        if self._checkpoint is not None and self._checkpoint_phase is _Phase.WRITTEN:
             return Release(self._store, self._checkpoint)
         if self._unstable and self._is_sync_due(now):
             return self._append(None, Place.WRITER, syncs=True)
@@ -283,7 +279,7 @@ class CommitPipeline:
         group = self._core.seal()
         self._unstable.append(group)
         crash_point("broker.put.accepted")
-        syncs = not self._core.is_relaxed or group.forced
+        syncs = not self._is_relaxed or group.forced
         return self._append(group, self._place(group, syncs), syncs=syncs)
 
     def _append(self, group: Group | None, place: Place, *, syncs: bool) -> Append:
@@ -337,7 +333,7 @@ class CommitPipeline:
         stable_lsn, unstable = self._stable_lsn(), self._unstable
         while unstable and unstable[0].end_lsn <= stable_lsn:
             group = unstable.popleft()
-            if self._core.is_relaxed:
+            if self._is_relaxed:
                 self._core.written(group)
             self._core.forced(group)
             self._stable.append(group)
@@ -348,9 +344,7 @@ class CommitPipeline:
 
     # --- partition files ---------------------------------------------------------------------------------------------
 
-    def _next_apply(self, now: float) -> Apply | None:
-        if self._apply is not None or not (self._stable or now >= self._apply_retry_at):
-            return None
+    def _next_apply(self) -> Apply:
         self._apply = Apply(self._store, self._apply_place(), self._stable)
         self._stable, self._stable_bytes = [], 0
         return self._apply
