@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from txmq.broker.check_desk import CheckDesk
 from txmq.broker.deadlines import Deadlines
 from txmq.broker.group import Group
+from txmq.broker.group_desk import GroupDesk
 from txmq.broker.liveness import LivenessClock
 from txmq.broker.membership import Membership
 from txmq.broker.peer import Peer
@@ -80,12 +81,12 @@ class Context:
         unforced: sealed groups whose record is not forced yet, oldest first.
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
         moved: partitions in memory whose end moved: their polls are to be woken.
-        waiting_polls: (deadline ms, partition, poll) of every ``get`` that waits.
+        waiting_polls: every ``get`` that waits, and its partition, until its time is over.
         checks: check-backs of half messages.
         sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
         groups: consumer groups that have members, by name.
         member_count: of all groups.
-        beats: heartbeats that wait for something to tell.
+        group_desk: heartbeats that wait, and groups to be looked at.
         resources: what resolvers see in databases.
         alarms: effects: what an operator must hear of, as fields of a log line.
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
@@ -105,7 +106,7 @@ class Context:
     reads: list[Read] = field(default_factory=list)
     lookups: list[tuple[Peer, bytes, Partition, int]] = field(default_factory=list)
     moved: list[Partition] = field(default_factory=list)
-    waiting_polls: list[tuple[int, Partition, Any]] = field(default_factory=list)
+    waiting_polls: Deadlines[tuple[Partition, Any]] = field(default_factory=lambda: Deadlines(_is_answered))
     peers: dict[int, Peer] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     closing: list[Peer] = field(default_factory=list)
@@ -114,7 +115,7 @@ class Context:
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     groups: dict[str, Membership] = field(default_factory=dict)
     member_count: int = 0
-    beats: list[Any] = field(default_factory=list)
+    group_desk: GroupDesk = field(default_factory=GroupDesk)
     resources: Resources = field(default_factory=Resources)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
@@ -189,6 +190,10 @@ class Context:
     def queued_bytes(self) -> int:
         """Bytes accepted and not yet handed to the journal."""
         return self.group.size_bytes + sum(group.size_bytes for group in self.full)
+
+
+def _is_answered(waiting: tuple[Partition, Any]) -> bool:
+    return bool(waiting[1].done)
 
 
 def _is_over(item: Any) -> bool:

@@ -32,6 +32,10 @@ class Deadlines(Generic[Item]):
     def __len__(self) -> int:
         return len(self._heap)
 
+    def count(self) -> int:
+        """How many items are not over; looks at each."""
+        return sum(not self._is_over(item) for _, _, item in self._heap)
+
     def add(self, at_ms: int, item: Item) -> None:
         """One more."""
         if len(self._heap) >= self._bound:

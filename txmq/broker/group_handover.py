@@ -14,14 +14,21 @@ from txmq.broker.saved import PLACE_BYTES
 REJOIN_MS = 1000  # members are back by then, and go on with what they had
 
 
-def settle(context: Context, name: str) -> None:
-    """Hand free partitions to their owners, journaled; wake the members whose view changed."""
-    membership = context.groups.get(name)
-    if membership is None:
+def settle(context: Context, name: str, *, is_again: bool = False) -> None:
+    """Hand free partitions to their owners, journaled, where members or topics changed; wake the members then."""
+    membership, desk = context.groups.get(name), context.group_desk
+    topics_seen = context.state.topics.changes
+    if membership is None or not (membership.is_changed or membership.topics_seen != topics_seen or is_again):
         return
+    desk.changed[name] = None
     if not membership.members:
         del context.groups[name]
         return
+    _hand_over(context, name, membership)
+    membership.topics_seen, membership.is_changed = topics_seen, False
+
+
+def _hand_over(context: Context, name: str, membership: Membership) -> None:
     membership.set_partitions(*_partitions(context, membership))
     saved, rows, starts = context.state.saved, [], []
     known, room_bytes = saved.topics_of(name), context.settings.groups_bytes_max - saved.size_bytes
@@ -29,9 +36,14 @@ def settle(context: Context, name: str) -> None:
         place = place_of(context, slot)
         if place is not None and saved.is_new_to(name, place):
             if room_bytes < PLACE_BYTES:
+                context.group_desk.unsettled[name] = None
                 continue  # it came into being since they joined; it is handed over when there is room
             room_bytes -= PLACE_BYTES
-        if place is not None and (name, *place) not in saved.held and not _may_be_claimed(context, name, place):
+        if place is None:
+            continue
+        if (name, *place) in saved.held or _may_be_claimed(context, name, place):
+            context.group_desk.unsettled[name] = None
+        else:
             is_later = place[0] in known or place[0] >= membership.members[member].topics_since
             if is_later and saved.is_new_to(name, place):
                 starts.append([*place, context.state.partitions_of[place[0]][place[1]].log_start, None])

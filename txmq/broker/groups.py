@@ -19,16 +19,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from txmq.broker.context import Context
+from txmq.broker.group_desk import Beat
 from txmq.broker.group_handover import note_owned, settle
 from txmq.broker.group_operators import delete, describe, list_groups, reset, set_aside
 from txmq.broker.group_request import GroupRequest, journal_offsets, place_of, refuse_over_bytes, refuse_over_groups
 from txmq.broker.membership import Member, Membership, Owned
 from txmq.broker.peer import Peer
 from txmq.broker.saved import PLACE_BYTES, SavedGroup
-from txmq.errors import BadRequestError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
+from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.model import is_valid_name
 from txmq.protocol import answers
 from txmq.protocol.group_rows import claim_row, slot_row, split_rows
@@ -41,18 +42,6 @@ WAIT_MS_MAX = 30_000
 MEMBERS_MAX = 1000  # in one group
 MEMBERS_OF_ALL_MAX = 100_000  # some 500 bytes each, and the names of what it wants
 TOPICS_MAX = 1000  # that one member wants
-
-
-class Beat(NamedTuple):
-    """A heartbeat that waits for its member's view to change."""
-
-    peer: Peer
-    opaque: bytes
-    group: str
-    member: str
-    view: int
-    deadline_ms: int
-    life: str = ""
 
 
 def group(
@@ -100,6 +89,7 @@ def _join(request: GroupRequest) -> None:
             note_owned(context, request.group, place)
             continued.append(slot)
     membership.drop_unclaimed(name, continued)
+    context.group_desk.listen(request.group, membership, member.silent_ms)
     settle(context, request.group)
     _answer_view(request, membership.members[name])
 
@@ -110,6 +100,7 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
     if membership is None:
         refuse_over_groups(request.context, request.group)
         membership = groups[request.group] = Membership()
+        request.context.group_desk.unsettled[request.group] = None  # it goes, where nobody joins
     if request.words["member"] not in membership.members:
         if len(membership.members) >= MEMBERS_MAX:
             raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
@@ -150,7 +141,7 @@ def _heartbeat(request: GroupRequest) -> None:
         return
     life = request.words.get("life", "")
     beat = Beat(request.peer, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
-    context.beats.append(beat)
+    context.group_desk.wait(beat)
 
 
 def _leave(request: GroupRequest) -> None:
@@ -185,14 +176,35 @@ def _fenced(group: str, member: str) -> FencedError:
 
 def tick(context: Context) -> None:
     """Time has passed: members expire, topics came and went, beats that wait are answered."""
-    for name, membership in list(context.groups.items()):
-        for member in membership.expired(context.liveness.now_ms):
-            if not _is_unread(context, membership.members[member]):
-                membership.leave(member)
-                context.member_count -= 1
-        settle(context, name)
-    waiting, context.beats = context.beats, []
-    context.beats.extend(beat for beat in waiting if not beat.peer.gone and not _answered(context, beat))
+    desk, topics_seen = context.group_desk, context.state.topics.changes
+    for name, membership in desk.silences.take_due(context.liveness.now_ms):
+        _listen(context, name, membership)
+    unsettled, desk.unsettled = desk.unsettled, {}
+    for name in unsettled:
+        settle(context, name, is_again=True)
+    if topics_seen != desk.topics_seen:
+        desk.topics_seen = topics_seen
+        for name in list(context.groups):
+            settle(context, name)
+    changed, desk.changed = desk.changed, {}
+    for name in changed:
+        for beat in desk.waiting(name):
+            _answer_beat(context, beat)
+    for beat in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
+        _answer_beat(context, beat)
+
+
+def _listen(context: Context, name: str, membership: Membership) -> None:
+    """Let members go that fell silent; look again when the next one may have."""
+    now_ms, membership.look_ms = context.liveness.now_ms, 0
+    for member in membership.expired(now_ms):
+        if not _is_unread(context, membership.members[member]):
+            membership.leave(member)
+            context.member_count -= 1
+    if membership.members:
+        due_ms = min(member.silent_ms for member in membership.members.values())
+        context.group_desk.listen(name, membership, max(due_ms, now_ms + 1))
+    settle(context, name)
 
 
 def _is_unread(context: Context, member: Member) -> bool:
@@ -201,40 +213,46 @@ def _is_unread(context: Context, member: Member) -> bool:
     return peer is not None and peer.held
 
 
-def _answered(context: Context, beat: Beat) -> bool:
+def _answer_beat(context: Context, beat: Beat) -> None:
+    """Answer it, where its time is over or there is something to tell."""
     membership = context.groups.get(beat.group)
     member = membership.members.get(beat.member) if membership is not None else None
-    if member is None:
+    if beat.peer.gone:
+        context.group_desk.answered(beat)
+    elif member is None:
         error = UnknownMemberError(f"group {beat.group!r} does not know this member: join (again)")
-        context.send_settled(beat.peer, beat.opaque, answers.error(error, beat.opaque))
-        return True
-    if not member.is_of(beat.life):
-        context.send_settled(beat.peer, beat.opaque, answers.error(_fenced(beat.group, beat.member), beat.opaque))
-        return True
-    if member.version == beat.view and beat.deadline_ms > context.now_ms and not context.stopping:
-        return False
-    _answer_view(GroupRequest(context, beat.peer, beat.opaque, beat.group, {}, []), member)
-    return True
+        _refuse_beat(context, beat, error)
+    elif not member.is_of(beat.life):
+        _refuse_beat(context, beat, _fenced(beat.group, beat.member))
+    elif member.version != beat.view or beat.deadline_ms <= context.now_ms or context.stopping:
+        context.group_desk.answered(beat)
+        _answer_view(GroupRequest(context, beat.peer, beat.opaque, beat.group, {}, []), member)
+
+
+def _refuse_beat(context: Context, beat: Beat, error: BrokerError) -> None:
+    context.group_desk.answered(beat)
+    context.send_settled(beat.peer, beat.opaque, answers.error(error, beat.opaque))
 
 
 def disconnected(context: Context, peer: Peer) -> None:
     """A connection is gone: its members have a moment to come back."""
-    for membership, member in _members_over(context, peer):
+    for name, membership, member in _members_over(context, peer):
         membership.lost(member.name, context.liveness.now_ms)
+        context.group_desk.listen(name, membership, member.silent_ms)
 
 
 def read_again(context: Context, peer: Peer) -> None:
     """A connection that was held is read from now on: the silence of its members begins anew."""
-    for membership, member in _members_over(context, peer):
+    for _, membership, member in _members_over(context, peer):
         membership.heard(member.name, context.liveness.now_ms)
 
 
-def _members_over(context: Context, peer: Peer) -> Iterator[tuple[Membership, Member]]:
+def _members_over(context: Context, peer: Peer) -> Iterator[tuple[str, Membership, Member]]:
     for name, member, life in peer.members:
         membership = context.groups.get(name)
         known = membership.members.get(member) if membership is not None else None
         if membership is not None and known is not None and known.is_of(life) and known.connection == peer.number:
-            yield membership, known
+            yield name, membership, known
 
 
 def _answer_view(request: GroupRequest, member: Member) -> None:

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 
 from txmq.registry.assignment import STRATEGIES, Slot
 
+View = tuple[list[tuple[Slot, int]], list[Slot]]  # what a member may consume, with generations; what it must release
+
 
 @dataclass(slots=True)
 class Member:
@@ -38,6 +40,7 @@ class Member:
         alone: its offsets are where no other member would find them: it bears nobody beside it.
         topics_since: ids from here on are of topics that were made while it was there.
         life: which process's it is, of those that have the name one after another; "" where that is not said.
+        seen, seen_version: its view, and the version of that: heartbeats ask again and again.
     """
 
     name: str
@@ -51,6 +54,13 @@ class Member:
     alone: bool = False
     topics_since: int = 1 << 62
     life: str = ""
+    seen: View | None = None
+    seen_version: int = 0
+
+    @property
+    def silent_ms(self) -> int:
+        """When it has not been heard of for too long."""
+        return self.heard_ms + (min(RECONNECT_MS, self.timeout_ms) if self.lost else self.timeout_ms)
 
     def is_of(self, life: str) -> bool:
         """Whether a process that says so may speak for it."""
@@ -81,11 +91,17 @@ class Membership:
     Attributes:
         strategy: the first member's choice; the others must agree.
         owned: the partitions that somebody has.
+        is_changed: members or what they may have changed since it was last settled (``group_handover``).
+        topics_seen: how many changes of topics were seen then.
+        look_ms: when it is looked at whether a member fell silent; 0 where no time is set.
     """
 
     strategy: str = "sticky"
     members: dict[str, Member] = field(default_factory=dict)
     owned: dict[Slot, Owned] = field(default_factory=dict)
+    is_changed: bool = False
+    topics_seen: int = -1
+    look_ms: int = 0
     _wanted: dict[Slot, str] = field(default_factory=dict)  # who should have what
     _partitions: dict[str, int] = field(default_factory=dict)
     _topic_ids: dict[str, int] = field(default_factory=dict)
@@ -105,14 +121,14 @@ class Membership:
         """A member that was there before the broker's restart still has a partition."""
         if slot not in self.owned:
             self.owned[slot] = Owned(name, generation)
-            self.members[name].version += 1
+            self._changed(name)
 
     def drop_unclaimed(self, name: str, claimed: Iterable[Slot]) -> None:
         """A member that joins again has lost what it does not claim: it may be another process of that name."""
         kept = set(claimed)
         for slot in [slot for slot, owned in self.owned.items() if owned.member == name and slot not in kept]:
             del self.owned[slot]
-            self.members[name].version += 1
+            self._changed(name)
 
     def leave(self, name: str) -> None:
         """A member is gone: what it had is free."""
@@ -133,11 +149,7 @@ class Membership:
 
     def expired(self, now_ms: int) -> list[str]:
         """Members that were not heard of for too long."""
-        return [
-            member.name
-            for member in self.members.values()
-            if now_ms - member.heard_ms >= (min(RECONNECT_MS, member.timeout_ms) if member.lost else member.timeout_ms)
-        ]
+        return [member.name for member in self.members.values() if member.silent_ms <= now_ms]
 
     def release(self, name: str, slots: Iterable[Slot]) -> None:
         """A member has stopped consuming these; only what was revoked from it becomes free."""
@@ -145,13 +157,13 @@ class Membership:
             owned = self.owned.get(slot)
             if owned is not None and owned.member == name and owned.revoked:
                 del self.owned[slot]
-                self.members[name].version += 1
+                self._changed(name)
 
     def take_back(self, slot: Slot) -> None:
         """Nobody has it any more, whoever had it; it is handed over anew."""
         owned = self.owned.pop(slot, None)
         if owned is not None:
-            self.members[owned.member].version += 1
+            self._changed(owned.member)
 
     def set_partitions(self, partitions: Mapping[str, int], topic_ids: Mapping[str, int]) -> None:
         """The topics that there are, how many partitions they have, and their ids: one made anew is another one."""
@@ -160,7 +172,7 @@ class Membership:
             for slot in list(self.owned):
                 topic, number = slot
                 if number >= partitions.get(topic, 0) or known.get(topic, topic_ids[topic]) != topic_ids[topic]:
-                    self.members[self.owned.pop(slot).member].version += 1
+                    self._changed(self.owned.pop(slot).member)
             self._rebalance()
 
     def due(self) -> list[tuple[Slot, str]]:
@@ -170,15 +182,24 @@ class Membership:
     def hand_over(self, slot: Slot, member: str, generation: int) -> None:
         """A free partition gets its owner."""
         self.owned[slot] = Owned(member, generation)
+        self._changed(member)
+
+    def _changed(self, member: str) -> None:
+        self.is_changed = True
         self.members[member].version += 1
 
-    def view(self, name: str) -> tuple[list[tuple[Slot, int]], list[Slot]]:
+    def view(self, name: str) -> View:
         """What a member may consume, with generations, and what it must release."""
-        mine = [(slot, owned) for slot, owned in sorted(self.owned.items()) if owned.member == name]
-        kept = [(slot, owned.generation) for slot, owned in mine if not owned.revoked]
-        return kept, [slot for slot, owned in mine if owned.revoked]
+        member = self.members[name]
+        if member.seen is None or member.seen_version != member.version:
+            mine = [(slot, owned) for slot, owned in sorted(self.owned.items()) if owned.member == name]
+            kept = [(slot, owned.generation) for slot, owned in mine if not owned.revoked]
+            member.seen = kept, [slot for slot, owned in mine if owned.revoked]
+            member.seen_version = member.version
+        return member.seen
 
     def _rebalance(self) -> None:
+        self.is_changed = True
         wishes = {member.name: member.topics for member in self.members.values()}
         current = {slot: owned.member for slot, owned in self.owned.items()}
         self._wanted = STRATEGIES[self.strategy](wishes, self._partitions, current)
@@ -186,4 +207,4 @@ class Membership:
             revoked = self._wanted.get(slot) != owned.member
             if revoked is not owned.revoked:
                 owned.revoked = revoked
-                self.members[owned.member].version += 1
+                self._changed(owned.member)

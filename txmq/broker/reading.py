@@ -53,7 +53,7 @@ def get(
         partition.waiters = []
     poll = Poll(peer, opaque, offset, size, context.now_ms + wait_ms)
     partition.waiters.append(poll)
-    context.waiting_polls.append((poll.deadline_ms, partition, poll))
+    context.waiting_polls.add(poll.deadline_ms, (partition, poll))
 
 
 def answer_empty(context: Context, peer: Peer, opaque: bytes) -> None:
@@ -75,21 +75,16 @@ def wake_polls(context: Context, partition: Partition) -> None:
 
 
 def expire_polls(context: Context) -> None:
-    """Answer polls whose time is over with nothing; forget those that are done."""
-    kept, over = [], set()
-    for entry in context.waiting_polls:
-        deadline_ms, partition, poll = entry
-        if not poll.done and not poll.peer.gone and deadline_ms > context.now_ms and not context.stopping:
-            kept.append(entry)
-            continue
-        if not poll.done:
-            poll.done = True
-            over.add(partition)
-            if not poll.peer.gone:
-                answer_empty(context, poll.peer, poll.opaque)
+    """Answer polls whose time is over with nothing."""
+    waiting = context.waiting_polls
+    over: dict[Partition, None] = {}
+    for partition, poll in waiting.take_all() if context.stopping else waiting.take_due(context.now_ms):
+        poll.done = True
+        over[partition] = None
+        if not poll.peer.gone:
+            answer_empty(context, poll.peer, poll.opaque)
     for partition in over:
         partition.waiters = [waiter for waiter in partition.waiters or () if not waiter.done] or None
-    context.waiting_polls = kept
 
 
 def offset(

@@ -65,7 +65,7 @@ def broker_figures(context: Context) -> dict[str, Value]:
         "partitions": len(state.partitions),
         "messages": sum(p.high_watermark - p.log_start for p in state.all_partitions()),
         "sessions": len(state.sessions),
-        "polls_waiting": len(context.waiting_polls),
+        "polls_waiting": context.waiting_polls.count(),
         "disk_full": context.disk_full,
     }
     figures.update(dataclasses.asdict(context.counters))

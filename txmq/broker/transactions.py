@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import takewhile
 from typing import Any
 from urllib.parse import unquote
 
@@ -207,10 +208,10 @@ def owner_gone(context: Context, session: Session) -> None:
 def expire_streams(context: Context) -> None:
     """Roll back streams that are older than ``transaction_timeout_ms_max``."""
     oldest = context.now_ms - context.settings.transaction_timeout_ms_max
-    for transaction in list(context.state.streams.values()):
-        if transaction.opened_ms < oldest:
-            roll_back(context, transaction.session, transaction.counter, 0)
-            context.group_with_room()
+    overdue = takewhile(lambda stream: stream.opened_ms < oldest, context.state.streams.values())  # in that order
+    for transaction in list(overdue):
+        roll_back(context, transaction.session, transaction.counter, 0)
+        context.group_with_room()
 
 
 def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:

@@ -50,6 +50,7 @@ class Topics:
         self.next_id = 1
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[int, Topic] = {}
+        self.changes = 0  # how often a topic was made, altered or removed in this life of the process
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._by_name.values())
@@ -85,6 +86,7 @@ class Topics:
 
     def put(self, topic: Topic) -> None:
         """Add or replace (by id)."""
+        self.changes += 1
         self._by_name[topic.config.name] = topic
         self._by_id[topic.topic_id] = topic
         self.next_id = max(self.next_id, topic.topic_id + 1)
@@ -93,6 +95,7 @@ class Topics:
         """Forget a topic; its id stays used."""
         topic = self._by_id.pop(topic_id, None)
         if topic is not None:
+            self.changes += 1
             del self._by_name[topic.config.name]
         return topic
 
