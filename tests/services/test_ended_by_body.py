@@ -16,7 +16,7 @@ import txmq
 from txmq.errors import HeuristicHazardError, RolledBackError
 from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB
-from txmq.xa import MySQLResource
+from txmq.xa import LastResource, MySQLResource
 from txmq.xa.branch import xid_sql
 
 from .mysql_world import wait_until
@@ -228,3 +228,45 @@ def test_ddl_in_a_branch_is_refused_by_the_server_and_dooms_it(shop: Shop) -> No
             cursor.execute("CREATE TABLE more (i INT)")
     assert (shop.rows(), shop.messages(), tx.outcome) == ([], [], txmq.Outcome.ROLLED_BACK)
     assert _kept(shop) == {}
+
+
+# --- savepoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LastResource, MySQLResource])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_duplicate_in_a_savepoint_undoes_its_rows_and_messages_and_no_others(
+    shop: Shop, kind: Any, is_packed: bool
+) -> None:
+    shop.arguments = {"multi_statements": is_packed}
+    resource = kind("shop", connect=shop.connect)
+    with shop.producer.transaction(resource) as tx:
+        cursor = tx.connection(resource).cursor()
+        cursor.execute("INSERT INTO orders VALUES (1, 'before')")
+        tx.send(shop.topic, b"before", key=b"k")
+        with pytest.raises(MySQLdb.IntegrityError), tx.savepoint(resource):
+            cursor.execute("INSERT INTO orders VALUES (2, 'undone')")
+            tx.send(shop.topic, b"undone", key=b"k")
+            cursor.execute("INSERT INTO orders VALUES (1, 'again')")
+        with tx.savepoint(resource), suppress(MySQLdb.IntegrityError):
+            cursor.execute("INSERT INTO orders VALUES (3, 'behind')")
+            tx.send(shop.topic, b"behind", key=b"k")
+            cursor.execute("INSERT INTO orders VALUES (1, 'again')")
+    assert tx.outcome is txmq.Outcome.COMMITTED
+    assert shop.rows() == shop.messages() == [b"before", b"behind"]
+
+
+def test_a_deadlock_in_a_savepoint_dooms_the_block(shop: Shop) -> None:
+    for value in (b"1", b"2"):
+        shop.order(value)
+    tx = shop.producer.transaction(shop.resource)
+    with (
+        pytest.raises(RolledBackError, match="1213") as caught,
+        tx,
+        suppress(MySQLdb.Error),
+        tx.savepoint(shop.resource),
+    ):
+        _deadlock(shop, tx)
+    assert caught.value.retriable
+    assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
+    assert shop.rows() == shop.messages() == [b"1", b"2"]

@@ -148,7 +148,8 @@ class LastResourceBlock:
         home.finished()
         if run.hazard is not None and run.is_told is False:
             self._settler.report(run.hazard)
-        get_logger(resource=self._resource.name, txid=home.txid).error("heuristic: " + str(run.error))
+        log = get_logger(resource=self._resource.name, txid=home.txid)
+        log.error("heuristic: the body ended the transaction by itself", error=str(run.error))
         return Ending(Outcome.UNKNOWN, run.error)
 
     def _undone(self) -> Ending:

@@ -17,7 +17,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ from txmq.xa import LastResource
 from txmq.xa.branch import UsedXAConnection, XAResource
 from txmq.xa.guard import tell_of_use
 from txmq.xa.last_resource import UsedConnection
+from txmq.xa.savepoint import Savepoint
 
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
@@ -86,6 +88,7 @@ class Transaction:
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._entered: Entered | None = None
         self._lock = Lock()
+        self._savepoints = self._in_savepoints = 0  # made; open
         self._acks: TransactionAcks | None = None
         self._process = 0  # that began the block
         self._state: Literal["new", "open", "over"] = "new"
@@ -139,6 +142,8 @@ class Transaction:
         Durability: with the decision.
         """
         self._require_use()
+        if self._in_savepoints:
+            raise TransactionStateError("an offset cannot be taken back: acknowledge outside of the savepoint")
         with self._lock:
             home = self._require_open()
             home.acks = self._acks = self._acks or TransactionAcks(self.client)
@@ -152,6 +157,50 @@ class Transaction:
         connection = self._databases.connection(resource)
         tell_of_use(connection, lambda: note_use(entered))
         return connection
+
+    @contextmanager
+    def savepoint(self, resource: LastResource | XAResource) -> Iterator[None]:
+        """A block in which a statement may fail without dooming the transaction.
+
+        An exception that leaves it undoes its rows, and takes back the messages sent in it, and goes on::
+
+            try:
+                with tx.savepoint(db):
+                    tx.connection(db).execute("INSERT ...")
+                    tx.send("orders", b"created")
+            except IntegrityError:
+                ...  # was there already; the transaction goes on
+
+        Left normally, what it did stays; a statement that failed in it did nothing (see ``txmq.xa.savepoint``).
+
+        Raises:
+            TransactionStateError: the resource takes no part in the transaction.
+            RolledBackError: left normally, and PostgreSQL keeps nothing behind a statement that failed; or messages
+                sent in it were sent ahead, and cannot be taken back: the transaction is doomed.
+        """
+        connection = self.connection(resource)
+        count, self._savepoints = len(self._messages), self._savepoints + 1
+        point = Savepoint(connection, self._savepoints)
+        self._in_savepoints += 1
+        try:
+            try:
+                yield
+            except BaseException:
+                point.roll_back()
+                raise
+            point.release()
+        except BaseException:
+            self._take_back(count)
+            raise
+        finally:
+            self._in_savepoints -= 1
+
+    def _take_back(self, count: int) -> None:
+        with self._lock:
+            if self._state == "open" and not self._messages.take_back(count) and self._failure is None:
+                self._failure = RolledBackError(
+                    "a savepoint was rolled back whose messages were sent ahead of the decision", retriable=False
+                )
 
     @property
     def txid(self) -> str:

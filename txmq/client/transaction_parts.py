@@ -55,6 +55,7 @@ class MessageBuffer:
         self._places: dict[tuple[str, int], _Place] = {}
         self._results: list[SendResult] = []
         self._lines: Sequence[PartResult] = ()  # not entered into the results yet
+        self._taken = 0  # messages that were taken
 
     def __len__(self) -> int:
         return len(self._results)
@@ -89,8 +90,23 @@ class MessageBuffer:
                 parts.append(EncodedPart(topic, partition, batch, _keys(chunk) if keyed else NO_KEYS))
         for place in self._places.values():
             place.records, place.size_bytes = [], 0
-        self.size_bytes = 0
+        self.size_bytes, self._taken = 0, len(self._results)
         return parts
+
+    def take_back(self, count: int) -> bool:
+        """Keep only the first ``count`` messages; False, and nothing done, where later ones were taken already."""
+        if count < self._taken:
+            return False
+        for place in self._places.values():
+            kept = [index for index in place.results if index < count]
+            later = len(place.results) - len(kept)
+            if later:
+                gone, place.records = place.records[-later:], place.records[:-later]
+                size = sum(_size(record) for record in gone)
+                place.results, place.size_bytes = kept, place.size_bytes - size
+                self.size_bytes -= size
+        del self._results[count:]
+        return True
 
     @property
     def results(self) -> list[SendResult]:

@@ -178,7 +178,7 @@ class XaBlock:
                 self._home.rollback(hazard)
             except TxmqError:
                 self._settler.report(hazard)
-        get_logger(txid=txid).error("heuristic: " + str(error))
+        get_logger(txid=txid).error("heuristic: the body ended its branch by itself", error=str(error))
         return Ending(Outcome.UNKNOWN, error)
 
     def _concluded(self, state: State) -> Ending:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from txmq.errors import RolledBackError, TransactionStateError
@@ -24,6 +25,7 @@ _ENDS_THE_TRANSACTION = frozenset(
 
 
 _ERRORS_MAX = 32
+_PSYCOPG_IN_TRANSACTION = 2  # and sound: 3 is one that has failed
 _STATEMENTS = frozenset({"execute", "executemany"})
 
 
@@ -167,6 +169,9 @@ class GuardedConnection:
         return cursor
 
     def __getattr__(self, name: str) -> Any:
+        if name == "transaction" and type(self._connection).__module__.partition(".")[0] == "psycopg":
+            self._guard.check()
+            return self._nested
         self._refuse_ends(name)
         value = getattr(self._connection, name)
         return self._guard.wrap(value, self._connection, self) if callable(value) else value
@@ -182,6 +187,19 @@ class GuardedConnection:
 
     def __exit__(self, *_: object) -> None:
         """Never reached: ``__enter__`` refuses."""
+
+    @contextmanager
+    def _nested(self, *arguments: Any, **named: Any) -> Iterator[Any]:
+        """psycopg's own: inside a transaction it is a savepoint; an error that leaves it has been undone."""
+        guard = self._guard
+        before = guard.error
+        try:
+            with self._connection.transaction(*arguments, **named) as nested:
+                yield nested
+        except BaseException:
+            if int(self._connection.info.transaction_status) == _PSYCOPG_IN_TRANSACTION:
+                guard.error = before
+            raise
 
     def _refuse_ends(self, name: str) -> None:
         self._guard.check()
