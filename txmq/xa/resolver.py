@@ -285,6 +285,8 @@ class _Desk:
                     break
             else:
                 proved.append((step, item))
+        if self._is_strange:
+            self.close()  # of SQLite it may lead to a file that another one has taken the place of
         return proved
 
     def _prove(self, item: Unsettled) -> Step:
@@ -293,7 +295,7 @@ class _Desk:
         step, error = prove(self._open(), item.txid, item.deadline_ms)
         if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
             self._failed("rollback not proved", error, is_new=not self._is_strange)
-            self._is_strange = True
+            self._is_strange, self._is_reached = True, False
         elif step is Step.UNDECIDED:
             self._failed("transaction undecided", error, txid=item.txid)
             self.close()

@@ -114,6 +114,20 @@ def test_a_file_that_was_put_in_its_place_is_another_one(world: World, how: str)
     assert world.home.states() == {txid: "prepared"}
 
 
+def test_a_resolver_that_was_there_before_sees_what_was_adopted(world: World) -> None:
+    """Its connection led to the file that had been in that place, and stayed open for ever."""
+    txid = abandon(world, b"left")
+    resolver = Resolver(world.home, [world.new_resource()])
+    resolver._desks[0]._open()  # type: ignore[union-attr]
+    copied(world).rename(world.path)
+    resolver.run_once()
+    assert world.home.states() == {txid: "prepared"}
+    resource_at(world.path).install(adopt=True)
+    resolver.run_once()
+    assert world.home.states() == {txid: "rolled-back"}
+    resolver.close()
+
+
 def test_a_file_that_was_moved_is_another_one_until_it_is_adopted(world: World) -> None:
     txid = abandon(world, b"left")
     moved = world.path.rename(world.path.parent / "moved.db")
