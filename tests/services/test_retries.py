@@ -15,7 +15,10 @@ from txmq.client import failures
 from txmq.client.letter_replay import LetterReplay
 from txmq.client.retry_store import RetryStore
 from txmq.client.retry_topic import original
-from txmq.errors import StorageError
+from txmq.errors import StorageError, TransactionStateError
+from txmq.log import records
+from txmq.protocol.branches import encode_branch
+from txmq.protocol.parts import encode_part
 from txmq.testing.broker_process import BrokerProcess
 
 REQUEST_SIZE_BYTES_MAX = 1 << 20
@@ -134,6 +137,39 @@ def test_the_retry_topic_has_the_same_limits_and_dead_letters(client: txmq.Clien
     made = {topic.name: topic.storage for topic in client.topics.list() if topic.name != TOPIC}
     names = (f"{GROUP}.retry", f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.replayed")
     assert made == dict.fromkeys(names, txmq.Storage.DISK)  # whatever a topic is by default: nothing may be lost
+
+
+def test_a_replay_that_cannot_read_the_account_yet_sends_nothing(client: txmq.Client) -> None:
+    """Behind a decision whose database is away no account is visible: run twice, each letter went out twice."""
+    for name in (f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.replayed"):
+        client.topics.create(name, storage="disk")
+    for number in range(2):
+        origin = {"txmq.dead.topic": TOPIC, "txmq.dead.partition": "0", "txmq.dead.offset": str(number)}
+        headers = {name: word.encode() for name, word in origin.items()}
+        client.producer().send(f"{GROUP}.dead-letter", b"letter %d" % number, headers=headers)
+    letters = LetterReplay(client, GROUP)
+    first, second = letters.letters()
+    decision, uuid = hold(client)
+    assert [replayed.outcome for replayed in letters.replay([first])] == ["sent"]
+    client.timeout = 0.2
+    for _ in range(2):
+        with pytest.raises(TransactionStateError, match="run it again"):
+            list(letters.replay([second]))
+    client.timeout = 5.0
+    client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=5.0)
+    assert [replayed.outcome for replayed in letters.replay(letters.letters())] == ["done", "sent"]
+    assert [message.value for message in client.browse(TOPIC)] == [b"held", b"letter 0", b"letter 1"]
+
+
+def hold(client: txmq.Client) -> tuple[str, str]:
+    """Decide a transaction with a branch that nobody completes; its id, and the branch's."""
+    uuid = "5" * 32
+    details = {"bqual": uuid, "connection": 1, "wrote": True, "marker": True, "table": "txmq_marker"}
+    txid = str(client.session.next_txid())
+    part = encode_part(TOPIC, 0, records.encode([(None, b"held", (), 1)], txid=txid))
+    body = [encode_branch("orders-db", uuid, details), *part]
+    client.control.call("decide", txid, extensions={"branches": 1}, body=body, timeout=5.0)
+    return txid, uuid
 
 
 @pytest.mark.parametrize("how", ["reset", "seek"])

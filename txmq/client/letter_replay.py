@@ -7,6 +7,9 @@ the account up to its own *begun* first, and settles each earlier one of the sam
 broker is asked for its outcome with ``fence``, after which it is committed or never will be. Then what is done is left
 out. Of two that begin at the same time the later one in the log settles the earlier.
 
+The account is read when one's own record in it is visible: then all before it is. It may stand behind a decision whose
+database is away, and waits with that.
+
 A message is known by where it came from: one that was buried twice, because a consumer died in between, goes out once.
 
 Invariants:
@@ -32,6 +35,7 @@ ACCOUNT_SUFFIX = ".replayed"
 KIND = "txmq.replay"
 REPLAYED = "txmq.replayed"  # the header of a message that was replayed: of which letter
 CHUNK_MESSAGES, CHUNK_BYTES = 100, 4 << 20
+_LOOK_AGAIN_S = 0.01
 Origin = tuple[str, int, int]  # topic, partition, offset
 
 
@@ -104,7 +108,8 @@ class LetterReplay:
 
         Raises:
             UnknownGroupError: as ``letters``.
-            TransactionStateError: another replay of the same messages is being decided: run it again.
+            TransactionStateError: another replay of the same messages is being decided, or what it sent is not visible
+                yet: run it again.
             OutcomeUnknownError, RolledBackError, ...: of the transaction; run it again, nothing goes out twice.
         """
         if not self._has_letters():
@@ -158,6 +163,7 @@ class LetterReplay:
 
     def _settled(self, begun: int, origins: set[Origin]) -> set[Origin]:
         """What others have sent, once nobody who began before may send any more of it."""
+        self._await_visible(begun)
         account = list(self._records(begun))
         finished = {txid for kind, txid, _ in account if kind == "done"}
         committed: set[Origin] = set()
@@ -165,6 +171,16 @@ class LetterReplay:
             if kind == "begun" and txid not in finished and origins & set(theirs) and self._is_committed(txid):
                 committed.update(theirs)  # it is decided, and may not be visible yet
         return committed | self.done()
+
+    def _await_visible(self, offset: int) -> None:
+        until = self._client.clock.monotonic() + self._client.timeout
+        while self._client.offsets(self._account, 0).end <= offset:
+            if self._client.clock.monotonic() >= until:
+                raise TransactionStateError(
+                    "what other replays have sent is not visible yet: it waits for a transaction whose database is "
+                    "away (txmq tx list); run it again"
+                )
+            self._client.clock.sleep(_LOOK_AGAIN_S)
 
     def _is_committed(self, txid: str) -> bool:
         try:
