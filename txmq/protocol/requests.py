@@ -16,6 +16,8 @@ Invariants
       below): what is wrong first in the stream is what is told.
     * An unknown verb in a well-formed line is refused, and the next line is read: somebody types. In capitals (HTTP,
       SSH) it is another protocol.
+    * What may be a body is never read as requests: a line of an unknown verb (a newer peer's) that ends as if one
+      followed ends the connection.
     * Nothing is waited for that cannot become a line of a request: such a beginning, a byte that is not printable
       (TLS, zero bytes) or a line of 4 KiB ends the connection at once, not at the end of the line.
     * A declared length allocates nothing; bodies grow with the bytes that arrive.
@@ -118,6 +120,7 @@ _PRINTABLE = re.compile(rb"[ -~]*").fullmatch
 # As a verb is written: no other protocol begins with one and a blank, but for answers of our own.
 _WORD = re.compile(rb"(?!(?:result|value)\Z)[a-z]+").fullmatch
 _UNKNOWN_REQUEST = re.compile(rb"(?!(?:result|value)(?: |\Z))[a-z]+(?: [!-~]+)*+").fullmatch
+_MAY_HAVE_BODY = re.compile(rb" [1-9][0-9]{0,9} [0-9A-Za-z]{1,16}\Z").search
 
 
 class RequestReader:
@@ -212,7 +215,8 @@ class RequestReader:
         try:
             parsed = parse_line(line)
         except GrammarError as error:
-            if _UNKNOWN_REQUEST(line) and line.partition(b" ")[0] not in VERBS:
+            is_unknown = _UNKNOWN_REQUEST(line) and line.partition(b" ")[0] not in VERBS
+            if is_unknown and not _MAY_HAVE_BODY(line):
                 found.append(Violation(BadRequestError.code, BadRequestError.wire_name, str(error), NO_OPAQUE, False))
                 return line_end + 1
             self._violate(found, BadRequestError(str(error)), error.opaque)

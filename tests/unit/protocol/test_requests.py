@@ -136,6 +136,15 @@ def test_an_unknown_verb_is_refused_and_what_follows_is_served_in_whatever_piece
         assert is_idle
 
 
+@pytest.mark.parametrize("line", [b"batch orders 0 %d A1\r\n", b"store %d A1\n", b"pup orders 0 key=k %d A1\r\n"])
+def test_the_body_of_an_unknown_verb_is_never_read_as_requests(line: bytes) -> None:
+    """A newer peer's: a message that it carried was stored as what it said."""
+    body = b"put orders 0 raw 5 A2\r\nhello"
+    (refused,), _ = _read([line % len(body) + body + TRAILER])
+    assert isinstance(refused, Violation)
+    assert (refused.code, refused.closes) == (400, True)
+
+
 @pytest.mark.parametrize(("stream", "code", "opaque"), VIOLATIONS)
 def test_a_violation_is_told_once_and_the_reader_is_dead(stream: bytes, code: int, opaque: bytes) -> None:
     reader = _reader()
