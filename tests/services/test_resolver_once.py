@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,7 @@ def test_branches_without_a_decision_are_listed_and_alarmed_about_though_nothing
         assert f"{txid} stays prepared in bank-a: nobody has decided yet" in said.stderr.decode()
         assert client.transactions.list() == []
         rows = {row["resource"]: row for row in client.transactions.resources()}
+        assert re.fullmatch(r"\S+ at 127\.0\.0\.1:\d+", rows["bank-a"]["by"])
         assert [(rows[name]["branches"], rows[name]["reachable"]) for name in NAMES] == [(1, True), (1, True)]
         listed = txmq_tx(shared, "list").stdout.decode()
         assert listed.startswith("0 in doubt at the broker\n")

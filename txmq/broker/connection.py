@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from txmq.broker.answer_budget import OWN_BYTES, AnswerBudget
 from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.peer import Peer
-from txmq.config import BrokerSettings
+from txmq.config import BrokerSettings, join_address
 from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.runtime.logging import get_logger
@@ -80,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         keep_alive(transport.get_extra_info("socket"), host.settings.write_timeout_ms / 1000)
-        self.peer = host.core.connected(str(transport.get_extra_info("peername")))
+        self.peer = host.core.connected(_address(transport.get_extra_info("peername")))
         self.peer.shell = self
         host.connections.add(self)
         self._deadline_ms = self._latest_ms()
@@ -319,3 +319,8 @@ class Connection(asyncio.BufferedProtocol):
         for opaque in self.peer.unanswered:
             self._transport.write(answers.result(503, opaque, b"unavailable the broker failed; the outcome is unknown"))
         self._transport.close()
+
+
+def _address(peername: object) -> str:
+    """As people write it; empty of a connection that was gone before it was looked at."""
+    return join_address(str(peername[0]), int(peername[1])) if isinstance(peername, tuple) else ""
