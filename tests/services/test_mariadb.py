@@ -9,6 +9,7 @@ from pathlib import Path
 import MySQLdb
 import pytest
 
+from txmq.testing.broker_process import BrokerProcess
 from txmq.testing.mariadb import MariaDB, MariaDBFailedError
 
 
@@ -57,6 +58,11 @@ def test_an_orderly_stop_and_a_second_object_over_the_same_directory(tmp_path: P
 def test_a_server_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(MariaDBFailedError, match="no-such-option"):
         MariaDB(tmp_path / "m", options=["--no-such-option=1"]).start()
+
+
+def test_its_directory_may_be_named_by_text(tmp_path: Path) -> None:
+    assert MariaDB(str(tmp_path / "m")).directory == tmp_path / "m"
+    assert BrokerProcess(str(tmp_path / "b")).data_dir == tmp_path / "b"
 
 
 def test_a_missing_server_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,13 +50,13 @@ class BrokerProcess(ChildProcess):
 
     def __init__(
         self,
-        data_dir: Path,
+        data_dir: Path | str,
         *,
         listen: str = "127.0.0.1:0",
         settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.data_dir = data_dir.absolute()
+        self.data_dir = Path(data_dir).absolute()
         super().__init__(self.data_dir.with_name(self.data_dir.name + ".log"))
         self._ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
         self._host, self._port = split_address(listen)

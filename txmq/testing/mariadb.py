@@ -63,9 +63,9 @@ class MariaDB(ChildProcess):
     title = "MariaDB"
 
     def __init__(
-        self, directory: Path, *, binary_log: bool = False, options: Sequence[str] = (), database: str = "shop"
+        self, directory: Path | str, *, binary_log: bool = False, options: Sequence[str] = (), database: str = "shop"
     ) -> None:
-        self.directory = directory.absolute()
+        self.directory = Path(directory).absolute()
         self.database = database
         super().__init__(self.directory / "error.log")
         self._data_dir = self.directory / "data"

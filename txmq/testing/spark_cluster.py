@@ -52,8 +52,8 @@ class SparkCluster:
         master: ``spark://HOST:PORT`` once it is started.
     """
 
-    def __init__(self, directory: Path, workers: int = 2) -> None:
-        self.directory = directory.absolute()
+    def __init__(self, directory: Path | str, workers: int = 2) -> None:
+        self.directory = Path(directory).absolute()
         self.master = ""
         self._daemons = [_Daemon(self.directory / f"{name}.log") for name in ("master", *map(str, range(workers)))]
 
