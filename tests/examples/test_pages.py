@@ -16,16 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_ADDRESS = "txmq://127.0.0.1:8123"
 
 
-def _first_program(page: str) -> str:
-    found = re.search(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
+def _programs(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
 
 
-def _run(program: str, database: str, broker: BrokerProcess, tmp_path: Path) -> str:
-    assert database in program
-    assert DEFAULT_ADDRESS in program
-    text = program.replace(database, str(tmp_path / "rows.db")).replace(DEFAULT_ADDRESS, broker.address)
+def _run(program: str, broker: BrokerProcess, changed: dict[str, str]) -> str:
+    text = program
+    for written, here in (changed | {DEFAULT_ADDRESS: broker.address}).items():
+        assert written in program
+        text = text.replace(written, here)
     result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -42,14 +41,26 @@ def test_the_example_of_the_readme_writes_one_row_and_one_message(broker: Broker
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT)")
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
-    assert _run(_first_program("README.md"), "/srv/orders.db", broker, tmp_path) == "0 0 b'created 42'\n"
+    assert (
+        _run(_programs("README.md")[0], broker, {"/srv/orders.db": str(tmp_path / "rows.db")}) == "0 0 b'created 42'\n"
+    )
     assert _rows(tmp_path) == ["ada"]
 
 
 def test_the_program_of_the_quickstart_commits_rows_and_messages(broker: BrokerProcess, tmp_path: Path) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders", partitions=4)
-        shown = _run(_first_program("docs/quickstart.md"), "/tmp/shop.db", broker, tmp_path)
+        shown = _run(_programs("docs/quickstart.md")[0], broker, {"/tmp/shop.db": str(tmp_path / "rows.db")})
         assert "COMMITTED" in shown
         assert [(message.key, message.value) for message in client.browse("orders")] == [(b"ada", b"created")]
     assert _rows(tmp_path) == ["ada"]
+
+
+def test_the_last_program_of_the_quickstart_needs_nothing_of_those_before_it(broker: BrokerProcess) -> None:
+    with txmq.connect(broker.address) as client:
+        for topic in ("orders", "payments", "audit"):
+            client.topics.create(topic)
+        _run(_programs("docs/quickstart.md")[-1], broker, {"100_000": "10"})
+        shown = [(message.topic, message.value) for topic in ("payments", "audit") for message in client.browse(topic)]
+        assert shown == [("payments", b"42 paid"), ("audit", b"ada paid 42")]
+        assert len(list(client.browse("orders"))) == 11
