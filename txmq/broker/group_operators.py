@@ -103,7 +103,9 @@ def reset(request: GroupRequest) -> None:
         at = saved.offsets.get(place)
         rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
     if known is None and "create" not in request.words:
-        raise UnknownGroupError(f"no group {request.group!r} has saved offsets; create makes one that begins there")
+        raise UnknownGroupError(
+            f"no group {request.group!r} has saved offsets; create (--create) makes one that begins there"
+        )
     refuse_over_groups(context, request.group)
     refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
     journal_offsets(context, request.group, rows)

@@ -12,7 +12,7 @@ from txmq.cli import output
 _PAIR = "'COLUMN = SOURCE'"
 Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
 _DATABASE = (
-    "sqlite:///FILE, mysql://USER@HOST/DATABASE, jdbc:URL or parquet:PATH. A password is best given as "
+    "sqlite:///FILE, mysql://USER@HOST/NAME, jdbc:URL or parquet:PATH. A password is best given as "
     "AUDIT_DATABASE_PASSWORD."
 )
 Database = Annotated[str, typer.Option(help=_DATABASE, show_default=False)]
@@ -81,9 +81,12 @@ def audit(
 
     [bold]Examples[/bold]
 
-      txmq audit --topic orders --database sqlite:///orders.db --table orders --match "id = json:$.id"
-      txmq audit --topic orders --database mysql://app@db/shop --table orders --row-time created --from 1d
-      txmq audit --topic orders --database mysql://app@db/shop --table orders --row-time created --follow
+      txmq audit --topic orders --database sqlite:///orders.db --table orders \\
+          --match "id = json:$.id"
+      txmq audit --topic orders --database mysql://app@db/shop --table orders \\
+          --row-time created --from 1d
+      txmq audit --topic orders --database mysql://app@db/shop --table orders \\
+          --row-time created --follow
     """
     from txmq.cli.audit_run import Request, run
 

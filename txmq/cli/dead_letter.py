@@ -33,7 +33,7 @@ def list_(
     [bold]Examples[/bold]
 
       txmq dead-letter list billing
-      txmq dead-letter list billing --json | jq 'map(select(.replayed | not)) | length'
+      txmq dead-letter list billing --json | jq '.[] | select(.replayed | not)'
     """
     from collections import deque
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import Annotated, Any
@@ -109,16 +110,28 @@ def version(as_json: output.Json = False) -> None:
 def command() -> Any:
     """The tree of commands. Switches show without a type: ``--json``, where typer would say ``--json <bool>``."""
     root = typer.main.get_command(app)
-    _hide_types_of_switches(root, typer.Context(root, **root.context_settings))
+    _make_readable(root, typer.Context(root, **root.context_settings))
     return root
 
 
-def _hide_types_of_switches(one: Any, context: Any) -> None:
+def _make_readable(one: Any, context: Any) -> None:
+    one.help = _reflowed(one.help or "")
     for parameter in one.get_params(context):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     for name, below in getattr(one, "commands", {}).items():
-        _hide_types_of_switches(below, type(context)(below, info_name=name, parent=context, **below.context_settings))
+        _make_readable(below, type(context)(below, info_name=name, parent=context, **below.context_settings))
+
+
+def _reflowed(text: str) -> str:
+    """Prose folds where the terminal ends, not where the source does; what is indented stays as it is.
+
+    Typer takes the indentation off where all of the text behind its first line is indented: a heading's closing tag,
+    put on the empty line behind the heading, is a line that is not.
+    """
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    folded = [one if one.startswith(" ") or "\n " in one else one.replace("\n", " ") for one in paragraphs]
+    return "\n\n".join(folded).replace("[/bold]\n\n", "\n[/bold]\n")
 
 
 def main() -> None:

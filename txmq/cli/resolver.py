@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli import output
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Set, Sized
@@ -45,7 +45,10 @@ def resolver(
         Path | None, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)
     ] = None,
     bootstrap: Annotated[
-        str | None, typer.Option("--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", help="Goes before the file's.")
+        str | None,
+        typer.Option(
+            "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
+        ),
     ] = None,
     once: Annotated[
         bool,
@@ -72,9 +75,10 @@ def resolver(
       [\\[resource]]
       name = "stock-db"               # as in MySQLResource("stock-db", ...)
       kind = "mysql-xa"
-      connect = { host = "db2", db = "stock", user = "shop", passwd = { env = "PASS" } }
-      table = "stock_marker"          # what the service gives its resource stands here too:
-      ignore_tables = ["log"]         # dialect, table, marker, allow_weak_durability ...
+      connect = { host = "db2", user = "shop", passwd = { env = "PASS" } }
+      # what the service gives its resource stands here, too: table,
+      # dialect, marker, allow_weak_durability, ignore_tables
+      table = "stock_marker"
 
     [bold]Examples[/bold]
 
@@ -124,12 +128,20 @@ def adopt(
         which = ", ".join(resource.name for resource in chosen)
         question = f"Adopt {which}? If the old one still commits anywhere, rows and messages part company."
         typer.confirm(question, abort=True, err=True)
+    adopted: list[str] = []
     for resource in chosen:
-        resource.install(adopt=True)
+        try:
+            resource.install(adopt=True)
+        except TxmqError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of any driver: an address, a password
+            before = f"; adopted before it: {', '.join(adopted)}" if adopted else ""
+            output.fail(f"resource {resource.name}: not reached: {type(error).__name__}: {error}{before}")
+        adopted.append(resource.name)
     if as_json:
-        output.print_json({"adopted": [resource.name for resource in chosen]})
+        output.print_json({"adopted": adopted})
     else:
-        output.note(f"adopted: {', '.join(resource.name for resource in chosen)}")
+        output.note(f"adopted: {', '.join(adopted)}")
 
 
 def read_config(path: Path) -> tuple[str | None, list[Resource]]:
@@ -204,9 +216,11 @@ def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
     arguments = {}
     for name, value in table.get("connect", {}).items():
         if isinstance(value, dict):
-            variable = str(value.get("env", ""))
-            if set(value) != {"env"} or variable not in os.environ:
-                raise ConfigError(f'{where}: connect.{name}: expected a value or {{ env = "VARIABLE" }}, which is set')
+            variable = value.get("env")
+            if set(value) != {"env"} or not isinstance(variable, str):
+                raise ConfigError(f'{where}: connect.{name}: expected a value or {{ env = "VARIABLE" }}')
+            if variable not in os.environ:
+                raise ConfigError(f"{where}: connect.{name}: the environment has no variable {variable}: set it")
             value = os.environ[variable]
         arguments[name] = value
     if driver == "sqlite3":

@@ -17,7 +17,7 @@ LISTINGS = ("topics", "offsets", "transactions", "resources")
 
 def stats(
     item: Annotated[
-        str | None, typer.Argument(help="What to show; 'help' lists the items.", show_default=False)
+        str | None, typer.Argument(metavar="ITEM", help="What to show; 'help' lists the items.", show_default=False)
     ] = None,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,

@@ -49,7 +49,7 @@ def create(
     [bold]Examples[/bold]
 
       txmq topic create orders --partitions 4
-      txmq topic create audit --set retention_ms=604800000 --set retention_policy=archive
+      txmq topic create audit --set retention_policy=archive
     """
     words = assignments(settings)
     words |= {key: value for key, value in {"partitions": partitions, "storage": storage}.items() if value is not None}

@@ -16,7 +16,10 @@ from txmq.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
 
-Txid = Annotated[str, typer.Argument(help="Transaction id, as in errors, logs and the list.", show_default=False)]
+Txid = Annotated[
+    str,
+    typer.Argument(metavar="TXID", help="Transaction id, as in errors, logs and the list.", show_default=False),
+]
 Reason = Annotated[str, typer.Option("--reason", help="Why, and who: kept until forget.", show_default=False)]
 Heuristic = Annotated[
     bool, typer.Option("--heuristic", help="You decide alone, without proof of what the database or application did.")
@@ -208,7 +211,8 @@ def complete(
 
     [bold]Examples[/bold]
 
-      txmq tx complete TXID --resource orders-db --heuristic hazard --reason 'disk lost'
+      txmq tx complete TXID --resource orders-db --heuristic hazard \\
+          --reason 'disk lost'
     """
     _confirm(yes, f"Give up the branch of {txid} in {resource}? If it is prepared there, it keeps its locks for ever.")
     with connected(bootstrap) as client:

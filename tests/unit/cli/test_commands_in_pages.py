@@ -71,7 +71,8 @@ LEAVES = list(_leaves(PROGRAM))
 
 @pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(path) for path, _ in LEAVES])
 def test_the_help_of_every_command_has_an_example_that_can_be_run(path: tuple[str, ...], command: Any) -> None:
-    examples = [line.strip() for line in command.help.splitlines() if re.match(r" *(\S.*\| )?txmq ", line)]
+    lines = command.help.replace("\\\n", "").splitlines()  # the shell's: the command goes on
+    examples = [line.strip() for line in lines if re.match(r" *(\S.*\| )?txmq ", line)]
     assert any(line.startswith(" ".join(path)) or f"| {' '.join(path)}" in line for line in examples)
     runs = [run for line in examples for run in re.split(r"[|;&]\s", line) if run.strip().startswith("txmq ")]
     assert [(run, fault) for run in runs for w in _expanded(shlex.split(run)) if (fault := _fault(w))] == []

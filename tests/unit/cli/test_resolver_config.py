@@ -50,8 +50,10 @@ def test_a_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, 
     with closing(resolver.connector(table, "here")()) as connection:
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
     monkeypatch.delenv("PLACE")
-    with pytest.raises(ConfigError, match=r"connect\.database"):
+    with pytest.raises(ConfigError, match=r"connect\.database: the environment has no variable PLACE"):
         resolver.connector(table, "here")
+    with pytest.raises(ConfigError, match=r"connect\.database: expected a value or \{ env ="):
+        resolver.connector(table | {"connect": {"database": {"evn": "PLACE"}}}, "here")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,20 @@ def test_adopt_refuses_what_is_not_installed_or_not_named(tmp_path: Path) -> Non
         assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("orders",)]
     status, said = _adopt(tmp_path, "depot", "--yes")
     assert (status, "names no resource 'depot'" in said) == (1, True), said
+
+
+def test_adopt_says_which_database_it_cannot_reach(tmp_path: Path) -> None:
+    LastResource("shop", connect=lambda: sqlite3.connect(tmp_path / "shop.db")).install()
+    path = _write(tmp_path, "".join(_table(tmp_path, name) for name in ("shop", "depot")))
+    found = CliRunner().invoke(app, ["resolver", "adopt", "--config", str(path), "--yes"])
+    assert (found.exit_code, isinstance(found.exception, SystemExit)) == (1, True), found.exception
+    assert "resource depot: not reached: OperationalError: unable to open database file" in found.output
+    assert "depot.db" in found.output
+    assert "adopted before it: shop" in found.output
+
+
+def _table(tmp_path: Path, name: str) -> str:
+    return f'[[resource]]\nname = "{name}"\ndriver = "sqlite3"\nconnect = {{ database = "{tmp_path}/{name}.db" }}\n'
 
 
 def test_the_resolver_asks_for_its_file() -> None:
