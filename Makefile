@@ -9,6 +9,7 @@
 # make crash     CYCLES=300 XA_CYCLES=400 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20: kill -9 of broker, clients, ...
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
+# make house     the layout of txmq/ in figures, and the places that break its rules
 # make clean     remove what the above made
 # PY=python3.12 chooses the interpreter that .venv is made with.
 
@@ -29,7 +30,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-audit test test-compiled check compiled bench crash soak simulate clean
+.PHONY: demo demo-audit test test-compiled check compiled bench crash soak simulate house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -103,6 +104,9 @@ soak: .venv/.dev
 
 simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+house: .venv/.dev
+	@$(BIN)/python -m tools.house
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench-results var

@@ -21,7 +21,7 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, Error, connection, connections, models, transaction
 
 import txmq
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.block import Transaction
 from txmq.xa import LastResource
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import txmq
-from txmq.spark.audit_output import save
-from txmq.spark.audit_rows import open_rows, without_password
-from txmq.spark.audit_spec import AuditSpec, parse_row_time, parse_terms
-from txmq.spark.audit_summary import summary_of, verdict
-from txmq.spark.audit_topic import TopicAudit
+from txmq.spark.audit.output import save
+from txmq.spark.audit.rows import open_rows, without_password
+from txmq.spark.audit.spec import AuditSpec, parse_row_time, parse_terms
+from txmq.spark.audit.summary import summary_of, verdict
+from txmq.spark.audit.topic import TopicAudit
 
 
 def options() -> argparse.Namespace:

@@ -12,9 +12,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from txmq.config import ENVIRONMENT_PREFIX, OTHER_PREFIXES
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.fork_server import ForkServer
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.fork_server import ForkServer
+from txmq.testing.processes.mariadb import MariaDB
 
 # Interpreters look for cycles behind every 700 objects made and kept: an eighth of the unit tests' processor time.
 gc.set_threshold(100_000, 20, 100)
@@ -32,8 +32,8 @@ def without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # What the tests start hundreds of times. Its imports are half a second of processor time for each start.
 FORKED = (
-    "txmq.broker.process", "tests.crash.worker", "tests.crash.reader", "tests.crash.xa_worker", "tests.crash.xa_reader",
-    "tests.crash.group_member", "tests.crash.group_producer", "tests.crash.ordered_worker",
+    "txmq.broker.shell.process", "tests.crash.worker", "tests.crash.reader", "tests.crash.xa_worker",
+    "tests.crash.xa_reader", "tests.crash.group_member", "tests.crash.group_producer", "tests.crash.ordered_worker",
 )  # fmt: skip
 REHEARSED = (["txmq.cli.main", "broker", "--show-settings"],)
 

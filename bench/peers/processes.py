@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.model import NotInstalledError
-from txmq.testing.broker_process import free_port
+from txmq.testing.processes.broker import free_port
 
 START_S_MAX = 60.0
 STOP_S_MAX = 20.0

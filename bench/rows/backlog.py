@@ -14,7 +14,7 @@ from bench.rows.process import IDLE_S, logged_seconds
 from txmq.testing.bench.limits import rss_mib
 from txmq.testing.bench.loads import pairs_of, read_raw
 from txmq.testing.bench.raw import RawConnection, message_of, percentile, put_requests
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 MESSAGES, PER_CALL, DECODED_MAX = 20_000_000, 500_000, 4_000_000
 PUTS, SIDE_TOPIC = 3000, "side"

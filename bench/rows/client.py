@@ -9,7 +9,7 @@ from bench.model import Bound, Measure, Row, Surroundings
 from txmq.testing.bench import loads
 from txmq.testing.bench.limits import LOOPBACK_BYTES
 from txmq.testing.bench.model import Target
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, PARTITIONS = "bench", 4
 VALUE = b"x" * 100

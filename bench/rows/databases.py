@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.model import NotInstalledError
 from txmq.errors import ConfigError
-from txmq.testing.mariadb import MariaDB, MariaDBFailedError
+from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
 
 VALUE = b"x" * 100
 ORDER = "INSERT INTO orders (content) VALUES (?)"

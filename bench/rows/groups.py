@@ -12,7 +12,7 @@ from bench.model import Measure, Row, Surroundings
 from bench.rows.client import PARTITIONS, TOPIC, VALUE
 from txmq.testing.bench.limits import LOOPBACK_BYTES
 from txmq.testing.bench.loads import PER_CALL, pairs_of
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 MANY_PARTITIONS, MEMBERS = 100, 10
 PER_POLL = 1000

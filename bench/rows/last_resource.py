@@ -16,7 +16,7 @@ from bench.rows.steps import Make, bare_steps
 from txmq.testing.bench.limits import SYNCED_ECHO
 from txmq.testing.bench.model import LATENCY_UNITS, latencies
 from txmq.testing.bench.timing import in_threads
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource, MySQLResource
 
 TOPIC, PARTITIONS = "bench", 4

@@ -12,7 +12,7 @@ from bench.rows.client import PARTITIONS, TOPIC, VALUE
 from txmq.testing.bench.limits import SYNC
 from txmq.testing.bench.loads import pairs_of
 from txmq.testing.bench.timing import in_threads
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 THREADS = 64
 ROUNDS = 4  # the two take turns: what else the machine does then befalls both

@@ -13,7 +13,7 @@ from bench.rows.put import OUTSTANDING
 from txmq.testing.bench.limits import rss_mib
 from txmq.testing.bench.loads import PER_CHUNK
 from txmq.testing.bench.raw import RawConnection, message_of, put_requests
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 TAIL_SIZE_BYTES = 64 << 20
 IDLE_S = 0.5  # the mark, the next journal file and the ballast are made by then

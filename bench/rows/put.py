@@ -10,7 +10,7 @@ from bench.model import Bound, Measure, Row, Surroundings
 from txmq.testing.bench import loads
 from txmq.testing.bench.limits import ECHO, LOOPBACK_MESSAGES, SYNCED_ECHO, cpu_seconds
 from txmq.testing.bench.model import LATENCY_UNITS, Target
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 MESSAGE_SIZE_BYTES, VALUE_SIZE_BYTES = (
     200,

@@ -16,8 +16,8 @@ from typing import Any
 import txmq
 from bench.model import Bound, Measure, NotInstalledError, Row, Surroundings
 from txmq.testing.bench.loads import pairs_of
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.spark import SparkMissingError, start_session
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.spark import SparkMissingError, start_session
 
 MESSAGES, PER_CALL, PARTITIONS, TASKS, TOPIC = 5_000_000, 250_000, 4, 2, "orders"
 SINK_SHARE = 5  # of the messages are written in one batch: it must fit prepared_bytes_max

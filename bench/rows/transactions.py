@@ -13,7 +13,7 @@ from txmq.testing.bench.limits import SYNC, SYNCED_ECHO, cpu_seconds
 from txmq.testing.bench.model import LATENCY_UNITS, Target
 from txmq.testing.bench.raw import RawConnection, chunked, message_of
 from txmq.testing.bench.timing import one_processor
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xid import TxId
 
 IN_FLIGHT, THREADS = 64, 64

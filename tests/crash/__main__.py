@@ -16,7 +16,7 @@ from tests.crash.ordered_campaign import ORDERED_POINTS, OrderedCampaign, Ordere
 from tests.crash.processes import CampaignError
 from tests.crash.spark_campaign import SparkCampaign
 from tests.crash.xa_campaign import CELLS, XaCampaign
-from txmq.testing.checker import describe
+from txmq.testing.checkers.history import describe
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 Theory of operation. A broker, four workers, a reader and a resolver run all the time. A cycle lets one death of the
 plan happen, starts what died, and measures how long it takes until what was in doubt at that moment is settled.
 Every ``check_every`` cycles, and at the end, the workers stop, everything is read, and the history of the whole
-campaign is checked (``txmq.testing.checker``).
+campaign is checked (``txmq.testing.checkers.history``).
 
 Invariants:
 * every wait has a deadline; one that passes ends the campaign with what did not happen;
@@ -27,8 +27,8 @@ from tests.crash import final_reads, offline
 from tests.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
 from tests.crash.processes import CampaignError, Child, pause, wait_for
 from tests.crash.world import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
-from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
-from txmq.testing.checker import Coverage, Verdict, check
+from txmq.testing.checkers.history import Coverage, Verdict, check
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are up
 SETTLE_GIVEN_UP_S = 60.0

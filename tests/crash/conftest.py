@@ -8,7 +8,7 @@ import pytest
 
 import txmq
 from tests.crash.world import ORDERS, World
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ something of ``ACTIONS`` happens. Every ``ROUND_S`` seconds it is measured how l
 partition is the property of a member that works; then what is paused goes on, what is missing is started, and it is
 measured again. The same after each death of the broker.
 At the end producer and members come to rest, everything is read, and two checkers look at the whole history: the one
-for messages (``txmq.testing.checker``) and the one for groups (``checker_groups``).
+for messages (``txmq.testing.checkers.history``) and the one for groups (``checker_groups``).
 
 "Never stopped" is G6 there: a message waits in a partition that stays with its owner for ``stopped_s_max`` at most.
 The session timeout is shorter than the default (``group_world``).
@@ -33,9 +33,9 @@ from tests.crash import final_reads, offline
 from tests.crash.group_world import GROUP, MEMBERS, PARTITIONS, TOPIC, GroupWorld
 from tests.crash.processes import CampaignError, Child, pause, wait_for
 from tests.crash.world import BROKER_SETTINGS, HistoryFile
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.checker import Verdict, check
-from txmq.testing.checker_groups import GroupRules, check_group
+from txmq.testing.checkers.groups import GroupRules, check_group
+from txmq.testing.checkers.history import Verdict, check
+from txmq.testing.processes.broker import BrokerProcess
 
 PAUSE_S = 1.0  # between two changes
 ROUND_S = 12.0

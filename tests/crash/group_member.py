@@ -18,7 +18,7 @@ import txmq
 from tests.crash.group_world import GROUP, TOPIC, GroupWorld, member_options
 from tests.crash.processes import connect
 from tests.crash.world import HistoryFile
-from txmq.client.connection import Connection
+from txmq.client.transport.reconnecting import Connection
 
 THREADS = 2
 Call = Callable[..., bytes]

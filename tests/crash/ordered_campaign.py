@@ -8,8 +8,8 @@ Theory of operation. One producer process sends without end; a cycle lets someth
   begins while the broker is there or away.
 
 Every ``check_every`` cycles and at the end the producer ends in order, the spool is drained by another one, and
-``txmq.testing.checker`` looks at everything: what was acknowledged or spooled is there once (L5, L7), in the order of
-each thread (L11), of all lives (L12), each key in one partition (A6); nothing that was refused is there (L2).
+``txmq.testing.checkers.history`` looks at everything: what was acknowledged or spooled is there once (L5, L7), in the
+order of each thread (L11), of all lives (L12), each key in one partition (A6); nothing that was refused is there (L2).
 
 Invariants:
     * every wait has a deadline;
@@ -31,11 +31,11 @@ from tests.crash import final_reads, offline
 from tests.crash.ordered_world import PARTITIONS, TOPIC, OrderedWorld, options
 from tests.crash.processes import CampaignError, Child, pause, wait_for
 from tests.crash.world import BROKER_SETTINGS, HistoryFile
-from txmq.client.spool import Spool
+from txmq.client.spooling.spool import Spool
 from txmq.runtime.crashpoints import POINTS
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.checker import Verdict, check
-from txmq.testing.history import parse_history
+from txmq.testing.checkers.events import parse_history
+from txmq.testing.checkers.history import Verdict, check
+from txmq.testing.processes.broker import BrokerProcess
 
 ORDERED_POINTS = tuple(sorted(point for point in POINTS if point.startswith("client.ordered.")))
 KINDS = ("outage", "paused", "killed", "killed-away", "both")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import txmq
-from txmq.testing.history import merge
+from txmq.testing.checkers.events import merge
 
 TOPIC: Final = "orders"
 PARTITIONS: Final = {TOPIC: 6}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import txmq
 from txmq.config import ENVIRONMENT_PREFIX
-from txmq.testing.fork_server import Process, start_logged
+from txmq.testing.processes.fork_server import Process, start_logged
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 30.0

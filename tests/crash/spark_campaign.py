@@ -23,8 +23,8 @@ import txmq
 from tests.crash.processes import ROOT, CampaignError, pause, wait_for
 from tests.crash.spark_driver import IN, OUT
 from txmq.model import TransactionKind
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.child_process import ChildProcess
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.child import ChildProcess
 
 PARTITIONS = 3
 MESSAGES_PER_ROUND = 600

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txmq.testing.spark import start_session
+from txmq.testing.processes.spark import start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,9 @@ import pytest
 
 import txmq
 from tests.crash.world import ORDERS, World
-from txmq.client import transaction as block
+from txmq.client.transaction import block
 from txmq.runtime import crashpoints
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 
 class ChangedMindError(Exception):

@@ -22,7 +22,7 @@ from tests.crash.campaign import KILLED
 from tests.crash.processes import Child, wait_for
 from tests.crash.world import ORDERS, World
 from txmq.log.records import encode
-from txmq.testing.broker_process import BrokerProcess, free_port
+from txmq.testing.processes.broker import BrokerProcess, free_port
 
 WAIT_S = 60.0
 QUIET = {"mark_idle_ms": 60_000}  # no sync but those of requests: the nth sync is known to be one of a put

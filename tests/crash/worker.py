@@ -32,7 +32,7 @@ from tests.crash.world import (
     HistoryFile,
     World,
 )
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.block import Transaction
 from txmq.runtime.threads import until_terminated
 from txmq.xa import LastResource
 

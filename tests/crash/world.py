@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import txmq
-from txmq.testing.history import History, merge, parse_history
+from txmq.testing.checkers.events import History, merge, parse_history
 from txmq.xa import LastResource
 
 ORDERS, PAYMENTS, AUDIT, SCRAP = "orders", "payments", "audit", "scrap"

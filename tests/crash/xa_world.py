@@ -16,7 +16,7 @@ import MySQLdb
 
 import txmq
 from tests.crash.world import World
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 
 TRANSFERS: Final = "transfers"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from txmq.testing.broker_process import free_port
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import free_port
+from txmq.testing.processes.mariadb import MariaDB
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 60

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 200

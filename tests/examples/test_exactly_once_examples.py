@@ -14,8 +14,8 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 import pytest
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 
 from ..services.consuming import until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WAIT_S = 60.0
@@ -225,7 +225,7 @@ def test_a_log_is_shipped_once_and_in_order_through_kills_outages_and_rotation(
 
 
 def _spooled(spool: Path) -> int:
-    from txmq.client.spool import Spool
+    from txmq.client.spooling.spool import Spool
 
     with Spool(spool, read_only=True) as opened:
         return sum(opened.waiting.values())

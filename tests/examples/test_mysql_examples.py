@@ -19,8 +19,8 @@ import MySQLdb
 import pytest
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

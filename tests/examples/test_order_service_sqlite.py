@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "order_service_sqlite.py"
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_ADDRESS = "txmq://127.0.0.1:8123"

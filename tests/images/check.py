@@ -19,13 +19,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from txmq.broker.session import CommittedParts
-from txmq.broker.state import State
-from txmq.broker.transaction import TransactionState
+from txmq.broker.state.session import CommittedParts
+from txmq.broker.state.state import State
+from txmq.broker.state.transaction import TransactionState
 from txmq.log.verify import verify_log
 from txmq.protocol.parts import parse_result_lines
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_model import Trace
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.disk_model import Trace
 
 from .node import SMALL, Answer, Client, Node, small_settings
 from .script import GROUP, QUERY, Ask, Place, Script

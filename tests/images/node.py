@@ -12,12 +12,12 @@ import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from txmq.broker.commit.commit_delay import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
+from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import JournalStep, Step
+from txmq.broker.commit.store import Recovered, open_store
 from txmq.broker.core import Core
-from txmq.broker.patience import WAIT_S
-from txmq.broker.retention import retire
-from txmq.broker.store import Recovered, open_store
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.log import records
@@ -26,8 +26,8 @@ from txmq.model import Message
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
-from txmq.runtime.sim_clock import SimClock, SimRandom
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.clock import SimClock, SimRandom
+from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import TxId
 
 JOURNAL_FILE_SIZE_BYTES = 16 << 10  # a few groups a file: every workload crosses files

@@ -17,7 +17,7 @@ from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
-from txmq.runtime.sim_clock import START_MS
+from txmq.testing.simulated.clock import START_MS
 
 from .node import Node
 

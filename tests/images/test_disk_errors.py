@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from txmq.errors import JournalFailedError, StorageError
-from txmq.runtime.sim_disk import Kind, SimDisk
+from txmq.testing.simulated.disk import Kind, SimDisk
 
 from .check import Player, check_image
 from .scripts import SCRIPTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.runtime.sim_images import enumerate_images
+from txmq.testing.simulated.crash_images import enumerate_images
 
 from .cases import check_nested
 from .check import record

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from txmq.client.consumer import Consumer
+from txmq.client.consumer.consumer import Consumer
 from txmq.model import Message
 
 WAIT_S = 60.0

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
-from txmq.xa.mysql_branch import MySQLBranch
-from txmq.xa.mysql_recovery import MySQLRecovery
+from txmq.xa.mysql.branch import MySQLBranch
+from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xid import TxId
 
 CLUSTER = "00000000000000c1"

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import txmq
 from tests.services.consuming import WAIT_S, until
-from txmq.client.consumer import Consumer, ConsumerOptions
+from txmq.client.consumer.consumer import Consumer, ConsumerOptions
 from txmq.errors import UnknownGroupError
 from txmq.model import Message
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.client.consumer import Consumer
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.client.consumer.consumer import Consumer
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 
 from .consuming import delivered, until

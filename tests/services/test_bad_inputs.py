@@ -15,7 +15,7 @@ import pytest
 
 import txmq
 from txmq.log import records
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 from .bad_inputs import ASKED, CASES, CLOSED, ELSEWHERE, OWN_TESTS, TIME_MS, Case, batch, put
 from .watch import FLOOD_DELAY_S_MAX, Watch, flood

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from txmq.broker.core import REQUESTS_A_TURN
-from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 from .bad_inputs import batch, put
 from .watch import FLOOD_DELAY_S_MAX, Watch, eventually

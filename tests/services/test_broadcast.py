@@ -14,8 +14,8 @@ import pytest
 
 import txmq
 from tests.services.consuming import WAIT_S, take, until, values
-from txmq.client.consumer import Consumer
-from txmq.testing.broker_process import BrokerProcess
+from txmq.client.consumer.consumer import Consumer
+from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, GROUP = "changes", "caches"
 PARTITIONS = 3

@@ -18,10 +18,10 @@ import pytest
 import txmq
 from tests.services.mysql_world import NAME, MySQLWorld, wait_until
 from txmq import BrokerAwayError, Outcome, RolledBackError
-from txmq.client.connection import SILENT_S
+from txmq.client.transport.reconnecting import SILENT_S
 from txmq.runtime import crashpoints
-from txmq.testing.broker_process import BrokerProcess, free_port
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess, free_port
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource
 
 PATIENT_S = 600.0  # timeout= of every block

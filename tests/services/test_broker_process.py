@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.testing.broker_process import BrokerFailedError, BrokerProcess, free_port
-from txmq.testing.fork_server import ForkServer
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, free_port
+from txmq.testing.processes.fork_server import ForkServer
 
 from .bad_inputs import batch
 from .wire import Wire
@@ -133,7 +133,7 @@ def test_a_path_that_cannot_be_used_ends_it_in_one_line_that_names_it(tmp_path: 
 
 @pytest.mark.parametrize("sync", ["interval", "never"])
 def test_a_relaxed_put_is_synced_in_its_time_and_not_at_some_later_tick(tmp_path: Path, sync: str) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import txmq.broker.server\ntxmq.broker.server.TICK_S = 3600.0\n")
+    (tmp_path / "sitecustomize.py").write_text("import txmq.broker.shell.server\ntxmq.broker.server.TICK_S = 3600.0\n")
     env = {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
     with BrokerProcess(tmp_path / "broker", settings={"sync": sync}, env=env) as broker, Wire(broker) as wire:
         assert wire.ask(b"topic create t 1\r\n")[0] == 200

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.cli import demo_service
-from txmq.testing import fork_server
-from txmq.testing.broker_process import BrokerProcess, free_port
+from txmq.cli.demo import service as demo_service
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess, free_port
 
 TIMEOUT_S = 60
 
@@ -321,7 +321,7 @@ def test_the_resolver_waits_for_the_broker_settles_what_a_killed_service_left_an
         for topic in (demo_service.ORDERS, demo_service.PAYMENTS, demo_service.AUDIT):
             client.topics.create(topic)
         demo_service.open_resource(str(database)).install(client)
-    service = [sys.executable, "-m", "txmq.cli.demo_service", broker.address, str(database), "1"]
+    service = [sys.executable, "-m", "txmq.cli.demo.service", broker.address, str(database), "1"]
     environment = os.environ | {"TXMQ_CRASH": "client.tx.db_committed:3"}
     killed = subprocess.run(service, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
     assert killed.returncode == -signal.SIGKILL

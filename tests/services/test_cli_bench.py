@@ -15,7 +15,7 @@ import pytest
 import txmq
 from txmq.testing.bench.loads import LOADS
 from txmq.testing.bench.model import PERCENTILES, Target, client_with_topic
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 TIMEOUT_S = 60
 NAMES = [load.name for load in LOADS]

@@ -12,8 +12,8 @@ import pytest
 import txmq
 from tests.services.consuming import take, until, values
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
-from txmq.testing import fork_server
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
 
 TIMEOUT_S = 60.0
 

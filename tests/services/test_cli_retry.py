@@ -21,12 +21,12 @@ import txmq
 from tests.services.consuming import WAIT_S, until
 from tests.services.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, clear, listening, never, saved
 from txmq.cli.main import main
-from txmq.client.dead_letters import DeadLetters
-from txmq.client.letter_replay import LetterReplay
+from txmq.client.consumer.retry.dead_letters import DeadLetters
+from txmq.client.consumer.retry.redrive import LetterReplay
 from txmq.model import Message
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.runtime.logging import get_logger
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 LETTERS = f"{GROUP}.dead-letter"
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.transaction_home import TransactionHome
-from txmq.client.transaction_parts import EncodedPart, MessageBuffer
+from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import encode_part
-from txmq.testing import fork_server
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
 
 UUID, OTHER_UUID = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 DETAILS = {"bqual": f"{UUID}.1.2", "connection": 42, "wrote": True, "marker": True, "table": "txmq_marker"}

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.unit.xa.support import quiet_resolver
-from txmq.client.transaction import Transaction
-from txmq.testing.fake_home import FakeHome
-from txmq.testing.mariadb import MariaDB
-from txmq.xa import LastResource, connection_pool
+from txmq.client.transaction.block import Transaction
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.simulated.broker import FakeHome
+from txmq.xa import LastResource
+from txmq.xa.database import connection_pool
 
 from .mysql_world import MySQLWorld, wait_until
 

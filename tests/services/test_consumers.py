@@ -16,15 +16,15 @@ import pytest
 
 import txmq
 from tests.services.consuming import WAIT_S, take, until, values
-from txmq.client.consumer import ConsumerOptions
+from txmq.client.consumer.consumer import ConsumerOptions
 from txmq.model import Message
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = 6
 _MEMBER = """
 import sys, txmq
-from txmq.client.consumer import ConsumerOptions
+from txmq.client.consumer.consumer import ConsumerOptions
 client = txmq.connect(sys.argv[1])
 options = ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.2)
 consumer = client.consumer(sys.argv[2], [sys.argv[3]], options=options)
@@ -37,7 +37,7 @@ consumer.run(handle, threads=2)
 
 _DEAF_MEMBER = """
 import sys, time, txmq
-from txmq.client.consumer import ConsumerOptions
+from txmq.client.consumer.consumer import ConsumerOptions
 client = txmq.connect(sys.argv[1])
 options = ConsumerOptions(session_timeout=1.5, heartbeat_interval=0.2)
 consumer = client.consumer(sys.argv[2], [sys.argv[3]], start="latest", options=options)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 
 from .consuming import delivered, take, until, values
 

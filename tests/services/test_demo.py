@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.cli.demo_run import Death, Play
+from txmq.cli.demo.run import Death, Play
 
 
 @pytest.mark.timeout(180)

@@ -14,10 +14,10 @@ import pytest
 
 import txmq
 from txmq.errors import HeuristicHazardError, RolledBackError
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
-from txmq.xa.branch import xid_sql
+from txmq.xa.two_phase.branch import xid_sql
 
 from .mysql_world import wait_until
 from .test_last_resource_mysql import Shop

@@ -15,9 +15,9 @@ import pytest
 from fastapi import Depends, FastAPI
 
 import txmq
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.block import Transaction
 from txmq.errors import TransactionStateError
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
 INSERT = "INSERT INTO orders (value) VALUES (?)"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.fork_server import ForkServer, Process, run, start_logged
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.fork_server import ForkServer, Process, run, start_logged
 
 from .child_facts import POINT
 

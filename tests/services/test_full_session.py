@@ -6,10 +6,10 @@ import pytest
 
 import txmq
 from tests.services.wire import Wire
-from txmq.broker.transaction_checks import UNFINISHED_OUTCOMES_MAX
+from txmq.broker.verbs.checks import UNFINISHED_OUTCOMES_MAX
 from txmq.errors import RolledBackError, SessionFullError
 from txmq.model import Outcome
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xid import TxId
 
 _PIECE = 8_192  # fences sent before their answers are read

@@ -14,7 +14,7 @@ import pytest
 
 import txmq
 from txmq import Outcome, Resolution
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 WITHIN_S = 20.0  # far above what it takes: a loaded machine must not turn it red
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.transaction_home import TransactionHome
-from txmq.client.transaction_parts import MessageBuffer
+from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import BadRequestError, TransactionConflictError, UnknownTopicError, UnknownTransactionError
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.fake_home import FakeHome
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.simulated.broker import FakeHome
 
 UUID = "0123456789abcdef" * 2
 

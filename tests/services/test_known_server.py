@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
-from txmq.xa.fingerprint import StrangeServerError
-from txmq.xa.settle import Step, prove
+from txmq.xa.database.fingerprint import StrangeServerError
+from txmq.xa.last_resource.proof import Step, prove
 
 from .mysql_world import new_txid
 

@@ -12,11 +12,11 @@ import pytest
 
 import txmq
 from txmq.cli import tx_explain
-from txmq.client.resolver import resolver_of
+from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import OffsetOutOfRangeError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
 SETTLED_WITHIN_S = 60.0  # far above the promise of 2 s: a loaded machine must not turn it red

@@ -18,16 +18,16 @@ import MySQLdb.cursors
 import pytest
 
 import txmq
-from txmq.client.resolver import resolver_of
+from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.runtime.sim_clock import SimClock
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.simulated.clock import SimClock
 from txmq.xa import LastResource
-from txmq.xa.installed import CHECK_EVERY_S, Session
-from txmq.xa.last_resource import BEGUN_FRESH_S
+from txmq.xa.database.installation import CHECK_EVERY_S, Session
+from txmq.xa.last_resource.resource import BEGUN_FRESH_S
 
 from .mysql_world import wait_until
 

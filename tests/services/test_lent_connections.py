@@ -14,10 +14,10 @@ from sqlalchemy.pool import NullPool
 from tests.unit.xa.support import quiet_resolver
 from tests.unit.xa.test_lent_connections import Hiding, Passing, Tracing
 from tests.unit.xa.xa_support import Notes
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.block import Transaction
 from txmq.errors import ConfigError, TransactionStateError
-from txmq.testing.fake_home import FakeHome
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.simulated.broker import FakeHome
 from txmq.xa import LastResource
 
 from .mysql_world import MySQLWorld
@@ -87,7 +87,7 @@ def test_a_lent_connection_costs_what_an_own_one_does_and_one_look_whether_it_is
 
 
 def test_an_xa_branch_on_a_lent_connection_is_verified_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.transaction.resolver_of", lambda _client: Notes(world.home))
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(world.home))
     connection, counts = world.lend(), []
     for number in range(3):
         connection.sent.clear()

@@ -9,8 +9,8 @@ from pathlib import Path
 import MySQLdb
 import pytest
 
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB, MariaDBFailedError
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
 
 
 def test_what_was_committed_survives_a_kill_and_what_was_not_does_not(mariadb: MariaDB) -> None:
@@ -67,7 +67,7 @@ def test_its_directory_may_be_named_by_text(tmp_path: Path) -> None:
 
 def test_a_missing_server_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("txmq.testing.mariadb._SERVER_DIRECTORIES", ())
+    monkeypatch.setattr("txmq.testing.processes.mariadb._SERVER_DIRECTORIES", ())
     with pytest.raises(MariaDBFailedError, match="apt-get install mariadb-server"):
         MariaDB(tmp_path / "m").start()
 

@@ -10,11 +10,11 @@ from typing import Any
 import MySQLdb
 import pytest
 
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 from txmq.xa.broker_port import DELETE_SIZE
-from txmq.xa.dialects import MYSQL
-from txmq.xa.marker import MarkerTable
+from txmq.xa.database.dialects import MYSQL
+from txmq.xa.database.marker import MarkerTable
 
 CLUSTER = "00000000000000c1"
 _numbers = itertools.count(1)

@@ -62,7 +62,7 @@ import pytest
 import txmq
 from tests.services import test_metaq_scenarios
 from tests.services.consuming import take, until, values
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import XAFlag
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ import MySQLdb
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
-from txmq.xa.branch import Ended
-from txmq.xa.mysql_server import xa
+from txmq.xa.database.mysql_server import xa
+from txmq.xa.two_phase.branch import Ended
 from txmq.xid import FORMAT_ID, Xid
 
 from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid, wait_until

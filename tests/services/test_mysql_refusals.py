@@ -14,10 +14,10 @@ import MySQLdb
 import pytest
 
 from txmq.errors import ConfigError, TransactionStateError
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
-from txmq.xa.branch import UsedXAConnection
-from txmq.xa.connection_pool import IDLE_MAX
+from txmq.xa.database.connection_pool import IDLE_MAX
+from txmq.xa.two_phase.branch import UsedXAConnection
 
 from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
 

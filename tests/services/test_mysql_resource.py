@@ -11,10 +11,10 @@ import MySQLdb.connections
 import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
-from txmq.testing.mariadb import MariaDB
-from txmq.xa.branch import Ended, PrepareUnknownError, decode_bqual
-from txmq.xa.mysql_branch import MySQLBranch
-from txmq.xa.mysql_server import xa
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.xa.database.mysql_server import xa
+from txmq.xa.mysql.branch import MySQLBranch
+from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, decode_bqual
 from txmq.xid import FORMAT_ID
 
 from .mysql_world import MySQLWorld, new_txid, wait_until
@@ -336,7 +336,7 @@ def test_a_connection_of_the_caller_does_not_stay_in_a_branch_that_could_not_beg
     world: MySQLWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = world.connect()
-    monkeypatch.setattr("txmq.xa.mysql_branch._SAVEPOINT", "no name")
+    monkeypatch.setattr("txmq.xa.mysql.branch._SAVEPOINT", "no name")
     with pytest.raises(MySQLdb.ProgrammingError):
         world.enlist(connection=connection)
     monkeypatch.undo()

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.file_offset_store import FileOffsetStore
-from txmq.client.mysql_offset_store import MySQLOffsetStore
-from txmq.client.offset_store import BrokerOffsetStore, OffsetPosition, OffsetStore, Slot, StoredOffset
+from txmq.client.consumer.offsets.file_store import FileOffsetStore
+from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
+from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore, Slot, StoredOffset
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
-from txmq.runtime.sim_disk import SimDisk
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
 from txmq.testing.offset_store_contract import (
     GROUP,
     SLOT,
     OffsetStoreContract,
     OffsetStoreWithTransactionsContract,
 )
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.simulated.disk import SimDisk
 
 TOPICS = {"orders": 12, "Orders": 2, "orders.1": 2, "order_": 2, "order-": 2}
 _numbers = itertools.count(1)
@@ -240,7 +240,7 @@ def _on(disk: SimDisk) -> FileOffsetStore:
 
 def test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved() -> None:
     """Whatever the disk kept of what was not synced: the file is whole, and no older than the last answer."""
-    from txmq.runtime.sim_images import enumerate_images
+    from txmq.testing.simulated.crash_images import enumerate_images
 
     disk = SimDisk(record=True)
     store = _on(disk)

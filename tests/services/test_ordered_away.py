@@ -8,7 +8,7 @@ import pytest
 
 import txmq
 from tests.logged import said
-from txmq.testing.broker_process import BrokerProcess, free_port
+from txmq.testing.processes.broker import BrokerProcess, free_port
 
 SELECTOR = txmq.KeyHashSelector()
 OPTIONS = txmq.OrderedOptions(timeout=1.0, partitions={"t": 4})

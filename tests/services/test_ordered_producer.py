@@ -18,12 +18,12 @@ import pytest
 
 import txmq
 from tests.services.wire import Wire
-from txmq.client.ordered_sessions import stamped
-from txmq.client.spool import Spool
-from txmq.client.spool_rows import Identity, Pin
+from txmq.client.spooling.sessions import stamped
+from txmq.client.spooling.spool import Spool
+from txmq.client.spooling.spool_rows import Identity, Pin
 from txmq.log import records
-from txmq.testing import fork_server
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
 
 KEYS = 8
 LIVES = 4

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.prepared import prepare, settle
-from txmq.client.transaction_home import Extensions, TransactionHome
-from txmq.client.transaction_parts import MessageBuffer
+from txmq.client.transaction.broker_side import Extensions, TransactionHome
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.prepared import prepare, settle
 from txmq.errors import TransactionConflictError
 from txmq.log.records import decode
 from txmq.model import Resolution
 from txmq.protocol.halves import DueHalf, split_halves
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.fake_home import FakeHome
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.simulated.broker import FakeHome
 
 _numbers = count(1)
 

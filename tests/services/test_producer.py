@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 
 def test_a_buffer_full_of_messages_of_unknown_fate_has_room_again_when_the_broker_is_back(

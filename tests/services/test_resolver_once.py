@@ -19,9 +19,9 @@ import pytest
 import txmq
 from tests.services.mysql_world import wait_until
 from tests.services.xa_owner import NAMES, resources
-from txmq.testing import fork_server
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes import fork_server
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ("bank_a", "bank_b")

@@ -11,15 +11,15 @@ import pytest
 import txmq
 from tests.services.consuming import until
 from tests.services.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
-from txmq.client import failures
-from txmq.client.letter_replay import LetterReplay
-from txmq.client.retry_store import RetryStore
-from txmq.client.retry_topic import original
+from txmq.client.consumer import failures
+from txmq.client.consumer.retry.file_store import RetryStore
+from txmq.client.consumer.retry.redrive import LetterReplay
+from txmq.client.consumer.retry.topic_store import original
 from txmq.errors import StorageError, TransactionStateError
 from txmq.log import records
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import encode_part
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 REQUEST_SIZE_BYTES_MAX = 1 << 20
 

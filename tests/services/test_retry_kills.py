@@ -18,9 +18,9 @@ import pytest
 import txmq
 from tests.services.consuming import WAIT_S, until
 from tests.services.retrying import GROUP, LATER, NOW, TOPIC, bad, listening, never, saved
-from txmq.client.retry_store import RetryStore
+from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.runtime.crashpoints import VARIABLE
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 # "bad" fails always, or once: then it is dealt with, but not before the group knows that it is aside.
 _MEMBER = """

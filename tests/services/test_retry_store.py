@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.client.consumer import ConsumerOptions
-from txmq.client.retry_store import RetryStore
+from txmq.client.consumer.consumer import ConsumerOptions
+from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.model import Message
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, GROUP, WAIT_S = "orders", "billing", 60.0
 NOW = ConsumerOptions(retry_delay=0.0, aside_delay=0.0, aside_retries=3)

@@ -12,7 +12,7 @@ import pytest
 
 import txmq
 from tests.services.consuming import until
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 ACKNOWLEDGED, SPOOLED, PENDING = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED, txmq.SendStatus.PENDING
 PARTITIONS = 4

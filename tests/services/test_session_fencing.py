@@ -11,8 +11,8 @@ import pytest
 
 import txmq
 from tests.services.wire import Wire
-from txmq.client.session import resume_wish
-from txmq.testing.broker_process import BrokerProcess
+from txmq.client.transport.session import resume_wish
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 
 

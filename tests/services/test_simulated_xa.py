@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from txmq.testing.mariadb import MariaDB
-from txmq.testing.simulated_xa import DEADLOCK, LOST, SimulatedError, SimulatedSession, SimulatedXADatabase
-from txmq.xa.mysql_server import listed_xids, xa
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.simulated.xa_database import DEADLOCK, LOST, SimulatedError, SimulatedSession, SimulatedXADatabase
+from txmq.xa.database.mysql_server import listed_xids, xa
 from txmq.xid import Xid
 
 from .mysql_world import wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 from .watch import eventually
 from .wire import Wire

@@ -16,7 +16,7 @@ import pytest
 
 import txmq
 from txmq.runtime.net import VANISHED_S
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 from .wire import Wire
 

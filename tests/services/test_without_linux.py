@@ -17,7 +17,7 @@ import pytest
 
 import txmq
 from txmq.testing.bench.limits import BARE_LIMITS
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 _ELSEWHERE = """
 import asyncio, fcntl, os, resource, socket, subprocess, sys, sysconfig

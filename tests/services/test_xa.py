@@ -21,13 +21,13 @@ import pytest
 import txmq
 from tests.services.mysql_world import wait_until
 from tests.services.xa_owner import resources, transfer
-from txmq.client.resolver import resolver_of
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.background_resolver import resolver_of
+from txmq.client.transaction.block import Transaction
 from txmq.errors import RolledBackError, TopicClosedError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import POINTS
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTLED_WITHIN_S = 60.0  # the promise is 2 s once both sides can be reached; machines may be loaded

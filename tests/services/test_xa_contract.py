@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import pytest
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
-from txmq.testing.mariadb import MariaDB
-from txmq.testing.simulated_xa import Fault, SimulatedError, SimulatedXADatabase
-from txmq.testing.simulated_xa_resource import SimulatedXAResource
-from txmq.xa.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
-from txmq.xa.mysql import MySQLResource
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.simulated.xa_database import Fault, SimulatedError, SimulatedXADatabase
+from txmq.testing.simulated.xa_resource import SimulatedXAResource
+from txmq.xa.mysql.resource import MySQLResource
+from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
 
 from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid, wait_until
 

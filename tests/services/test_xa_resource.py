@@ -9,8 +9,8 @@ import pytest
 
 import txmq
 from txmq import Xid
-from txmq.client.xa_resource import BrokerXAResource
-from txmq.testing.broker_process import BrokerProcess
+from txmq.client.transaction.xa_resource import BrokerXAResource
+from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import XACode, XAFlag
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 from .bad_inputs import batch, put
 from .wire import Wire

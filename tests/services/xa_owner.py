@@ -12,7 +12,7 @@ from typing import Any
 import MySQLdb
 
 import txmq
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.block import Transaction
 from txmq.xa import MySQLResource
 
 NAMES = ("bank-a", "bank-b")

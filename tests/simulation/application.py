@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from txmq.client.client import Client
-from txmq.client.producer import Producer
-from txmq.client.transaction import Transaction as Block
+from txmq.client.producer.producer import Producer
+from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import (
     BrokerError,
     DeliveryUnknownError,
@@ -25,10 +25,10 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model import Outcome
-from txmq.runtime.sim_clock import SimRandom
-from txmq.testing.simulated_xa_resource import SimulatedXAResource
-from txmq.xa import settle
-from txmq.xa.last_resource import LastResource
+from txmq.testing.simulated.clock import SimRandom
+from txmq.testing.simulated.xa_resource import SimulatedXAResource
+from txmq.xa.last_resource import proof as settle
+from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 
 from .bank import KEYS_FROM as XA_KEYS_FROM

@@ -1,4 +1,4 @@
-"""Two XA databases of simulated processes: MariaDB's quirks (``txmq.testing.simulated_xa``), faults, deaths.
+"""Two XA databases of simulated processes: MariaDB's quirks (``txmq.testing.simulated.xa_database``), faults, deaths.
 
 Every call takes simulated time. Requests and replies get lost, servers die before and after a call and start again,
 sessions of a process that died end. Rows of one key form a chain, so that the order of their commits is known.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.testing.simulated_xa import Fault, SimulatedSession, SimulatedXADatabase
-from txmq.testing.simulated_xa_resource import SimulatedXAResource
+from txmq.testing.simulated.xa_database import Fault, SimulatedSession, SimulatedXADatabase
+from txmq.testing.simulated.xa_resource import SimulatedXAResource
 
 from .threads import pause, required_task
 from .world import Violation, World

@@ -13,15 +13,15 @@ from typing import cast
 
 from tests.images.node import Client as NodeClient
 from tests.images.node import Node, small_settings
+from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Checkpoint, Part, Step
-from txmq.broker.retention import retire
 from txmq.config import BrokerSettings
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.runtime.sim_clock import SimClock
-from txmq.runtime.sim_disk import SimDisk
 from txmq.runtime.steady_clock import SteadyClock
+from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.disk import SimDisk
 
 from .threads import current_task
 from .watch import Watch

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 
-from txmq.client.producer_core import Batch, ProducerCore, ProducerLimits
+from txmq.client.producer.core import Batch, ProducerCore, ProducerLimits
 from txmq.errors import DeliveryUnknownError, broker_error
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
-from txmq.xa.coordinator import Coordinator, Effect, Event, State
+from txmq.xa.last_resource.coordinator import Coordinator, Effect, Event, State
 
 from .broker import Link
 from .database import Database, Session

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.images.node import Node
-from txmq.client.aside import parsed
 from txmq.client.client import Client
-from txmq.client.consumer_options import ConsumerOptions
-from txmq.client.dead_letters import HEADER, SUFFIX
-from txmq.client.transaction import Transaction as Block
+from txmq.client.consumer.options import ConsumerOptions
+from txmq.client.consumer.retry.dead_letters import HEADER, SUFFIX
+from txmq.client.consumer.retry.deferred import parsed
+from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import TxmqError
 from txmq.log.batch import checksum
 from txmq.model import Message, Outcome

@@ -18,13 +18,13 @@ from collections.abc import Callable
 
 from tests.images.check import comparable
 from tests.images.node import Node
-from txmq.broker.state import State
+from txmq.broker.state.state import State
 from txmq.errors import TxmqError
 from txmq.log.verify import verify_log
 from txmq.redo import checkpoint
-from txmq.redo.format import FILE_HEADER_SIZE, file_path
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_model import Image
+from txmq.redo.record_format import FILE_HEADER_SIZE, file_path
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.disk_model import Image
 
 from .world import Violation, World
 

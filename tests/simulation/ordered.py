@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from txmq.client.ordered import OrderedOptions
-from txmq.client.selector import FixedSelector
+from txmq.client.partitioner import FixedSelector
+from txmq.client.spooling.ordered_producer import OrderedOptions
 from txmq.errors import ConnectionLostError, RequestTimeoutError, SpoolFullError, StorageError, TxmqError
 from txmq.model import SendStatus
 

@@ -1,17 +1,17 @@
-"""The simulated resolver: settles what is prepared, by the table of ``xa/settle.py``."""
+"""The simulated resolver: settles what is prepared, by the table of ``xa/last_resource/proof.py``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Generator
 
-from txmq.xa import settle
+from txmq.xa.last_resource import proof as settle
 
 from .client import UUID, Process, Reply, Steps
 
 
 class Resolver(Process):
-    """Settles whatever is prepared, its owner alive or not, by the table of ``xa/settle.py``."""
+    """Settles whatever is prepared, its owner alive or not, by the table of ``xa/last_resource/proof.py``."""
 
     def main(self) -> Steps:
         """For ever."""

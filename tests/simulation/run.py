@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from tests.images.check import comparable
 from tests.images.node import Node
-from txmq.broker.transaction import TransactionState
-from txmq.client import transaction as block
+from txmq.broker.state.transaction import TransactionState
+from txmq.client.transaction import block
 from txmq.log import records
 from txmq.log.verify import verify_log
 from txmq.protocol.parts import parse_result_lines
 from txmq.runtime import crashpoints, logging, net
 from txmq.runtime.os_clock import OSClock, OSRandom
-from txmq.runtime.sim_clock import SimRandom
-from txmq.xa import settle
+from txmq.testing.simulated.clock import SimRandom
+from txmq.xa.last_resource import proof as settle
 
 from .application import Application, Program, ResolverProgram, watched_prove
 from .bank import Bank

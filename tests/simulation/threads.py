@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from txmq.client import resolver
+from txmq.client.transaction import background_resolver as resolver
 from txmq.runtime import owner, threads
 from txmq.runtime.crashpoints import SimulatedCrash
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.images.node import Node
+from txmq.broker.commit.commit_group import Group
 from txmq.broker.commit.pipeline import BACKGROUND_SYNC_MS, CHECKPOINT_RETRY_S, MARK_BUSY_S
 from txmq.broker.commit.steps import Append, Mark, Step
-from txmq.broker.group import Group
 from txmq.config import BrokerSettings
 
 from .world import Violation, World

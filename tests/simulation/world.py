@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from txmq.runtime.sim_clock import SimClock
+from txmq.testing.simulated.clock import SimClock
 
 SITUATIONS = frozenset(
     {

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import txmq
-from txmq.cli.audit_run import AuditCommand, Request
+from txmq.cli.audit.run import AuditCommand, Request
 from txmq.errors import TxmqError
-from txmq.testing.child_process import ChildProcess
+from txmq.testing.processes.child import ChildProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import txmq
 from tests.spark.audit_world import TOPIC, AuditWorld, Planted, found_of
-from txmq.spark.audit import AuditResult
-from txmq.spark.audit_rows import Rows, open_rows
-from txmq.spark.audit_spec import AuditSpec, Kind, RowTime, parse_terms
-from txmq.spark.audit_topic import TopicAudit, Wanted
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
-from txmq.testing.spark import start_session
+from txmq.spark.audit.audit import AuditResult
+from txmq.spark.audit.rows import Rows, open_rows
+from txmq.spark.audit.spec import AuditSpec, Kind, RowTime, parse_terms
+from txmq.spark.audit.topic import TopicAudit, Wanted
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.processes.spark import start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -165,8 +165,8 @@ def main() -> int:
 
 
 def _proved(world: AuditWorld, bootstrap: str, memory: str, report: Path | None) -> Proof:
-    from txmq.spark.audit_output import save
-    from txmq.spark.audit_summary import summary_of
+    from txmq.spark.audit.output import save
+    from txmq.spark.audit.summary import summary_of
 
     settings = {"spark.driver.memory": memory, "spark.sql.shuffle.partitions": "4"}
     spark = start_session("audit proof", settings=settings)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import txmq
 from txmq import Xid
-from txmq.spark.audit_spec import Kind
-from txmq.testing.mariadb import MariaDB
+from txmq.spark.audit.spec import Kind
+from txmq.testing.processes.mariadb import MariaDB
 
 TOPIC = "orders"
 PARTITIONS = 4

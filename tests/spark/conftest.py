@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.spark import start_session
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.spark import start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The session; its settings are those of ``txmq.testing.spark``."""
+    """The session; its settings are those of ``txmq.testing.processes.spark``."""
     session = start_session("txmq-tests")
     yield session
     session.stop()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import txmq
-from txmq.cli.audit_run import Request
-from txmq.testing.broker_process import BrokerProcess
+from txmq.cli.audit.run import Request
+from txmq.testing.processes.broker import BrokerProcess
 
 
 class Shop:

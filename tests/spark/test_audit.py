@@ -17,12 +17,12 @@ import txmq
 from tests.spark.audit_proof import prove, url_of
 from tests.spark.audit_world import AuditWorld
 from tests.spark.shop import Shop, asked
-from txmq.cli.audit_run import AuditCommand
-from txmq.cli.demo_audit_run import Play
+from txmq.cli.audit.run import AuditCommand
+from txmq.cli.demo.audit_run import Play
 from txmq.errors import ConfigError
-from txmq.spark.audit_rows import open_rows
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.mariadb import MariaDB
+from txmq.spark.audit.rows import open_rows
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

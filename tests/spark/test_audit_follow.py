@@ -13,8 +13,8 @@ import pytest
 import txmq
 from tests.spark.audit_child import AuditChild
 from tests.spark.shop import Shop, asked
-from txmq.spark.audit_follow import STATE_FILE
-from txmq.testing.broker_process import BrokerProcess
+from txmq.spark.audit.follow import STATE_FILE
+from txmq.testing.processes.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

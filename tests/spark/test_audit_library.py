@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.spark.audit import InDoubt, Surroundings, audit
-from txmq.spark.audit_match import Window
-from txmq.spark.audit_spec import AuditSpec, Kind, RowTime, parse_source, parse_terms
+from txmq.spark.audit.audit import InDoubt, Surroundings, audit
+from txmq.spark.audit.match import Window
+from txmq.spark.audit.spec import AuditSpec, Kind, RowTime, parse_source, parse_terms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from txmq.spark.audit import AuditResult
+    from txmq.spark.audit.audit import AuditResult
 
 pytestmark = pytest.mark.timeout(1200)  # on a machine with eight others
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

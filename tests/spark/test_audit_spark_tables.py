@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import txmq
-from txmq.cli.audit_run import AuditCommand, Request
+from txmq.cli.audit.run import AuditCommand, Request
 from txmq.errors import ConfigError
-from txmq.spark.audit import audit
-from txmq.spark.audit_rows import open_rows, without_password
-from txmq.spark.audit_spec import AuditSpec, RowTime, parse_terms
-from txmq.testing.broker_process import BrokerProcess
+from txmq.spark.audit.audit import audit
+from txmq.spark.audit.rows import open_rows, without_password
+from txmq.spark.audit.spec import AuditSpec, RowTime, parse_terms
+from txmq.testing.processes.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,11 +15,11 @@ import pytest
 
 from tests.spark.audit_proof import url_of
 from txmq.errors import ConfigError
-from txmq.spark import audit_tables
-from txmq.spark.audit_rows import Rows, open_rows, without_password
-from txmq.spark.audit_spec import AuditSpec, RowTime, parse_terms
-from txmq.spark.audit_tables import Reading, Table, TableReader, columns_of, ranges
-from txmq.testing.mariadb import MariaDB
+from txmq.spark.audit import tables as audit_tables
+from txmq.spark.audit.rows import Rows, open_rows, without_password
+from txmq.spark.audit.spec import AuditSpec, RowTime, parse_terms
+from txmq.spark.audit.tables import Reading, Table, TableReader, columns_of, ranges
+from txmq.testing.processes.mariadb import MariaDB
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import txmq
-from txmq.testing.broker_process import BrokerProcess
-from txmq.testing.spark import environment
-from txmq.testing.spark_cluster import SparkCluster
+from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.spark import environment
+from txmq.testing.processes.spark_cluster import SparkCluster
 
 ROWS = 2_000
 TASKS_MAX = 60  # 18 were seen; 2,600 before partitions followed the size of the data

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import txmq
-from txmq.client.queries import Attempt
-from txmq.client.selector import KeyHashSelector
-from txmq.spark import sink_task
-from txmq.spark.sink_options import SinkOptions
-from txmq.testing.broker_process import BrokerProcess
+from txmq.client.partitioner import KeyHashSelector
+from txmq.client.transaction.spark_batches import Attempt
+from txmq.spark.sink import task as sink_task
+from txmq.spark.sink.options import SinkOptions
+from txmq.testing.processes.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

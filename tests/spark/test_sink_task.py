@@ -12,13 +12,14 @@ import pytest
 
 import txmq
 from txmq.client.client import Client, parse_bootstrap
-from txmq.client.queries import Attempt
+from txmq.client.transaction.spark_batches import Attempt
 from txmq.errors import FencedError, TransactionConflictError, UnavailableError, UnknownTopicError
-from txmq.spark import sink, sink_task
-from txmq.spark.sink import BatchWriter, TaskMessage
-from txmq.spark.sink_options import SinkOptions
-from txmq.spark.sink_task import Written
-from txmq.testing.broker_process import BrokerProcess
+from txmq.spark.sink import sink
+from txmq.spark.sink import task as sink_task
+from txmq.spark.sink.options import SinkOptions
+from txmq.spark.sink.sink import BatchWriter, TaskMessage
+from txmq.spark.sink.task import Written
+from txmq.testing.processes.broker import BrokerProcess
 
 
 def options(broker: BrokerProcess, topic: str = "out", timeout_s: float = 60.0) -> SinkOptions:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import txmq
-from txmq.spark.offsets import lag
-from txmq.testing.broker_process import BrokerProcess
+from txmq.spark.source.offsets import lag
+from txmq.testing.processes.broker import BrokerProcess
 
 from .visible import wait_until_visible
 

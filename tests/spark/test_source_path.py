@@ -13,20 +13,20 @@ import pytest
 from crc32c import crc32c
 
 import txmq
-from txmq.client.transaction_home import TransactionHome
-from txmq.client.transaction_parts import MessageBuffer
+from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import ConfigError, CorruptRecordError, DataLossError, DirectoryInUseError, StorageError
 from txmq.log import batch, records
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import encode_part
-from txmq.redo.format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE
+from txmq.redo.record_format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE
 from txmq.runtime.os_disk import OSDisk
-from txmq.spark import path_source
-from txmq.spark.options import parse
-from txmq.spark.path_plan import FileTask, plan
-from txmq.spark.path_source import FileReader
-from txmq.spark.path_state import locked
-from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
+from txmq.spark.segment_files import reader as path_source
+from txmq.spark.segment_files.plan import FileTask, plan
+from txmq.spark.segment_files.reader import FileReader
+from txmq.spark.segment_files.state import locked
+from txmq.spark.source.options import parse
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 from .visible import wait_until_visible
 

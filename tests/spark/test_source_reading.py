@@ -19,13 +19,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import txmq
 from txmq.errors import ConfigError, ConnectionLostError, DataLossError, InvalidBatchError, UnknownTopicError
 from txmq.log import records
-from txmq.spark import source_fetch
-from txmq.spark.options import parse
-from txmq.spark.ranges import Range
-from txmq.spark.source_batch import plan, tasks
-from txmq.spark.source_fetch import Reading, read_ranges
-from txmq.spark.source_stream import StreamReader
-from txmq.testing.broker_process import BrokerProcess
+from txmq.spark.source import fetch as source_fetch
+from txmq.spark.source.batch import plan, tasks
+from txmq.spark.source.fetch import Reading, read_ranges
+from txmq.spark.source.options import parse
+from txmq.spark.source.ranges import Range
+from txmq.spark.source.stream import StreamReader
+from txmq.testing.processes.broker import BrokerProcess
 
 from .visible import wait_until_visible
 

@@ -43,20 +43,29 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/runtime/": (DOORS | DOOR_CALLS, "the doors themselves"),
     "txmq/cli/": (DOORS | DOOR_CALLS, "shells: files, processes, terminals"),
     "txmq/testing/": (DOORS | DOOR_CALLS, "shells: child processes"),
-    "txmq/broker/process.py": (
+    "txmq/broker/shell/process.py": (
         frozenset({"asyncio", "pathlib", "signal", "threading", "uvloop"}),
         "the broker as a process",
     ),
-    "txmq/broker/reads.py": (frozenset({"concurrent"}), "reader threads"),
-    "txmq/broker/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
-    "txmq/client/retry_store.py": (frozenset({"sqlite3", "pathlib"}), "the retry store is an SQLite file: section 3"),
-    "txmq/client/spool.py": (frozenset({"sqlite3", "pathlib"}), "the spool is an SQLite file: DESIGN.md section 3"),
-    "txmq/xa/sqlite_file.py": (frozenset({"os", "sqlite3"}), "who settles opens an application's SQLite file"),
-    "txmq/spark/audit_output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
-    "txmq/spark/audit_follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
-    "txmq/spark/audit_tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
-    "txmq/broker/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
-    "txmq/spark/path_source.py": (frozenset({"pathlib"}), "the directory that a user names, before it is opened"),
+    "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
+    "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
+    "txmq/client/consumer/retry/file_store.py": (
+        frozenset({"sqlite3", "pathlib"}),
+        "the retry store is an SQLite file: section 3",
+    ),
+    "txmq/client/spooling/spool.py": (
+        frozenset({"sqlite3", "pathlib"}),
+        "the spool is an SQLite file: DESIGN.md section 3",
+    ),
+    "txmq/xa/database/sqlite_file.py": (frozenset({"os", "sqlite3"}), "who settles opens an application's SQLite file"),
+    "txmq/spark/audit/output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
+    "txmq/spark/audit/follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
+    "txmq/spark/audit/tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
+    "txmq/broker/shell/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
+    "txmq/spark/segment_files/reader.py": (
+        frozenset({"pathlib"}),
+        "the directory that a user names, before it is opened",
+    ),
 }
 
 # The one home of what is somebody else's: where it is used by name, and changes with its versions.
@@ -64,13 +73,13 @@ HOMES = {
     "aiokafka": ["txmq/log/records.py"],
     "cramjam": ["txmq/log/compression.py"],
     "kazoo": [],
-    "MySQLdb": ["txmq/xa/mysql_driver.py"],
+    "MySQLdb": ["txmq/xa/database/mysql_driver.py"],
     "pyarrow": ["txmq/spark/"],
-    "pyspark": ["txmq/spark/", "txmq/testing/spark.py"],
+    "pyspark": ["txmq/spark/", "txmq/testing/processes/spark.py"],
     "rich": ["txmq/cli/"],
     "structlog": ["txmq/runtime/logging.py"],
     "typer": ["txmq/cli/"],
-    "uvloop": ["txmq/broker/process.py"],
+    "uvloop": ["txmq/broker/shell/process.py"],
 }
 
 

@@ -21,7 +21,7 @@ import txmq
 from tools.soak.bounds import Judged, Sample, judge
 from tools.soak.broker import SETTINGS, measures, sample
 from tools.soak.load import Load
-from txmq.testing.broker_process import BrokerFailedError, BrokerProcess
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 SECONDS_MAX = 24 * 3600.0
 SAMPLE_S = 1.0

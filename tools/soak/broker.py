@@ -7,7 +7,7 @@ from typing import Final
 
 import txmq
 from tools.soak.bounds import Measure
-from txmq.testing.broker_process import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess
 
 CHECKPOINT_INTERVAL_BYTES: Final = 32 << 20
 OPEN_FILES_MAX: Final = 64  # fewer than there are partitions: files are closed and opened again

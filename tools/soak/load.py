@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import txmq
-from txmq.xa.last_resource import LastResource
+from txmq.xa.last_resource.resource import LastResource
 from txmq.xid import Xid
 
 SMALL, LARGE, WIDE = "small", "large", "wide"

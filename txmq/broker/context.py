@@ -11,15 +11,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from txmq.broker.check_desk import CheckDesk
-from txmq.broker.deadlines import Deadlines
-from txmq.broker.group import Group
-from txmq.broker.group_desk import GroupDesk
-from txmq.broker.liveness import LivenessClock
-from txmq.broker.membership import Membership
-from txmq.broker.peer import Peer
-from txmq.broker.resources import Resources
-from txmq.broker.state import Limits, State
+from txmq.broker.client_connection import Peer
+from txmq.broker.commit.commit_group import Group
+from txmq.broker.state.check_backs import CheckDesk
+from txmq.broker.state.deadlines import Deadlines
+from txmq.broker.state.liveness import LivenessClock
+from txmq.broker.state.membership import Membership
+from txmq.broker.state.pending_groups import GroupDesk
+from txmq.broker.state.resources import Resources
+from txmq.broker.state.state import Limits, State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition
 from txmq.protocol import answers

@@ -19,27 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from txmq.broker import (
-    decisions,
-    greeting,
-    groups,
-    halves,
-    listing,
-    reading,
-    session_expiry,
-    stats,
-    topics,
-    transactions,
-)
+from txmq.broker.client_connection import Peer
+from txmq.broker.commit.commit_group import Group
 from txmq.broker.context import Context, Identity, Read
-from txmq.broker.group import Group
-from txmq.broker.parts import parts
-from txmq.broker.peer import Peer
-from txmq.broker.pipelined import take_puts
-from txmq.broker.produce import put
-from txmq.broker.query import query
-from txmq.broker.resource import reporter_of, resource
-from txmq.broker.state import State
+from txmq.broker.state import session_expiry
+from txmq.broker.state.state import State
+from txmq.broker.verbs import check_backs, get, hello, recover, stats, topic, transactions, xa
+from txmq.broker.verbs.group import group as groups
+from txmq.broker.verbs.parts import parts
+from txmq.broker.verbs.put import put
+from txmq.broker.verbs.put_pipelined import take_puts
+from txmq.broker.verbs.query import query
+from txmq.broker.verbs.resource import reporter_of, resource
 from txmq.config import BrokerSettings
 from txmq.errors import (
     BrokerError,
@@ -57,29 +48,29 @@ from txmq.runtime.ports import Random
 _Verb = Callable[[Context, Peer, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
 VERBS: dict[bytes, _Verb] = {
     b"put": put,
-    b"get": reading.get,
-    b"offset": reading.offset,
-    b"meta": reading.meta,
-    b"hello": greeting.hello,
+    b"get": get.get,
+    b"offset": get.offset,
+    b"meta": get.meta,
+    b"hello": hello.hello,
     b"prepare": transactions.prepare,
     b"commit": transactions.commit,
     b"rollback": transactions.rollback,
     b"outcome": transactions.outcome,
-    b"decide": decisions.decide,
-    b"complete": decisions.complete,
-    b"forget": decisions.forget,
-    b"recover": listing.recover,
+    b"decide": xa.decide,
+    b"complete": xa.complete,
+    b"forget": xa.forget,
+    b"recover": recover.recover,
     b"parts": parts,
-    b"checks": halves.checks,
+    b"checks": check_backs.checks,
     b"group": groups.group,
     b"query": query,
     b"resource": resource,
-    b"topic": topics.topic,
+    b"topic": topic.topic,
     b"stats": stats.stats,
-    b"ping": greeting.ping,
-    b"version": greeting.version,
-    b"help": greeting.help_,
-    b"quit": greeting.quit_,
+    b"ping": hello.ping,
+    b"version": hello.version,
+    b"help": hello.help_,
+    b"quit": hello.quit_,
 }
 _TELL_A_STATE = (TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError)
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes: 13 ms of the smallest requests, 5 ms of puts
@@ -101,7 +92,7 @@ class Core:
             session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared
             session_expiry.went_away(self.context, session)
         for _, transaction in state.prepared.behind(0):
-            halves.prepared(self.context, transaction)
+            check_backs.prepared(self.context, transaction)
         self._group_size_bytes_max = settings.group_size_bytes_max
 
     # --- connections -------------------------------------------------------------------------------------------------
@@ -265,7 +256,7 @@ class Core:
             changed += holds.drop(deleted)
         for partition in changed:
             if partition.waiters:
-                reading.wake_polls(self.context, partition)
+                get.wake_polls(self.context, partition)
 
     def _release_puts(self, group: Group) -> None:
         """Answer them. Hot: 0.2 us a put; how many digits an offset has is found out when that changes."""
@@ -298,10 +289,10 @@ class Core:
             is_reading: False where the shell reads nobody, so that silence says nothing.
         """
         self.context.now_ms = now_ms
-        reading.expire_polls(self.context)
+        get.expire_polls(self.context)
         transactions.expire_streams(self.context)
-        decisions.show_overdue(self.context)
-        halves.tick(self.context)
+        xa.show_overdue(self.context)
+        check_backs.tick(self.context)
         groups.tick(self.context)
         session_expiry.tick(self.context)
         self.context.liveness.tick(is_reading=is_reading)
@@ -311,7 +302,7 @@ class Core:
         moved, self.context.moved = self.context.moved, []
         for partition in moved:
             if partition.waiters:
-                reading.wake_polls(self.context, partition)
+                get.wake_polls(self.context, partition)
 
     def take_reads(self) -> list[Read]:
         """Effects: reads to be carried out."""

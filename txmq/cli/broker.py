@@ -60,7 +60,7 @@ def broker(
     if show_settings:
         _show(settings, as_json=as_json)
         return
-    from txmq.broker import process
+    from txmq.broker.shell import process
     from txmq.runtime import logging
 
     logging.configure(settings.log_level)

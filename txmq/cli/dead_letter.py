@@ -12,7 +12,7 @@ from txmq.cli.group import Group
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.client.letter_replay import Letter, Origin
+    from txmq.client.consumer.retry.redrive import Letter, Origin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +37,7 @@ def list_(
     """
     from collections import deque
 
-    from txmq.client.letter_replay import LetterReplay
+    from txmq.client.consumer.retry.redrive import LetterReplay
 
     with connected(bootstrap, group=group) as client:
         found = LetterReplay(client, group)
@@ -61,7 +61,7 @@ def show(
 
       txmq dead-letter show billing --offset 7
     """
-    from txmq.client.letter_replay import LetterReplay
+    from txmq.client.consumer.retry.redrive import LetterReplay
 
     with connected(bootstrap, group=group) as client:
         found = LetterReplay(client, group)
@@ -102,7 +102,7 @@ def replay(
     """
     from collections import Counter
 
-    from txmq.client.letter_replay import LetterReplay
+    from txmq.client.consumer.retry.redrive import LetterReplay
 
     if everything == bool(offset):
         raise ConfigError("say which letters: --offset, once or several times, or --all")

@@ -13,13 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli import (
-    audit,
-    bench,
     broker,
     consume,
     dead_letter,
-    demo,
-    demo_audit,
     group,
     journal,
     log,
@@ -33,6 +29,10 @@ from txmq.cli import (
     topic,
     tx,
 )
+from txmq.cli.audit import audit
+from txmq.cli.bench import bench
+from txmq.cli.demo import audit as demo_audit
+from txmq.cli.demo import demo
 from txmq.errors import ConfigError, ConnectionLostError, OverloadedError, RequestTimeoutError, TxmqError
 from txmq.runtime.build import is_compiled, pages
 

@@ -16,8 +16,8 @@ from txmq.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     import txmq
-    from txmq.client.retries import Place, Retries, Row
-    from txmq.client.retry_store import RetryStore
+    from txmq.client.admin.deferred import Place, Retries, Row
+    from txmq.client.consumer.retry.file_store import RetryStore
     from txmq.model import Message
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ def list_(
       txmq retry list billing
       txmq retry list billing --store var/retry.db --json | jq '.[].reason'
     """
-    from txmq.client.retries import Place
+    from txmq.client.admin.deferred import Place
 
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
         place = Place(topic, partition)
@@ -77,7 +77,7 @@ def show(
 
       txmq retry show billing --topic orders --partition 3 --offset 1200
     """
-    from txmq.client.retries import Place
+    from txmq.client.admin.deferred import Place
 
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
         retries = _retries(client, group, kept)
@@ -141,7 +141,7 @@ def drop(
 
 
 def _place(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> Place:
-    from txmq.client.retries import Place
+    from txmq.client.admin.deferred import Place
 
     if offset is not None and (topic is None or partition is None):
         raise ConfigError("--offset needs --topic and --partition")
@@ -167,7 +167,7 @@ def _require_any(group: str, place: Place, count: int) -> None:
 
 
 def _retries(client: Any, group: str, store: RetryStore | None) -> Retries:
-    from txmq.client.retries import Retries
+    from txmq.client.admin.deferred import Retries
 
     return Retries(client, group, store)
 
@@ -175,7 +175,7 @@ def _retries(client: Any, group: str, store: RetryStore | None) -> Retries:
 @contextmanager
 def _opened(path: Path | None) -> Iterator[RetryStore | None]:
     """The retry store, if one is named, for a block. Looking must not make one."""
-    from txmq.client.retry_store import RetryStore
+    from txmq.client.consumer.retry.file_store import RetryStore
 
     if path is None:
         yield None

@@ -11,8 +11,8 @@ from txmq.cli import output
 from txmq.cli.connecting import connected
 
 if TYPE_CHECKING:
-    from txmq.client.spool import Spool
-    from txmq.client.spool_rows import Entry
+    from txmq.client.spooling.spool import Spool
+    from txmq.client.spooling.spool_rows import Entry
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,7 +31,7 @@ def list_(directory: Directory, as_json: output.Json = False) -> None:
       txmq spool list var/spool
       txmq spool list var/spool --json | jq '[.[].waiting] | add'
     """
-    from txmq.client.spool import Spool
+    from txmq.client.spooling.spool import Spool
 
     columns = ("topic", "partition", "waiting", "parked", "size_bytes", "oldest")
     with Spool(directory, read_only=True) as spool:
@@ -55,7 +55,7 @@ def show(
 
       txmq spool show var/spool --parked
     """
-    from txmq.client.spool import Spool
+    from txmq.client.spooling.spool import Spool
 
     with Spool(directory, read_only=True) as spool:
         rows = [_shown(entry) for entry in (spool.parked(limit) if parked else spool.entries(limit))]
@@ -84,9 +84,9 @@ def drain(
 
       txmq spool drain var/spool --bootstrap txmq://broker1:8123
     """
-    from txmq.client.ordered import OrderedMessageProducer
-    from txmq.client.selector import RoundRobinSelector
-    from txmq.client.spool import Spool
+    from txmq.client.partitioner import RoundRobinSelector
+    from txmq.client.spooling.ordered_producer import OrderedMessageProducer
+    from txmq.client.spooling.spool import Spool
 
     Spool(directory, read_only=True).close()  # looking must not make one
     with connected(bootstrap) as client:

@@ -71,7 +71,7 @@ def list_(
 
 
 def _state(state: str | None, *, in_doubt: bool) -> str:
-    from txmq.client.transactions import STATES
+    from txmq.client.admin.transactions import STATES
 
     if state is not None and in_doubt:
         raise ConfigError("--in-doubt and --state exclude each other")

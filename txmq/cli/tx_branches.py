@@ -60,7 +60,7 @@ def of_transaction(resources: Sequence[Row], txid: str) -> list[dict[str, Any]]:
 
 def sql(branches: Sequence[Row], outcome: str) -> list[str]:
     """Statements to paste that end branches as the broker has decided; none while nothing is decided."""
-    from txmq.xa.branch import xid_sql  # as in tx_explain
+    from txmq.xa.two_phase.branch import xid_sql  # as in tx_explain
 
     verb = {"committed": "COMMIT", "rolled-back": "ROLLBACK"}.get(outcome)
     found = []

@@ -115,7 +115,9 @@ def sql(row: Row) -> list[str]:
 
 
 def _branch_sql(row: Row, branch: Row) -> list[str]:
-    from txmq.xa.branch import xid_sql  # with all of txmq.xa behind it, which every other command would load too
+    from txmq.xa.two_phase.branch import (
+        xid_sql,  # with all of txmq.xa behind it, which every other command would load too
+    )
 
     xid = Xid(FORMAT_ID, row["txid"].encode("ascii"), branch["bqual"].encode("ascii"))
     lines = [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]

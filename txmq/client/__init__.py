@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from txmq.client.checks import HalfMessage
 from txmq.client.client import Client, connect
-from txmq.client.consumer import Consumer, ConsumerOptions
-from txmq.client.file_offset_store import FileOffsetStore
-from txmq.client.half import Half
-from txmq.client.mysql_offset_store import MySQLOffsetStore
-from txmq.client.offset_store import OffsetPosition, OffsetStore, OffsetStoreWithTransactions, StoredOffset
-from txmq.client.ordered import OrderedMessageProducer, OrderedOptions
-from txmq.client.producer import Producer
-from txmq.client.selector import (
+from txmq.client.consumer.consumer import Consumer, ConsumerOptions
+from txmq.client.consumer.offsets.file_store import FileOffsetStore
+from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
+from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, OffsetStoreWithTransactions, StoredOffset
+from txmq.client.partitioner import (
     FixedSelector,
     KafkaPartitionSelector,
     KeyHashSelector,
     PartitionSelector,
     RoundRobinSelector,
 )
+from txmq.client.producer.producer import Producer
+from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
+from txmq.client.transaction.check_backs import HalfMessage
+from txmq.client.transaction.half_message import Half
 
 __all__ = [
     "Client",

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from txmq.client.admin import Topics
+from txmq.client.admin.groups import Groups
+from txmq.client.admin.transactions import Transactions
 from txmq.client.arguments import (
     WAIT_S_MAX,
     require_choice,
@@ -25,23 +26,22 @@ from txmq.client.arguments import (
     require_transaction_timeout,
     require_wait,
 )
-from txmq.client.checks import CheckBacks, Checker
-from txmq.client.connection import Connection
-from txmq.client.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
-from txmq.client.fetch import Fetcher
-from txmq.client.groups import Groups
-from txmq.client.offset_store import OffsetStore
-from txmq.client.ordered import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
-from txmq.client.producer import Producer, ProducerSettings
-from txmq.client.producer_core import ProducerLimits
-from txmq.client.queries import Queries
-from txmq.client.resolver import resolver_of, stop_resolver
-from txmq.client.retrying_producer import RetryingProducer
-from txmq.client.selector import PartitionSelector
-from txmq.client.sender import Sender
-from txmq.client.session import Session
-from txmq.client.transactions import Transactions
-from txmq.client.xa_resource import BrokerXAResource
+from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
+from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.partitioner import PartitionSelector
+from txmq.client.producer.core import ProducerLimits
+from txmq.client.producer.producer import Producer, ProducerSettings
+from txmq.client.producer.sender import Sender
+from txmq.client.reading import Fetcher
+from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
+from txmq.client.spooling.retrying_producer import RetryingProducer
+from txmq.client.topics import Topics
+from txmq.client.transaction.background_resolver import resolver_of, stop_resolver
+from txmq.client.transaction.check_backs import CheckBacks, Checker
+from txmq.client.transaction.spark_batches import Queries
+from txmq.client.transaction.xa_resource import BrokerXAResource
+from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.session import Session
 from txmq.config import split_address
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError
 from txmq.log.compression import CODECS
@@ -50,7 +50,7 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_forks
 from txmq.xa import LastResource
-from txmq.xa.branch import XAResource
+from txmq.xa.two_phase.branch import XAResource
 from txmq.xid import TxId
 
 DEFAULT_PORT = 8123

@@ -32,7 +32,7 @@ from itertools import count
 from typing import Final
 
 from txmq.errors import ConfigError, JournalFullError
-from txmq.redo.format import (
+from txmq.redo.record_format import (
     DIRECTORY,
     FILE_HEADER_SIZE,
     FileHeader,

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from txmq.errors import CorruptRecordError, StorageError, TxmqError
 from txmq.redo import checkpoint, entries, identity, tail
 from txmq.redo.files import list_bases
-from txmq.redo.format import (
+from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     GROUP,
     RECORD_HEADER_SIZE,

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from txmq.errors import JournalFailedError, JournalFullError, TooLargeError
 from txmq.model import Lsn
 from txmq.redo.files import JournalFiles
-from txmq.redo.format import (
+from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     GROUP,
     MARK,

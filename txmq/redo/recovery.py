@@ -49,8 +49,8 @@ from txmq.errors import CorruptRecordError, StorageError
 from txmq.model import Lsn
 from txmq.redo import tail
 from txmq.redo.files import FILE_SIZE_BYTES, JournalFiles, Settings, list_bases
-from txmq.redo.format import DIRECTORY, FILE_HEADER_SIZE, FileHeader, file_path, payload_size_max
 from txmq.redo.journal import Found, Head, Journal
+from txmq.redo.record_format import DIRECTORY, FILE_HEADER_SIZE, FileHeader, file_path, payload_size_max
 from txmq.redo.scan import At, Behind, Cursor, OnProgress, OnRecord, look, look_behind, open_file, read_records
 from txmq.runtime.ports import Disk, File
 

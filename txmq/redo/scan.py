@@ -23,7 +23,7 @@ from crc32c import crc32c
 
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.model import Lsn
-from txmq.redo.format import (
+from txmq.redo.record_format import (
     ALIGNMENT,
     FILE_HEADER_SIZE,
     FORMAT_VERSION,

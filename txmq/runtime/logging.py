@@ -4,10 +4,10 @@
 varies are fields (xid, txid, topic-partition, connection). No payloads, no secrets.
 
 Theory of operation. A logger is structlog's, over the standard library's logger of the module that asks for it
-(``txmq.client.ordered``). In an application, levels, handlers and error trackers are the application's: the library
-sets up nothing, neither of structlog nor of logging. A record's message is the event and its fields; its template
-varies with the event alone, so that error trackers group by it; the fields are in ``record.txmq`` as well, and a
-traceback in ``record.exc_info``. In a process of txmq's own (``configure``) records become JSON objects, one a line.
+(``txmq.client.producer.sender``). In an application, levels, handlers and error trackers are the application's:
+the library sets up nothing, neither of structlog nor of logging. A record's message is the event and its fields; its
+template varies with the event alone, so that error trackers group by it; the fields are in ``record.txmq`` as well, and
+a traceback in ``record.exc_info``. In a process of txmq's own (``configure``) records become JSON objects, one a line.
 
 Invariants:
 * A message is one line: control characters, and everything outside ASCII, leave as JSON escapes, so that bytes sent by

@@ -32,41 +32,41 @@ class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look in
 
     def schema(self) -> StructType:
         """The columns of a source, where the user declares none."""
-        from txmq.spark.options import parse_columns
-        from txmq.spark.schema import schema_of
+        from txmq.spark.decode.schema import schema_of
+        from txmq.spark.source.options import parse_columns
 
         return schema_of(*parse_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """``spark.read``: through a broker, or from segment files (option ``path``)."""
-        from txmq.spark.options import parse
-        from txmq.spark.schema import names_of
+        from txmq.spark.decode.schema import names_of
+        from txmq.spark.source.options import parse
 
         options, columns = parse(self.options, is_stream=False), names_of(schema)
         if options.path is not None:
-            from txmq.spark.path_source import PathReader
+            from txmq.spark.segment_files.reader import PathReader
 
             return PathReader(options, columns)
-        from txmq.spark.source_batch import BatchReader
+        from txmq.spark.source.batch import BatchReader
 
         return BatchReader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """``spark.readStream``."""
-        from txmq.spark.options import parse
-        from txmq.spark.schema import names_of
-        from txmq.spark.source_stream import StreamReader
+        from txmq.spark.decode.schema import names_of
+        from txmq.spark.source.options import parse
+        from txmq.spark.source.stream import StreamReader
 
         return StreamReader(parse(self.options, is_stream=True), names_of(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """``df.write``."""
-        from txmq.spark.sink import make_writer
+        from txmq.spark.sink.sink import make_writer
 
         return make_writer(dict(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """``df.writeStream``."""
-        from txmq.spark.sink import make_stream_writer
+        from txmq.spark.sink.sink import make_stream_writer
 
         return make_stream_writer(dict(self.options), schema, overwrite=overwrite)

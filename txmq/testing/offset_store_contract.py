@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.offset_store import OffsetPosition, OffsetStore, Slot, StoredOffset
+from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, Slot, StoredOffset
 from txmq.errors import FencedError, StorageError, TransactionStateError
 
 GROUP, OTHER_GROUP = "billing", "billing.other"

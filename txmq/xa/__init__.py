@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from txmq.xa.last_resource import LastResource
-from txmq.xa.mysql import MySQLResource
+from txmq.xa.last_resource.resource import LastResource
+from txmq.xa.mysql.resource import MySQLResource
 from txmq.xa.xopen import XACode, XAFlag
 
 __all__ = ["LastResource", "MySQLResource", "XACode", "XAFlag"]

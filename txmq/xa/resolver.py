@@ -36,8 +36,6 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
-from txmq.xa import marker
-from txmq.xa.branch import XAResource
 from txmq.xa.broker_port import (
     FAILED_POLL_S_MAX,
     FAILURES_PER_ROUND_MAX,
@@ -50,13 +48,15 @@ from txmq.xa.broker_port import (
     is_owner_gone,
     list_transactions,
 )
-from txmq.xa.fingerprint import StrangeServerError
-from txmq.xa.hazard import Hazard
-from txmq.xa.last_resource import LastResource, Settling, Unsettled, cluster_of
-from txmq.xa.marker_sweep import MarkerSweep
+from txmq.xa.database import marker
+from txmq.xa.database.fingerprint import StrangeServerError
+from txmq.xa.database.hazard import Hazard
+from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.last_resource.proof import Step, prove
+from txmq.xa.last_resource.resource import LastResource, Settling, Unsettled, cluster_of
 from txmq.xa.reporter import Hanging, Reporter
-from txmq.xa.settle import Step, prove
-from txmq.xa.xa_resolver import XaDesk
+from txmq.xa.two_phase.branch import XAResource
+from txmq.xa.two_phase.branch_resolver import XaDesk
 
 TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again
 

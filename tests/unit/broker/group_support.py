@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from txmq.broker.liveness import TICK_MS
+from txmq.broker.state.liveness import TICK_MS
 
 from ...images.node import Answer, Node
 

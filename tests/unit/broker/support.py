@@ -10,8 +10,8 @@ from typing import Any
 from txmq.broker.commit.steps import Checkpoint
 from txmq.log import records
 from txmq.log.batch import checksum
-from txmq.runtime.sim_clock import START_MS
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.clock import START_MS
+from txmq.testing.simulated.disk import SimDisk
 
 from ...images.node import Answer, Client, Node, small_settings
 

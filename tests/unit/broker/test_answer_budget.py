@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.broker.answer_budget import OWN_BYTES, STALLED_MS, AnswerBudget
+from txmq.broker.shell.answer_budget import OWN_BYTES, STALLED_MS, AnswerBudget
 
 LIMIT = 100_000
 

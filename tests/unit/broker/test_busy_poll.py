@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from txmq.broker.busy_poll import REST_S_MAX, REST_S_MIN, BusyPoll
-from txmq.runtime.sim_clock import SimClock
+from txmq.broker.shell.busy_poll import REST_S_MAX, REST_S_MIN, BusyPoll
+from txmq.testing.simulated.clock import SimClock
 
 WINDOW_S = 100e-6
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.answer_budget import AnswerBudget
-from txmq.broker.connection import RECEIVE_SIZE_BYTES, Connection
 from txmq.broker.core import REQUESTS_A_TURN
-from txmq.broker.liveness import TICK_MS
+from txmq.broker.shell.answer_budget import AnswerBudget
+from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES, Connection
+from txmq.broker.state.liveness import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import configure, leave_to_application
-from txmq.runtime.sim_clock import SimClock
+from txmq.testing.simulated.clock import SimClock
 
 from .support import node
 

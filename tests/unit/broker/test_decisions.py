@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.greeting import SESSION_IDLE_MS_MIN
+from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
 
 from ...images.node import Answer, Client, Node

@@ -10,7 +10,7 @@ from txmq.broker.commit import pipeline
 from txmq.broker.commit.pipeline import UNAPPLIED_GROUPS_MAX
 from txmq.broker.commit.steps import Append, Apply, Checkpoint, Place, Prepare, Remove, Step
 from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
-from txmq.runtime.sim_disk import Kind
+from txmq.testing.simulated.disk import Kind
 
 from ...images.node import Client, Node
 from .support import batch, node, put, restarted, values

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker import groups
+from txmq.broker.verbs.group import group as groups
 
 from ...images.node import Client, Node
 from .group_support import A0, A1, B0, GROUP, Consumer, describe, pass_time

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.saved import PLACE_BYTES, SavedGroups
+from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroups
 
 from ...images.node import Node, small_settings
 from .group_support import A0, A1, B0, GROUP, Consumer, pass_time

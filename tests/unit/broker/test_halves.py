@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.halves import PAUSE_MS, PAUSE_MS_MAX
+from txmq.broker.verbs.check_backs import PAUSE_MS, PAUSE_MS_MAX
 from txmq.log import records
 from txmq.protocol.halves import DueHalf, split_halves
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker import transactions
+from txmq.broker.verbs import transactions
 
 from ...images.node import Answer, Client, Node
 from .support import UUID, batch, listed_pages, node, part, prepare, restarted, values

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from txmq.broker import group_handover
-from txmq.broker.membership import Membership
+from txmq.broker.state.membership import Membership
+from txmq.broker.verbs.group import handover as group_handover
 
 from ...growth import growth
 from ...images.node import Client, Node

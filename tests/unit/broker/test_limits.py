@@ -12,7 +12,7 @@ from txmq.log.verify import verify_log
 from txmq.protocol.offsets import ROWS_MAX, GroupOffsets, OffsetRow, encode_offsets
 from txmq.redo import entries
 from txmq.redo.journal import Journal
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.disk import SimDisk
 
 from ...images.node import Client, Node, small_settings
 from .support import batch, node, part, prepare, put, restarted, stated, values

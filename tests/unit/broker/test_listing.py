@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from txmq.broker import listing
-from txmq.broker.deadlines import Deadlines
-from txmq.broker.in_doubt_index import InDoubtIndex, Ordered
+from txmq.broker.state.deadlines import Deadlines
+from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
+from txmq.broker.verbs import recover as listing
 from txmq.protocol.halves import split_halves
 
 from ...growth import growth
@@ -97,7 +97,7 @@ def test_an_idle_tick_touches_no_half_that_is_not_due(polls: int, monkeypatch: p
     for _ in range(polls):
         other.send("checks", "g", extensions={"wait": 30_000})
     asked: list[object] = []
-    monkeypatch.setattr("txmq.broker.halves._due_ms", lambda _context, half: asked.append(half))
+    monkeypatch.setattr("txmq.broker.verbs.check_backs._due_ms", lambda _context, half: asked.append(half))
     for _ in range(100):
         broker.core.tick(broker.clock.now_ms())
     assert asked == []

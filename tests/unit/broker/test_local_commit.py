@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from txmq.broker import transactions
+from txmq.broker.client_connection import Peer
 from txmq.broker.context import Identity, new_state
 from txmq.broker.core import Core
-from txmq.broker.peer import Peer
+from txmq.broker.verbs import transactions
 from txmq.config import BrokerSettings
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
-from txmq.runtime.sim_clock import SimRandom
+from txmq.testing.simulated.clock import SimRandom
 from txmq.xid import TxId
 
 SETTINGS = BrokerSettings(batch_size_bytes_max=2048, outcomes_kept=5, transaction_size_bytes_max=64 << 10)

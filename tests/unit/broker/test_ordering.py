@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.broker.ordering import CommitOrder
-from txmq.broker.transaction import ANY_KEY, Part, Transaction
+from txmq.broker.state.commit_order import CommitOrder
+from txmq.broker.state.transaction import ANY_KEY, Part, Transaction
 
 from .support import batch
 

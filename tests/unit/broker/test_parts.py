@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.broker import parts as module
+from txmq.broker.verbs import parts as module
 from txmq.log.records import decode
 from txmq.protocol.parts import split_parts
 

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from txmq.broker.patience import WAIT_S, Patience
+from txmq.broker.commit.commit_delay import WAIT_S, Patience
 
 from ...images.node import Client, Node
 from .support import UUID, batch, node

@@ -7,17 +7,17 @@ import random
 import pytest
 
 from txmq.broker import core as core_module
+from txmq.broker.client_connection import Peer
+from txmq.broker.commit.commit_group import Group
 from txmq.broker.context import Identity, new_state
 from txmq.broker.core import Core
-from txmq.broker.group import Group
-from txmq.broker.peer import Peer
 from txmq.config import BrokerSettings
 from txmq.log.batch import checksum, walk
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
-from txmq.runtime.sim_clock import SimRandom
+from txmq.testing.simulated.clock import SimRandom
 
 SEGMENT_SIZE_BYTES = 4096
 

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from txmq.broker import transaction_checks, transactions
+from txmq.broker.client_connection import Peer
 from txmq.broker.core import Core
-from txmq.broker.peer import Peer
+from txmq.broker.verbs import checks as transaction_checks
+from txmq.broker.verbs import transactions
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.query import prepared_of
+from txmq.broker.verbs.query import prepared_of
 from txmq.redo import entries
 
 from ...images.node import Answer, Client, Node

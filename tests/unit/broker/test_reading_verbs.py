@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from txmq.broker.reading import POLL_WAIT_MS_MAX
+from txmq.broker.verbs.get import POLL_WAIT_MS_MAX
 from txmq.errors import UnknownTopicError
 from txmq.log import records
-from txmq.runtime.sim_clock import START_MS
+from txmq.testing.simulated.clock import START_MS
 
 from ...images.node import Client
 from .support import node, put, restarted

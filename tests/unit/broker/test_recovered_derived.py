@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.broker.state import State
+from txmq.broker.state.state import State
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 

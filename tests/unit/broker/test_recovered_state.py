@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.broker.redo_records import Redo
+from txmq.broker.commit.redo_records import Redo
 from txmq.errors import StorageError
 from txmq.redo import entries
-from txmq.runtime.sim_clock import SimClock
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.disk import SimDisk
 
 from ...images.check import comparable
 from ...images.node import Client, Node, small_settings

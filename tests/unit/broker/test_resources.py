@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from txmq.broker import resources as module
-from txmq.broker.stats import transaction_figures
+from txmq.broker.state import resources as module
+from txmq.broker.verbs.stats import transaction_figures
 
 from ...images.node import Answer, Client, Node
 from .support import node

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from txmq.broker.answer_budget import STALLED_MS
-from txmq.broker.connection import Connection
-from txmq.broker.liveness import TICK_MS
+from txmq.broker.shell.answer_budget import STALLED_MS
+from txmq.broker.shell.connection import Connection
+from txmq.broker.state.liveness import TICK_MS
 
 from .test_connection import Transport, connected, receive, turn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.broker.sequences import Sequences
+from txmq.broker.state.producer_sequences import Sequences
 from txmq.errors import SequenceError
 
 

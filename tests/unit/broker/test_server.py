@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
-from txmq.broker.server import Server
-from txmq.broker.store import open_store
+from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
 from txmq.protocol import commands
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
 from txmq.redo.checkpoint import list_lsns
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.sim_clock import SimClock
+from txmq.testing.simulated.clock import SimClock
 
 from .support import batch
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from txmq.broker.session_expiry import REST_MS, SESSIONS_A_TICK
+from txmq.broker.state.session_expiry import REST_MS, SESSIONS_A_TICK
 from txmq.redo import entries
 
 from ...growth import growth

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.session import EPOCH_MAX, Session
+from txmq.broker.state.session import EPOCH_MAX, Session
 from txmq.redo import entries, inspect
-from txmq.runtime.sim_clock import SimRandom
+from txmq.testing.simulated.clock import SimRandom
 
 from ...images.node import Client, Node
 from .support import batch, node, part, put, restarted, stated, values

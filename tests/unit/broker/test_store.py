@@ -9,7 +9,7 @@ import pytest
 from txmq.errors import StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.redo import checkpoint
-from txmq.runtime.sim_disk import Kind
+from txmq.testing.simulated.disk import Kind
 
 from ...images.check import comparable
 from ...images.node import Node

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from txmq.broker import transaction as module
-from txmq.broker.transaction import TRANSITIONS, Action, Event, TransactionState, next_action
+from txmq.broker.state import transaction as module
+from txmq.broker.state.transaction import TRANSITIONS, Action, Event, TransactionState, next_action
 from txmq.errors import TransactionStateError
 
 # Rows: states; columns: PART PREPARE COMMIT_PARTS COMMIT DECIDE COMPLETE ROLLBACK FENCE LOOKUP OWNER_GONE DEADLINE.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from txmq.broker.context import Read
-from txmq.broker.server import READS_A_TURN, Server
+from txmq.broker.shell.server import READS_A_TURN, Server
 
 from .support import node
 

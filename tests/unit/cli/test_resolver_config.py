@@ -15,8 +15,8 @@ from txmq.cli import resolver
 from txmq.cli.main import app
 from txmq.errors import ConfigError
 from txmq.xa import LastResource, MySQLResource
-from txmq.xa.dialects import SQLITE
-from txmq.xa.fingerprint import fingerprint
+from txmq.xa.database.dialects import SQLITE
+from txmq.xa.database.fingerprint import fingerprint
 
 
 def _write(tmp_path: Path, text: str) -> Path:

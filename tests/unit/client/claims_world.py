@@ -7,16 +7,16 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from txmq.client.claims import Claims
-from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
-from txmq.client.offset_store import OffsetPosition, StoredOffset
-from txmq.client.share import Share
-from txmq.client.tracker import Tracker, Waiting
+from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
+from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
+from txmq.client.consumer.partition import Tracker, Waiting
+from txmq.client.consumer.transactional_acks import Claims
 from txmq.errors import StorageError
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.runtime.logging import get_logger
-from txmq.runtime.sim_clock import SimClock
+from txmq.testing.simulated.clock import SimClock
 from txmq.xid import TxId
 
 SLOT = ("orders", 0)

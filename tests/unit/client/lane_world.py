@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from txmq.client.link import Link, Pending, Waiter
-from txmq.client.ordered_lane import Lane
-from txmq.client.ordered_sender import OrderedSender
-from txmq.client.ordered_sessions import Sessions, stamped
-from txmq.client.producer_core import ProducerLimits
-from txmq.client.spool import Spool
-from txmq.client.spool_rows import Identity, Pin, Place
+from txmq.client.producer.core import ProducerLimits
+from txmq.client.spooling.direct_sender import OrderedSender
+from txmq.client.spooling.partition_queue import Lane
+from txmq.client.spooling.sessions import Sessions, stamped
+from txmq.client.spooling.spool import Spool
+from txmq.client.spooling.spool_rows import Identity, Pin, Place
+from txmq.client.transport.connection import Link, Pending, Waiter
 from txmq.errors import (
     BrokerError,
     ConnectionLostError,
@@ -28,8 +28,8 @@ from txmq.errors import (
 from txmq.log import records
 from txmq.log.batch import HEADER
 from txmq.model import PartitionRange, SendResult
-from txmq.runtime.sim_clock import SimClock
 from txmq.runtime.threads import Future
+from txmq.testing.simulated.clock import SimClock
 
 PLACE = ("t", 0)
 OTHERS = b"of another producer"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from txmq.client.alone import Alone
-from txmq.client.member import Assigned, MemberSettings
-from txmq.client.tracker import Slot
+from txmq.client.consumer.membership import Assigned, MemberSettings
+from txmq.client.consumer.partition import Slot
+from txmq.client.consumer.ungrouped import Alone
 from txmq.errors import ConnectionLostError, UnknownTopicError
 from txmq.model import TopicConfig
 from txmq.registry.topics import Topic

@@ -10,7 +10,7 @@ import pytest
 
 import txmq
 from txmq.client.client import Client
-from txmq.client.producer import Producer, ProducerSettings
+from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.errors import ConfigError
 
 NEVER_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, -1.0, "1", None, True, [])

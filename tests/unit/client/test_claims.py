@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.client.claims_world import SLOT, World, message, tracker
-from txmq.client.tracker import Claim, Tracker, Waiting
+from txmq.client.consumer.partition import Claim, Tracker, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.client.claims_world import SLOT, aside, in_database, message
-from txmq.client.offset_store import StoredOffset
-from txmq.client.tracker import Waiting
+from txmq.client.consumer.offsets.store import StoredOffset
+from txmq.client.consumer.partition import Waiting
 from txmq.errors import FencedError, RolledBackError, StorageError, TransactionStateError
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import txmq
 from tests.unit.client.scripted import ScriptedBroker
-from txmq.client import sender
 from txmq.client.client import Client
-from txmq.client.current import current_transaction
+from txmq.client.producer import sender
+from txmq.client.transaction.current import current_transaction
 from txmq.errors import (
     ClosedError,
     ConfigError,

@@ -10,8 +10,8 @@ import pytest
 
 import txmq
 from tests.unit.client.scripted import ScriptedBroker
-from txmq.client.bulk import SLICE_COUNT_MAX, SendResults
 from txmq.client.client import Client, parse_bootstrap
+from txmq.client.producer.bulk import SLICE_COUNT_MAX, SendResults
 from txmq.errors import (
     ConfigError,
     ConnectionLostError,

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, scripted_broker
-from txmq.client.connection import AWAY_S_MAX, SILENT_S, Connection
-from txmq.client.link import ABANDONED_MAX, Link, Waiter
+from txmq.client.transport.connection import ABANDONED_MAX, Link, Waiter
+from txmq.client.transport.reconnecting import AWAY_S_MAX, SILENT_S, Connection
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,

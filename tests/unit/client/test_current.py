@@ -1,4 +1,4 @@
-"""Which block ``producer.send`` stands in: each row of the table in ``txmq.client.current``."""
+"""Which block ``producer.send`` stands in: each row of the table in ``txmq.client.transaction.current``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from txmq.client import current
-from txmq.client.current import current_transaction
-from txmq.client.producer import Producer, ProducerSettings
-from txmq.client.transaction import Transaction
+from txmq.client.producer.producer import Producer, ProducerSettings
+from txmq.client.transaction import current
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.current import current_transaction
 from txmq.errors import TransactionStateError
 from txmq.model import Outcome, SendResult, SendStatus
-from txmq.testing.fake_home import FakeHome
+from txmq.testing.simulated.broker import FakeHome
 
 STRAY = r"tx\.send"
 

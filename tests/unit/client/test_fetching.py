@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from txmq.client.fetching import FETCH_DAMAGED_S, TOLD_AGAIN_S, Fetching
-from txmq.client.tracker import Tracker
+from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, TOLD_AGAIN_S, Fetching
+from txmq.client.consumer.partition import Tracker
 from txmq.log import records
 from txmq.log.batch import stamp, stored_crc
 from txmq.model import PartitionRange
 from txmq.runtime.logging import get_logger
-from txmq.runtime.sim_clock import SimClock
 from txmq.runtime.threads import Condition
+from txmq.testing.simulated.clock import SimClock
 
 SLOT = ("orders", 0)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from txmq.client import foreign
-from txmq.client.foreign import TRANSITIONS, BranchState, Call, ForeignBranch
-from txmq.client.xa_resource import BrokerXAResource, associated_branch
+from txmq.client.transaction import foreign_branch as foreign
+from txmq.client.transaction.foreign_branch import TRANSITIONS, BranchState, Call, ForeignBranch
+from txmq.client.transaction.xa_resource import BrokerXAResource, associated_branch
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
-from txmq.testing.fake_home import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import FakeHome, Fault, lost
 from txmq.xa import XACode, XAFlag
 from txmq.xid import Xid
 
@@ -26,7 +26,7 @@ def home() -> FakeHome:
 
 @pytest.fixture
 def resource(home: FakeHome) -> Iterator[BrokerXAResource]:
-    from txmq.client import xa_resource
+    from txmq.client.transaction import xa_resource
 
     token = xa_resource._associated.set(())
     yield BrokerXAResource(home, 5.0)

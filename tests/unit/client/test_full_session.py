@@ -10,19 +10,19 @@ import pytest
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream
 from tests.unit.xa.support import World, quiet_resolver
 from tests.unit.xa.xa_support import Notes
-from txmq.client import transaction as module
-from txmq.client.checks import CheckBacks
 from txmq.client.client import FORMER_MAX, Client
-from txmq.client.half import Half
-from txmq.client.transaction import Transaction
+from txmq.client.transaction import block as module
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.check_backs import CheckBacks
+from txmq.client.transaction.half_message import Half
 from txmq.errors import ClosedError, RolledBackError, SessionFullError
 from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol import answers
 from txmq.protocol.parts import encode_result_line
 from txmq.protocol.requests import Request
-from txmq.testing.fake_home import FakeHome, Fault
-from txmq.testing.simulated_xa import SimulatedXADatabase
-from txmq.testing.simulated_xa_resource import SimulatedXAResource
+from txmq.testing.simulated.broker import FakeHome, Fault
+from txmq.testing.simulated.xa_database import SimulatedXADatabase
+from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xid import TxId
 
 FULL = Fault(SessionFullError("full"))
@@ -72,7 +72,7 @@ def check_recovery(home: FakeHome, verb: str, transact: Callable[[], object]) ->
 def test_the_next_transaction_has_another_session(
     verb: str, transact: Callable[[FakeHome], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.client.checks.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.check_backs.start_daemon", lambda _name, _run: None)
     home = FakeHome(request_size_bytes_max=32 << 20)
     check_recovery(home, verb, lambda: transact(home))
     assert home.clock.monotonic() == FakeHome().clock.monotonic()  # nobody waited for room that does not come

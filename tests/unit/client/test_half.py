@@ -9,8 +9,8 @@ import pytest
 
 from tests.chains import has_circle
 from tests.logged import said
-from txmq.client.checks import CheckBacks, HalfMessage
-from txmq.client.half import Half
+from txmq.client.transaction.check_backs import CheckBacks, HalfMessage
+from txmq.client.transaction.half_message import Half
 from txmq.errors import (
     DiskFullError,
     FencedError,
@@ -28,7 +28,7 @@ from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.fake_home import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import FakeHome, Fault, lost
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 
@@ -54,7 +54,7 @@ class Group:
 
 @pytest.fixture(autouse=True)
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.checks.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.check_backs.start_daemon", lambda _name, _run: None)
 
 
 @pytest.fixture

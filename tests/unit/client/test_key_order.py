@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from txmq.client.aside import aside_text, parsed
-from txmq.client.tracker import ASIDE_MESSAGES_MAX, NO_ROOM, Tracker, Waiting, key_crc
+from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, NO_ROOM, Tracker, Waiting, key_crc
+from txmq.client.consumer.retry.deferred import aside_text, parsed
 from txmq.model import Message
 
 SLOT = ("t", 0)

@@ -15,10 +15,10 @@ from types import FrameType
 import pytest
 
 from tests.unit.client.scripted import scripted_broker
-from txmq.client import connection as connection_module
-from txmq.client import link as link_module
-from txmq.client.connection import Connection
-from txmq.client.link import Link, Waiter
+from txmq.client.transport import connection as link_module
+from txmq.client.transport import reconnecting as connection_module
+from txmq.client.transport.connection import Link, Waiter
+from txmq.client.transport.reconnecting import Connection
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.runtime.net import TcpStream
 from txmq.runtime.os_clock import OSClock

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from txmq.client.link import HELD_BACK_MAX, Link, Pending, Reply, Waiter
+from txmq.client.transport.connection import HELD_BACK_MAX, Link, Pending, Reply, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader, Violation
 from txmq.runtime.net import SLEEP_S_MAX, TcpStream
@@ -119,7 +119,7 @@ def test_a_thread_whose_wake_up_was_lost_looks_again_by_itself(
     ends: tuple[TcpStream, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, broker = ends
-    monkeypatch.setattr("txmq.client.link.SLEEP_S_MAX", 0.01)
+    monkeypatch.setattr("txmq.client.transport.connection.SLEEP_S_MAX", 0.01)
     link = Link(stream, OSClock(), "broker")
     link._leader = "somebody"
     reply = link.request(link.clock.monotonic() + DEADLINE_S, "ping")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.logged import said
-from txmq.client.consumer_options import ConsumerOptions, ConsumerSettings
-from txmq.client.failures import Failures
-from txmq.client.listener import Listener
-from txmq.client.share import Share
-from txmq.client.tracker import Tracker, Waiting
+from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.failures import Failures
+from txmq.client.consumer.listener import Listener
+from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
+from txmq.client.consumer.partition import Tracker, Waiting
 from txmq.model import Message
 from txmq.runtime.logging import SPARING_S, get_logger
-from txmq.runtime.sim_clock import SimClock
+from txmq.testing.simulated.clock import SimClock
 
 SLOT = ("orders", 0)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from txmq.client.member import GroupMember, MemberSettings
-from txmq.client.offset_store import OffsetPosition
-from txmq.client.tracker import Slot
+from txmq.client.consumer.membership import GroupMember, MemberSettings
+from txmq.client.consumer.offsets.store import OffsetPosition
+from txmq.client.consumer.partition import Slot
 from txmq.errors import ConnectionLostError, OverloadedError, StorageError, UnknownTopicError
-from txmq.runtime.sim_clock import SimClock
+from txmq.testing.simulated.clock import SimClock
 
 A, B = ("orders", 0), ("orders", 1)
 

@@ -12,10 +12,10 @@ import pytest
 
 import txmq
 from txmq import errors
-from txmq.client.admin import Topics
-from txmq.client.transaction import Transaction
-from txmq.client.transactions import Transactions
-from txmq.client.xa_resource import BrokerXAResource
+from txmq.client.admin.transactions import Transactions
+from txmq.client.topics import Topics
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.xa import LastResource, MySQLResource
 
 # Of each the parameters behind self, as Python would print them without types. What DESIGN leaves open ("...") is here

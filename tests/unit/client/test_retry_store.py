@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client.aside import aside_text, parsed
-from txmq.client.retry_store import RetryStore, Stored
-from txmq.client.tracker import ASIDE_MESSAGES_MAX, Tracker, Waiting
+from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, Tracker, Waiting
+from txmq.client.consumer.retry.deferred import aside_text, parsed
+from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.errors import StorageError
 from txmq.model import Message
 from txmq.protocol.offsets import ASIDE_SIZE_MAX

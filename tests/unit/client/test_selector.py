@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from crc32c import crc32c
 
-from txmq.client.selector import (
+from txmq.client.partitioner import (
     FixedSelector,
     KafkaPartitionSelector,
     KeyHashSelector,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.prepared import repeat_prepare
-from txmq.client.session import Session, parse_hello
-from txmq.client.transaction_home import TransactionHome
+from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.prepared import repeat_prepare
+from txmq.client.transport.session import Session, parse_hello
 from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
-from txmq.testing.fake_home import FakeHome, Fault
+from txmq.testing.simulated.broker import FakeHome, Fault
 
 FIELDS: dict[str, Any] = {
     "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client.spool import FILE_NAME, Spool
-from txmq.client.spool_rows import EPOCH_MAX, Held, Identity, Pin
+from txmq.client.spooling.spool import FILE_NAME, Spool
+from txmq.client.spooling.spool_rows import EPOCH_MAX, Held, Identity, Pin
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError
 
 PLACE = ("orders", 3)
@@ -61,7 +61,7 @@ def test_a_batch_and_its_number_are_there_after_the_spool_is_opened_again(tmp_pa
 
 def test_what_was_appended_survives_kill_9(tmp_path: Path) -> None:
     code = (
-        "import sys; from txmq.client.spool import Spool; s = Spool(sys.argv[1])\n"
+        "import sys; from txmq.client.spooling.spool import Spool; s = Spool(sys.argv[1])\n"
         "for n in range(10**9): s.append(('orders', 3), b'%d' % n, 1); print(n, flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as child:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.tracker import Tracker
+from txmq.client.consumer.partition import Tracker
 from txmq.model import Message
 
 from ...growth import growth

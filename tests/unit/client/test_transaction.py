@@ -10,10 +10,10 @@ from contextlib import nullcontext
 import pytest
 
 from tests.chains import has_circle
-from txmq.client import transaction as module
-from txmq.client.connection import AWAY_S_MAX
-from txmq.client.current import current_transaction
-from txmq.client.transaction import Transaction
+from txmq.client.transaction import block as module
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.current import current_transaction
+from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.errors import (
     BrokerAwayError,
     ConfigError,
@@ -32,7 +32,7 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import Outcome, SendStatus
-from txmq.testing.fake_home import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import FakeHome, Fault, lost
 
 
 def block(home: FakeHome, timeout: float = 30.0) -> Transaction:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.transaction_parts import MessageBuffer, Streamed
+from txmq.client.transaction.messages import MessageBuffer, Streamed
 from txmq.log.batch import checksum
 from txmq.log.records import Record, decode
 from txmq.model import SendStatus

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.xa.support import at_point
 from tests.unit.xa.xa_support import FakeResource, Notes, Rows, XaWorld
-from txmq.client import transaction as module
+from txmq.client.transaction import block as module
 from txmq.errors import (
     ConfigError,
     ConnectionLostError,
@@ -34,7 +34,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
-from txmq.testing.fake_home import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import FakeHome, Fault, lost
 from txmq.xa import LastResource
 
 OWNER_POINTS = sorted(

@@ -12,14 +12,14 @@ from typing import Final
 import pytest
 
 from tests.unit.xa.xa_support import Notes
-from txmq.client import transaction as module
-from txmq.client.transaction import Transaction
+from txmq.client.transaction import block as module
+from txmq.client.transaction.block import Transaction
 from txmq.errors import OutcomeUnknownError, OverloadedError, RolledBackError, TxmqError
 from txmq.model import Outcome
-from txmq.testing.fake_home import FakeHome, lost
-from txmq.testing.fake_home import Fault as HomeFault
-from txmq.testing.simulated_xa import Fault, SimulatedError, SimulatedSession, SimulatedXADatabase
-from txmq.testing.simulated_xa_resource import SimulatedXAResource
+from txmq.testing.simulated.broker import FakeHome, lost
+from txmq.testing.simulated.broker import Fault as HomeFault
+from txmq.testing.simulated.xa_database import Fault, SimulatedError, SimulatedSession, SimulatedXADatabase
+from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.resolver import Resolver
 
 CALLS: Final = ("xa_start", "insert", "xa_end", "xa_prepare", "xa_commit", "xa_rollback", "touch")

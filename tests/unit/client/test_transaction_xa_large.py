@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.xa.xa_support import Notes, XaWorld
-from txmq.client import transaction as module
+from txmq.client.transaction import block as module
 from txmq.errors import RolledBackError
-from txmq.testing.fake_home import lost
+from txmq.testing.simulated.broker import lost
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.xa.xa_support import FakeResource, Notes, XaWorld
-from txmq.client import transaction as module
+from txmq.client.transaction import block as module
 from txmq.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from txmq.log import batch, records
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
 from txmq.model import TopicConfig
-from txmq.runtime.sim_disk import SimDisk, SimFile
+from txmq.testing.simulated.disk import SimDisk, SimFile
 
 TIME_MS = 1_700_000_000_000
 TOPIC_ID, NUMBER = 7, 3

@@ -12,7 +12,7 @@ import pytest
 
 from txmq.log.files import FileCache
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.sim_disk import SimDisk, SimFile
+from txmq.testing.simulated.disk import SimDisk, SimFile
 
 from .support import CountingDisk
 

@@ -12,7 +12,7 @@ from txmq.log.files import FileCache
 from txmq.log.memory import RETENTION_SIZE_BYTES, MemoryPartition, new_partition
 from txmq.log.partition import Partition
 from txmq.model import Storage, TopicConfig
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import NUMBER, TIME_MS, TOPIC_ID, make_batch, with_fields
 

@@ -14,7 +14,7 @@ from txmq.log import batch, records
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
 from txmq.model import TopicConfig
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import NUMBER, TIME_MS, TOPIC_ID, Log, make_batch
 

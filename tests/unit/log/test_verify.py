@@ -6,7 +6,7 @@ import pytest
 
 from txmq.log.verify import Finding, Verdict, verify_log, verify_partition
 from txmq.model import TopicConfig
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import NUMBER, TOPIC_ID, Log, make_batch, make_placed
 

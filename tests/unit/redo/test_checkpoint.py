@@ -11,8 +11,8 @@ from crc32c import crc32c
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.model import Lsn
 from txmq.redo.checkpoint import Checkpoint, list_lsns, load_newest, oldest_kept_lsn, path_of, read, write
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_images import enumerate_images
+from txmq.testing.simulated.crash_images import enumerate_images
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import NODE, content, put
 

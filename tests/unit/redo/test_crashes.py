@@ -16,8 +16,8 @@ import pytest
 
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
 from txmq.redo import checkpoint
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_images import enumerate_images
+from txmq.testing.simulated.crash_images import enumerate_images
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import NODE, open_journal, payload
 

@@ -10,11 +10,11 @@ import pytest
 from txmq.errors import CorruptRecordError
 from txmq.model import Lsn
 from txmq.redo.files import list_bases
-from txmq.redo.format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE, file_path, record_size, unpack_file_header
+from txmq.redo.record_format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE, file_path, record_size, unpack_file_header
 from txmq.redo.recovery import Walk
 from txmq.redo.scan import Cursor
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_model import Image
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.disk_model import Image
 
 from .support import FILE_SIZE, NODE, content, flip, open_journal, payload, put
 

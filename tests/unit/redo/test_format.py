@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from txmq.redo.format import (
+from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     RECORD_HEADER_SIZE,
     FileHeader,
@@ -24,7 +24,7 @@ from txmq.redo.format import (
     unpack_file_header,
     unpack_record_header,
 )
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import content, open_journal
 

@@ -9,9 +9,9 @@ import pytest
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.redo import identity
 from txmq.redo.identity import PATH, claim, load, load_or_create
-from txmq.runtime.sim_clock import SimClock
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_images import enumerate_images
+from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.crash_images import enumerate_images
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import content, open_journal, put
 

@@ -10,10 +10,10 @@ import pytest
 from txmq.errors import CorruptRecordError
 from txmq.model import Lsn
 from txmq.redo import checkpoint, entries, inspect
-from txmq.redo.format import FILE_HEADER_SIZE, file_path, record_size
 from txmq.redo.identity import load_or_create
-from txmq.runtime.sim_clock import SimClock
-from txmq.runtime.sim_disk import SimDisk
+from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, record_size
+from txmq.testing.simulated.clock import SimClock
+from txmq.testing.simulated.disk import SimDisk
 
 from .support import FILE_SIZE, content, flip, open_journal, payload, put
 from .test_identity import SeededRandom

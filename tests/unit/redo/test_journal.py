@@ -11,11 +11,11 @@ import pytest
 from txmq.errors import ConfigError, JournalFailedError, JournalFullError, TooLargeError
 from txmq.model import Lsn
 from txmq.redo.files import BALLAST, Settings, list_bases
-from txmq.redo.format import FILE_HEADER_SIZE, file_path, payload_size_max, record_size, unpack_file_header
+from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, payload_size_max, record_size, unpack_file_header
 from txmq.runtime import crashpoints
 from txmq.runtime.ports import Buffer
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_model import Op
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.disk_model import Op
 
 from .support import FILE_SIZE, content, open_journal, payload
 

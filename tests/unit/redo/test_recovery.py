@@ -11,7 +11,7 @@ from txmq.errors import CorruptRecordError, DirectoryInUseError, JournalFailedEr
 from txmq.model import Lsn
 from txmq.redo import recovery, tail
 from txmq.redo.files import Settings
-from txmq.redo.format import (
+from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     FORMAT_VERSION,
     GROUP,
@@ -25,8 +25,8 @@ from txmq.redo.format import (
 )
 from txmq.redo.recovery import TABLE, Action, Mark, Next, Observation, decide
 from txmq.redo.scan import At
-from txmq.runtime.sim_disk import SimDisk
-from txmq.runtime.sim_model import Rename, Sync, SyncDirectory, Write
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.disk_model import Rename, Sync, SyncDirectory, Write
 
 from .support import FILE_SIZE, NODE, content, flip, open_journal, payload, put
 

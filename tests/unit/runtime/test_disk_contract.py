@@ -10,7 +10,7 @@ import pytest
 from txmq.errors import DirectoryInUseError
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Disk, File
-from txmq.runtime.sim_disk import SimDisk
+from txmq.testing.simulated.disk import SimDisk
 
 
 @pytest.fixture(params=["os", "simulated"])

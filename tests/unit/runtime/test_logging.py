@@ -15,7 +15,7 @@ import structlog
 
 from tests.logged import said
 from txmq.runtime.logging import FIELD_LENGTH_MAX, Sparingly, configure, get_logger, leave_to_application
-from txmq.runtime.sim_clock import SimClock
+from txmq.testing.simulated.clock import SimClock
 
 
 @pytest.fixture
@@ -131,9 +131,9 @@ def test_levels_are_the_applications(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_loggers_are_named_after_the_module_that_asked(caplog: pytest.LogCaptureFixture) -> None:
-    found: dict[str, Any] = {"__name__": "txmq.client.ordered", "get_logger": get_logger}
+    found: dict[str, Any] = {"__name__": "txmq.client.spooling.ordered_producer", "get_logger": get_logger}
     exec("get_logger().warning('away')", found)
-    assert [record.name for record in caplog.records] == ["txmq.client.ordered"]
+    assert [record.name for record in caplog.records] == ["txmq.client.spooling.ordered_producer"]
 
 
 def test_a_handler_that_raises_stops_nobody() -> None:

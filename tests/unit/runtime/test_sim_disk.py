@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from txmq.runtime.sim_damage import CrashModel
-from txmq.runtime.sim_disk import SimDisk, SimFile
+from txmq.testing.simulated.damage import CrashModel
+from txmq.testing.simulated.disk import SimDisk, SimFile
 
 
 def made(disk: SimDisk, path: str, content: bytes = b"") -> SimFile:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from txmq.runtime.sim_disk import SimDisk, SimFile
-from txmq.runtime.sim_images import enumerate_images, image
-from txmq.runtime.sim_model import Create, Rename, Sync, SyncDirectory, Trace, Unlink, Write
+from txmq.testing.simulated.crash_images import enumerate_images, image
+from txmq.testing.simulated.disk import SimDisk, SimFile
+from txmq.testing.simulated.disk_model import Create, Rename, Sync, SyncDirectory, Trace, Unlink, Write
 
 OLD, NEW = b"o", b"n"
 

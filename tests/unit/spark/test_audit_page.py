@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from txmq.spark.audit_axis import TICK_PIXELS_MIN
-from txmq.spark.audit_drawing import Mark, Series, along_the_log, over_time, time_axis
-from txmq.spark.audit_figures import BUCKETS_MAX, bucket_seconds
-from txmq.spark.audit_page import page
-from txmq.spark.audit_spec import Kind
-from txmq.spark.audit_summary import iso, rounded, verdict
+from txmq.spark.audit.drawing import Mark, Series, along_the_log, over_time, time_axis
+from txmq.spark.audit.figures import BUCKETS_MAX, bucket_seconds
+from txmq.spark.audit.page import page
+from txmq.spark.audit.spec import Kind
+from txmq.spark.audit.summary import iso, rounded, verdict
+from txmq.spark.audit.time_axis import TICK_PIXELS_MIN
 
 NOON_MS = 1_767_268_800_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.spark.audit_spec import (
+from txmq.spark.audit.spec import (
     AuditSpec,
     Place,
     RowTime,

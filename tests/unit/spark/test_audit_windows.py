@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.spark.audit_follow import STATE_FILE, Follower, Progress
-from txmq.spark.audit_rows import Rows
-from txmq.spark.audit_spec import AuditSpec, Kind, RowTime, parse_terms
-from txmq.spark.audit_topic import TopicAudit, Wanted
+from txmq.spark.audit.follow import STATE_FILE, Follower, Progress
+from txmq.spark.audit.rows import Rows
+from txmq.spark.audit.spec import AuditSpec, Kind, RowTime, parse_terms
+from txmq.spark.audit.topic import TopicAudit, Wanted
 
 NOW_MS, SETTLE_MS = 10_000_000, 30_000
 TIMED = AuditSpec("orders", parse_terms(["id = key"]), row_time=RowTime("created"), settle_ms=SETTLE_MS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from txmq.errors import CorruptRecordError, InvalidBatchError
 from txmq.log import batch, records
 from txmq.model import Message
-from txmq.spark import chunk, columns, fields, varints
+from txmq.spark.decode import chunk, columns, fields, varints
 
 TOPIC_ID, NUMBER, TIME_MS = 7, 3, 1_700_000_000_000
 ORIGIN = chunk.Origin("orders.log", "orders", TOPIC_ID, NUMBER)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.errors import ConfigError
-from txmq.spark.offsets import Position, lag
-from txmq.spark.ranges import Range, admit, pack, share, split
+from txmq.spark.source.offsets import Position, lag
+from txmq.spark.source.ranges import Range, admit, pack, share, split
 
 
 def make(start: int, end: int, size_bytes: int = 0, partition: int = 0) -> Range:

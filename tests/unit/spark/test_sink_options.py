@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import types
 
 from txmq.errors import ConfigError
-from txmq.spark.sink_options import SinkOptions, check_columns, parse_options
+from txmq.spark.sink.options import SinkOptions, check_columns, parse_options
 
 _HEADER = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
 _TYPES = {

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from txmq.client.transaction_parts import EncodedPart
+from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import BadRequestError, LocalProtocolError, TooLargeError, UnknownTopicError
 from txmq.log import records
 from txmq.model import Message
 from txmq.protocol.parts import PARTS_MAX
-from txmq.spark.sink_rows import Chunk, Gatherer
+from txmq.spark.sink.rows import Chunk, Gatherer
 
 TXID = "0123456789abcdef-fedcba9876543210-1-1"
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

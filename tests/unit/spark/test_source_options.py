@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.spark.options import EARLIEST, LATEST, At, parse, parse_columns
+from txmq.spark.source.options import EARLIEST, LATEST, At, parse, parse_columns
 
 BROKER = {"bootstrap": "h:1", "topic": "orders"}
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.testing.checker import Coverage, Verdict, check
-from txmq.testing.history import (
+from txmq.testing.checkers.events import (
     Drained,
     Fault,
     History,
@@ -23,6 +22,7 @@ from txmq.testing.history import (
     merge,
     parse_history,
 )
+from txmq.testing.checkers.history import Coverage, Verdict, check
 
 DB = "orders-db"
 ORDERS, OTHER, AUDIT = ("orders", 0), ("orders", 1), ("audit", 0)

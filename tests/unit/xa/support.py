@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.block import Transaction
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.fake_home import FakeHome
+from txmq.testing.simulated.broker import FakeHome
 from txmq.xa import LastResource
-from txmq.xa.hazard import Hazard
+from txmq.xa.database.hazard import Hazard
 from txmq.xa.resolver import Resolver
 
 NAME = "orders-db"
@@ -163,7 +163,7 @@ class Quiet:
 def quiet_resolver(monkeypatch: pytest.MonkeyPatch) -> Quiet:
     """No thread: the test says when a round is."""
     quiet = Quiet()
-    monkeypatch.setattr("txmq.client.transaction.resolver_of", lambda _client: quiet)
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: quiet)
     return quiet
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.xa.branch import Bqual, ListedXid, decode_bqual, encode_bqual, listed_xid, xid_sql
+from txmq.xa.two_phase.branch import Bqual, ListedXid, decode_bqual, encode_bqual, listed_xid, xid_sql
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 UUID = "0123456789abcdef" * 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.xa import connection_pool
+from txmq.xa.database import connection_pool
 
 from .support import World, quiet_resolver
 

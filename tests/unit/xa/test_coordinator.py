@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from txmq.errors import TransactionStateError
-from txmq.xa.coordinator import ENDS, TRANSITIONS, Coordinator, Effect, Event, State, next_step
+from txmq.xa.last_resource.coordinator import ENDS, TRANSITIONS, Coordinator, Effect, Event, State, next_step
 
 # The events that may come in each state; every other pair is a defect and must say so.
 EXPECTED: dict[State, set[Event]] = {

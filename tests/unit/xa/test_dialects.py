@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.xa.dialects import MYSQL, POSTGRESQL, SQLITE
+from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE
 
 
 class _Psycopg(Exception):

@@ -21,7 +21,7 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome
-from txmq.testing.fake_home import Fault, lost
+from txmq.testing.simulated.broker import Fault, lost
 from txmq.xa.resolver import Resolver
 
 from .support import NAME, Quiet, World, quiet_resolver

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client import transaction as module
-from txmq.client.current import current_transaction
+from txmq.client.transaction import block as module
+from txmq.client.transaction.current import current_transaction
 from txmq.errors import (
     ConnectionLostError,
     FencedError,
@@ -31,7 +31,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
-from txmq.testing.fake_home import Fault, lost
+from txmq.testing.simulated.broker import Fault, lost
 from txmq.xa import LastResource
 from txmq.xa.resolver import Resolver
 

@@ -22,10 +22,10 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.xa import LastResource
-from txmq.xa.dbapi import driver_of
-from txmq.xa.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, dialect_for, placeholder_of
-from txmq.xa.guard import GuardedConnection
-from txmq.xa.marker import MarkerTable
+from txmq.xa.database.dbapi import driver_of
+from txmq.xa.database.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, dialect_for, placeholder_of
+from txmq.xa.database.guarded_connection import GuardedConnection
+from txmq.xa.database.marker import MarkerTable
 
 from .support import NAME, World, quiet_resolver
 
@@ -196,7 +196,7 @@ def test_what_is_no_connection_is_refused(world: World) -> None:
 
 
 def test_two_resources_in_one_block_are_refused(world: World) -> None:
-    from txmq.client.transaction import Transaction
+    from txmq.client.transaction.block import Transaction
 
     with pytest.raises(ConfigError, match="one last resource"):
         Transaction(world.home, world.home, (world.resource, world.resource))

@@ -14,8 +14,8 @@ from sqlalchemy.pool import NullPool
 
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.xa import LastResource
-from txmq.xa.dbapi import driver_of, innermost
-from txmq.xa.installed import Session
+from txmq.xa.database.dbapi import driver_of, innermost
+from txmq.xa.database.installation import Session
 
 from .support import NAME, World, abandon, quiet_resolver
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from txmq.errors import FencedError, NotOwnerError
-from txmq.testing.fake_home import Fault
+from txmq.testing.simulated.broker import Fault
 from txmq.xa import broker_port
-from txmq.xa.last_resource import cluster_of
-from txmq.xa.marker_sweep import MarkerSweep
+from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.last_resource.resource import cluster_of
 from txmq.xa.resolver import Resolver
 
 from .support import World, abandon, quiet_resolver
@@ -147,7 +147,7 @@ def test_rolled_back_markers_leave_a_day_behind_their_deadline(world: World, col
 
 def test_xa_markers_whose_outcome_is_no_longer_kept_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     world = XaWorld("a")
-    monkeypatch.setattr("txmq.client.transaction.resolver_of", lambda _client: Notes(world.home))
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(world.home))
     world.transfer(b"x")
     world.die()
     world.databases[0].has_old_markers = True
@@ -184,7 +184,7 @@ def test_a_database_that_is_away_at_the_end_keeps_its_markers_and_raises_nothing
 def test_the_last_xa_markers_leave_when_the_resolver_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     world = XaWorld("a")
     notes = Notes(world.home)
-    monkeypatch.setattr("txmq.client.transaction.resolver_of", lambda _client: notes)
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: notes)
     world.transfer(b"x")
     assert world.databases[0].markers
     notes.resolver.close()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionError
-from txmq.xa.branch import PrepareUnknownError
-from txmq.xa.dialects import MYSQL
-from txmq.xa.marker import MarkerTable
-from txmq.xa.mysql_branch import MySQLBranch
+from txmq.xa.database.dialects import MYSQL
+from txmq.xa.database.marker import MarkerTable
+from txmq.xa.mysql.branch import MySQLBranch
+from txmq.xa.two_phase.branch import PrepareUnknownError
 
 RELEASE, MARKER, END, PREPARE = range(4)
 TXID = "00000000000000c1-b1-1-1"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.xa.dbapi import run
-from txmq.xa.dialects import MYSQL
-from txmq.xa.mysql_server import code_of, listed_xids, send, why_no_xa
+from txmq.xa.database.dbapi import run
+from txmq.xa.database.dialects import MYSQL
+from txmq.xa.database.mysql_server import code_of, listed_xids, send, why_no_xa
 from txmq.xid import Xid
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from txmq.errors import ConnectionLostError, FencedError, UnavailableError
-from txmq.testing.fake_home import Fault
-from txmq.xa.branch import Bqual, encode_bqual
+from txmq.testing.simulated.broker import Fault
 from txmq.xa.reporter import LISTED_MAX, REPORT_EVERY_S
 from txmq.xa.resolver import Resolver
+from txmq.xa.two_phase.branch import Bqual, encode_bqual
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 from .support import World

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client import transaction as module
-from txmq.client.transaction import Transaction
+from txmq.client.transaction import block as module
+from txmq.client.transaction.block import Transaction
 from txmq.errors import HeuristicHazardError, RolledBackError, TransactionStateError
 from txmq.model import Message, Outcome
 from txmq.xa import LastResource

@@ -14,8 +14,8 @@ import pytest
 
 from txmq.errors import HeuristicError, RolledBackError
 from txmq.runtime.threads import Lock
-from txmq.xa import last_resource
-from txmq.xa.turns import Turns
+from txmq.xa.database.sqlite_turns import Turns
+from txmq.xa.last_resource import resource as last_resource
 
 from .support import World, quiet_resolver
 

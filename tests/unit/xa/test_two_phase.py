@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from txmq.errors import TransactionStateError
-from txmq.xa.two_phase import (
+from txmq.xa.two_phase.coordinator import (
     ENDS,
     TRANSITIONS,
     BranchState,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.logged import said
-from txmq.client import transaction as module
+from txmq.client.transaction import block as module
 from txmq.errors import (
     ClosedError,
     FencedError,
@@ -23,11 +23,11 @@ from txmq.errors import (
 )
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.fake_home import FakeReply, Fault, lost
-from txmq.xa import xa_resolver
-from txmq.xa.branch import Bqual, encode_bqual
+from txmq.testing.simulated.broker import FakeReply, Fault, lost
 from txmq.xa.resolver import Resolver
-from txmq.xa.xa_resolver import XaDesk
+from txmq.xa.two_phase import branch_resolver as xa_resolver
+from txmq.xa.two_phase.branch import Bqual, encode_bqual
+from txmq.xa.two_phase.branch_resolver import XaDesk
 from txmq.xid import FORMAT_ID, Xid
 
 from .support import at_point, crash_at

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.logged import said
-from txmq.client import transaction as module
+from txmq.client.transaction import block as module
 from txmq.errors import OverloadedError
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.fake_home import Fault
+from txmq.testing.simulated.broker import Fault
 
 from .support import crash_at
 from .xa_support import Notes, XaWorld

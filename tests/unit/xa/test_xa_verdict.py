@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from txmq.xa.branch import Ended
-from txmq.xa.xa_verdict import Verdict, verdict
+from txmq.xa.two_phase.branch import Ended
+from txmq.xa.two_phase.verdict import Verdict, verdict
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from txmq.client.transaction import Transaction
+from txmq.client.transaction.block import Transaction
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
-from txmq.runtime.sim_clock import SimClock
-from txmq.testing.fake_home import FakeHome
-from txmq.xa.branch import (
+from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.clock import SimClock
+from txmq.xa.resolver import Resolver
+from txmq.xa.two_phase.branch import (
     Bqual,
     Ended,
     ListedXid,
@@ -25,7 +26,6 @@ from txmq.xa.branch import (
     encode_bqual,
     listed_xid,
 )
-from txmq.xa.resolver import Resolver
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 

@@ -1,8 +1,8 @@
 """The commit pipeline: which step the broker takes next, from the seal of a group to the release of the journal.
 
 Theory of operation. A deterministic state machine without threads, event loop, clock or I/O. Its drivers are the server
-(``broker/server.py``), the crash images (``tests/images``) and the simulation (``tests/simulation``); they share this
-loop and differ in where and when a step runs:
+(``broker/shell/server.py``), the crash images (``tests/images``) and the simulation (``tests/simulation``); they share
+this loop and differ in where and when a step runs:
 
     while (step := pipeline.next_step(now)) is not None:
         step.run()                    # here, in a thread, or later
@@ -45,6 +45,8 @@ from collections import deque
 from math import inf
 from typing import Final, Protocol
 
+from txmq.broker.commit.commit_delay import Patience
+from txmq.broker.commit.commit_group import Group
 from txmq.broker.commit.steps import (
     Append,
     Apply,
@@ -57,11 +59,9 @@ from txmq.broker.commit.steps import (
     Remove,
     Step,
 )
+from txmq.broker.commit.store import PendingCheckpoint, Store, is_lacking
 from txmq.broker.commit.upkeep import Upkeep
-from txmq.broker.group import Group
-from txmq.broker.patience import Patience
-from txmq.broker.state import State
-from txmq.broker.store import PendingCheckpoint, Store, is_lacking
+from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.model import Lsn
 from txmq.runtime.crashpoints import crash_point
@@ -286,7 +286,7 @@ class CommitPipeline:
         return Append(self._store, place, group, self._clock, self._settings.sync_delay_ms, syncs=syncs)
 
     def _place(self, group: Group, syncs: bool) -> Place:
-        """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/server.py``)."""
+        """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/shell/server.py``)."""
         if not self._store.journal.has_room(group.size_bytes):
             return Place.WRITER  # another file begins
         if not syncs:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
-from txmq.broker.group import Group
-from txmq.broker.store import PendingCheckpoint, Store
+from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.store import PendingCheckpoint, Store
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 

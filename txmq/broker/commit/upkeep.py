@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.broker.commit.steps import Prepare, Remove, Step
-from txmq.broker.store import Store
+from txmq.broker.commit.store import Store
 
 CHECK_S: Final = 0.05
 RETRY_S: Final = 1.0

@@ -1,0 +1,211 @@
+"""``make house``: measure the layout of txmq/ and check the rules that keep it easy to find one's way in.
+
+The report has one row for each folder: members (modules and sub-packages directly in it), levels (modules on the
+longest chain of imports among the members) and imports between members. Below it stand the longest chain of imports
+of the whole package and the rules that do not hold. The exit code is 1 if a rule does not hold.
+
+``--rev REV`` measures another commit, for a comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULE_LINES_MAX = 450
+FOLDER_FILES_MAX = 22
+CITED = re.compile(r"(?<![\w/*<.-])((?:[\w-]+/)*[\w-]+\.(?:py|md|toml))\b")
+CITED_ELSEWHERE = frozenset(
+    {"setup.py", "node.json", "manage.py", "settings.py", "conftest.py", "broker.toml", "resolver.toml"}
+)
+# Parts of identifiers that were given up for the field's words (docs/glossary.md).
+FORMER_WORDS = frozenset(
+    {
+        "aside", "beat", "bury", "claim", "claims", "desk", "fate", "lane", "lanes", "patience", "patient", "peer",
+        "peers", "settler", "tracker", "trackers", "undone", "unsure",
+    }
+)  # fmt: skip
+FORMER_CLASSES = frozenset(
+    {
+        "Alone", "Aside", "Claims", "FakeHome", "Fate", "Half", "Hold", "Holds", "Lane", "Link", "Patience", "Peer",
+        "Pin", "Place", "Settler", "Share", "Side", "Slot", "Tracker", "TransactionHome", "Turns", "XaDesk",
+    }
+)  # fmt: skip
+
+
+class Module(NamedTuple):
+    """One file of the package."""
+
+    name: str
+    path: Path
+    text: str
+
+
+class Folder(NamedTuple):
+    """One row of the report."""
+
+    name: str
+    files: int
+    members: int
+    levels: int
+    imports: int
+
+
+class House:
+    """The package below ``root``, read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.modules: dict[str, Module] = {}
+        for path in sorted((root / "txmq").rglob("*.py")):
+            name = path.relative_to(root).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            self.modules[name] = Module(name, path, path.read_text("utf-8"))
+        self.imports = {name: set(self._imported(module)) - {name} for name, module in self.modules.items()}
+
+    def _imported(self, module: Module) -> Iterator[str]:
+        for node in ast.walk(ast.parse(module.text)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names if alias.name in self.modules)
+            elif isinstance(node, ast.ImportFrom) and node.module in self.modules:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    yield inner if inner in self.modules else str(node.module)
+
+    def folders(self) -> list[Folder]:
+        """Every package with its figures."""
+        packages = sorted(name for name, module in self.modules.items() if module.path.name == "__init__.py")
+        return [self._folder(name) for name in packages]
+
+    def _folder(self, package: str) -> Folder:
+        depth = package.count(".") + 2
+        members = {".".join(name.split(".")[:depth]) for name in self.modules if name.startswith(f"{package}.")}
+        edges: dict[str, set[str]] = {member: set() for member in members}
+        for name, imported in self.imports.items():
+            member = ".".join(name.split(".")[:depth])
+            if member in members:
+                edges[member] |= {".".join(other.split(".")[:depth]) for other in imported} & members - {member}
+        files = sum(1 for path in self.modules[package].path.parent.glob("*.py") if path.name != "__init__.py")
+        return Folder(package, files, len(members), len(_longest(edges)), sum(map(len, edges.values())))
+
+    def longest_chain(self) -> list[str]:
+        """The modules on the longest chain of imports; packages' own files left out."""
+        edges = {
+            name: {other for other in imported if self.modules[other].path.name != "__init__.py"}
+            for name, imported in self.imports.items()
+            if self.modules[name].path.name != "__init__.py"
+        }
+        return _longest(edges)
+
+    def broken_rules(self) -> Iterator[str]:
+        """One line for each place at which a rule does not hold."""
+        for folder in self.folders():
+            if folder.files > FOLDER_FILES_MAX:
+                yield f"{folder.name}: {folder.files} files, at most {FOLDER_FILES_MAX}"
+        for module in self.modules.values():
+            place = module.path.relative_to(self.root).as_posix()
+            lines = module.text.count("\n")
+            if lines > MODULE_LINES_MAX:
+                yield f"{place}: {lines} lines, at most {MODULE_LINES_MAX}"
+            yield from (f"{place}:{line}: {word}" for line, word in _former_words(module.text))
+            yield from (
+                f"{place}:{number}: client: Any"
+                for number, text in enumerate(module.text.splitlines(), 1)
+                if re.search(r"\bclient: Any\b", text)
+            )
+        yield from self._missing_citations()
+
+    def _missing_citations(self) -> Iterator[str]:
+        there = [path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file()]
+        known = {f"/{place}" for place in there if not place.startswith((".git/", ".venv/"))}
+        for folder in ("txmq", "tests", "tools", "examples", "bench"):
+            for path in sorted((self.root / folder).rglob("*.py")):
+                for line, cited in _citations(path.read_text("utf-8")):
+                    if cited not in CITED_ELSEWHERE and not any(place.endswith(f"/{cited}") for place in known):
+                        yield f"{path.relative_to(self.root).as_posix()}:{line}: {cited} is not in the repository"
+
+
+def _former_words(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        parts = token.string.split("_")
+        is_former = token.string.lstrip("_") in FORMER_CLASSES or not FORMER_WORDS.isdisjoint(parts)
+        if token.type == tokenize.NAME and is_former:
+            yield token.start[0], token.string
+
+
+def _citations(text: str) -> Iterator[tuple[int, str]]:
+    """Files that comments and docstrings name."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
+        if token.type == tokenize.COMMENT or is_docstring:
+            for match in CITED.finditer(token.string):
+                yield token.start[0] + token.string.count("\n", 0, match.start()), match[1]
+
+
+def _longest(edges: dict[str, set[str]]) -> list[str]:
+    """The longest path; members of a cycle count once, where it is entered."""
+    entered: set[str] = set()
+    chains: dict[str, list[str]] = {}
+
+    def follow(name: str) -> list[str]:
+        if name not in entered:
+            entered.add(name)
+            tails = [follow(other) for other in sorted(edges.get(name, ()))]
+            chains[name] = [name, *max(tails, key=len, default=[])]
+        return chains.get(name, [])
+
+    sys.setrecursionlimit(10_000)
+    return max([follow(name) for name in sorted(edges)], key=len, default=[])
+
+
+def _checkout(rev: str, folder: Path) -> Path:
+    command = ["git", "archive", rev]
+    archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+def _report(house: House, as_json: bool) -> int:
+    folders, chain, broken = house.folders(), house.longest_chain(), list(house.broken_rules())
+    if as_json:
+        print(
+            json.dumps(
+                {"folders": [row._asdict() for row in folders], "longest_chain": chain, "broken": broken}, indent=2
+            )
+        )
+        return bool(broken)
+    print(f"{'folder':34}{'files':>6}{'members':>9}{'levels':>8}{'imports':>9}")
+    for row in folders:
+        print(f"{row.name:34}{row.files:6}{row.members:9}{row.levels:8}{row.imports:9}")
+    print(f"\n{len(house.modules)} files; the longest chain of imports has {len(chain)}:\n  " + " > ".join(chain))
+    print(f"\n{len(broken)} rules do not hold" + ("" if not broken else ":"))
+    print("\n".join(f"  {line}" for line in broken))
+    return bool(broken)
+
+
+def main() -> int:
+    """Print the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rev", help="measure this commit instead of the working tree")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    if options.rev is None:
+        return _report(House(ROOT), options.json)
+    with tempfile.TemporaryDirectory() as folder:
+        return _report(House(_checkout(options.rev, Path(folder))), options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""The core's view of one connection: what it may do, what it still owes, and what is to be written to it."""
+
+from __future__ import annotations
+
+from txmq.broker.state.session import Session
+
+
+class Peer:
+    """One connection. The core appends whole answers to ``out`` and lists the peer in ``Core.ready``.
+
+    Attributes:
+        number: unique in this broker's life; for logs.
+        session: what ``hello`` bound it to.
+        out: answers to be written, in order of writing.
+        given_bytes: answers that were made for it in this turn of its connection.
+        unanswered: opaque tokens of requests whose answer is still owed.
+        members: (group, member, its life) of the consumers that beat over it.
+        held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
+            next one waits for room for the answer.
+        closing: True once nothing more is read from it; it is closed after ``out`` was written.
+        gone: True once the connection is lost; answers to it are dropped.
+    """
+
+    __slots__ = (
+        "address", "closing", "given_bytes", "gone", "held", "members", "name", "number", "out", "ready", "session",
+        "shell", "unanswered",
+    )  # fmt: skip
+
+    def __init__(self, number: int, address: str = "") -> None:
+        self.number, self.address, self.name = number, address, ""
+        self.session: Session | None = None
+        self.out: list[bytes] = []
+        self.given_bytes = 0
+        self.unanswered: set[bytes] = set()
+        self.members: set[tuple[str, str, str]] = set()
+        self.closing = self.gone = self.held = self.ready = False
+        self.shell: object = None  # the transport's side; the core never looks at it

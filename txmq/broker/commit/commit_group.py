@@ -1,0 +1,164 @@
+"""A group commit in the making: everything the broker accepted since the last one was sealed.
+
+One group becomes one journal record. Its items stand in the order in which they were accepted; batches for one
+partition are gathered in a *run* (one header for all of them) until something else is placed in that partition, so that
+redo, which goes through the items in order, writes every partition front to back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.state.visibility import Hold
+from txmq.log.partition import Partition
+from txmq.model import Lsn
+from txmq.redo import entries
+
+AnswerNow = tuple[Peer, bytes, bytes]  # (peer, opaque, whole answer)
+PutAnswer = tuple[Peer, bytes, int]  # (peer, opaque, base offset)
+NOT_WRITTEN: Final = Lsn(1 << 63)
+
+
+class Run:
+    """Batches that stand one behind the other in one segment of one partition.
+
+    Attributes:
+        idempotent: whether some batch carries a producer id (recovery then looks at the batches' headers).
+    """
+
+    __slots__ = (
+        "base_offset",
+        "buffers",
+        "idempotent",
+        "max_timestamp_ms",
+        "next_offset",
+        "partition",
+        "position",
+        "segment_base",
+    )
+
+    def __init__(self, partition: Partition, segment_base: int, position: int, base_offset: int) -> None:
+        self.partition, self.segment_base, self.position = partition, segment_base, position
+        self.base_offset = self.next_offset = base_offset
+        self.max_timestamp_ms = -1
+        self.idempotent = False
+        self.buffers: list[bytes | bytearray] = []
+
+    def add(self, batch: bytearray, count: int, max_timestamp_ms: int) -> None:
+        """One more batch at the end."""
+        self.buffers.append(batch)
+        self.next_offset += count
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+
+
+class Group:
+    """What one journal record will hold, and who waits for it.
+
+    Attributes:
+        items: entries (bytes) and runs, in order of acceptance.
+        placed: everything to be written to partition files once the record is durable, in order per partition.
+        puts: answers of plain puts: released when written (``sync`` relaxed) or forced.
+        waiters: whole answers released when the record is forced.
+        forced: True if some answer needs the sync whatever ``sync`` says.
+        patient: how many of its requests, with one item and one waiter each, may wait for company (``patience``).
+        ended_holds: what readers may see once the record is forced (``holds``).
+        deleted: partitions whose files go once the record is forced.
+        unlinked: segment files that retention drops once the record is forced.
+        end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
+    """
+
+    __slots__ = (
+        "deleted",
+        "end_lsn",
+        "ended_holds",
+        "forced",
+        "items",
+        "message_count",
+        "open_runs",
+        "patient",
+        "placed",
+        "puts",
+        "relaxed_waiters",
+        "size_bytes",
+        "unlinked",
+        "waiters",
+    )
+
+    def __init__(self) -> None:
+        self.items: list[bytes | Run] = []
+        self.placed: list[Run] = []
+        self.open_runs: dict[Partition, Run] = {}
+        self.puts: list[PutAnswer] = []
+        self.relaxed_waiters: list[AnswerNow] = []
+        self.waiters: list[AnswerNow] = []
+        self.ended_holds: list[Hold] = []
+        self.deleted: list[Partition] = []
+        self.unlinked: list[tuple[Partition, list[str]]] = []
+        self.size_bytes = self.message_count = self.patient = 0
+        self.forced = False
+        self.end_lsn = NOT_WRITTEN
+
+    @property
+    def is_written(self) -> bool:
+        """Whether its record is in the journal."""
+        return self.end_lsn != NOT_WRITTEN
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write and nobody waiting."""
+        return not (self.items or self.waiters or self.relaxed_waiters or self.puts)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether everything in it may wait for company."""
+        return 0 < self.patient == len(self.items) == len(self.waiters) and not (self.relaxed_waiters or self.puts)
+
+    def add_entry(self, entry: bytes) -> None:
+        """Add a control entry; it stands behind everything accepted before it."""
+        self.items.append(entry)
+        self.size_bytes += len(entry)
+
+    def insert_entry(self, at: int, entry: bytes) -> None:
+        """Add a control entry in front of the items from number ``at`` on."""
+        self.items.insert(at, entry)
+        self.size_bytes += len(entry)
+
+    def run_at(self, partition: Partition, segment_base: int, position: int, base_offset: int) -> Run:
+        """The partition's open run, or a new one where there is none or the segment rolled."""
+        open_run = self.open_runs.get(partition)
+        if open_run is not None and open_run.segment_base == segment_base:
+            return open_run
+        run = Run(partition, segment_base, position, base_offset)
+        self.open_runs[partition] = run
+        self.items.append(run)
+        self.placed.append(run)
+        self.size_bytes += entries.RUN_OVERHEAD_BYTES
+        return run
+
+    def place_journaled(self, run: Run) -> None:
+        """Bytes that an earlier record holds get their place; what comes next for the partition starts a new run."""
+        self.open_runs.pop(run.partition, None)
+        self.placed.append(run)
+
+    def payload(self) -> bytes:
+        """The record's payload. Runs' buffers are joined here and kept joined for the partition files."""
+        pieces: list[bytes | bytearray] = []
+        for item in self.items:
+            if isinstance(item, bytes):
+                pieces.append(item)
+                continue
+            joined = item.buffers[0] if len(item.buffers) == 1 else b"".join(item.buffers)
+            item.buffers = [joined]
+            pieces.append(_run_header(item, len(joined)))
+            pieces.append(joined)
+        return b"".join(pieces)
+
+
+def _run_header(run: Run, size: int) -> bytes:
+    partition = run.partition
+    return entries.run_header(
+        partition.topic_id, partition.number, run.segment_base, run.position, run.base_offset, run.next_offset,
+        run.max_timestamp_ms, size, idempotent=run.idempotent,
+    )  # fmt: skip

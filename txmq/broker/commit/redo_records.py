@@ -1,0 +1,200 @@
+"""Redo: journal records folded into the state, and what they placed written once more.
+
+The state is moved by the methods that moved it live (``state``), so what a restart rebuilds is what the broker had.
+
+Invariant: bytes are rewritten whatever a file holds already; nothing is skipped because it matches.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from txmq.broker.state.session import ROLLED_BACK, CommittedParts, Session
+from txmq.broker.state.state import IN_JOURNAL, Places, State
+from txmq.broker.state.transaction import Part, Transaction
+from txmq.errors import StorageError
+from txmq.log import batch as batches
+from txmq.log.partition import Partition
+from txmq.redo import entries
+from txmq.registry.topics import Topic
+from txmq.runtime.ports import Buffer
+
+Write = Callable[
+    [Partition, int, int, bytes | bytearray | memoryview], None
+]  # (partition, segment base, position, bytes)
+_BATCH = struct.Struct(">8xi5xI22xqhii")  # length, crc, producer id, epoch, sequence, count of a batch header
+
+
+class Redo:
+    """See the module's docstring.
+
+    Args:
+        write: rewrites bytes in a partition's file.
+        touched: gathers the partitions that moved.
+    """
+
+    def __init__(self, state: State, write: Write, touched: dict[Partition, None]) -> None:
+        self._state, self._write, self._touched = state, write, touched
+
+    def record(self, payload: bytes | memoryview) -> None:
+        """Fold one journal record into the state and rewrite what it placed."""
+        for kind, flags, body in entries.split(payload):
+            if kind == entries.RUN:
+                self._redo_run(body, flags)
+            else:
+                self._redo_control(kind, body)
+
+    def _redo_run(self, body: memoryview, flags: int) -> None:
+        run = entries.decode_run(body)
+        partition = self._state.partition(run.topic_id, run.partition)
+        if partition is None:
+            return
+        self._write(partition, run.segment_base, run.position, run.batches)
+        partition.redo(
+            run.segment_base, run.position, run.base_offset, run.next_offset, run.max_timestamp_ms, len(run.batches)
+        )
+        self._touched[partition] = None
+        if flags & entries.FLAG_IDEMPOTENT:
+            self._redo_sequences(partition, run.batches, run.base_offset)
+
+    def _redo_sequences(self, partition: Partition, data: Buffer, offset: int) -> None:
+        position, end = 0, len(data)
+        while position < end:
+            length, crc, producer, _, sequence, count = _BATCH.unpack_from(data, position)
+            if producer >= 0 and sequence >= 0:
+                self._state.accept_sequence(partition, producer, sequence, count, crc, offset)
+            offset += count
+            position += 12 + length
+
+    def _redo_control(self, kind: int, body: memoryview) -> None:
+        if kind == entries.PAYLOAD:
+            self._redo_payload(body)
+        elif kind == entries.PREPARED:
+            prepared = entries.decode_prepared(body)
+            self._state.prepare(prepared.session, prepared.counter, json.loads(prepared.meta))
+        elif kind == entries.COMMITTED:
+            committed = entries.decode_committed(body)
+            outcome, places = self._redo_placements(committed)
+            self._state.settle(committed.session, committed.counter, committed.floor, outcome)
+            self._state.decisions.holds.add_behind((committed.session, committed.counter), places)
+        elif kind == entries.DECIDED:
+            decided = entries.decode_decided(body)
+            outcome, places = self._redo_placements(decided)
+            meta = json.loads(decided.meta)
+            self._state.decide(decided.session, decided.counter, decided.floor, outcome, meta, places)
+        elif kind in (entries.COMPLETED, entries.SHOWN, entries.HEURISTIC, entries.FORGOTTEN):
+            self._redo_decisions(kind, json.loads(bytes(body)))
+        elif kind in (entries.SAVED, entries.HANDED_OVER, entries.GROUP_DELETED):
+            self._redo_group(kind, json.loads(bytes(body)))
+        elif kind in (entries.EPOCH_DRAWN, entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
+            self._redo_query(kind, body)
+        elif kind == entries.ROLLED_BACK:
+            settled = entries.decode_rolled_back(body)
+            self._state.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
+        elif kind in (entries.SESSION, entries.SESSION_TAKEN, entries.SESSIONS_AT_REST):
+            self._redo_session(kind, json.loads(bytes(body)))
+        elif kind == entries.SESSION_ENDED:
+            self._state.end_session(entries.decode_session_ended(body))
+        elif kind == entries.TOPIC:
+            self._state.put_topic(Topic.from_json(json.loads(bytes(body))))
+        elif kind == entries.TOPIC_DELETED:
+            for removed in self._state.delete_topic(entries.decode_topic_deleted(body)):
+                self._state.decisions.holds.drop(removed)
+        elif kind == entries.LOG_START:
+            moved = entries.decode_log_start(body)
+            partition = self._state.partition(moved.topic_id, moved.partition)
+            if partition is not None:
+                partition.set_log_start(moved.offset)
+                self._touched[partition] = None  # its files below may still be there
+        elif kind == entries.STARTED:
+            fields = json.loads(bytes(body))
+            self._state.started(fields["epoch"], fields["time_ms"])
+
+    def _redo_session(self, kind: int, fields: dict[str, Any]) -> None:
+        if kind == entries.SESSION:
+            secret = fields.get("secret", "")  # an older broker gave none
+            session = Session(fields["session"], fields["epoch"], fields["name"], fields["time_ms"], secret)
+            self._state.put_session(session)
+        elif kind == entries.SESSION_TAKEN:
+            self._state.take_session(fields["session"], fields["epoch"])
+        else:
+            self._state.rest_sessions(fields["sessions"])
+
+    def _redo_payload(self, body: memoryview) -> None:
+        entry = entries.decode_payload(body)
+        part = Part(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
+        self._state.add_part(entry.session, entry.counter, part, 0)
+
+    def _redo_decisions(self, kind: int, fields: dict[str, Any]) -> None:
+        name, decisions = (fields["session"], fields["counter"]), self._state.decisions
+        if kind == entries.COMPLETED:
+            decided = self._state.complete(name, fields["uuid"], fields["fact"])
+            if decided is not None:
+                decisions.holds.applied({}, [decided.hold])
+        elif kind == entries.SHOWN:
+            decisions.holds.applied({}, [decisions.undone[name].hold])
+            self._state.may_load(decisions.undone[name])
+        elif kind == entries.HEURISTIC:
+            decisions.record(name, fields["fact"])
+        else:
+            decisions.forget(name)
+
+    def _redo_group(self, kind: int, fields: dict[str, Any]) -> None:
+        if kind == entries.SAVED:
+            self._state.saved.save(fields["group"], fields["offsets"], fields["time_ms"])
+        elif kind == entries.HANDED_OVER:
+            self._state.saved.hand_over(fields["group"], fields["owned"])
+        else:
+            self._state.saved.delete(fields["group"])
+
+    def _redo_query(self, kind: int, body: memoryview) -> None:
+        if kind == entries.BATCH_COMMITTED:
+            self._redo_batch(entries.decode_batch_committed(body))
+            return
+        fields = json.loads(bytes(body))
+        if kind == entries.EPOCH_DRAWN:
+            self._state.queries.drawn(fields["epoch"])
+        elif kind == entries.QUERY_OPENED:
+            self._state.queries.open(fields["query"], fields["epoch"], fields["time_ms"])
+        else:
+            self._state.queries.delete(fields["query"])
+
+    def _redo_batch(self, batch: entries.BatchCommitted) -> None:
+        placed = []
+        for committed in batch.transactions:
+            outcome, places = self._redo_placements(committed)
+            placed.append((committed.session, committed.counter, outcome, places))
+        self._state.commit_batch(placed, json.loads(batch.meta))
+
+    def _redo_placements(self, entry: entries.Committed | entries.Decided) -> tuple[CommittedParts, Places]:
+        """Rewrite what was journaled before; runs of the same record, which come behind, bring the rest."""
+        transaction = self._state.transactions.get((entry.session, entry.counter))
+        places: Places = {}
+        for place in entry.placements:
+            partition = self._state.partition(place.topic_id, place.partition)
+            if partition is None:
+                continue
+            places.setdefault(partition, (place.base_offset, place.segment_base, place.position))
+            if place.part == IN_JOURNAL:
+                continue
+            part = _part_of(transaction, entry, place.part)
+            batches.stamp(part.batch, place.topic_id, place.partition, place.base_offset, part.crc)
+            self._write(partition, place.segment_base, place.position, part.batch)
+            partition.redo(
+                place.segment_base, place.position, place.base_offset, place.base_offset + place.count,
+                part.max_timestamp_ms, len(part.batch),
+            )  # fmt: skip
+            self._touched[partition] = None
+        return tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in entry.placements), places
+
+
+def _part_of(transaction: Transaction | None, entry: entries.Committed | entries.Decided, number: int) -> Part:
+    if transaction is None or number >= len(transaction.parts):
+        raise StorageError(
+            f"the journal commits part {number} of transaction {entry.session:x}-{entry.counter:x}, which neither it "
+            "nor the checkpoint holds: they do not belong together"
+        )
+    return transaction.parts[number]

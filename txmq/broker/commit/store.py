@@ -1,0 +1,358 @@
+"""One data directory: journal, partition files, checkpoints, and how a broker comes back from them.
+
+```
+group -> payload -> journal.append -> journal.sync -> answers -> partition files (not synced) -> watermarks
+                         |                                             |
+                     redo after a crash <----- checkpoint: files synced, state written, journal released
+```
+
+The order journal, sync, reply is the commit pipeline's (``commit/pipeline.py``); this module is each step of it.
+
+Checkpoint at lsn L: the state as of the group that ended at L; taken when that group was sealed, written when it was
+applied and every file it touched was synced. Payloads of unsettled transactions move to ``prepared/<id>`` (again only
+where parts were added) and are referenced from then on. The journal is released up to the older of the two kept
+checkpoints, and a payload file goes when neither refers to it, so that recovery may fall back to the older one.
+
+Invariants:
+    * partition bytes are written only after their record is forced (``apply``), or again from it (``recover``);
+    * redo rewrites and never skips because a file already matches;
+    * a failed write or sync is never retried, but where space or descriptors lack while applying: the record is safe in
+      the journal.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.payloads import PayloadFiles
+from txmq.broker.commit.redo_records import Redo
+from txmq.broker.commit.removals import Removals
+from txmq.broker.context import Identity, new_state
+from txmq.broker.state.state import State
+from txmq.broker.state.transaction import Transaction
+from txmq.config import BrokerSettings
+from txmq.errors import JournalFullError, StorageError
+from txmq.log.files import FileCache
+from txmq.log.partition import Partition
+from txmq.model import Lsn, RetentionPolicy
+from txmq.redo import checkpoint, entries, identity, recovery
+from txmq.redo.files import list_bases
+from txmq.redo.journal import Journal
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
+
+_NOT_PINNED = Lsn(0)
+# What the system lacks now and may have later. Without a descriptor nothing was written at all.
+_LACKING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+
+
+def is_lacking(error: BaseException) -> bool:
+    """Whether the system lacks space or descriptors, which it may have again later."""
+    return isinstance(error, OSError) and error.errno in _LACKING
+
+
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written.
+
+    ``payloads``: transactions with parts that are in no file yet, and how many parts they have; more may arrive before
+    they are written, and those belong to the journal behind this checkpoint.
+    """
+
+    snapshot: dict[str, Any]
+    epoch: int
+    payloads: list[tuple[Transaction, int]]
+    lsn: Lsn = _NOT_PINNED
+    chain: int = 0
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What opening a data directory found."""
+
+    identity: Identity
+    state: State
+    store: Store
+    records: int
+    journal_bytes: int
+    notes: list[str]
+
+
+class Store:
+    """The files of one broker.
+
+    Thread safety: calls of four kinds may run beside each other: one that changes the journal (``write``, ``force``,
+    ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``) or of
+    ``removals``, and ``journal.prepare_next``.
+    """
+
+    def __init__(
+        self, disk: Disk, journal: Journal, files: FileCache, lock: Lock, settings: BrokerSettings, checkpoint_lsn: Lsn
+    ) -> None:
+        self.disk, self.journal, self.files, self.settings = disk, journal, files, settings
+        self._lock = lock
+        self._payloads = PayloadFiles(disk)
+        self.removals = Removals(disk, files)
+        self._unapplied: deque[Group] = deque()
+        self.unapplied_bytes = 0
+        self.checkpoint_lsn = checkpoint_lsn
+
+    # --- the path of a group -----------------------------------------------------------------------------------------
+
+    def write(self, group: Group) -> None:
+        """Append the group's record. Durability: none before ``force``."""
+        if group.items:
+            _append(self.journal, group.payload())
+
+    def force(self) -> None:
+        """Force everything written. Durability: all records so far are on disk when this returns."""
+        if self.journal.durable_lsn != self.journal.next_lsn:
+            self.journal.sync()
+
+    def apply(self, group: Group) -> list[Group]:
+        """Write a forced group's batches to the partition files, behind any that could not be written yet.
+
+        Returns:
+            the groups that are applied now, in order; empty while space or descriptors are lacking.
+
+        Raises:
+            OSError: the disk failed otherwise; the broker must stop.
+        """
+        self._unapplied.append(group)
+        self.unapplied_bytes += group.size_bytes
+        return self.apply_pending()
+
+    def apply_pending(self) -> list[Group]:
+        """Try again what a full disk held up."""
+        done: list[Group] = []
+        while self._unapplied:
+            group = self._unapplied[0]
+            try:
+                self._apply_one(group)
+            except OSError as error:
+                if not is_lacking(error):
+                    raise
+                self._make_room()
+                return done
+            self._unapplied.popleft()
+            self.unapplied_bytes -= group.size_bytes
+            done.append(group)
+        return done
+
+    def _make_room(self) -> None:
+        """Remove what groups further behind let go of: else what frees the disk would wait for the disk to be free.
+
+        Their records are forced, and each is carried out once more in its turn: what groups before it write there goes
+        again. Segments are archived only in their turn, when they are whole.
+        """
+        if not self.removals.is_empty:
+            return
+        for group in self._unapplied:
+            for partition, paths in group.unlinked:
+                if partition.config.retention_policy is RetentionPolicy.DELETE:
+                    self.removals.queue_segments(partition, paths)
+            if group.deleted:
+                self.removals.queue_partitions(group.deleted)
+
+    @property
+    def has_unapplied(self) -> bool:
+        """Whether a full disk holds something up."""
+        return bool(self._unapplied)
+
+    def _apply_one(self, group: Group) -> None:
+        crash_point("broker.apply.before")
+        for run in group.placed:
+            data = run.buffers[0] if len(run.buffers) == 1 else b"".join(run.buffers)
+            self.files.write(run.partition.segment_path(run.segment_base), run.position, data)
+        for partition, paths in group.unlinked:
+            self.removals.queue_segments(partition, paths)
+        if group.deleted:
+            self.removals.queue_partitions(group.deleted)
+        crash_point("broker.apply.done")
+
+    # --- checkpoint --------------------------------------------------------------------------------------------------
+
+    def due_for_checkpoint(self) -> bool:
+        """Whether enough journal has gathered since the last one."""
+        return self.journal.next_lsn - self.checkpoint_lsn >= self.settings.checkpoint_interval_bytes
+
+    def begin_checkpoint(self, state: State) -> PendingCheckpoint:
+        """Copy the state as of the newest group; what is assigned later is in no copy."""
+        payloads = [(t, len(t.parts)) for t in state.transactions.values() if t.file_parts < len(t.parts)]
+        return PendingCheckpoint(state.snapshot(), state.epoch, payloads)
+
+    def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
+        """The newest group's record was just written: this is the place that the state belongs to."""
+        pending.lsn, pending.chain = self.journal.next_lsn, self.journal.chain
+
+    def sync_files(self) -> None:
+        """Sync the partition files, when everything up to ``pending.lsn`` is forced and applied."""
+        crash_point("checkpoint.before")
+        self.files.sync_dirty()
+        crash_point("checkpoint.files_synced")
+
+    def write_checkpoint(self, pending: PendingCheckpoint) -> None:
+        """Write the checkpoint, behind ``sync_files``. Durability: when this returns, recovery starts at its lsn.
+
+        Raises:
+            OSError: nothing is left of it, and the older checkpoint holds; for want of space it may be tried again.
+        """
+        self._payloads.write(pending.payloads)
+        state = json.dumps(pending.snapshot, separators=(",", ":")).encode()
+        content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, state)
+        checkpoint.write(self.disk, content, node_id=self.journal.node_id)
+        self.checkpoint_lsn = pending.lsn
+        crash_point("checkpoint.written")
+
+    def end_checkpoint(self, pending: PendingCheckpoint) -> None:
+        """Release what the two kept checkpoints do not need."""
+        self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
+        self._payloads.release(pending.snapshot["transactions"])
+        crash_point("checkpoint.released")
+
+    def close(self) -> None:
+        """Let go of everything; syncs nothing."""
+        self.files.close()
+        self.journal.close()
+        self._lock.release()
+
+
+def open_store(
+    disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *,
+    files_lock: AbstractContextManager[Any] | None = None, on_progress: Callable[[str], None] = lambda _text: None,
+) -> Recovered:  # fmt: skip
+    """Open (or create) a data directory and recover it.
+
+    Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When
+    this returns, all that was acknowledged is in the state and in the partition files (not synced: the journal is).
+
+    Raises:
+        DirectoryInUseError: another process holds it.
+        CorruptRecordError: damage that a torn tail does not explain; nothing was changed.
+    """
+    lock = disk.lock("lock")
+    try:
+        return _Opening(disk, clock, random, settings, files_lock or nullcontext(), on_progress).run(lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+class _Opening:
+    def __init__(
+        self, disk: Disk, clock: Clock, random: Random, settings: BrokerSettings,
+        files_lock: AbstractContextManager[Any], on_progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress
+        self._node = identity.load_or_create(disk, random, clock)
+        self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
+        self._state = new_state(settings)
+        self._touched: dict[Partition, None] = {}
+        self._redoing = Redo(self._state, self._rewrite, self._touched)
+        self._rewritten: dict[str, bool] = {}  # segment files, and whether their beginning is there
+        self._notes: list[str] = []
+        self._records = self._bytes = 0
+        self._checkpoint_lsn = Lsn(0)
+
+    def run(self, lock: Lock) -> Recovered:
+        journal = self._recover_journal()
+        store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn)
+        self._clean_up(store)
+        self._start_life(journal)
+        self._state.publish_recovered()
+        name = self._settings.broker_name or f"{self._node.node_id:016x}"
+        who = Identity(self._node.cluster_id, self._node.node_id, name)
+        return Recovered(who, self._state, store, self._records, self._bytes, self._notes)
+
+    def _recover_journal(self) -> Journal:
+        newest, note = checkpoint.load_newest(self._disk, node_id=self._node.node_id)
+        if note:
+            self._notes.append(note)
+        if newest is None and note:
+            raise StorageError(f"no checkpoint can be read ({note}); the journal alone may not reach back far enough")
+        if newest is None:
+            self._refuse_orphans()
+            lsn, chain, epoch = Lsn(0), 0, 0
+        else:
+            self._checkpoint_lsn, lsn, chain, epoch = newest.lsn, newest.lsn, newest.chain, newest.epoch
+            self._restore(json.loads(newest.state))
+        return recovery.open_journal(
+            self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
+            file_size_bytes=self._settings.journal_file_size_bytes, on_record=self._redo,
+        )  # fmt: skip
+
+    def _refuse_orphans(self) -> None:
+        """A broker that begins at nothing would remove the messages of topics it does not know."""
+        if not list_bases(self._disk) and (names := self._disk.list_directory("log")):
+            raise StorageError(
+                f"log/{names[0]} holds messages, but neither checkpoint/ nor journal/ says whose: restore both, or "
+                "move log/ away to begin anew"
+            )
+
+    def _restore(self, snapshot: dict[str, Any]) -> None:
+        self._state.restore(snapshot)
+        payloads = PayloadFiles(self._disk)
+        for transaction in self._state.transactions.values():
+            for body in payloads.read(transaction):
+                self._state.attach_payload(transaction, body)
+        self._state.restored()
+
+    def _redo(self, _lsn: Lsn, _end: Lsn, payload: bytes | memoryview) -> None:
+        self._redoing.record(payload)
+        self._records += 1
+        self._bytes += len(payload)
+        if self._records % 1000 == 0:
+            self._on_progress(f"{self._records} journal records redone")
+
+    def _rewrite(self, partition: Partition, segment_base: int, position: int, data: Buffer) -> None:
+        path = partition.segment_path(segment_base)
+        if path not in self._rewritten:
+            self._rewritten[path] = position == 0 or self._disk.exists(path)
+        self._files.write(path, position, data)
+
+    def _clean_up(self, store: Store) -> None:
+        """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""
+        for name in self._disk.list_directory("log"):
+            if not (name.isascii() and name.isdecimal()):
+                raise StorageError(f"log/{name}: not a topic's directory; move it away")
+            if self._state.topics.with_id(int(name)) is None:
+                store.removals.drop_topic(f"log/{name}")
+        for partition in self._touched:
+            known = {partition.segment_path(segment.base_offset) for segment in partition.segments}
+            directory = f"log/{partition.topic_id}/{partition.number}"
+            # A process that was killed leaves entries that are seen and may not be on disk: the next checkpoint, which
+            # lets go of the journal that could make the files again, syncs them.
+            self._files.distrust(directory)
+            self._files.distrust("archive" + directory[len("log") :])
+            paths = [f"{directory}/{name}" for name in self._disk.list_directory(directory)]
+            doomed = [path for path in paths if path not in known]
+            for path in doomed:
+                if not self._rewritten.get(path, True):
+                    self._files.unlink(path)  # archived before the crash, and taken out of the archive since
+            store.removals.drop_segments(partition, doomed)
+
+    def _start_life(self, journal: Journal) -> None:
+        """A life begins with a forced record, so that its epoch is never used again."""
+        fields = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
+        _append(journal, entries.frame(entries.STARTED, json.dumps(fields).encode()))
+        journal.sync()
+        self._state.started(journal.epoch, fields["time_ms"])
+        for session in self._state.sessions.values():
+            session.gone_ms = self._clock.now_ms()  # nobody can have come back before now
+
+
+def _append(journal: Journal, payload: bytes) -> None:
+    """Append; on a full disk with the ballast."""
+    try:
+        journal.append(payload)
+    except JournalFullError:
+        # Nothing was written. New messages are refused by now, so what is left are decisions: they get the ballast.
+        journal.use_ballast()
+        journal.append(payload)

@@ -1,0 +1,326 @@
+"""One accepted connection: bytes to requests, answers to bytes, and its deadlines.
+
+All connections of a loop share one receive buffer; a connection keeps only its unfinished request (``RequestReader``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, cast
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.core import REQUESTS_A_TURN, Core
+from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
+from txmq.config import BrokerSettings, join_address
+from txmq.protocol import answers
+from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
+from txmq.runtime.logging import get_logger
+from txmq.runtime.net import keep_alive
+from txmq.runtime.ports import Clock
+
+if TYPE_CHECKING:
+    from txmq.broker.context import Context, Read
+
+log = get_logger()
+RECEIVE_SIZE_BYTES = 64 << 10
+_buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
+WRITE_HIGH_BYTES = 1 << 20
+RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up, over handshake_timeout_ms
+
+
+class Host(Protocol):
+    """What a connection needs of its server."""
+
+    core: Core
+    context: Context
+    settings: BrokerSettings
+    clock: Clock
+    budget: ByteBudget
+    answers: AnswerBudget
+    connections: set[Connection]
+    paused: bool  # too much is queued: nobody is read
+
+    def received(self) -> None:
+        """Requests were taken in."""
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the broker."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module's docstring."""
+
+    __slots__ = (
+        "_deadline_ms", "_given_bytes", "_greeted", "_host", "_is_full", "_parked", "_queued", "_reader",
+        "_reserved_bytes", "_stalled_ms", "_taken", "_transport", "_waits", "peer",
+    )  # fmt: skip
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._transport: asyncio.Transport
+        limits = Limits(host.settings.request_size_bytes_max, host.settings.batch_size_bytes_max)
+        self._reader = RequestReader(limits, host.budget)
+        self._greeted = False
+        # By the clock of ``liveness``, and 0 where there is none: the end of the unfinished request's time, or of the
+        # first one's; when answers stopped being taken.
+        self._deadline_ms = self._stalled_ms = 0.0
+        self._taken = 0  # requests, since it last let others have their turn
+        self._queued: list[Request | Violation] = []  # read, and not taken in yet; meanwhile nothing more is read
+        self._is_full = False  # too many of its requests are unanswered
+        self._waits = False  # for room in the budget of answers
+        self._parked: deque[Read] = deque()  # reads that wait until it may be given an answer
+        self._given_bytes = 0  # answers handed to the transport, all its life
+        self._reserved_bytes = 0  # for answers that reader threads are making
+        self.peer: Peer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept, or refuse where there are too many."""
+        host = self._host
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        keep_alive(transport.get_extra_info("socket"), host.settings.write_timeout_ms / 1000)
+        self.peer = host.core.connected(_address(transport.get_extra_info("peername")))
+        self.peer.shell = self
+        host.connections.add(self)
+        self._deadline_ms = self._latest_ms()
+        if len(host.connections) > host.settings.connections_max or host.context.stopping:
+            text = f"unavailable connections_max {host.settings.connections_max} is reached or the broker is stopping"
+            self.peer.closing = True
+            transport.write(answers.result(503, b"-", text.encode()))
+            transport.close()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """The loop's one receive buffer."""
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in what one read brought."""
+        requests = self._reader.feed(_buffer[:nbytes])
+        if requests:
+            if isinstance(requests[-1], Violation) and requests[-1].closes:
+                self._tell("connection closed: outside the protocol", requests[-1].text)
+            if self._queued:
+                self._queued += requests
+            elif not self._take_in(requests):
+                return
+            elif nbytes == RECEIVE_SIZE_BYTES:
+                self._taken += len(requests)
+                if self._taken >= REQUESTS_A_TURN:
+                    self._taken = 0
+                    self.hold()  # libuv would read 2 MiB in a row, 0.4 s for everybody else
+                    asyncio.get_running_loop().call_soon(self.release)
+            self._greeted = True
+        if self._reader.is_idle:
+            if self._greeted:
+                self._deadline_ms = 0.0
+        elif requests or not self._deadline_ms:
+            self._deadline_ms = self._latest_ms()
+        elif self._greeted:
+            # What came fast earns no time for later: 16 bodies that stop short would hold the budget for 4 minutes.
+            earned_ms = nbytes * 1000 / RECEIVE_RATE_BYTES_MIN
+            self._deadline_ms = min(self._deadline_ms + earned_ms, self._latest_ms())
+
+    def _latest_ms(self) -> float:
+        """The end of a time that begins now."""
+        return self._host.context.liveness.now_ms + self._host.settings.handshake_timeout_ms
+
+    def _take_in(self, requests: list[Request | Violation]) -> bool:
+        """Up to one whose answer may be long, or REQUESTS_A_TURN; the others' turn comes first then.
+
+        One whose answer may be long waits until there is room for it. False where the broker failed.
+        """
+        host = self._host
+        host.context.now_ms = host.clock.now_ms()
+        may_be_long = not self._parked and host.answers.admits(self)
+        try:
+            taken = host.core.receive_some(self.peer, requests, 0, may_be_long=may_be_long)
+        except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
+            host.fail(error)
+            return False
+        host.received()
+        if taken < len(requests):
+            self._queued = requests[taken:]
+            self.hold()
+            if taken:
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                self._wait()
+        elif len(self.peer.unanswered) > host.settings.pipeline_requests_max:
+            self._is_full = True
+            self._note_held()
+            self._transport.pause_reading()
+        return True
+
+    def _wait(self) -> None:
+        """There is no room for its next answer."""
+        self._waits = True
+        self._host.answers.wait(self)
+        self._note_held()
+
+    def _note_held(self) -> None:
+        """The broker does not read it, or does so again."""
+        is_held = self._is_full or self._waits
+        if self.peer.held and not is_held:
+            self._host.core.read_again(self.peer)
+        self.peer.held = is_held
+
+    def _go_on(self) -> None:
+        """Take in more of what was read, unless answers are not taken: then ``resume_writing`` comes back here."""
+        requests = self._queued
+        if not requests or self._stalled_ms:
+            return
+        self._queued = []
+        if not self.peer.closing and self._take_in(requests) and not self._queued:
+            self.release()
+
+    def eof_received(self) -> bool:
+        """The peer sends no more; what it asked is still answered."""
+        self.peer.closing = True
+        self.send()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        host = self._host
+        host.connections.discard(self)
+        host.answers.forget(self)
+        self._parked.clear()
+        host.context.now_ms = (
+            host.clock.now_ms()
+        )  # its owner is gone from now on, however long this process was stopped
+        self._queued = []
+        self._reader.close()
+        host.core.disconnected(self.peer)
+        host.received()
+
+    # --- called by the server ----------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Write what the core answered; close when it said so and nothing more is owed."""
+        peer = self.peer
+        out = peer.out
+        if out:
+            peer.out = []
+            if not self._transport.is_closing():
+                data = out[0] if len(out) == 1 else b"".join(out)
+                self._given_bytes += len(data)
+                self._transport.write(data)
+                if len(data) > OWN_BYTES or self._host.answers.is_holding(self):
+                    self.look()
+        if self._is_full and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
+            self._is_full = False
+            self._note_held()
+            self.release()
+        if self._parked:
+            self._unpark()
+        if peer.closing and not peer.unanswered and not self._transport.is_closing():
+            self._transport.close()
+
+    def hold(self) -> None:
+        """Read no more for now."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read again, unless answers are not taken, too many are owed, or the broker takes in nothing."""
+        if self._is_full or self._queued or self._stalled_ms or self._host.paused or self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """Answers are not taken: take in nothing more, and give up after ``write_timeout_ms``."""
+        self._stalled_ms = self._host.context.liveness.now_ms
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Answers are taken again."""
+        self._stalled_ms = 0.0
+        self.look()
+        self._unpark()
+        self._go_on()
+        self.release()
+        self._host.received()  # others may wait for the room that it had
+
+    # --- room for answers --------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """See ``answer_budget.Taker``."""
+        unsent = self._transport.get_write_buffer_size()
+        now_ms = self._host.context.liveness.now_ms
+        self._host.answers.holds(self, unsent + self._reserved_bytes, self._given_bytes - unsent, now_ms)
+
+    def reserve(self, size_bytes: int) -> None:
+        """A reader thread makes an answer of that size, or (below 0) has made it."""
+        self._reserved_bytes += size_bytes
+        if not self.peer.gone:
+            self.look()
+
+    def may_read(self, read: Read) -> bool:
+        """Whether the answer may be made now; else it is asked for again when it may."""
+        if not self._stalled_ms and self._host.answers.admits(self):
+            return True
+        self._parked.append(read)
+        if not self._stalled_ms:
+            self._wait()
+        return False
+
+    def has_room(self) -> None:
+        """See ``answer_budget.Taker``."""
+        self._waits = False
+        self._note_held()
+        self._unpark()
+        self._go_on()
+        self.release()
+
+    def _unpark(self) -> None:
+        """Have the first read that waits carried out."""
+        if self._parked and not self._stalled_ms and not self._waits:
+            self._host.context.reads.append(self._parked.popleft())
+            self._host.received()
+
+    def cut_off(self) -> None:
+        """See ``answer_budget.Taker``."""
+        self._drop("connection dropped: answers are not taken, and others wait for the memory")
+
+    def _drop(self, event: str) -> None:
+        peer = self.peer
+        log.warning(event, connection=peer.number, address=peer.address, client=peer.name)
+        self._transport.abort()
+
+    def check_deadlines(self) -> None:
+        """Close what sends its request too slowly, or does not take its answers. Called every few milliseconds."""
+        settings, now_ms = self._host.settings, self._host.context.liveness.now_ms
+        if self._stalled_ms and now_ms - self._stalled_ms > settings.write_timeout_ms:
+            self._drop("connection dropped: answers are not taken")
+        elif not self._deadline_ms:
+            pass
+        elif self.peer.held or self._queued or self._stalled_ms:  # not read meanwhile
+            self._deadline_ms = max(self._deadline_ms, self._latest_ms())
+        elif now_ms > self._deadline_ms:
+            self._tell("connection closed: request not complete in time", "handshake_timeout_ms")
+            self._transport.abort()
+
+    def _tell(self, event: str, reason: str) -> None:
+        peer = self.peer
+        log.debug(event, reason=reason, connection=peer.number, address=peer.address, client=peer.name)
+
+    def finish(self) -> None:
+        """The broker stops cleanly: what is written goes out, then it closes."""
+        self.send()
+        self._transport.close()
+
+    def cut(self) -> None:
+        """Close without waiting for what was not taken."""
+        self._transport.abort()
+
+    def abandon(self) -> None:
+        """The broker failed: everything unanswered is unknown."""
+        for opaque in self.peer.unanswered:
+            self._transport.write(answers.result(503, opaque, b"unavailable the broker failed; the outcome is unknown"))
+        self._transport.close()
+
+
+def _address(peername: object) -> str:
+    """As people write it; empty of a connection that was gone before it was looked at."""
+    return join_address(str(peername[0]), int(peername[1])) if isinstance(peername, tuple) else ""

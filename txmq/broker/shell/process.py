@@ -1,0 +1,144 @@
+"""The broker as a process: settings in, exit status out; signals, ready file, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import signal
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from txmq.broker.commit.store import Recovered, open_store
+from txmq.broker.core import Core
+from txmq.broker.shell.server import Server
+from txmq.config import BrokerSettings, is_loopback, join_address, split_address
+from txmq.errors import ConfigError
+from txmq.runtime import descriptors
+from txmq.runtime.logging import get_logger
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.ports import Clock
+from txmq.runtime.steady_clock import SteadyClock
+
+log = get_logger()
+
+
+def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        ready_file: written, holding ``host:port``, once the broker serves; removed when it ends.
+
+    Returns:
+        0 after a clean stop, 1 where the storage failed.
+
+    Raises:
+        ConfigError: the address is not loopback and ``insecure`` is not set, or the system allows too few open files.
+        TxmqError: the data directory cannot be opened.
+    """
+    host, _port = split_address(settings.listen)
+    if not is_loopback(host) and not settings.insecure:
+        raise ConfigError(
+            f"listen = {settings.listen!r} is not a loopback address, and there is no TLS or login yet: "
+            "listen on 127.0.0.1, or pass --insecure if the network is trusted"
+        )
+    settings, backlog = _within_descriptors(settings)
+    clock = SteadyClock(OSClock())
+    started = clock.monotonic()
+    recovered = open_store(
+        _data_directory(settings.data), clock, OSRandom(), settings, files_lock=threading.Lock(),
+        on_progress=lambda text: log.info("recovering", progress=text),
+    )  # fmt: skip
+    log.info(
+        "recovered", data=settings.data, records=recovered.records, journal_bytes=recovered.journal_bytes,
+        epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
+    )  # fmt: skip
+    return _run_loop(_serve(recovered, settings, clock, backlog, ready_file))
+
+
+def _data_directory(path: str) -> OSDisk:
+    try:
+        return OSDisk(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot open the data directory {path}: {error.strerror or error}; name another with --data DIR"
+        ) from error
+
+
+def _within_descriptors(settings: BrokerSettings) -> tuple[BrokerSettings, int]:
+    """Settings that fit the limit on open files, and the listener's backlog (see ``runtime.descriptors``)."""
+    limit = descriptors.raise_limit(descriptors.needed(settings.connections_max, settings.open_files_max))
+    budget = descriptors.divide(limit, settings.connections_max, settings.open_files_max)
+    if budget is None:
+        raise ConfigError(f"ulimit -n is {limit}: too few open files for a broker; allow at least 64, better 4096")
+    if (budget.connections, budget.files) != (settings.connections_max, settings.open_files_max):
+        log.warning(
+            "fewer connections and open files than configured: the limit on open files (ulimit -n) is low",
+            limit=limit, connections_max=budget.connections, open_files_max=budget.files,
+        )  # fmt: skip
+    fitting = dataclasses.replace(settings, connections_max=budget.connections, open_files_max=budget.files)
+    return fitting, budget.backlog
+
+
+def _run_loop(serving: Coroutine[None, None, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(serving)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serving)
+
+
+def _why_not_listening(address: str, error: OSError) -> str:
+    hint = {
+        errno.EADDRINUSE: "is another broker running there? choose another address with --listen HOST:PORT",
+        errno.EADDRNOTAVAIL: "this machine has no such address; --listen takes one of its own, or 0.0.0.0 for all",
+        errno.EACCES: "ports below 1024 are for root; choose another one with --listen HOST:PORT",
+    }.get(error.errno or 0, "--listen HOST:PORT takes an address of this machine")
+    return f"cannot listen on {address}: {error.strerror or error}; {hint}"
+
+
+async def _serve(
+    recovered: Recovered, settings: BrokerSettings, clock: Clock, backlog: int, ready_file: Path | None
+) -> int:
+    core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom())
+    server = Server(core, recovered.store, settings, clock)
+    host, port = split_address(settings.listen)
+    try:
+        address = join_address(*await server.start(host, port, backlog))
+    except OSError as error:
+        raise ConfigError(_why_not_listening(settings.listen, error)) from error
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if ready_file is not None:
+        _write_ready_file(ready_file, address)
+    log.info(
+        "serving", address=address, cluster=f"{recovered.identity.cluster:016x}", home=f"{recovered.identity.node:016x}"
+    )
+    stop: asyncio.Future[Any] = asyncio.ensure_future(stopping.wait())
+    ended: asyncio.Future[Any] = server.stopped
+    await asyncio.wait([stop, ended], return_when=asyncio.FIRST_COMPLETED)
+    if not server.stopped.done():
+        log.info("stopping")
+        await server.stop()
+    stop.cancel()
+    failure = server.stopped.result()
+    recovered.store.close()
+    if ready_file is not None:
+        ready_file.unlink(missing_ok=True)
+    log.info("stopped", clean=failure is None)
+    return 0 if failure is None else 1
+
+
+def _write_ready_file(path: Path, address: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(address + "\n")
+        temporary.rename(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the ready file {path}: {error.strerror or error}") from error

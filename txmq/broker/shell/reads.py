@@ -1,0 +1,84 @@
+"""Carries out the reads and lookups that the core asks for.
+
+From the page cache at once, in a reader thread where the disk would block; and only for a connection that may be given
+an answer now (``answer_budget``): else the read waits with the connection, which holds nothing for it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Read
+from txmq.broker.core import Core
+from txmq.broker.shell.answer_budget import OWN_BYTES
+from txmq.broker.shell.connection import Connection
+from txmq.log.files import FileCache
+from txmq.log.partition import Partition
+from txmq.runtime.logging import get_logger
+
+log = get_logger()
+
+
+class Reads:
+    """See the module's docstring.
+
+    Args:
+        in_loop: calls in the event loop, from any thread.
+        flush: hands answers to the sockets.
+    """
+
+    def __init__(self, core: Core, files: FileCache, in_loop: Callable[..., None], flush: Callable[[], None]) -> None:
+        self._core, self._files, self._in_loop, self._flush = core, files, in_loop, flush
+        self._threads = ThreadPoolExecutor(2, "txmq-reader")
+
+    def close(self) -> None:
+        """No more reads; what is under way is not waited for."""
+        self._threads.shutdown(wait=False)
+
+    def read(self, read: Read) -> None:
+        """Read, and answer, as soon as the connection may be given an answer."""
+        connection = read.peer.shell
+        if read.peer.gone or not isinstance(connection, Connection) or not connection.may_read(read):
+            return
+        try:
+            data = read.partition.read(self._files, read.offset, read.size_bytes_max, nowait=True)
+        except Exception as error:  # noqa: BLE001  a damaged segment must not end the conversation of others
+            self._failed(read.peer, read.opaque, error)
+            return
+        if data is not None:
+            self._core.was_read(read, data)
+            if len(data) > OWN_BYTES:
+                connection.send()  # it counts before the next one is read
+            return
+        connection.reserve(read.size_bytes_max)
+        job = self._threads.submit(read.partition.read, self._files, read.offset, read.size_bytes_max, nowait=False)
+        job.add_done_callback(lambda done: self._in_loop(self._read_done, connection, read, done))
+
+    def _read_done(self, connection: Connection, read: Read, done: Future[Any]) -> None:
+        connection.reserve(-read.size_bytes_max)
+        error = done.exception()
+        if error is not None:
+            self._failed(read.peer, read.opaque, error)
+        else:
+            self._core.was_read(read, done.result())
+        self._flush()
+
+    def look_up(self, peer: Peer, opaque: bytes, partition: Partition, time_ms: int) -> None:
+        """Find the offset for a time, and answer."""
+        job = self._threads.submit(partition.offset_for, self._files, time_ms)
+        job.add_done_callback(lambda done: self._in_loop(self._look_up_done, peer, opaque, partition, done))
+
+    def _look_up_done(self, peer: Peer, opaque: bytes, partition: Partition, done: Future[int]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._failed(peer, opaque, error)
+        else:
+            self._core.was_looked_up(peer, opaque, partition, done.result())
+        self._flush()
+
+    def _failed(self, peer: Peer, opaque: bytes, error: BaseException) -> None:
+        log.error("a read failed", connection=peer.number, error=str(error), kind=type(error).__name__)
+        self._core.could_not(peer, opaque, error)

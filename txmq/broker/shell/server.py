@@ -1,0 +1,348 @@
+"""The broker's sockets, threads and clock: the shell around the core and the commit pipeline.
+
+One event loop (uvloop where there is one). What one read brought goes through the core at once; what it left in the
+group is committed at the end of the loop's iteration, together with what other connections brought meanwhile
+(``commit/pipeline.py`` says in which steps; this module runs them).
+
+*Where a step runs.* The loop itself syncs when the group is small (``inline_sync_size_bytes``) and recent syncs were
+fast (``inline_sync_ms``): a hop to the writer thread and back costs more than the sync (p50 0.11 ms against 0.20;
+beside a database that syncs the same disk, so that ours take 0.3 to 0.9 ms, 8 threads' XA transactions cost the broker
+0.35 ms of processor time each against 0.43, last-resource ones 0.29 against 0.43, under load). Otherwise the one
+writer thread, so that a slow disk never stops reading and answering. A checkpoint is written by a thread of its own.
+
+Invariants:
+    * an answer is handed to the socket when the pipeline has released it, before the next step;
+    * a journal that fails ends the broker: waiters are told 503 (outcome unknown), nothing is retried;
+    * the end is told (``stopped``) when no thread is at the files any more: with it the data directory's lock goes;
+    * every queue is bounded: bodies by one byte budget, groups by ``QUEUED_BYTES_MAX`` (then nothing is read), answers
+      by another one (``answer_budget``) and, each connection's, by the transport's high-water mark (then that one is
+      not read, and dropped after ``write_timeout_ms``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from math import inf
+from typing import Any
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.commit.pipeline import CommitPipeline
+from txmq.broker.commit.retention import retire
+from txmq.broker.commit.steps import Place, Step
+from txmq.broker.commit.store import Store
+from txmq.broker.context import Read
+from txmq.broker.core import Core
+from txmq.broker.shell.answer_budget import AnswerBudget
+from txmq.broker.shell.busy_poll import BusyPoll
+from txmq.broker.shell.connection import Connection
+from txmq.broker.shell.loop_stalls import LoopStalls
+from txmq.broker.shell.reads import Reads
+from txmq.broker.state.liveness import TICK_MS
+from txmq.config import BrokerSettings
+from txmq.errors import StorageError
+from txmq.protocol.requests import ByteBudget
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.runtime.processor import ProcessorWaits, preemptions
+
+log = get_logger()
+STOP_LINGER_S = 2.0  # for the last answers of a clean stop
+QUEUED_BYTES_MAX = 32 << 20
+READS_A_TURN = 500  # some 3 ms; one message may wake 10,000 polls of each of many connections
+
+
+class Server:
+    """One broker that serves. Create, ``start``, await ``stopped``; ``stop`` ends it cleanly."""
+
+    def __init__(self, core: Core, store: Store, settings: BrokerSettings, clock: Clock) -> None:
+        self.core, self.store, self.settings, self.clock = core, store, settings, clock
+        self.context = core.context
+        self.pipeline = CommitPipeline(core, store, settings, clock)
+        self.budget = ByteBudget(settings.memory_request_bytes_max)
+        self.answers = AnswerBudget(settings.memory_answer_bytes_max)
+        self.connections: set[Connection] = set()
+        self.stopped: asyncio.Future[BaseException | None]
+        self._loop: asyncio.AbstractEventLoop
+        self._busy_poll: BusyPoll
+        self._pools: dict[Place, ThreadPoolExecutor] = {
+            place: ThreadPoolExecutor(1, f"txmq-{place.value}") for place in Place if place is not Place.LOOP
+        }
+        self._reads = Reads(core, store.files, self._from_thread, self._flush)
+        self._listener: asyncio.Server | None = None
+        self.paused = False
+        self._scheduled = self._failed = False
+        self._processor_waits: ProcessorWaits
+        self._stalls: LoopStalls
+        self._tick_at = inf  # when it is due; the first is not judged, a start takes what it takes
+        self._jobs = 0  # in threads
+        self._ending: tuple[BaseException | None] | None = None  # with what error, from the first moment on
+        self._wakes_at = inf
+        self._alarm: asyncio.TimerHandle | None = None
+        self._retention_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int, backlog: int = 1024) -> tuple[str, int]:
+        """Listen. Returns the real address."""
+        self._loop = asyncio.get_running_loop()
+        window_s = self.settings.busy_poll_us / 1e6
+        self._busy_poll = BusyPoll(window_s, self.clock.monotonic, self._loop.call_soon, preemptions)
+        self.stopped = self._loop.create_future()
+        self._loop.set_exception_handler(self._unexpected)
+        self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
+        now = self.clock.monotonic()
+        self._retention_at = now + self.settings.retention_check_interval_ms / 1000
+        self._processor_waits = ProcessorWaits()
+        self._stalls = LoopStalls(self._processor_waits.total_s)
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+        self._watch_disk()
+        address = self._listener.sockets[0].getsockname()
+        return str(address[0]), int(address[1])
+
+    def _unexpected(self, _loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+        """A defect in a callback: state and journal may differ, so the broker stops; the restart reads the journal."""
+        error = told.get("exception")
+        if isinstance(error, OSError) and error.errno in (
+            errno.ECONNRESET,
+            errno.EPIPE,
+            errno.ETIMEDOUT,
+            errno.ENOTCONN,
+        ):
+            return
+        self.fail(error if error is not None else RuntimeError(str(told.get("message"))))
+
+    async def stop(self) -> None:
+        """Stop cleanly: no new connections, everything accepted is committed and answered, a checkpoint is written."""
+        self.context.stopping = self.pipeline.is_stopping = True
+        if self._listener is not None:
+            self._listener.close()
+        self.core.tick(self.clock.now_ms())
+        await self._drain()
+        for connection in list(self.connections):
+            connection.finish()
+        await self._wait_for_connections()
+        if self._timer is not None:
+            self._timer.cancel()
+        # The end of a connection rolls back what it streamed, which is journaled too: only now nothing more can come.
+        await self._drain()
+        self.pipeline.want_checkpoint()
+        await self._drain()
+        self._close(None)
+        await self.stopped
+
+    async def _drain(self) -> None:
+        """Wait until everything accepted is forced, and no other thread is at the files."""
+        self._pump()
+        while not (self._failed or (self.pipeline.is_idle and not self.context.reads)):
+            self._schedule()
+            await asyncio.sleep(0.001)
+
+    async def _wait_for_connections(self) -> None:
+        """Let the last answers go out; who does not take them in time is cut off."""
+        deadline = self.clock.monotonic() + STOP_LINGER_S
+        while self.connections and not self._failed:
+            if self.clock.monotonic() >= deadline:
+                for connection in list(self.connections):
+                    connection.cut()
+            await asyncio.sleep(0.001)
+
+    def fail(self, error: BaseException) -> None:
+        """The journal or a file failed: tell everybody who waits that the outcome is unknown, and end."""
+        if self._failed:
+            return
+        self._failed = self.pipeline.has_failed = True
+        log.error("failed; the broker stops, the restart reads what the disk holds", error=repr(error), exc_info=error)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            connection.abandon()
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        """End, when no thread writes to the files any more: only then may the lock of the data directory go."""
+        if self._ending is None:
+            self._ending = (error,)
+            self._reads.close()
+            for pool in self._pools.values():
+                pool.shutdown(wait=False)
+        self._end_if_quiet()
+
+    def _end_if_quiet(self) -> None:
+        if self._ending is not None and not self._jobs and not self.stopped.done():
+            self.stopped.set_result(self._ending[0])
+
+    # --- called by connections ---------------------------------------------------------------------------------------
+
+    def received(self) -> None:
+        """Requests were taken in: commit and answer at the end of this iteration of the loop."""
+        self._busy_poll.asked()
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
+        if not self.paused and self.context.queued_bytes() > QUEUED_BYTES_MAX:
+            self.paused = True
+            for connection in self.connections:
+                connection.hold()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
+
+    # --- the path of a group -----------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        if self._failed:
+            return
+        if self.context.moved:
+            self.core.wake_memory()
+        started = self.clock.monotonic()
+        while (step := self.pipeline.next_step(started)) is not None:
+            if step.place is Place.LOOP:
+                self._run_here(step, started)
+            else:
+                self._run_in_thread(step)
+        if self.paused and self.context.queued_bytes() < QUEUED_BYTES_MAX // 2:
+            self.paused = False
+            for connection in self.connections:
+                connection.release()
+        self._flush()
+        wake_at = self.pipeline.wake_at()
+        if wake_at < self._wakes_at:
+            self._wake_at(wake_at)
+        self._worked_since(started)
+        self._busy_poll.answered()
+
+    def _run_here(self, step: Step, now: float) -> None:
+        try:
+            step.run()
+        except (OSError, StorageError) as error:
+            self._step_failed(step, error)
+        else:
+            self._step_done(step, now)
+
+    def _run_in_thread(self, step: Step) -> None:
+        self._jobs += 1
+        done = partial(self._from_thread, self._ran_in_thread, step)
+        self._pools[step.place].submit(step.run).add_done_callback(done)
+
+    def _ran_in_thread(self, step: Step, done: Future[None]) -> None:
+        self._jobs -= 1
+        error = done.exception()
+        if error is not None:
+            self._step_failed(step, error)
+        elif not self._failed:
+            self._step_done(step, self.clock.monotonic())
+        self._pump()
+        self._end_if_quiet()
+
+    def _step_done(self, step: Step, now: float) -> None:
+        self.pipeline.done(step, now)
+        self._flush()
+
+    def _step_failed(self, step: Step, error: BaseException) -> None:
+        if self.pipeline.failed(step, error, self.clock.monotonic()):
+            self.fail(error)
+        else:
+            log.warning("no space or descriptors: tried again", step=type(step).__name__, error=str(error))
+
+    def _wake_at(self, time: float) -> None:
+        """Pump at that time at the latest."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._wakes_at = time
+        delay_s = max(time - self.clock.monotonic(), 0.001)  # the loop counts in ms
+        self._alarm = self._loop.call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._wakes_at = inf
+        self._pump()
+
+    # --- effects -----------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        core, context = self.core, self.context
+        later: list[Read] = []
+        while context.ready or context.reads or context.lookups:  # asked for first: mostly there is one answer at most
+            reads = core.take_reads()
+            later += reads[READS_A_TURN:]
+            for read in reads[:READS_A_TURN]:
+                self._reads.read(read)
+            for lookup in core.take_lookups():
+                self._reads.look_up(*lookup)
+            for peer in core.take_ready():
+                self._send(peer)
+        if context.closing:
+            closing, context.closing = context.closing, []
+            for peer in closing:
+                self._send(peer)
+        if later:
+            context.reads = later
+        if later or self.answers.turned():
+            self._schedule()
+
+    def _send(self, peer: Peer) -> None:
+        connection = peer.shell
+        if isinstance(connection, Connection):
+            connection.send()
+
+    def _from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the broker has ended
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self._failed:
+            return
+        now = self.clock.monotonic()
+        self._stalls.ticked(now, max(0.0, now - self._tick_at))
+        self._next_tick(now)
+        self._watch_disk()
+        for connection in list(self.connections):
+            connection.check_deadlines()
+        for taker in self.answers.stalled(self.context.liveness.now_ms):
+            taker.cut_off()
+        self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
+        while self.context.alarms:
+            log.error(**self.context.alarms.pop(0))
+        if now >= self._retention_at:
+            self._retention_at = now + self.settings.retention_check_interval_ms / 1000
+            retire(self.context, self.clock.now_ms())
+        self._schedule()
+        self._worked_since(now)
+
+    def _next_tick(self, now: float) -> None:
+        self._tick_at = now + TICK_MS / 1000
+        self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
+
+    def _worked_since(self, started: float) -> None:
+        now = self.clock.monotonic()
+        self._stalls.worked(now, now - started)
+
+    def _watch_disk(self) -> None:
+        free = self.store.disk.free_bytes()
+        full = free < self.store.unapplied_bytes + self.settings.disk_free_bytes_min
+        if full != self.context.disk_full:
+            self.context.disk_full = full
+            log.warning(
+                "disk is nearly full: new messages are refused" if full else "disk has space again", free_bytes=free
+            )
+        self.context.shell_figures = {
+            "disk_free_bytes": free,
+            "unapplied_bytes": self.store.unapplied_bytes,
+            "sync_ms_recent": round(self.pipeline.sync_ms, 3),
+            "journal_lsn": self.store.journal.next_lsn,
+            "journal_bytes_since_checkpoint": self.store.journal.next_lsn - self.store.checkpoint_lsn,
+            "request_bytes_in_memory": self.budget.used,
+            "answer_bytes_in_memory": self.answers.used,
+            "answer_bytes_in_memory_max": self.answers.used_max,
+            **self._stalls.figures(),
+        }

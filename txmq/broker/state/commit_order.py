@@ -1,0 +1,92 @@
+"""Which prepared transactions must commit before which.
+
+*Log order = database order.* Two transactions of one database that touched the same row were prepared in the order in
+which the database committed them: the second got its row lock only after the first one's commit, which came after the
+first one's prepare. So a commit waits until every earlier-prepared, unsettled transaction of the same resource (by
+uuid) that shares a partition and a key with it is settled. A key of ``*`` collides with every key of its partition.
+
+Queues per (uuid, partition, key) and per partition make both questions a look at the head of a few queues, however many
+transactions are in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from txmq.broker.state.transaction import ANY_KEY, Transaction
+
+_Name = TypeVar("_Name")
+_Queue = dict[Transaction, None]
+_Place = tuple[str, int, int]  # uuid, topic id, partition
+_Pair = tuple[_Place, int | str]  # and a key
+
+
+class CommitOrder:
+    """All prepared transactions, by what they may collide on."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[_Pair, _Queue] = {}  # the key ANY_KEY holds those that collide with all
+        self._by_place: dict[_Place, _Queue] = {}  # everybody in a partition
+        self._pairs: dict[Transaction, list[_Pair]] = {}  # of everybody: asked for again and again, 3 us each
+
+    def add(self, transaction: Transaction) -> None:
+        """Append; call in order of preparation."""
+        pairs = self._pairs[transaction] = _pairs_of(transaction)
+        for place, key in pairs:
+            self._by_key.setdefault((place, key), {})[transaction] = None
+            self._by_place.setdefault(place, {})[transaction] = None
+
+    def remove(self, transaction: Transaction) -> None:
+        """A transaction is settled."""
+        for place, key in self._pairs.pop(transaction, ()):
+            _drop(self._by_key, (place, key), transaction)
+            _drop(self._by_place, place, transaction)
+
+    def must_wait(self, transaction: Transaction) -> bool:
+        """Whether an earlier unsettled transaction collides with this one."""
+        for place, key in self._pairs[transaction]:
+            if key == ANY_KEY:
+                if next(iter(self._by_place[place])) is not transaction:
+                    return True
+                continue
+            if next(iter(self._by_key[place, key])) is not transaction:
+                return True
+            any_key = self._by_key.get((place, ANY_KEY))
+            if any_key and next(iter(any_key)).order < transaction.order:
+                return True
+        return False
+
+    def behind(self, transaction: Transaction) -> list[Transaction]:
+        """Those that may go on now that ``transaction`` was removed: waiting, and nothing before them."""
+        found: dict[Transaction, None] = {}
+        for place, key in _pairs_of(transaction):
+            candidates = self._held_by_all(place) if key == ANY_KEY else self._heads(place, key)
+            found.update((t, None) for t in candidates if t.waiting and not self.must_wait(t))
+        return list(found)
+
+    def _heads(self, place: _Place, key: int | str) -> Iterator[Transaction]:
+        for queue in (self._by_key.get((place, key)), self._by_key.get((place, ANY_KEY))):
+            if queue:
+                yield next(iter(queue))
+
+    def _held_by_all(self, place: _Place) -> Iterator[Transaction]:
+        """Whom a transaction with ANY_KEY may have held up: those before the next such one, and that one."""
+        same = self._by_key.get((place, ANY_KEY), ())
+        for transaction in self._by_place.get(place, ()):
+            yield transaction
+            if transaction in same:
+                return
+
+
+def _pairs_of(transaction: Transaction) -> list[_Pair]:
+    uuid = transaction.meta["uuid"]
+    return [((uuid, topic_id, partition), key) for topic_id, partition, key in transaction.collisions()]
+
+
+def _drop(queues: dict[_Name, _Queue], name: _Name, transaction: Transaction) -> None:
+    queue = queues.get(name)
+    if queue is not None:
+        queue.pop(transaction, None)
+        if not queue:
+            del queues[name]

@@ -1,0 +1,177 @@
+"""Decisions whose branches have not all completed, what they hold back, and heuristic outcomes: part of the state.
+
+A fold over the journal like everything in ``state``: DECIDED makes an entry, COMPLETED ticks one branch off, the last
+one ends it; SHOWN lets readers see the messages before that; HEURISTIC keeps what somebody decided alone, until
+FORGOTTEN.
+
+Invariants:
+    * an entry stays until every branch has completed, whatever floor the session states;
+    * a branch that completed stays complete;
+    * a heuristic stays until somebody forgets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
+from txmq.broker.state.session import CommittedParts
+from txmq.broker.state.visibility import Hold, Holds
+from txmq.log.partition import Partition, Place
+
+Name = tuple[int, int]  # session, counter
+HELD = "held"  # under which decisions are indexed whose messages are not shown yet
+
+
+class Decided:
+    """One decision that some branch has not heard of.
+
+    Attributes:
+        meta: decided_ms, client.
+        branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic.
+        parts: where its messages stand.
+        number: in order of decision, in this life of the broker.
+    """
+
+    __slots__ = ("branches", "hold", "meta", "name", "number", "parts")
+
+    def __init__(self, name: Name, meta: dict[str, Any], parts: CommittedParts, hold: Hold, number: int) -> None:
+        self.name, self.meta, self.parts, self.hold, self.number = name, meta, parts, hold, number
+        self.branches: list[dict[str, Any]] = meta.pop("branches")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every branch has completed."""
+        return all(branch["complete"] for branch in self.branches)
+
+    @property
+    def index_keys(self) -> tuple[str, ...]:
+        """What it is looked up by: the resources it waits for, and that readers do not see it yet."""
+        waited_for = dict.fromkeys(branch["uuid"] for branch in self.branches if not branch["complete"])
+        return (*waited_for, HELD) if not self.hold.is_settled else tuple(waited_for)
+
+    def branch(self, uuid: str) -> dict[str, Any] | None:
+        """The branch in one resource."""
+        return next((branch for branch in self.branches if branch["uuid"] == uuid), None)
+
+
+class Decisions:
+    """All of them.
+
+    Attributes:
+        undone: in order of decision.
+        index: the same, by resource and number.
+        recorded: the names of ``heuristics``, in order of their first record.
+    """
+
+    def __init__(self) -> None:
+        self.undone: dict[Name, Decided] = {}
+        self.index: InDoubtIndex[Decided] = InDoubtIndex()
+        self.holds = Holds()
+        self.heuristics: dict[Name, list[dict[str, Any]]] = {}
+        self.recorded: Ordered[Name] = Ordered()
+        self._number_of: dict[Name, int] = {}  # of heuristics
+        self._next_number = 1  # of both, in this life of the broker
+
+    def decide(
+        self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, Place]
+    ) -> Decided:
+        """A decision was accepted. A single one without branches is over at once."""
+        hold = Hold(name, places)
+        branches = [{**branch, "complete": False, "heuristic": None} for branch in meta["branches"]]
+        decided = self._add(Decided(name, {**meta, "branches": branches}, parts, hold, self._next_number))
+        self.holds.add(hold)
+        return decided
+
+    def _add(self, decided: Decided) -> Decided:
+        self._next_number += 1
+        self.undone[decided.name] = decided
+        self.index.add(decided.number, decided, decided.index_keys)
+        return decided
+
+    def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> Decided | None:
+        """A branch has completed; the decision, where that was the last one: its hold may go.
+
+        Args:
+            fact: what and why, where the resource had decided alone.
+        """
+        decided = self.undone[name]
+        branch = decided.branch(uuid)
+        if branch is not None:
+            branch["complete"] = True
+            self.index.remove_under(decided.number, uuid)
+            if fact is not None:
+                branch["heuristic"] = fact["what"]
+                self.record(name, fact)
+        if not decided.is_over:
+            return None
+        del self.undone[name]
+        self.index.remove(decided.number, (HELD,))
+        decided.hold.is_settled = True
+        return decided
+
+    def overdue(self, latest_ms: int) -> list[Decided]:
+        """Decisions from before that time whose messages are not shown: whoever asks shows them."""
+        found = []
+        for number, decided in self.index.behind(0, HELD):
+            if decided.meta["decided_ms"] > latest_ms:
+                break  # in order of decision
+            found.append((number, decided))
+        for number, _ in found:
+            self.index.remove_under(number, HELD)
+        return [decided for _, decided in found if not decided.hold.is_settled]
+
+    def record(self, name: Name, fact: Mapping[str, Any]) -> None:
+        """Somebody decided alone."""
+        if name not in self.heuristics:
+            self._note(name)
+        self.heuristics.setdefault(name, []).append(dict(fact))
+
+    def _note(self, name: Name) -> None:
+        self._number_of[name] = self._next_number
+        self.recorded.add(self._next_number, name)
+        self._next_number += 1
+
+    def number_of(self, name: Name) -> int:
+        """The number of a name in ``recorded``; 0 for one that is not there."""
+        return self._number_of.get(name, 0)
+
+    def forget(self, name: Name) -> None:
+        """The operator has dealt with it."""
+        if self.heuristics.pop(name, None) is not None:
+            self.recorded.remove(self._number_of.pop(name))
+
+    # --- snapshot ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON-able state, shared with nobody: it is written while the branches go on."""
+        return {
+            "undone": [
+                [*d.name, {**d.meta, "branches": [dict(branch) for branch in d.branches]}, d.parts]
+                for d in self.undone.values()
+            ],
+            "holds": [*self.holds.snapshot(), *self._without_places()],
+            "heuristics": [[*name, list(facts)] for name, facts in self.heuristics.items()],
+        }
+
+    def _without_places(self) -> list[list[Any]]:
+        """Holds of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
+        return [[*d.name, d.hold.is_settled, []] for d in self.undone.values() if d.hold not in self.holds]
+
+    def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:
+        """The reverse of ``snapshot``; then redo, then ``recovered``."""
+        holds: dict[Name, Hold] = {}
+        for session, counter, is_settled, listed in snapshot["holds"]:
+            found = {partition(topic_id, number): (at[0], at[1], at[2]) for topic_id, number, *at in listed}
+            places = {known: place for known, place in found.items() if known is not None}
+            hold = holds[session, counter] = Hold((session, counter), places, is_settled=is_settled)
+            self.holds.add(hold)
+        for session, counter, meta, parts in snapshot["undone"]:
+            name = (session, counter)
+            placed = tuple((p[0], p[1], p[2], p[3]) for p in parts)
+            hold = holds.get(name) or Hold(name, {}, is_settled=bool(placed))  # a checkpoint that did not list it
+            self._add(Decided(name, meta, placed, hold, self._next_number))
+        for session, counter, facts in snapshot["heuristics"]:
+            self.heuristics[session, counter] = facts
+            self._note((session, counter))

@@ -1,0 +1,66 @@
+"""Heartbeats that wait, and consumer groups that are to be looked at: in memory only.
+
+Invariant: a tick in which nothing happened touches no group, member, topic or heartbeat.
+"""
+
+from __future__ import annotations
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.state.deadlines import Deadlines
+from txmq.broker.state.membership import Membership
+
+
+class Beat:
+    """A heartbeat that waits for its member's view to change."""
+
+    __slots__ = ("deadline_ms", "group", "is_answered", "life", "member", "opaque", "peer", "view")
+
+    def __init__(
+        self, peer: Peer, opaque: bytes, group: str, member: str, view: int, deadline_ms: int, life: str
+    ) -> None:  # fmt: skip
+        self.peer, self.opaque, self.group, self.member = peer, opaque, group, member
+        self.view, self.deadline_ms, self.life = view, deadline_ms, life
+        self.is_answered = False
+
+
+class GroupDesk:
+    """See the module's docstring.
+
+    Attributes:
+        unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
+        changed: groups whose members may have something to be told.
+        topics_seen: how many changes of topics the groups have seen.
+        silences: groups by the time at which a member of theirs may have been silent for too long (``liveness``).
+        over: heartbeats by the time at which they are answered whatever happened.
+    """
+
+    def __init__(self) -> None:
+        self.unsettled: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
+        self.topics_seen = -1
+        self.silences: Deadlines[tuple[str, Membership]] = Deadlines(lambda look: not look[1].members)
+        self.over: Deadlines[Beat] = Deadlines(lambda beat: beat.is_answered)
+        self._beats: dict[str, dict[Beat, None]] = {}
+
+    def listen(self, name: str, membership: Membership, at_ms: int) -> None:
+        """Look then whether a member of the group fell silent, or earlier where that is said already."""
+        if not 0 < membership.look_ms <= at_ms:
+            membership.look_ms = at_ms
+            self.silences.add(at_ms, (name, membership))
+
+    def wait(self, beat: Beat) -> None:
+        """A heartbeat waits."""
+        self._beats.setdefault(beat.group, {})[beat] = None
+        self.over.add(beat.deadline_ms, beat)
+
+    def waiting(self, group: str) -> list[Beat]:
+        """The heartbeats of a group that wait."""
+        return list(self._beats.get(group, ()))
+
+    def answered(self, beat: Beat) -> None:
+        """It waits no more."""
+        beat.is_answered = True
+        waiting = self._beats.get(beat.group, {})
+        waiting.pop(beat, None)
+        if not waiting:
+            self._beats.pop(beat.group, None)

@@ -1,0 +1,84 @@
+"""Sessions whose client is away: first they keep less, then they end.
+
+```
+ connection lost --REST_MS--> at rest: outcomes that the client called finished leave
+                 --session_idle_ms_max--> ended: whatever comes in its name is answered 410, and never executed
+```
+
+Both are journaled. The time counts from the loss of the connection, or from the broker's start where that was later:
+whether somebody resumed a session before that is not in the journal. Whoever resumes it stops the time.
+
+Invariants:
+    * a session that is connected, or that owes something (prepared, or decided with a branch to be told), never ends;
+    * a tick touches the sessions whose time has come, SESSIONS_A_TICK at most.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from txmq.broker.context import Context
+from txmq.broker.state.session import Session
+from txmq.redo import entries
+
+REST_MS = 60_000
+SESSIONS_A_TICK = 100  # 10,000 in 5 s; ending one takes some 10 us and 1 for each partition that it wrote to
+
+
+class Away(NamedTuple):
+    """A session since its connection was lost.
+
+    Attributes:
+        is_at_rest: the next step is its end.
+    """
+
+    session: Session
+    gone_ms: int
+    is_at_rest: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it came back, or was ended to make room."""
+        session = self.session
+        return session.is_ended or session.bound is not None or session.gone_ms != self.gone_ms
+
+
+def went_away(context: Context, session: Session) -> None:
+    """Its connection was lost, or the broker was started."""
+    context.sessions_away.add(session.gone_ms + REST_MS, Away(session, session.gone_ms, is_at_rest=False))
+
+
+def tick(context: Context) -> None:
+    """Time has passed."""
+    if not context.disk_full:  # what this writes can wait; what it frees is no disk
+        resting = [
+            _take_step(context, away) for away in context.sessions_away.take_due(context.now_ms, SESSIONS_A_TICK)
+        ]
+        _rest(context, [session for session in resting if session is not None])
+
+
+def _take_step(context: Context, away: Away) -> Session | None:
+    """What is due of one; the session, where it keeps more than it needs."""
+    session = away.session
+    ends_ms = session.gone_ms + max(REST_MS, context.settings.session_idle_ms_max)
+    if ends_ms > context.now_ms:
+        context.sessions_away.add(ends_ms, away._replace(is_at_rest=True))
+    elif session.owed:
+        context.sessions_away.add(context.now_ms + REST_MS, away._replace(is_at_rest=True))
+    else:
+        end(context, session)
+    return session if not away.is_at_rest and not session.is_ended and session.has_finished_outcomes else None
+
+
+def _rest(context: Context, sessions: list[Session]) -> None:
+    if sessions:
+        numbers = [session.number for session in sessions]
+        context.group.add_entry(entries.encode_sessions_at_rest(json.dumps({"sessions": numbers}).encode()))
+        context.state.rest_sessions(numbers)
+
+
+def end(context: Context, session: Session) -> None:
+    """It is over: its number is never used again."""
+    context.group.add_entry(entries.encode_session_ended(session.number))
+    context.state.end_session(session.number)

@@ -1,0 +1,335 @@
+"""The broker's state: a fold over the journal.
+
+The same methods move the state when a request is accepted (live) and when a journal record is redone (recovery), so
+what a restart rebuilds is what the broker had. This is the *assigned* side: it moves when an entry is put into the
+group commit. The durable side is the partitions' high watermarks; answers wait for their record (``core``).
+
+Invariants:
+    * ids (topics, sessions) only grow and are never reused;
+    * a transaction is in ``transactions`` exactly while it is open or prepared; afterwards its session keeps the
+      outcome;
+    * assigned state is never undone: a journal that fails stops the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from txmq.broker.state.commit_order import CommitOrder
+from txmq.broker.state.decisions import Decided, Decisions, Name
+from txmq.broker.state.group_offsets import SavedGroups
+from txmq.broker.state.in_doubt_index import InDoubtIndex
+from txmq.broker.state.producer_sequences import Sequences
+from txmq.broker.state.session import ROLLED_BACK, CommittedParts, Session
+from txmq.broker.state.spark_queries import Queries
+from txmq.broker.state.transaction import Part, Transaction, TransactionState
+from txmq.log.memory import MemoryPartition
+from txmq.log.partition import Partition, Place
+from txmq.model import Storage
+from txmq.redo import entries
+from txmq.registry.topics import Topic, Topics
+
+Places = dict[Partition, Place]  # where a transaction's messages begin
+IN_JOURNAL = 0xFFFFFFFF
+
+
+class Limits(NamedTuple):
+    """The limits that shape the fold; they must not differ between two lives for the window they shape to be equal."""
+
+    in_flight_max: int = 8
+    outcomes_kept: int = 1024
+
+
+class State:
+    """Topics, partitions, sessions and unsettled transactions of one broker."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.topics = Topics()
+        self.partitions: dict[tuple[bytes, bytes], Partition] = {}  # by name and number as they stand on the wire
+        self.partitions_of: dict[int, list[Partition]] = {}
+        self.sessions: dict[int, Session] = {}
+        self.next_session = 1
+        self.produced_in: dict[int, dict[Partition, None]] = {}  # by producer id: where its sequences are kept
+        self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
+        self.streams: dict[tuple[int, int], Transaction] = {}  # those of them that are open
+        self.order = CommitOrder()
+        self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()  # those of them that are, in order of preparation
+        self.next_order = 1
+        self.payload_bytes = 0
+        self.epoch = 0
+        self.decisions = Decisions()
+        self.saved = SavedGroups()
+        self.queries = Queries()
+        self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    def put_topic(self, topic: Topic) -> list[Partition]:
+        """Create or alter a topic; returns the partitions that are new."""
+        self.topics.put(topic)
+        existing = self.partitions_of.setdefault(topic.topic_id, [])
+        for partition in existing:
+            partition.config = topic.config
+        kind = MemoryPartition if topic.config.storage is Storage.MEMORY else Partition
+        added = [
+            kind(topic.topic_id, topic.config.name, number, topic.config)
+            for number in range(len(existing), topic.config.partitions)
+        ]
+        existing.extend(added)
+        name = topic.config.name.encode()
+        for partition in added:
+            self.partitions[name, b"%d" % partition.number] = partition
+        return added
+
+    def delete_topic(self, topic_id: int) -> list[Partition]:
+        """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of.
+
+        What is held in it goes behind the forced record (``Holds.drop``).
+        """
+        topic = self.topics.remove(topic_id)
+        removed = self.partitions_of.pop(topic_id, [])
+        self.saved.forget_topic(topic_id)
+        if topic is not None:
+            name = topic.config.name.encode()
+            for partition in removed:
+                partition.is_deleted = True
+                for producer in partition.producers:
+                    self.produced_in[producer].pop(partition, None)
+                del self.partitions[name, b"%d" % partition.number]
+        return removed
+
+    def partition(self, topic_id: int, number: int) -> Partition | None:
+        """Look up by id; None where the topic was deleted."""
+        of_topic = self.partitions_of.get(topic_id)
+        return of_topic[number] if of_topic is not None and number < len(of_topic) else None
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    def put_session(self, session: Session) -> None:
+        """Add a session."""
+        self.sessions[session.number] = session
+        self.next_session = max(self.next_session, session.number + 1)
+
+    def take_session(self, number: int, epoch: int) -> None:
+        """Somebody took a session over: who had it before is fenced."""
+        self.sessions[number].epoch = epoch
+
+    def end_session(self, number: int) -> None:
+        """Forget a session: whatever comes in its name is refused from now on."""
+        session = self.sessions.pop(number, None)
+        if session is not None:
+            session.is_ended = True
+        for partition in self.produced_in.pop(number, ()):
+            partition.producers.pop(number, None)
+
+    def rest_sessions(self, numbers: Iterable[int]) -> None:
+        """Clients have been away for a while."""
+        for number in numbers:
+            self.sessions[number].rest()
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def add_part(self, session: int, counter: int, part: Part, now_ms: int) -> Transaction:
+        """A part of an undecided transaction reached the journal."""
+        key = (session, counter)
+        transaction = self.transactions.get(key)
+        if transaction is None:
+            transaction = self.transactions[key] = self.streams[key] = Transaction(session, counter, now_ms)
+        transaction.add(part)
+        self.payload_bytes += len(part.batch)
+        return transaction
+
+    def prepare(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
+        """All parts are there and it is prepared."""
+        key = (session, counter)
+        transaction = self.transactions.get(key)
+        if transaction is None:
+            transaction = self.transactions[key] = Transaction(session, counter, meta["prepared_ms"])
+        self.streams.pop(key, None)
+        transaction.prepare(meta, self.next_order)
+        self.next_order += 1
+        self.order.add(transaction)
+        self.prepared.add(transaction.order, transaction, transaction.index_keys)
+        if "xid" in meta:
+            self.foreign[meta["xid"]] = key
+        self.saved.hold(key, meta.get("offsets", ()), self.partition)
+        self._owe(session, 1)
+        return transaction
+
+    def _owe(self, session: int, more: int) -> None:
+        owner = self.sessions.get(session)
+        if owner is not None:
+            owner.owed += more
+
+    def settle(self, session: int, counter: int, floor: int, outcome: CommittedParts | None) -> Transaction | None:
+        """Committed (the placed parts) or rolled back (None): the outcome is kept, the transaction is over."""
+        transaction = self.transactions.pop((session, counter), None)
+        if transaction is not None:
+            self.streams.pop((session, counter), None)
+            self.payload_bytes -= transaction.size_bytes
+            if transaction.state is TransactionState.PREPARED:
+                self._owe(session, -1)
+                self.order.remove(transaction)
+                self.prepared.remove(transaction.order, transaction.index_keys)
+                self.foreign.pop(transaction.meta.get("xid", ""), None)
+                if "offsets" in transaction.meta:
+                    self._settle_offsets(transaction, is_committed=outcome is not None)
+        owner = self.sessions.get(session)
+        if owner is not None:
+            owner.keep(counter, outcome, floor, self.limits.outcomes_kept)
+        return transaction
+
+    @property
+    def unsettled(self) -> int:
+        """Transactions that wait for somebody: open, prepared, or decided with a branch to be told."""
+        return len(self.transactions) + len(self.decisions.undone)
+
+    def decide(
+        self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places
+    ) -> None:
+        """Committed, and branches must hear of it before readers may see it."""
+        self.settle(session, counter, floor, outcome)
+        self.decisions.decide((session, counter), meta, outcome, places)
+        self._owe(session, 1)
+        if "offsets" in meta:
+            self.saved.save_of_transaction(meta["offsets"], meta["decided_ms"], self.partition)
+            self.saved.hold((session, counter), meta["offsets"], self.partition)
+
+    def _settle_offsets(self, transaction: Transaction, *, is_committed: bool) -> None:
+        meta = transaction.meta
+        self.saved.let_go((transaction.session, transaction.counter), meta["offsets"])
+        if is_committed:
+            self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
+
+    def complete(self, name: Name, uuid: str, fact: dict[str, Any] | None) -> Decided | None:
+        """A branch has completed; the decision, if that was the last one."""
+        decided = self.decisions.complete(name, uuid, fact)
+        if decided is not None:
+            self._owe(name[0], -1)
+            self.may_load(decided)
+        return decided
+
+    def may_load(self, decided: Decided) -> None:
+        """Every branch of a decision has completed, or its messages are shown: its offsets are held no longer."""
+        self.saved.let_go(decided.name, decided.meta.get("offsets", ()))
+
+    def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:
+        """A batch of a query is decided: its transactions (session, counter, outcome, places) are seen together.
+
+        Where one stands behind a hold, all wait there.
+        """
+        together: Places = {}
+        for session, counter, outcome, places in placed:
+            self.settle(session, counter, 0, outcome)
+            for partition, place in places.items():
+                together.setdefault(partition, place)
+        if placed:
+            self.decisions.holds.add_behind(placed[0][:2], together)
+        self.queries.committed(meta["query"], meta["batch"], meta["time_ms"])
+
+    def accept_sequence(
+        self, partition: Partition, producer: int, sequence: int, count: int, crc: int, offset: int
+    ) -> None:
+        """A batch with a producer id was placed."""
+        known = partition.producers.get(producer)
+        if known is None:
+            known = partition.producers[producer] = Sequences()
+            self.produced_in.setdefault(producer, {})[partition] = None
+        known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
+
+    def started(self, epoch: int, time_ms: int) -> None:
+        """A new life of the broker began: streams that were not prepared are rolled back for good."""
+        self.epoch = epoch
+        for partition in self.all_partitions():
+            partition.began(time_ms)
+        for transaction in list(self.streams.values()):
+            self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
+
+    # --- snapshot ----------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """JSON-able state, without the payloads of unsettled transactions (``prepared/`` holds those)."""
+        return {
+            "next_topic_id": self.topics.next_id,
+            "next_session": self.next_session,
+            "next_order": self.next_order,
+            "epoch": self.epoch,
+            "topics": [topic.to_json() for topic in self.topics],
+            "partitions": [
+                [p.topic_id, p.number, p.snapshot(), self._producers(p)]
+                for p in self.all_partitions()
+                if p.next_offset or p.log_start
+            ],
+            "sessions": [session.snapshot() for session in self.sessions.values()],
+            "transactions": [transaction.snapshot() for transaction in self.transactions.values()],
+            "decisions": self.decisions.snapshot(),
+            "groups": self.saved.snapshot(),
+            "generation_floor": self.saved.generation_floor,
+            "queries": self.queries.snapshot(),
+        }
+
+    def all_partitions(self) -> Iterator[Partition]:
+        """Every partition of every topic."""
+        for of_topic in self.partitions_of.values():
+            yield from of_topic
+
+    def _producers(self, partition: Partition) -> list[list[object]]:
+        if partition.config.storage is Storage.MEMORY:
+            return []  # its batches are gone with the process: there is nothing that a repeated one would repeat
+        return [[producer, *s.snapshot()] for producer, s in partition.producers.items() if producer in self.sessions]
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """The reverse of ``snapshot``; then ``attach_payload`` for every part, then ``restored``."""
+        for fields in snapshot["topics"]:
+            self.put_topic(Topic.from_json(fields))
+        self.topics.next_id = snapshot["next_topic_id"]
+        for topic_id, number, state, producers in snapshot["partitions"]:
+            partition = self.partitions_of[topic_id][number]
+            partition.restore(state)
+            for producer, *sequences in producers:
+                partition.producers[producer] = Sequences.restore(*sequences)
+                self.produced_in.setdefault(producer, {})[partition] = None
+        for fields in snapshot["sessions"]:
+            self.put_session(Session.restore(*fields))
+        self.next_session, self.next_order = snapshot["next_session"], snapshot["next_order"]
+        self.epoch = snapshot["epoch"]
+        for fields in snapshot["transactions"]:
+            transaction = Transaction.restore(*fields)
+            self.transactions[transaction.session, transaction.counter] = transaction
+            if transaction.state is TransactionState.OPEN:
+                self.streams[transaction.session, transaction.counter] = transaction
+
+        self.decisions.restore(snapshot["decisions"], self.partition)
+        self.saved.restore(snapshot["groups"])
+        self.saved.generation_floor = snapshot.get("generation_floor", 0)
+        self.queries.restore(snapshot.get("queries") or Queries().snapshot())
+
+    def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
+        """Give a restored transaction one of its parts back, in order."""
+        entry = entries.decode_payload(body)
+        part = Part(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
+        transaction.attach(part)
+        self.payload_bytes += len(part.batch)
+
+    def restored(self) -> None:
+        """All payloads are attached: derive what is derived."""
+        prepared = [t for t in self.transactions.values() if t.state is TransactionState.PREPARED]
+        for transaction in sorted(prepared, key=lambda t: t.order):
+            self.order.add(transaction)
+            self.prepared.add(transaction.order, transaction, transaction.index_keys)
+            if "xid" in transaction.meta:
+                self.foreign[transaction.meta["xid"]] = transaction.name
+            self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
+            self._owe(transaction.session, 1)
+        for decided in self.decisions.undone.values():
+            self._owe(decided.name[0], 1)
+            if not decided.hold.is_settled:
+                self.saved.hold(decided.name, decided.meta.get("offsets", ()), self.partition)
+        self.decisions.holds.settled()
+
+    def publish_recovered(self) -> None:
+        """Everything in the journal is redone: readers may see it, but for what undone decisions hold."""
+        for partition in self.all_partitions():
+            self.decisions.holds.recovered(partition)

@@ -1,0 +1,190 @@
+"""What the verbs of transactions check before they change anything: whose it is, where it stands, what is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.session import Session
+from txmq.broker.state.transaction import Action, Part, Transaction, TransactionState
+from txmq.errors import (
+    BadRequestError,
+    DiskFullError,
+    FencedError,
+    ForbiddenError,
+    InvalidBatchError,
+    NotOwnerError,
+    OverloadedError,
+    SessionFullError,
+    TooLargeError,
+    TopicClosedError,
+    TransactionConflictError,
+    UnavailableError,
+    UnknownTopicError,
+    UnknownTransactionError,
+)
+from txmq.log import records
+from txmq.log.batch import check
+from txmq.log.partition import Partition
+from txmq.model import Storage
+from txmq.protocol import parts as wire_parts
+from txmq.redo import entries
+from txmq.xid import TxId
+
+Extensions = dict[bytes, bytes] | None
+UNFINISHED_OUTCOMES_MAX = 65_536
+FENCES_BESIDE_MAX = 65_536  # so that a branch left behind by a session full of commits can still be rolled back
+_COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more
+
+
+def state_of(context: Context, session: Session, counter: int) -> TransactionState:
+    """Where a transaction stands, on the assigned side."""
+    transaction = context.state.transactions.get((session.number, counter))
+    if transaction is not None:
+        return transaction.state  # whatever floor was stated: what is undecided stays open to its decision
+    if (session.number, counter) in context.state.decisions.undone:
+        return TransactionState.DECIDED
+    if counter <= session.floor:
+        return TransactionState.FORGOTTEN
+    if counter in session.outcomes:
+        return TransactionState.ROLLED_BACK if session.outcomes[counter] is None else TransactionState.COMMITTED
+    return TransactionState.NONE
+
+
+def checked_part(context: Context, partition: Partition, batch: bytearray) -> Part:
+    """Check a batch that will be part of a transaction."""
+    count, max_timestamp_ms, _, _, sequence, _ = check(batch)
+    if sequence != -1:
+        raise InvalidBatchError("a transaction's batches have base sequence -1: the txid removes duplicates")
+    if context.settings.validate_records:
+        records.decode(batch, partition.topic, partition.number)
+    if partition.config.storage is Storage.MEMORY:
+        raise BadRequestError(f"topic {partition.topic!r} is in memory: it cannot take part in transactions")
+    if not partition.config.accept_publish:
+        raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
+    if len(batch) > context.settings.batch_size_bytes_max:
+        raise TooLargeError(f"a batch of {len(batch)} bytes is over {context.settings.batch_size_bytes_max}")
+    return Part(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
+
+
+def locate(context: Context, text: bytes) -> tuple[TxId, Session]:
+    """Read a txid, and find its session.
+
+    Raises:
+        BadRequestError, NotOwnerError, FencedError: not a txid, another home, a session that is not known.
+    """
+    txid = at_home(context, text)
+    session = context.state.sessions.get(txid.session)
+    if session is None:
+        raise FencedError(f"session {txid.session:x} of transaction {txid} is unknown or ended")
+    if txid.counter < 1:
+        raise BadRequestError("transaction counters start at 1")
+    return txid, session
+
+
+def at_home(context: Context, text: bytes) -> TxId:
+    """Read a txid of this home, whatever has become of its session.
+
+    Raises:
+        BadRequestError, NotOwnerError: not a txid, another home.
+    """
+    try:
+        txid = _read_txid(text)
+    except ValueError as error:
+        raise BadRequestError(str(error)) from None
+    identity = context.identity
+    if txid.cluster != identity.cluster or txid.home != identity.node:
+        raise NotOwnerError(
+            f"transaction {txid} is not at home here but at {txid.cluster:016x}-{txid.home:016x} "
+            "(txmq stats: cluster, home)"
+        )
+    return txid
+
+
+@lru_cache(maxsize=4096)
+def _read_txid(text: bytes) -> TxId:
+    """Kept: most ids are asked about twice within milliseconds, at the decision and when a branch is complete."""
+    return TxId.parse(text.decode("ascii", "replace"))
+
+
+def floor_of(given: dict[bytes, bytes], peer: Peer, session: Session) -> int:
+    """The floor a request states. Only the session's own client knows what it has seen: from others it is ignored."""
+    floor = int(given.get(b"floor", 0))
+    if floor > _COUNTER_MAX:
+        raise BadRequestError(f"floor is at most {_COUNTER_MAX}")
+    return floor if peer.session is session else 0
+
+
+def require_owner(peer: Peer, session: Session) -> None:
+    """Refuse what only the session's own connection may ask for."""
+    if peer.session is not session:
+        raise ForbiddenError("the transaction belongs to another session than this connection's; send hello first")
+
+
+def refusal(action: Action, txid: bytes) -> Exception:
+    """The error that an action of the table stands for."""
+    name = txid.decode("ascii", "replace")
+    if action is Action.REFUSE_FENCED:
+        return FencedError(f"the outcome of transaction {name} is no longer kept")
+    if action is Action.REFUSE_UNKNOWN:
+        return UnknownTransactionError(f"transaction {name} was neither prepared nor streamed here")
+    return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
+
+
+def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[Part]) -> None:
+    """Refuse a new transaction, or parts of one, where the disk, the broker or a limit does not take it."""
+    settings = context.settings
+    if context.disk_full:
+        context.counters.refused_disk_full += 1
+        raise DiskFullError("free disk space is under the limit: new transactions are refused until space is freed")
+    if context.stopping:
+        raise UnavailableError("the broker is stopping")
+    if transaction is None and context.state.unsettled >= settings.transactions_open_max:
+        raise OverloadedError(f"transactions_open_max {settings.transactions_open_max} transactions are unsettled")
+    added_size = sum(len(part.batch) for part in added)
+    size = added_size + (transaction.size_bytes if transaction else 0)
+    if size > settings.transaction_size_bytes_max:
+        raise TooLargeError(f"the transaction is over transaction_size_bytes_max {settings.transaction_size_bytes_max}")
+    count = len(added) + (len(transaction.parts) if transaction else 0)
+    if entries.committed_size(count) > settings.request_size_bytes_max:
+        # It says where each part goes, in one record: what is prepared must be able to commit.
+        raise TooLargeError(f"the decision about {count} parts does not fit a journal record: send larger parts")
+    if context.state.payload_bytes + added_size > settings.prepared_bytes_max:
+        raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
+
+
+def refuse_over_outcomes(context: Context, session: Session, floor: int, *, is_fence: bool = False) -> None:
+    """Refuse where a client never says what it has seen the end of, or somebody fences ids that nobody ever used.
+
+    The floor this request states counts already.
+
+    Raises:
+        SessionFullError: the client is to take another session.
+    """
+    limit = max(UNFINISHED_OUTCOMES_MAX, context.settings.outcomes_kept) + (FENCES_BESIDE_MAX if is_fence else 0)
+    if len(session.outcomes) > limit and (not floor or sum(counter > floor for counter in session.outcomes) > limit):
+        raise SessionFullError(
+            f"session {session.number:x} has {limit} outcomes above its floor: a client states floor= with its "
+            "requests, or takes another session (hello session=new)"
+        )
+
+
+def checked_parts(context: Context, parts: list[wire_parts.Part]) -> list[Part]:
+    """Check the batches of a request."""
+    checked = []
+    for part in parts:
+        partition = context.state.partitions.get((part.topic.encode(), b"%d" % part.partition))
+        if partition is None:
+            raise UnknownTopicError(f"no partition {part.partition} of topic {part.topic!r}")
+        checked.append(checked_part(context, partition, part.batch))
+    return checked
+
+
+def check_streamed(transaction: Transaction | None, given: dict[bytes, bytes]) -> None:
+    """Refuse where what was streamed before is not what the client states."""
+    streamed = (len(transaction.parts), transaction.size_bytes, transaction.checksum) if transaction else (0, 0, 0)
+    stated = tuple(int(given.get(name, 0)) for name in (b"parts", b"bytes", b"crc"))
+    if streamed != stated:
+        raise TransactionConflictError(f"(parts, bytes, crc) streamed {streamed} but stated {stated}")

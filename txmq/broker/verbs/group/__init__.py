@@ -1,0 +1,1 @@
+"""The verb ``group``: joining, saving offsets, handing partitions over, operators' changes."""

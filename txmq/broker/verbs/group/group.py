@@ -1,0 +1,324 @@
+"""The verb ``group``: consumer groups, coordinated by the broker.
+
+A member joins with the topics it wants, and beats: each heartbeat tells what it has released, and is answered with
+what it may consume (each partition with its generation and saved offset) and what it must release. A heartbeat that
+names the ``view`` it knows waits until that changes. Offsets are saved under the generation that came with the
+partition; one that is not the newest is refused, so that a member which slept through a hand-over changes nothing.
+
+Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets, and generations before
+anybody hears of them, are journaled; members are not (``saved``, ``membership``). What is free is handed over by
+``group_handover``; what operators ask is in ``group_operators``.
+
+Invariants:
+    * nobody hears of a partition before its generation is forced;
+    * a partition that somebody had before a restart is given to nobody else for a second, unless it is claimed;
+    * an offset is saved only under the newest generation of its partition, by its owner, and in the order in which the
+      owner looked (``order``); one that a transaction holds is not saved, and its partition not handed over;
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
+from txmq.broker.state.membership import Member, Membership, Owned
+from txmq.broker.state.pending_groups import Beat
+from txmq.broker.verbs.group.handover import note_owned, settle
+from txmq.broker.verbs.group.operators import delete, describe, list_groups, reset, set_aside
+from txmq.broker.verbs.group.request import (
+    GroupRequest,
+    journal_offsets,
+    place_of,
+    refuse_over_bytes,
+    refuse_over_groups,
+)
+from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
+from txmq.model import is_valid_name
+from txmq.protocol import answers
+from txmq.protocol.group_rows import claim_row, slot_row, split_rows
+from txmq.protocol.offsets import offset_row
+from txmq.registry.assignment import STRATEGIES, Slot
+
+Extensions = dict[bytes, bytes] | None
+TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
+WAIT_MS_MAX = 30_000
+MEMBERS_MAX = 1000  # in one group
+MEMBERS_OF_ALL_MAX = 100_000  # some 500 bytes each, and the names of what it wants
+TOPICS_MAX = 1000  # that one member wants
+
+
+def group(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+) -> None:
+    """Dispatch by action."""
+    action = _ACTIONS.get(arguments[0].decode())
+    if action is None:
+        raise BadRequestError(f"unknown action {arguments[0].decode()[:40]!r}; known: {', '.join(_ACTIONS)}")
+    name = arguments[1].decode()
+    if not is_valid_name(name) and not (action is list_groups and name == "*"):
+        raise BadRequestError(f"group name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+    words = {key.decode(): value.decode() for key, value in (extensions or {}).items()}
+    action(GroupRequest(context, peer, opaque, name, words, split_rows(body)))
+
+
+# --- members ---------------------------------------------------------------------------------------------------------
+
+
+def _join(request: GroupRequest) -> None:
+    context, name = request.context, request.words.get("member", "")
+    topics = tuple(filter(None, request.words.get("topics", "").split(",")))
+    strategy = request.words.get("strategy", "sticky")
+    if not is_valid_name(name) or not topics or len(topics) > TOPICS_MAX or not all(map(is_valid_name, topics)):
+        raise BadRequestError(f"join needs member=<name> and topics=<name>,<name>... (at most {TOPICS_MAX})")
+    if strategy not in STRATEGIES:
+        raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
+    timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+    claims = [claim_row(row) for row in request.rows]
+    membership = _membership(request, strategy)
+    member = Member(
+        name, topics, timeout_ms, context.liveness.now_ms, request.peer.name, alone="alone" in request.words
+    )
+    member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
+    _refuse_beside_alone(request.group, membership, member)
+    refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
+    context.member_count += name not in membership.members
+    membership.join(member, strategy)
+    _speaks_for(request, member)
+    saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
+    for slot, generation in claims:
+        place = place_of(context, slot)
+        if place is not None and generation > 0 and saved.generations.get(place) == generation:
+            membership.claim(name, slot, generation)
+            note_owned(context, request.group, place)
+            continued.append(slot)
+    membership.drop_unclaimed(name, continued)
+    context.group_desk.listen(request.group, membership, member.silent_ms)
+    settle(context, request.group)
+    _answer_view(request, membership.members[name])
+
+
+def _membership(request: GroupRequest, strategy: str) -> Membership:
+    groups = request.context.groups
+    membership = groups.get(request.group)
+    if membership is None:
+        refuse_over_groups(request.context, request.group)
+        membership = groups[request.group] = Membership()
+        request.context.group_desk.unsettled[request.group] = None  # it goes, where nobody joins
+    if request.words["member"] not in membership.members:
+        if len(membership.members) >= MEMBERS_MAX:
+            raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
+        if request.context.member_count >= MEMBERS_OF_ALL_MAX:
+            raise OverloadedError(f"all groups together have {MEMBERS_OF_ALL_MAX} members")
+    if membership.members and membership.strategy != strategy:
+        raise BadRequestError(f"group {request.group!r} uses the strategy {membership.strategy}, not {strategy}")
+    return membership
+
+
+def _new_places(request: GroupRequest, topics: Iterable[str]) -> int:
+    """How many partitions of these the group was never given."""
+    state = request.context.state
+    found = (topic for topic in state.topics if topic.config.name in topics)
+    return sum(
+        state.saved.is_new_to(request.group, (topic.topic_id, number))
+        for topic in found
+        for number in range(topic.config.partitions)
+    )
+
+
+def _refuse_beside_alone(group: str, membership: Membership, newcomer: Member) -> None:
+    others = [member for member in membership.members.values() if member.name != newcomer.name]
+    if others and (newcomer.alone or any(member.alone for member in others)):
+        raise GroupActiveError(f"group {group!r} has a member, and one of the two must be alone in its group")
+
+
+def _heartbeat(request: GroupRequest) -> None:
+    context, (membership, member) = request.context, _member(request)
+    membership.heard(member.name, context.liveness.now_ms)
+    _speaks_for(request, member)
+    membership.release(member.name, [slot_row(row) for row in request.rows])
+    settle(context, request.group)
+    view = request.number("view", 0, 0, 1 << 31)
+    wait_ms = request.number("wait", 0, 0, WAIT_MS_MAX)
+    if view != member.version or wait_ms == 0 or context.stopping:
+        _answer_view(request, member)
+        return
+    life = request.words.get("life", "")
+    beat = Beat(request.peer, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
+    context.group_desk.wait(beat)
+
+
+def _leave(request: GroupRequest) -> None:
+    membership = request.context.groups.get(request.group)
+    member = membership.members.get(request.words.get("member", "")) if membership is not None else None
+    if membership is not None and member is not None and member.is_of(request.words.get("life", "")):
+        membership.leave(member.name)
+        request.context.member_count -= 1
+        request.peer.members.discard((request.group, member.name, member.life))
+        settle(request.context, request.group)
+    request.answer({})
+
+
+def _member(request: GroupRequest) -> tuple[Membership, Member]:
+    membership = request.context.groups.get(request.group)
+    member = membership.members.get(request.words.get("member", "")) if membership is not None else None
+    if membership is None or member is None:
+        raise UnknownMemberError(f"group {request.group!r} does not know this member: join (again)")
+    if not member.is_of(request.words.get("life", "")):
+        raise _fenced(request.group, member.name)
+    return membership, member
+
+
+def _speaks_for(request: GroupRequest, member: Member) -> None:
+    member.connection = request.peer.number
+    request.peer.members.add((request.group, member.name, member.life))
+
+
+def _fenced(group: str, member: str) -> FencedError:
+    return FencedError(f"another process has joined group {group!r} as {member!r} since: each needs a name of its own")
+
+
+def tick(context: Context) -> None:
+    """Time has passed: members expire, topics came and went, beats that wait are answered."""
+    desk, topics_seen = context.group_desk, context.state.topics.changes
+    for name, membership in desk.silences.take_due(context.liveness.now_ms):
+        _listen(context, name, membership)
+    unsettled, desk.unsettled = desk.unsettled, {}
+    for name in unsettled:
+        settle(context, name, is_again=True)
+    if topics_seen != desk.topics_seen:
+        desk.topics_seen = topics_seen
+        for name in list(context.groups):
+            settle(context, name)
+    changed, desk.changed = desk.changed, {}
+    for name in changed:
+        for beat in desk.waiting(name):
+            _answer_beat(context, beat)
+    for beat in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
+        _answer_beat(context, beat)
+
+
+def _listen(context: Context, name: str, membership: Membership) -> None:
+    """Let members go that fell silent; look again when the next one may have."""
+    now_ms, membership.look_ms = context.liveness.now_ms, 0
+    for member in membership.expired(now_ms):
+        if not _is_unread(context, membership.members[member]):
+            membership.leave(member)
+            context.member_count -= 1
+    if membership.members:
+        due_ms = min(member.silent_ms for member in membership.members.values())
+        context.group_desk.listen(name, membership, max(due_ms, now_ms + 1))
+    settle(context, name)
+
+
+def _is_unread(context: Context, member: Member) -> bool:
+    """Whether what it sent may wait at the broker, which does not read its connection for now."""
+    peer = context.peers.get(member.connection)
+    return peer is not None and peer.held
+
+
+def _answer_beat(context: Context, beat: Beat) -> None:
+    """Answer it, where its time is over or there is something to tell."""
+    membership = context.groups.get(beat.group)
+    member = membership.members.get(beat.member) if membership is not None else None
+    if beat.peer.gone:
+        context.group_desk.answered(beat)
+    elif member is None:
+        error = UnknownMemberError(f"group {beat.group!r} does not know this member: join (again)")
+        _refuse_beat(context, beat, error)
+    elif not member.is_of(beat.life):
+        _refuse_beat(context, beat, _fenced(beat.group, beat.member))
+    elif member.version != beat.view or beat.deadline_ms <= context.now_ms or context.stopping:
+        context.group_desk.answered(beat)
+        _answer_view(GroupRequest(context, beat.peer, beat.opaque, beat.group, {}, []), member)
+
+
+def _refuse_beat(context: Context, beat: Beat, error: BrokerError) -> None:
+    context.group_desk.answered(beat)
+    context.send_settled(beat.peer, beat.opaque, answers.error(error, beat.opaque))
+
+
+def disconnected(context: Context, peer: Peer) -> None:
+    """A connection is gone: its members have a moment to come back."""
+    for name, membership, member in _members_over(context, peer):
+        membership.lost(member.name, context.liveness.now_ms)
+        context.group_desk.listen(name, membership, member.silent_ms)
+
+
+def read_again(context: Context, peer: Peer) -> None:
+    """A connection that was held is read from now on: the silence of its members begins anew."""
+    for _, membership, member in _members_over(context, peer):
+        membership.heard(member.name, context.liveness.now_ms)
+
+
+def _members_over(context: Context, peer: Peer) -> Iterator[tuple[str, Membership, Member]]:
+    for name, member, life in peer.members:
+        membership = context.groups.get(name)
+        known = membership.members.get(member) if membership is not None else None
+        if membership is not None and known is not None and known.is_of(life) and known.connection == peer.number:
+            yield name, membership, known
+
+
+def _answer_view(request: GroupRequest, member: Member) -> None:
+    context, membership = request.context, request.context.groups[request.group]
+    owned, revoked = membership.view(member.name)
+    saved = context.state.saved.named.get(request.group) or SavedGroup()
+    assigned = []
+    for slot, generation in owned:
+        place = place_of(context, slot)
+        at = saved.offsets.get(place) if place is not None else None
+        assigned.append([*slot, generation, at.offset if at else None, at.aside if at else None])
+    request.answer(
+        {"view": member.version, "members": len(membership.members), "assigned": assigned, "revoked": revoked}
+    )
+
+
+# --- offsets ---------------------------------------------------------------------------------------------------------
+
+
+def _save(request: GroupRequest) -> None:
+    """Save offsets: ``[topic, partition, generation, offset, aside]``; refused ones are named, the others are saved."""
+    context, name = request.context, request.words.get("member", "")
+    membership = context.groups.get(request.group)
+    order = request.number("order", 0, 0, (1 << 63) - 1)
+    rows: list[list[Any]] = []
+    owners: list[Owned] = []
+    refused: list[list[Any]] = []
+    for row in request.rows:
+        stated = offset_row(row)
+        slot = stated[:2]
+        place = place_of(context, slot)
+        owned = _owner(context, request.group, slot, place)
+        if place is None or owned is None or (owned.member, owned.generation) != (name, stated.generation):
+            refused.append([*slot, owned.generation if owned is not None else 0])
+        elif (request.group, *place) in context.state.saved.held:
+            refused.append([*slot, owned.generation])
+        elif order and order <= owned.order:
+            continue  # looked at before something newer was saved, and overtaken by it
+        else:
+            owners.append(owned)
+            rows.append([*place, stated.offset, stated.aside])
+    refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
+    for owned in owners:
+        owned.order = order
+    if membership is not None and name in membership.members:
+        membership.heard(name, context.liveness.now_ms)
+    journal_offsets(context, request.group, rows)
+    request.answer({"refused": refused})
+
+
+def _owner(context: Context, group: str, slot: Slot, place: tuple[int, int] | None) -> Owned | None:
+    """Who has the partition. Nobody has that of a topic made anew, until ``settle`` hands it over."""
+    membership = context.groups.get(group)
+    owned = membership.owned.get(slot) if membership is not None else None
+    if owned is None or place is None or context.state.saved.generation(group, place) != owned.generation:
+        return None
+    return owned
+
+
+_ACTIONS: dict[str, Callable[[GroupRequest], None]] = {
+    "join": _join, "heartbeat": _heartbeat, "leave": _leave, "save": _save, "describe": describe, "list": list_groups,
+    "reset": reset, "aside": set_aside, "delete": delete,
+}  # fmt: skip

@@ -1,0 +1,79 @@
+"""Free partitions of a consumer group go to whom they should: journaled first, under the next generation.
+
+After a restart members come back one after another. What a member had before is kept for it for ``REJOIN_MS``: else the
+first to come back would be given the partitions of all the others, only to hand them over again.
+"""
+
+from __future__ import annotations
+
+from txmq.broker.context import Context
+from txmq.broker.state.group_offsets import PLACE_BYTES
+from txmq.broker.state.membership import Membership
+from txmq.broker.verbs.group.request import journal_offsets, journal_owned, place_of
+
+REJOIN_MS = 1000  # members are back by then, and go on with what they had
+
+
+def settle(context: Context, name: str, *, is_again: bool = False) -> None:
+    """Hand free partitions to their owners, journaled, where members or topics changed; wake the members then."""
+    membership, desk = context.groups.get(name), context.group_desk
+    topics_seen = context.state.topics.changes
+    if membership is None or not (membership.is_changed or membership.topics_seen != topics_seen or is_again):
+        return
+    desk.changed[name] = None
+    if not membership.members:
+        del context.groups[name]
+        return
+    _hand_over(context, name, membership)
+    membership.topics_seen, membership.is_changed = topics_seen, False
+
+
+def _hand_over(context: Context, name: str, membership: Membership) -> None:
+    membership.set_partitions(*_partitions(context, membership))
+    saved, rows, starts = context.state.saved, [], []
+    known, room_bytes = saved.topics_of(name), context.settings.groups_bytes_max - saved.size_bytes
+    for slot, member in membership.due():
+        place = place_of(context, slot)
+        if place is not None and saved.is_new_to(name, place):
+            if room_bytes < PLACE_BYTES:
+                context.group_desk.unsettled[name] = None
+                continue  # it came into being since they joined; it is handed over when there is room
+            room_bytes -= PLACE_BYTES
+        if place is None:
+            continue
+        if (name, *place) in saved.held or _may_be_claimed(context, name, place):
+            context.group_desk.unsettled[name] = None
+        else:
+            is_later = place[0] in known or place[0] >= membership.members[member].topics_since
+            if is_later and saved.is_new_to(name, place):
+                starts.append([*place, context.state.partitions_of[place[0]][place[1]].log_start, None])
+            generation = saved.next_generation(name, place)
+            membership.hand_over(slot, member, generation)
+            note_owned(context, name, place)
+            rows.append([*place, generation])
+    journal_owned(context, name, rows)
+    journal_offsets(context, name, starts)  # what came into being while the group was there begins at its first message
+
+
+def note_owned(context: Context, name: str, place: tuple[int, int]) -> None:
+    """Somebody had it since the restart: it is nobody else's to claim."""
+    if context.now_ms - context.started_ms < REJOIN_MS:
+        context.owned_since_start.add((name, *place))
+
+
+def _may_be_claimed(context: Context, name: str, place: tuple[int, int]) -> bool:
+    """Whether a member of the broker's former life may be about to come back with this partition."""
+    if context.now_ms - context.started_ms >= REJOIN_MS or (name, *place) in context.owned_since_start:
+        return False
+    known = context.state.saved.named.get(name)
+    return known is not None and known.generations.get(place, 0) > 0
+
+
+def _partitions(context: Context, membership: Membership) -> tuple[dict[str, int], dict[str, int]]:
+    """How many partitions the topics have that somebody wants, and their ids."""
+    wanted = {topic for member in membership.members.values() for topic in member.topics}
+    found = [topic for topic in context.state.topics if topic.config.name in wanted]
+    return (
+        {topic.config.name: topic.config.partitions for topic in found},
+        {topic.config.name: topic.topic_id for topic in found},
+    )

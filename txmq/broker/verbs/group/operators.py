@@ -1,0 +1,173 @@
+"""The operator's side of the verb ``group``: describe, list, reset, aside, delete.
+
+Who changes what members know takes it from them: offsets are reset only while the group has none, and a partition whose
+text about what is aside is changed is handed over anew.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from txmq.broker.state.group_offsets import SavedGroup
+from txmq.broker.state.membership import Membership
+from txmq.broker.verbs.group.handover import settle
+from txmq.broker.verbs.group.request import (
+    GroupRequest,
+    journal_offsets,
+    journal_owned,
+    place_of,
+    refuse_over_bytes,
+    refuse_over_groups,
+)
+from txmq.broker.verbs.recover import txid_of
+from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
+from txmq.protocol.group_rows import aside_row, claim_row
+from txmq.redo import entries
+from txmq.registry.assignment import Slot
+
+
+def describe(request: GroupRequest) -> None:
+    """Members, and every partition of the topics that the group has anything to do with."""
+    context = request.context
+    membership = context.groups.get(request.group) or Membership()
+    saved = context.state.saved.named.get(request.group)
+    if saved is None and not membership.members:
+        raise UnknownGroupError(f"no group {request.group!r} has members or saved offsets")
+    members = [
+        {
+            "member": member.name, "client": member.client, "topics": member.topics, "timeout_ms": member.timeout_ms,
+            "heard_ms_ago": context.liveness.now_ms - member.heard_ms, "connected": not member.lost,
+        }
+        for member in membership.members.values()
+    ]  # fmt: skip
+    rows = _described_partitions(request, saved or SavedGroup(), membership)
+    strategy = membership.strategy if members else None
+    request.answer({"group": request.group, "strategy": strategy, "members": members, "partitions": rows})
+
+
+def _described_partitions(request: GroupRequest, saved: SavedGroup, membership: Membership) -> list[dict[str, Any]]:
+    """Every partition of the topics that the group has anything to do with: one that nobody has read has lag, too."""
+    context, rows = request.context, []
+    held = context.state.saved.held
+    ids = {topic_id for topic_id, _ in (*saved.offsets, *saved.generations)}
+    names = {topic for member in membership.members.values() for topic in member.topics}
+    for topic in context.state.topics:
+        if topic.topic_id not in ids and topic.config.name not in names:
+            continue
+        for partition in context.state.partitions_of[topic.topic_id]:
+            place, slot = (topic.topic_id, partition.number), (topic.config.name, partition.number)
+            at, owned = saved.offsets.get(place), membership.owned.get(slot)
+            start, end = partition.log_start, partition.high_watermark
+            holder = held.get((request.group, *place))
+            rows.append(
+                {
+                    "topic": slot[0], "partition": slot[1], "owner": owned.member if owned else None,
+                    "generation": saved.generations.get(place, 0), "offset": at.offset if at else None,
+                    "saved_ms": at.time_ms if at else None, "start": start, "end": end,
+                    "lag": end - max(start, min(at.offset if at else start, end)),
+                    "aside": at.aside if at else None, "held_by": txid_of(context, holder) if holder else None,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def list_groups(request: GroupRequest) -> None:
+    """Every group that has members or saved offsets."""
+    context = request.context
+    names = sorted({*context.state.saved.named, *context.groups})
+    request.answer(
+        {
+            "groups": [
+                {"group": name, "members": len(context.groups[name].members) if name in context.groups else 0}
+                for name in names
+            ]
+        }
+    )
+
+
+def reset(request: GroupRequest) -> None:
+    """Set offsets: ``[topic, partition, offset]``; only while the group has no members.
+
+    A group of that name must be there, or ``create`` be said: a slip in the name would make one that nobody reads.
+    """
+    context = request.context
+    _refuse_active(request)
+    known = context.state.saved.named.get(request.group)
+    saved, rows = known or SavedGroup(), list[list[Any]]()
+    for row in request.rows:
+        slot, offset = claim_row(row)
+        place = place_of(context, slot)
+        if place is None:
+            raise UnknownTopicError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
+        at = saved.offsets.get(place)
+        rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
+    if known is None and "create" not in request.words:
+        raise UnknownGroupError(
+            f"no group {request.group!r} has saved offsets; create (--create) makes one that begins there"
+        )
+    refuse_over_groups(context, request.group)
+    refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
+    journal_offsets(context, request.group, rows)
+    # Whoever was taken for gone, and comes back with what it held, must not go on where it was.
+    following = context.state.saved.next_generation
+    owned = [[*row[:2], following(request.group, (row[0], row[1]))] for row in rows]
+    journal_owned(context, request.group, owned)
+    request.answer({})
+
+
+def set_aside(request: GroupRequest) -> None:
+    """Change what is aside: ``[topic, partition, known, wanted]``; refused, with what there is, where it is another.
+
+    A partition that somebody has is taken from it and handed over anew: it knows the former text, and would save that.
+    """
+    context, membership = request.context, request.context.groups.get(request.group)
+    state = context.state.saved
+    saved = state.named.get(request.group) or SavedGroup()
+    rows: list[list[Any]] = []
+    slots: list[Slot] = []
+    refused: list[list[Any]] = []
+    for row in request.rows:
+        slot, known, wanted = aside_row(row)
+        place = place_of(context, slot)
+        at = saved.offsets.get(place) if place is not None else None
+        if place is None or at is None:
+            raise BadRequestError(f"nothing is saved of partition {slot[1]} of topic {slot[0][:80]!r}")
+        if at.aside != known or (request.group, *place) in state.held:
+            refused.append([*slot, at.aside])
+            continue
+        rows.append([*place, at.offset, wanted])
+        slots.append(slot)
+    refuse_over_bytes(context, state.growth_bytes(request.group, rows))
+    if membership is not None:
+        for slot in slots:
+            membership.take_back(slot)
+    journal_offsets(context, request.group, rows)
+    # Also where nobody has it: whoever was taken for gone may come back with what it knew.
+    journal_owned(
+        context, request.group, [[*row[:2], state.next_generation(request.group, (row[0], row[1]))] for row in rows]
+    )
+    settle(context, request.group)
+    request.answer({"refused": refused})
+
+
+def delete(request: GroupRequest) -> None:
+    """Forget a group that nobody is in; how far its generations went is kept."""
+    context = request.context
+    _refuse_active(request)
+    if request.group not in context.state.saved.named:
+        raise UnknownGroupError(f"no group {request.group!r} has saved offsets")
+    context.group.add_entry(entries.encode_group_deleted(json.dumps({"group": request.group}).encode()))
+    context.group.forced = True
+    context.state.saved.delete(request.group)
+    request.answer({})
+
+
+def _refuse_active(request: GroupRequest) -> None:
+    membership = request.context.groups.get(request.group)
+    if membership is not None and membership.members:
+        raise GroupActiveError(f"group {request.group!r} has {len(membership.members)} members; stop them first")
+    held = [held for held in request.context.state.saved.held.items() if held[0][0] == request.group]
+    if held:
+        txid = txid_of(request.context, held[0][1])
+        raise GroupActiveError(f"transaction {txid} holds offsets of group {request.group!r}; settle it first")

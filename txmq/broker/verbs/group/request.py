@@ -1,0 +1,85 @@
+"""What the actions of the verb ``group`` share: the request, what they journal, how many groups there are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.errors import BadRequestError, OverloadedError
+from txmq.redo import entries
+from txmq.registry.assignment import Slot
+
+
+class GroupRequest(NamedTuple):
+    """One request, parsed: the words of its line, and the rows of its body."""
+
+    context: Context
+    peer: Peer
+    opaque: bytes
+    group: str
+    words: dict[str, str]
+    rows: list[list[Any]]
+
+    def answer(self, found: object) -> None:
+        """Once everything accepted so far is forced."""
+        self.context.answer_settled(self.peer, self.opaque, json.dumps(found).encode())
+
+    def number(self, word: str, default: int, least: int, most: int) -> int:
+        """A number among the words."""
+        value = int(self.words.get(word, default))
+        if not least <= value <= most:
+            raise BadRequestError(f"{word}={value}: expected {least} to {most}")
+        return value
+
+
+def place_of(context: Context, slot: Slot) -> tuple[int, int] | None:
+    """The partition that a topic's name and a number stand for now."""
+    partition = context.state.partitions.get((slot[0].encode(), b"%d" % slot[1]))
+    return None if partition is None else (partition.topic_id, partition.number)
+
+
+def journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
+    """Hand out generations, ``[topic id, partition, generation]``: forced before anybody hears of them."""
+    if rows:
+        context.group.add_entry(entries.encode_handed_over(json.dumps({"group": name, "owned": rows}).encode()))
+        context.group.forced = True
+        context.state.saved.hand_over(name, rows)
+
+
+def journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
+    """Save offsets, ``[topic id, partition, offset, aside]``."""
+    if not rows:
+        return
+    fields = {"group": name, "offsets": rows, "time_ms": context.now_ms}
+    context.group.add_entry(entries.encode_saved(entries.json_body(fields)))
+    context.group.forced = True
+    context.state.saved.save(name, rows, context.now_ms)
+
+
+def refuse_over_bytes(context: Context, growth_bytes: int) -> None:
+    """Refuse what makes that much more to be kept of consumer groups than there may be; what adds nothing passes.
+
+    Raises:
+        OverloadedError: says what makes room.
+    """
+    limit = context.settings.groups_bytes_max
+    if growth_bytes > 0 and context.state.saved.size_bytes + growth_bytes > limit:
+        raise OverloadedError(
+            f"groups_bytes_max {limit} bytes are kept of consumer groups: delete those that nobody uses, "
+            "txmq group delete"
+        )
+
+
+def refuse_over_groups(context: Context, name: str) -> None:
+    """Refuse a group that is not known while as many are as there may be: what is saved of them is kept for ever.
+
+    Raises:
+        OverloadedError: says what makes room.
+    """
+    saved, limit = context.state.saved.named, context.settings.groups_max
+    if name in saved or name in context.groups:
+        return
+    if len(saved) + sum(active not in saved for active in context.groups) >= limit:
+        raise OverloadedError(f"groups_max {limit} groups are kept: delete those that nobody uses, txmq group delete")

@@ -1,0 +1,179 @@
+"""The verbs of a conversation: ``hello``, ``ping``, ``version``, ``help``, ``quit``."""
+
+from __future__ import annotations
+
+import json
+from hmac import compare_digest
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.session import EPOCH_MAX, Session
+from txmq.broker.state.session_expiry import end
+from txmq.broker.verbs.transactions import owner_gone
+from txmq.errors import BadRequestError, FencedError, OverloadedError
+from txmq.protocol import answers, grammar
+from txmq.redo import entries
+
+Extensions = dict[bytes, bytes] | None
+PROTOCOL = 1
+_SECRET_BITS = 128
+VERSION = "0.1.0"
+SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to make room for another
+
+
+def hello(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+) -> None:
+    """Introduce a client; make or resume its session."""
+    if int(arguments[0]) != PROTOCOL:
+        raise BadRequestError(f"protocol {int(arguments[0])} is not spoken here; this broker speaks {PROTOCOL}")
+    wish = (extensions or {}).get(b"session", b"none")
+    if wish == b"new":
+        session: Session | None = _new_session(context, arguments[1].decode("ascii", "replace"))
+    elif wish == b"none":
+        session = None
+    else:
+        session = _resumed(context, wish)
+    peer.name = arguments[1].decode("ascii", "replace")
+    _bind(context, peer, session)
+    context.answer_settled(peer, opaque, _introduction(context, session))
+
+
+def _new_session(context: Context, name: str) -> Session:
+    sessions = context.state.sessions
+    if len(sessions) >= context.settings.sessions_max:
+        _make_room(context)
+    secret = f"{context.random.bits(_SECRET_BITS):032x}"
+    session = Session(context.state.next_session, 0, name, context.now_ms, secret)
+    fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms, "secret": secret}
+    context.group.add_entry(entries.encode_session(json.dumps(fields).encode()))
+    context.group.forced = True
+    context.state.put_session(session)
+    return session
+
+
+def _make_room(context: Context) -> None:
+    """End the session that has been away longest and owes nothing; whatever comes in its name is answered 410."""
+    for session in context.state.sessions.values():
+        is_idle = session.bound is None and not session.owed
+        if is_idle and context.now_ms - session.gone_ms >= SESSION_IDLE_MS_MIN:
+            end(context, session)
+            return
+    raise OverloadedError(f"sessions_max {context.settings.sessions_max} sessions exist and none can be ended")
+
+
+def _resumed(context: Context, wish: bytes) -> Session:
+    """The session of who knows its secret; taken over where the epoch is higher than it had.
+
+    Raises:
+        FencedError: there is no such session, the secret is another one, or it was taken over since.
+    """
+    number, epoch, secret = int(wish.split(b".")[0], 16), int(wish.split(b".")[1]), wish.split(b".")[2]
+    session = context.state.sessions.get(number)
+    if session is None or not compare_digest(session.secret.encode(), secret):
+        raise FencedError(f"session {number:x} is unknown or ended, or its secret is another one")
+    if epoch < session.epoch:
+        raise FencedError(f"session {number:x} was taken over: epoch {session.epoch} has it, {epoch} is fenced")
+    if epoch > session.epoch:
+        _take_over(context, session, epoch)
+    return session
+
+
+def _take_over(context: Context, session: Session, epoch: int) -> None:
+    if epoch > EPOCH_MAX:
+        raise BadRequestError(f"epoch {epoch}: at most {EPOCH_MAX}")
+    fields = {"session": session.number, "epoch": epoch}
+    context.group.add_entry(entries.encode_session_taken(json.dumps(fields).encode()))
+    context.group.forced = True
+    context.state.take_session(session.number, epoch)
+    owner_gone(context, session)  # nobody else knows how what the older holder was streaming goes on
+
+
+def _bind(context: Context, peer: Peer, session: Session | None) -> None:
+    """One connection speaks for a session: an older one is closed, so that two can never race."""
+    if peer.session is not None and peer.session is not session:
+        peer.session.bound = None
+        peer.session.gone_ms = context.now_ms
+        owner_gone(context, peer.session)
+    peer.session = session
+    if session is None:
+        return
+    if session.bound is not None and session.bound != peer.number:
+        other = context.peers.get(session.bound)
+        if other is not None:
+            other.session = None
+            context.close(other)
+    session.bound = peer.number
+    # Order of use: the first session in the table is the one that has been away longest.
+    context.state.sessions[session.number] = context.state.sessions.pop(session.number)
+
+
+def _introduction(context: Context, session: Session | None) -> bytes:
+    identity, settings = context.identity, context.settings
+    return json.dumps(
+        {
+            "cluster": f"{identity.cluster:016x}",
+            "home": f"{identity.node:016x}",
+            "broker": identity.name,
+            "version": VERSION,
+            "protocol": PROTOCOL,
+            "session": None if session is None else f"{session.number:x}",
+            "epoch": 0 if session is None else session.epoch,
+            "secret": None if session is None else session.secret,
+            "in_flight_max": settings.in_flight_max,
+            "request_size_bytes_max": settings.request_size_bytes_max,
+            "outcomes_kept": settings.outcomes_kept,
+            "compression": ["gzip", "lz4", "zstd"],
+            "time_ms": context.now_ms,
+        }
+    ).encode()
+
+
+def ping(
+    context: Context,
+    peer: Peer,
+    _arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
+) -> None:
+    """Answer at once: the broker lives."""
+    context.answer(peer, opaque, answers.result(200, opaque, b"pong"))
+
+
+def version(
+    context: Context,
+    peer: Peer,
+    _arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
+) -> None:
+    """Name and version."""
+    context.answer(peer, opaque, answers.result(200, opaque, f"txmq {VERSION} protocol {PROTOCOL}\n".encode()))
+
+
+def help_(
+    context: Context,
+    peer: Peer,
+    arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
+) -> None:
+    """Teach the verbs."""
+    text = grammar.help_text(arguments[0].decode("ascii", "replace") if arguments else None)
+    context.answer(peer, opaque, answers.result(200, opaque, text.encode()))
+
+
+def quit_(
+    context: Context,
+    peer: Peer,
+    _arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
+) -> None:
+    """Say good-bye; the connection closes when everything before it is answered."""
+    context.answer(peer, opaque, answers.result(200, opaque, b"bye\n"))
+    peer.closing = True

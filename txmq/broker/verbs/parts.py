@@ -1,0 +1,34 @@
+"""The verb ``parts``: the messages of a prepared transaction, for who has to find out what it is about."""
+
+from __future__ import annotations
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs.checks import locate
+from txmq.errors import UnknownTransactionError
+from txmq.protocol import answers
+from txmq.protocol.parts import encode_part
+
+Extensions = dict[bytes, bytes] | None
+ANSWER_SIZE_BYTES = 1 << 20
+
+
+def parts(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+) -> None:
+    """Answer the parts behind the first ``after``, as they stand in a body: one at least, as many as fit 1 MiB."""
+    txid, session = locate(context, arguments[0])
+    transaction = context.state.transactions.get((session.number, txid.counter))
+    if transaction is None or transaction.state is not TransactionState.PREPARED:
+        raise UnknownTransactionError(f"transaction {txid} is not prepared here")
+    found, size = list[bytes](), 0
+    for part in transaction.parts[int((extensions or {}).get(b"after", 0)) :]:
+        topic = context.state.topics.with_id(part.topic_id)
+        name = topic.config.name if topic else f"deleted-{part.topic_id}"
+        piece = b"".join(encode_part(name, part.partition, part.batch))
+        if found and size + len(piece) > ANSWER_SIZE_BYTES:
+            break
+        found.append(piece)
+        size += len(piece)
+    context.send_settled(peer, opaque, answers.value_header(size, opaque) + b"".join(found))

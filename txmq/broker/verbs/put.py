@@ -1,0 +1,159 @@
+"""The verb ``put``: one record batch into one partition.
+
+Order of checks: topic, batch (header and CRC), producer, duplicate, closed, size, disk. A duplicate gets its answer
+whatever has become of topic and disk since: its message is in. Only then is a place assigned; nothing after that point
+can refuse, so assigned state never has to be undone.
+
+The plain path (no extensions) is the hottest code of the broker: one dictionary look-up by the words as they stand on
+the wire, one CRC over the batch, one over its place, no record is looked at.
+"""
+
+from __future__ import annotations
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.producer_sequences import Sequences
+from txmq.broker.verbs import transactions
+from txmq.errors import (
+    BadRequestError,
+    DiskFullError,
+    FencedError,
+    ForbiddenError,
+    InvalidBatchError,
+    InvariantError,
+    TooLargeError,
+    TopicClosedError,
+    UnavailableError,
+    UnknownTopicError,
+)
+from txmq.log import records
+from txmq.log.batch import check, stamp
+from txmq.log.memory import MemoryPartition
+from txmq.log.partition import Partition
+from txmq.model import Storage
+from txmq.protocol import answers
+
+Extensions = dict[bytes, bytes] | None
+
+
+def put(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+) -> None:
+    """Take in one batch; the answer follows the journal."""
+    partition = context.state.partitions.get((arguments[0], arguments[1]))
+    if partition is None:
+        raise unknown_partition(context, arguments[0], arguments[1])
+    if body is None:
+        raise BadRequestError("put needs a body")
+    if extensions is not None:
+        if b"tx" in extensions:
+            transactions.put_part(context, peer, partition, extensions[b"tx"], body, opaque)
+            return
+        body = _raw_batch(context, extensions, body)
+    count, max_timestamp_ms, producer, epoch, sequence, crc = check(body)
+    context.counters.put_requests += 1
+    context.counters.put_bytes += len(body)
+    if producer >= 0:
+        _check_producer(peer, producer, epoch, sequence)
+        offset = _duplicate_of(partition, producer, sequence, crc)
+        if offset is not None:
+            context.counters.duplicates += 1
+            context.answer_settled(peer, opaque, b"%d" % offset)
+            return
+    refuse_if_closed(context, partition, len(body))
+    if context.settings.validate_records:
+        records.decode(body, partition.topic, partition.number)
+    if partition.config.storage is Storage.MEMORY:
+        base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
+        context.answer(peer, opaque, answers.put_result(opaque, base_offset))
+        if producer >= 0:
+            context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
+        return
+    base_offset = place(context, partition, body, count, max_timestamp_ms, crc, idempotent=producer >= 0)
+    if producer >= 0:
+        context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
+    group = context.group
+    group.puts.append((peer, opaque, base_offset))
+    group.message_count += count
+
+
+_NO_SEQUENCES = Sequences()
+
+
+def _duplicate_of(partition: Partition, producer: int, sequence: int, crc: int) -> int | None:
+    known = partition.producers.get(producer)
+    if known is None and partition.config.storage is Storage.MEMORY:
+        return None  # what a restart forgot may go on at any sequence
+    return (known or _NO_SEQUENCES).duplicate_of(sequence, crc)
+
+
+def place(
+    context: Context,
+    partition: Partition,
+    batch: bytearray,
+    count: int,
+    max_timestamp_ms: int,
+    crc: int,
+    *,
+    idempotent: bool,
+) -> int:
+    """Assign the next place in a partition and add the batch to the group. Returns its base offset."""
+    segment_base, position, base_offset = partition.place(count, len(batch), max_timestamp_ms, context.now_ms)
+    stamp(batch, partition.topic_id, partition.number, base_offset, crc)
+    group = context.group
+    run = group.run_at(partition, segment_base, position, base_offset)
+    run.add(batch, count, max_timestamp_ms)
+    if idempotent:
+        run.idempotent = True
+    group.size_bytes += len(batch)
+    return base_offset
+
+
+def refuse_if_closed(context: Context, partition: Partition, size: int) -> None:
+    """Refuse new messages where the topic, the disk or the broker does not take any."""
+    if not partition.config.accept_publish:
+        raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
+    if size > context.settings.batch_size_bytes_max:
+        raise TooLargeError(
+            f"a batch of {size} bytes is over batch_size_bytes_max {context.settings.batch_size_bytes_max}"
+        )
+    if context.disk_full and partition.config.storage is Storage.DISK:
+        context.counters.refused_disk_full += 1
+        raise DiskFullError("free disk space is under the limit: new messages are refused until space is freed")
+    if context.stopping:
+        raise UnavailableError("the broker is stopping")
+
+
+def unknown_partition(context: Context, name: bytes, number: bytes) -> UnknownTopicError:
+    """The error for a partition that is not there; says which half is wrong."""
+    text = name.decode("ascii", "replace")
+    topic = context.state.topics.named(text)  # raises for an unknown topic
+    return UnknownTopicError(f"topic {text!r} has partitions 0 to {topic.config.partitions - 1}, not {number.decode()}")
+
+
+def _check_producer(peer: Peer, producer: int, epoch: int, sequence: int) -> None:
+    session = peer.session
+    if session is None or session.number != producer:
+        raise ForbiddenError(f"producer id {producer} is not this connection's session; send hello first")
+    if epoch > session.epoch:
+        # A lower one is of who had the session before: who took it over repeats those bytes as they were.
+        raise FencedError(f"producer epoch {epoch} is over {session.epoch}, the session's")
+    if sequence < 0:
+        raise InvalidBatchError("a batch with a producer id needs a base sequence")
+
+
+def _raw_batch(context: Context, extensions: dict[bytes, bytes], value: bytearray) -> bytearray:
+    if b"raw" not in extensions:
+        raise BadRequestError("key= goes with raw")
+    if len(value) > context.settings.batch_size_bytes_max - 1024:
+        raise TooLargeError(f"a value of {len(value)} bytes does not fit a batch")
+    return records.encode([(extensions.get(b"key"), bytes(value), (), context.now_ms)])
+
+
+def _append_in_memory(
+    context: Context, partition: Partition, batch: bytearray, count: int, max_timestamp_ms: int, crc: int
+) -> int:
+    if not isinstance(partition, MemoryPartition):
+        raise InvariantError(f"partition {partition.topic}-{partition.number} is in memory and on disk")
+    context.moved.append(partition)
+    return partition.append(batch, count, max_timestamp_ms, crc)

@@ -1,0 +1,247 @@
+"""The verb ``recover``: transactions that somebody may have to settle, and those that somebody decided alone.
+
+In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
+then heuristic outcomes. A page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, and says where the next one begins: a
+place in that order, which stays where it is whatever is settled meanwhile.
+
+Invariants:
+    * who asks page after page is told of everything that was there all the time, and of nothing twice on one walk, but
+      for what changed its state behind them, or where the broker was restarted: then the list begins anew;
+    * a page costs what is on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.decisions import Decided, Name
+from txmq.broker.state.transaction import Part, Transaction, TransactionState
+from txmq.broker.verbs.checks import at_home
+from txmq.errors import BadRequestError
+from txmq.model import TransactionKind
+from txmq.xid import TxId
+
+Extensions = dict[bytes, bytes] | None
+Row = dict[str, Any]
+_PREPARED, _DECIDED, _HEURISTIC = _IN_ORDER = ("prepared", "decided", "heuristic")
+_STATES = {
+    **{state: (state,) for state in _IN_ORDER},
+    "all": _IN_ORDER,
+    "": (_PREPARED, _DECIDED),
+}
+_PLACE = re.compile(r"([0-9]{1,10})\.(prepared|decided|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
+_NOBODY = (0, 0)  # a name that no transaction has
+ROWS_MAX = 1000  # in an answer
+ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
+
+
+class Place(NamedTuple):
+    """Behind which row a page begins; numbers of a life of the broker mean nothing in another one."""
+
+    life: int
+    state: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.life}.{self.state}.{self.number}"
+
+
+class Wanted(NamedTuple):
+    """What is to be listed."""
+
+    states: tuple[str, ...]
+    uuid: str | None
+    xid: str | None
+    name: Name | None
+
+
+def recover(
+    context: Context, peer: Peer, _arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
+    opaque: bytes,
+) -> None:  # fmt: skip
+    """List transactions in doubt, oldest first."""
+    given = {name.decode(): value.decode() for name, value in (extensions or {}).items()}
+    state = given.get("state", "")
+    if state not in _STATES:
+        raise BadRequestError(f"state={state}: expected one of {', '.join(filter(None, _STATES))}")
+    txid = given.get("txid")
+    name = None if txid is None else at_home(context, txid.encode())[2:]
+    wanted = Wanted(_STATES[state], given.get("uuid"), given.get("xid"), name)
+    limit = min(int(given.get("limit", ROWS_MAX)), ROWS_MAX)
+    context.answer_settled(peer, opaque, _page(context, wanted, _place(context, given.get("after")), limit))
+
+
+def _place(context: Context, text: str | None) -> Place:
+    """Where to go on: at the beginning, where that place was of another life of the broker."""
+    beginning = Place(context.state.epoch, _PREPARED, 0)
+    if text is None:
+        return beginning
+    match = _PLACE.match(text)
+    if match is None:
+        raise BadRequestError(f"after={text[:40]}: expected what the page before said in next")
+    place = Place(int(match[1]), match[2], int(match[3]))
+    return place if place.life == context.state.epoch else beginning
+
+
+def _page(context: Context, wanted: Wanted, place: Place, limit: int) -> bytes:
+    """At most ``limit`` rows behind a place, as JSON."""
+    rows: list[str] = []
+    size, following = 0, None
+    for found, row in _rows(context, wanted, place):
+        if len(rows) >= limit or size >= ROWS_SIZE_BYTES_MAX:
+            following = str(place)
+            break
+        rows.append(json.dumps(row))
+        size += len(rows[-1])
+        place = found
+    return f'{{"transactions": [{", ".join(rows)}], "next": {json.dumps(following)}}}'.encode()
+
+
+def _rows(context: Context, wanted: Wanted, place: Place) -> Iterator[tuple[Place, Row]]:
+    """Everything that is wanted behind a place, in order."""
+    begun = _IN_ORDER.index(place.state)
+    for rank, state in enumerate(_IN_ORDER):
+        if rank >= begun and state in wanted.states:
+            number = place.number if rank == begun else 0
+            for found, row in _WALKS[state](context, wanted, number):
+                yield Place(place.life, state, found), row
+
+
+def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+    # One that streamed long before it prepared is younger than its first part: who settles them one by one, in this
+    # order, must never wait for the commit of one that is listed behind.
+    name = wanted.name if wanted.xid is None else context.state.foreign.get(wanted.xid, _NOBODY)
+    if name is None:
+        found = context.state.prepared.behind(number, wanted.uuid)
+    else:
+        known = context.state.transactions.get(name)
+        is_there = known is not None and known.state is TransactionState.PREPARED and known.order > number
+        found = iter([(known.order, known)] if known is not None and is_there else [])
+    for order, transaction in found:
+        if wanted.name in (None, transaction.name) and wanted.uuid in (None, transaction.meta["uuid"]):
+            yield order, _prepared_row(context, transaction)
+
+
+def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+    decisions = context.state.decisions
+    if wanted.xid is not None:
+        return  # foreign ones are decided elsewhere
+    if wanted.name is None:
+        found = decisions.index.behind(number, wanted.uuid)
+    else:
+        known = decisions.undone.get(wanted.name)
+        found = iter([(known.number, known)] if known is not None and known.number > number else [])
+    for at, decided in found:
+        if wanted.uuid is None or wanted.uuid in decided.index_keys:
+            yield at, _decided_row(context, decided)
+
+
+def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
+    decisions = context.state.decisions
+    if wanted.name is None:
+        found = decisions.recorded.behind(number)
+    else:
+        at = decisions.number_of(wanted.name)
+        found = iter([(at, wanted.name)] if at > number else [])
+    for at, name in found:
+        facts = decisions.heuristics[name]
+        is_listed = _DECIDED in wanted.states and name in decisions.undone
+        if not is_listed and _concerns(facts, "uuid", wanted.uuid) and _concerns(facts, "xid", wanted.xid):
+            yield at, _heuristic_row(context, name)
+
+
+def _concerns(facts: list[dict[str, Any]], field: str, wanted: str | None) -> bool:
+    return wanted is None or any(fact.get(field) == wanted for fact in facts)
+
+
+_WALKS: dict[str, Callable[[Context, Wanted, int], Iterator[tuple[int, Row]]]] = {
+    _PREPARED: _prepared, _DECIDED: _decided, _HEURISTIC: _heuristic,
+}  # fmt: skip
+
+
+def txid_of(context: Context, name: Name) -> str:
+    """The transaction's id as text."""
+    return str(TxId(context.identity.cluster, context.identity.node, *name))
+
+
+def _common(context: Context, name: Name, state: str, since_ms: int) -> Row:
+    owner = context.state.sessions.get(name[0])
+    connected = owner is not None and owner.bound is not None
+    gone_since = owner.gone_ms if owner is not None else 0
+    return {
+        "txid": txid_of(context, name), "state": state, "age_ms": max(0, context.now_ms - since_ms),
+        "owner_connected": connected, "owner_gone_ms": 0 if connected else max(0, context.now_ms - gone_since),
+    }  # fmt: skip
+
+
+def _prepared_row(context: Context, transaction: Transaction) -> Row:
+    meta, name = transaction.meta, transaction.name
+    row = _common(context, name, transaction.state.value, meta["prepared_ms"])
+    row.update({key: meta[key] for key in ("kind", "resource", "uuid", "deadline_ms", "prepared_ms", "client")})
+    if meta["kind"] == TransactionKind.HALF.value:
+        row["group"], row["checks"] = meta["resource"], transaction.checks
+    row.update({key: meta[key] for key in ("table", "xid") if key in meta})
+    if meta["kind"] == TransactionKind.SPARK.value:
+        row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
+    if "offsets" in meta:
+        row["offsets"] = _offset_rows(context, meta["offsets"])
+    row["parts"] = [_part_row(context, part.topic_id, part) for part in transaction.parts]
+    return row
+
+
+def _offset_rows(context: Context, offsets: list[Any]) -> list[Row]:
+    """What it saves of consumer groups' offsets; until it is settled their partitions are handed to nobody else."""
+    return [
+        {"group": group, "topic": _topic_name(context, topic_id), "partition": partition, "offset": offset}
+        for group, rows in offsets
+        for topic_id, partition, offset, _ in rows
+    ]
+
+
+def _part_row(context: Context, topic_id: int, part: Part) -> Row:
+    return {
+        "topic": _topic_name(context, topic_id), "partition": part.partition, "count": part.count,
+        "bytes": len(part.batch),
+    }  # fmt: skip
+
+
+def _topic_name(context: Context, topic_id: int) -> str | None:
+    topic = context.state.topics.with_id(topic_id)
+    return topic.config.name if topic else None
+
+
+def _decided_row(context: Context, decided: Decided) -> Row:
+    meta = decided.meta
+    row = _common(context, decided.name, "decided", meta["decided_ms"])
+    first = decided.branches[0]
+    row.update(
+        kind=TransactionKind.XA.value, resource=first["resource"], uuid=first["uuid"], deadline_ms=0,
+        prepared_ms=meta["decided_ms"], decided_ms=meta["decided_ms"], client=meta["client"],
+        branches=decided.branches, is_held=bool(decided.hold.places) and not decided.hold.is_settled,
+        heuristics=context.state.decisions.heuristics.get(decided.name, []),
+        parts=[
+            {"topic": _topic_name(context, topic_id), "partition": partition, "offset": offset, "count": count}
+            for topic_id, partition, offset, count in decided.parts
+        ],
+    )  # fmt: skip
+    if "offsets" in meta:
+        row["offsets"] = _offset_rows(context, meta["offsets"])
+    return row
+
+
+def _heuristic_row(context: Context, name: Name) -> Row:
+    facts = context.state.decisions.heuristics[name]
+    first = facts[0]
+    row = _common(context, name, "heuristic", first["time_ms"])
+    row.update(
+        kind=first["kind"], resource=first["resource"], uuid=first["uuid"], outcome=first["outcome"],
+        deadline_ms=0, prepared_ms=first["time_ms"], client="", parts=[], heuristics=facts,
+    )  # fmt: skip
+    if "xid" in first:
+        row["xid"] = first["xid"]
+    return row

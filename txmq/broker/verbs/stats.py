@@ -1,0 +1,187 @@
+"""The verb ``stats``: what the broker does, as ``key value`` lines for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs.hello import VERSION
+from txmq.errors import BadRequestError
+from txmq.model import TransactionKind
+from txmq.protocol import answers
+
+Extensions = dict[bytes, bytes] | None
+Value = int | float | str | bool
+HELP = """stats               the broker as a whole
+stats topics        one line a topic
+stats offsets       start and end of every partition
+stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt one
+stats resources     one line a database: who reaches it, branches that are prepared there
+stats config        the settings in force
+stats json          all of it as JSON
+"""
+
+
+def stats(
+    context: Context,
+    peer: Peer,
+    arguments: list[bytes],
+    _extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
+) -> None:
+    """Answer one item."""
+    item = arguments[0].decode("ascii", "replace") if arguments else ""
+    text = _TEXTS.get(item)
+    if text is None and item in {topic.config.name for topic in context.state.topics}:
+        body = _topic_lines(context, item)
+    elif text is None:
+        raise BadRequestError(
+            f"unknown item {item[:40]!r}; known: {', '.join(filter(None, _TEXTS))}, or a topic's name"
+        )
+    else:
+        body = text(context)
+    context.answer(peer, opaque, answers.result(200, opaque, body.encode()))
+
+
+def broker_figures(context: Context) -> dict[str, Value]:
+    """The broker as a whole; times in ms, sizes in bytes, counts since the start."""
+    state = context.state
+    figures: dict[str, Value] = {
+        "broker": context.identity.name,
+        "version": VERSION,
+        "cluster": f"{context.identity.cluster:016x}",
+        "home": f"{context.identity.node:016x}",
+        "epoch": state.epoch,
+        "uptime_ms": context.now_ms - context.started_ms,
+        "sync": context.settings.sync,
+        "connections": len(context.peers),
+        "topics": len(state.topics),
+        "partitions": len(state.partitions),
+        "messages": sum(p.high_watermark - p.log_start for p in state.all_partitions()),
+        "sessions": len(state.sessions),
+        "polls_waiting": context.waiting_polls.count(),
+        "disk_full": context.disk_full,
+    }
+    figures.update(dataclasses.asdict(context.counters))
+    figures.update(context.shell_figures)
+    return figures
+
+
+_PREPARED_KINDS = (TransactionKind.LAST_RESOURCE, TransactionKind.HALF, TransactionKind.FOREIGN, TransactionKind.SPARK)
+
+
+def transaction_figures(context: Context) -> dict[str, Value]:
+    """Unsettled transactions and kept outcomes."""
+    unsettled = list(context.state.transactions.values())
+    prepared = [t for t in unsettled if t.state is TransactionState.PREPARED]
+    decisions = context.state.decisions
+    since = [t.meta["prepared_ms"] for t in prepared] + [d.meta["decided_ms"] for d in decisions.undone.values()]
+    oldest = min(since, default=context.now_ms)
+    resources = context.resources.figures(context.now_ms)
+    kinds = Counter(t.meta["kind"] for t in prepared)
+    return {
+        "open": len(unsettled) - len(prepared),
+        "in_doubt": len(prepared) + len(decisions.undone),
+        **{f"in_doubt_{kind.value.replace('-', '_')}": kinds[kind.value] for kind in _PREPARED_KINDS},
+        "in_doubt_xa": len(decisions.undone),
+        "in_doubt_age_ms_max": max(0, context.now_ms - oldest, resources["branches_age_ms_max"]),
+        **resources,
+        "commits_waiting_for_order": sum(bool(t.waiting) for t in prepared),
+        "held_partitions": ",".join(f"{p.topic}-{p.number}" for p in decisions.holds.partitions()) or "none",
+        "held_transactions": len(decisions.holds),
+        "heuristics_kept": len(decisions.heuristics),
+        "shown_before_rows": context.counters.shown_before_rows,
+        "queries": len(context.state.queries.named),
+        "half_checks": context.counters.checks,
+        "payload_bytes": context.state.payload_bytes,
+        "outcomes_kept": sum(len(s.outcomes) for s in context.state.sessions.values()),
+        "committed": context.counters.committed,
+        "rolled_back": context.counters.rolled_back,
+        "prepared": context.counters.prepared,
+    }
+
+
+def _lines(figures: Mapping[str, object]) -> str:
+    return "".join(f"{name} {_word(value)}\n" for name, value in figures.items())
+
+
+def _word(value: object) -> str:
+    """A value as the settings are written: ``true``, ``none``."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _topics(context: Context) -> str:
+    lines = []
+    for topic in context.state.topics:
+        partitions = context.state.partitions_of[topic.topic_id]
+        lines.append(
+            f"{topic.config.name} partitions {len(partitions)} "
+            f"messages {sum(p.high_watermark - p.log_start for p in partitions)} "
+            f"bytes {sum(p.size_bytes for p in partitions)} "
+            f"accept_publish {str(topic.config.accept_publish).lower()} "
+            f"accept_read {str(topic.config.accept_read).lower()}\n"
+        )
+    return "".join(lines)
+
+
+def _topic_lines(context: Context, name: str) -> str:
+    topic = context.state.topics.named(name)
+    return _lines(topic.to_json()) + _watermarks(context, topic.topic_id)
+
+
+def _watermarks(context: Context, topic_id: int) -> str:
+    return "".join(
+        f"{p.topic} {p.number} start {p.log_start} end {p.high_watermark} bytes {p.size_bytes}\n"
+        for p in context.state.partitions_of[topic_id]
+    )
+
+
+def _offsets(context: Context) -> str:
+    return "".join(_watermarks(context, topic.topic_id) for topic in context.state.topics)
+
+
+def _resources(context: Context) -> str:
+    lines = []
+    for row in context.resources.rows(context.now_ms):
+        words = {name: _word(row[name]) for name in ("kind", "reachable", "branches", "age_ms", "uuid", "seen_ms_ago")}
+        lines.append(f"{row['resource']} {' '.join(f'{name} {word}' for name, word in words.items())}\n")
+    return "".join(lines)
+
+
+def _config(context: Context) -> str:
+    return _lines(dataclasses.asdict(context.settings))
+
+
+def _json(context: Context) -> str:
+    offsets = [
+        {"topic": p.topic, "partition": p.number, "start": p.log_start, "end": p.high_watermark, "bytes": p.size_bytes}
+        for p in context.state.all_partitions()
+    ]
+    topics = [topic.to_json() for topic in context.state.topics]
+    everything = {
+        "broker": broker_figures(context),
+        "transactions": transaction_figures(context),
+        "resources": context.resources.rows(context.now_ms),
+        "topics": topics,
+        "offsets": offsets,
+        "config": dataclasses.asdict(context.settings),
+    }
+    return json.dumps(everything)
+
+
+_TEXTS: dict[str, Callable[[Context], str]] = {
+    "": lambda context: _lines(broker_figures(context)),
+    "topics": _topics,
+    "offsets": _offsets,
+    "transactions": lambda context: _lines(transaction_figures(context)),
+    "resources": _resources,
+    "config": _config,
+    "json": _json,
+    "help": lambda _context: HELP,
+}

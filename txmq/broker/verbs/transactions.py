@@ -1,0 +1,386 @@
+"""The verbs of transactions: ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``.
+
+Every request is turned into an event; ``transaction.TRANSITIONS`` says what to do. Checks come first
+(``transaction_checks``), then one or several entries go into the group commit, and the answer waits for their record.
+What a request was refused for leaves no trace. ``decide`` and ``complete`` are in ``decisions``, ``recover`` in
+``listing``, ``checks`` in ``halves``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import takewhile
+from typing import Any
+from urllib.parse import unquote
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state import session_expiry
+from txmq.broker.state.decisions import Name
+from txmq.broker.state.session import ROLLED_BACK, Session
+from txmq.broker.state.transaction import ANY_KEY, Action, Event, Part, Transaction, TransactionState, next_action
+from txmq.broker.verbs import check_backs, placing
+from txmq.broker.verbs.checks import (
+    Extensions,
+    check_streamed,
+    checked_part,
+    checked_parts,
+    floor_of,
+    locate,
+    refusal,
+    refuse_over_limits,
+    refuse_over_outcomes,
+    require_owner,
+    state_of,
+)
+from txmq.broker.verbs.local_commit import commit_plain
+from txmq.broker.verbs.prepared_commit import commit_prepared_plain, prepare_plain
+from txmq.broker.verbs.transaction_offsets import check_offsets, save_with_commit, take_offsets
+from txmq.errors import BadRequestError, OverloadedError, TransactionConflictError
+from txmq.log.partition import Partition
+from txmq.model import TransactionKind, is_valid_name, is_valid_table
+from txmq.protocol import parts as wire_parts
+from txmq.redo import entries
+from txmq.xid import TxId
+
+HEURISTICS_MAX = 100_000  # kept of bodies that ended their transactions by themselves; each some 500 bytes
+_WITH_ROWS = (TransactionKind.LAST_RESOURCE.value, TransactionKind.XA.value)
+_FOREIGN_XID = re.compile(r"(?:0|[1-9][0-9]{0,9})\.(?:[0-9a-f]{2}){1,64}\.(?:[0-9a-f]{2}){0,64}\Z")
+
+
+def put_part(
+    context: Context, peer: Peer, partition: Partition, txid_text: bytes, batch: bytearray, opaque: bytes
+) -> None:
+    """Stream one part of a large transaction: stored, invisible, until commit or prepare."""
+    txid, session = locate(context, txid_text)
+    require_owner(peer, session)
+    action = next_action(state_of(context, session, txid.counter), Event.PART)
+    if action is not Action.ADD_PART:
+        raise refusal(action, txid_text)
+    part = checked_part(context, partition, batch)
+    transaction = context.state.transactions.get((session.number, txid.counter))
+    refuse_over_limits(context, transaction, [part])
+    refuse_over_outcomes(context, session, 0)
+    transaction = _add_part(context, session, txid.counter, part)
+    context.answer_when_forced(peer, opaque, b"%d" % (len(transaction.parts) - 1))
+
+
+def prepare(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+) -> None:
+    """Force all parts and the prepare record; somebody else decides from now on."""
+    if prepare_plain(context, peer, arguments, extensions, body, opaque):
+        return
+    txid, session = locate(context, arguments[0])
+    require_owner(peer, session)
+    given = extensions or {}
+    offsets, messages = take_offsets(extensions, body)
+    parts = wire_parts.parse_parts(messages)
+    action = next_action(state_of(context, session, txid.counter), Event.PREPARE)
+    if action is Action.REPEAT:
+        _repeat_prepare(context, peer, session, txid, parts, opaque)
+        return
+    if action is not Action.PREPARE:
+        raise refusal(action, arguments[0])
+    meta = _prepare_meta(context, peer, arguments[1], given)
+    transaction = context.state.transactions.get((session.number, txid.counter))
+    checked = checked_parts(context, parts)
+    check_streamed(transaction, given)
+    refuse_over_limits(context, transaction, checked)
+    refuse_over_outcomes(context, session, floor_of(given, peer, session))
+    streamed = len(transaction.parts) if transaction else 0
+    if meta["kind"] == TransactionKind.LAST_RESOURCE.value:
+        meta["keys"] = [ANY_KEY] * streamed + [ANY_KEY if part.keys is None else sorted(part.keys) for part in parts]
+    else:
+        meta["keys"] = [[]] * (streamed + len(parts))  # rows of one database is all that is kept in order
+    if offsets:
+        meta["offsets"] = check_offsets(context, offsets)
+    for part in checked:
+        _add_part(context, session, txid.counter, part)
+    context.group.add_entry(entries.encode_prepared(session.number, txid.counter, entries.json_body(meta)))
+    check_backs.prepared(context, context.state.prepare(session.number, txid.counter, meta))
+    context.counters.prepared += 1
+    context.answer_when_forced(peer, opaque)
+
+
+def commit(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+) -> None:
+    """Decide a local transaction, or settle a prepared one."""
+    if commit_plain(context, peer, arguments, extensions, body, opaque):
+        return
+    if commit_prepared_plain(context, peer, arguments, extensions, body, opaque):
+        return
+    txid, session = locate(context, arguments[0])
+    event = Event.COMMIT_PARTS if body else Event.COMMIT
+    action = next_action(state_of(context, session, txid.counter), event)
+    given = extensions or {}
+    floor = floor_of(given, peer, session)
+    if action is Action.REPEAT:
+        context.answer_settled(peer, opaque, placing.kept_lines(context, session, txid.counter))
+    elif action is Action.DECIDE:
+        _decide(context, peer, session, txid, given, body, opaque)
+    elif action is Action.SETTLE:
+        transaction = context.state.transactions[session.number, txid.counter]
+        if b"heuristic" in given:
+            _record(context, transaction, "commit", given[b"heuristic"])
+            placing.commit_now(context, transaction, peer, opaque, floor)
+        elif transaction.meta["kind"] == TransactionKind.SPARK.value:
+            raise TransactionConflictError(f"transaction {txid} is part of a batch: query commit decides it")
+        else:
+            placing.commit_in_order(context, transaction, peer, opaque, floor)
+    else:
+        raise refusal(action, arguments[0])
+
+
+def rollback(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+) -> None:
+    """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
+    txid, session = locate(context, arguments[0])
+    action = next_action(state_of(context, session, txid.counter), Event.ROLLBACK)
+    given = extensions or {}
+    floor = floor_of(given, peer, session)
+    hazard = _hazard(context, (session.number, txid.counter), given)
+    if action is Action.REPEAT:
+        if hazard is None:
+            context.answer_settled(peer, opaque, b"")
+        else:
+            _keep(context, (session.number, txid.counter), hazard)
+            context.answer_when_forced(peer, opaque)
+    elif action in (Action.ROLL_BACK, Action.FENCE):
+        _refuse_if_committing(context, session.number, txid)
+        if action is Action.FENCE:
+            refuse_over_outcomes(context, session, floor, is_fence=True)
+        transaction = context.state.transactions.get((session.number, txid.counter))
+        if b"heuristic" in given and transaction is not None and transaction.state is TransactionState.PREPARED:
+            _record(context, transaction, "rollback", given[b"heuristic"])
+        if hazard is not None:
+            _keep(context, (session.number, txid.counter), hazard)
+        roll_back(context, session.number, txid.counter, floor)
+        context.answer_when_forced(peer, opaque)
+    else:
+        raise refusal(action, arguments[0])
+
+
+def outcome(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+) -> None:
+    """Tell what became of a transaction; with ``fence`` an absent one is rolled back first."""
+    txid, session = locate(context, arguments[0])
+    state = state_of(context, session, txid.counter)
+    given = extensions or {}
+    action = next_action(state, Event.FENCE if b"fence" in given else Event.LOOKUP)
+    if action in (Action.FENCE, Action.ROLL_BACK):
+        if action is Action.FENCE:
+            refuse_over_outcomes(context, session, 0, is_fence=True)
+        roll_back(context, session.number, txid.counter, 0)
+        context.answer_when_forced(peer, opaque, b"rolled-back\n")
+    elif action is Action.TELL:
+        told = _told(context, state, session, txid.counter)
+        if b"owner" in given and not told.startswith(b"committed"):
+            told += _owner_line(context, session)
+        context.answer_settled(peer, opaque, told)
+    else:
+        raise refusal(action, arguments[0])
+
+
+def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
+    """Journal and fold a rollback; whoever waited behind it may go on."""
+    context.group.add_entry(entries.encode_rolled_back(session, counter, floor))
+    context.group.forced = True
+    transaction = context.state.settle(session, counter, floor, ROLLED_BACK)
+    context.counters.rolled_back += 1
+    if transaction is not None:
+        placing.wake(context, transaction)
+
+
+def owner_gone(context: Context, session: Session) -> None:
+    """The session's connection was lost: what it was streaming is rolled back; what it prepared stays."""
+    session_expiry.went_away(context, session)
+    check_backs.owner_gone(context, session)
+    streaming = [t for t in context.state.streams.values() if t.session == session.number]
+    for transaction in streaming:
+        roll_back(context, transaction.session, transaction.counter, 0)
+        context.group_with_room()
+
+
+def expire_streams(context: Context) -> None:
+    """Roll back streams that are older than ``transaction_timeout_ms_max``."""
+    oldest = context.now_ms - context.settings.transaction_timeout_ms_max
+    overdue = takewhile(lambda stream: stream.opened_ms < oldest, context.state.streams.values())  # in that order
+    for transaction in list(overdue):
+        roll_back(context, transaction.session, transaction.counter, 0)
+        context.group_with_room()
+
+
+def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:
+    transaction = context.state.transactions.get((session, txid.counter))
+    if transaction is not None and transaction.waiting:
+        # Somebody proved that the database committed; the commit waits only for its turn.
+        raise TransactionConflictError(f"transaction {txid} is committing")
+
+
+def _prepare_meta(context: Context, peer: Peer, kind: bytes, given: dict[bytes, bytes]) -> dict[str, Any]:
+    describe = _KINDS.get(kind.decode())
+    if describe is None:
+        raise BadRequestError(f"kind {kind.decode()[:40]!r} cannot be prepared; known: {', '.join(sorted(_KINDS))}")
+    deadline_ms = int(given.get(b"deadline", 0))
+    if deadline_ms and deadline_ms <= context.now_ms:
+        raise TransactionConflictError("the deadline has passed")
+    return {
+        "kind": kind.decode(), **describe(context, given), "deadline_ms": deadline_ms, "prepared_ms": context.now_ms,
+        "client": peer.name,
+    }  # fmt: skip
+
+
+def _last_resource(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    resource, uuid, table = (given.get(word, b"").decode() for word in (b"resource", b"uuid", b"table"))
+    if not is_valid_name(resource) or len(uuid) != 32 or not is_valid_table(table):
+        raise BadRequestError("prepare needs resource=<name>, uuid=<32 hex> and table=<marker table>")
+    return {"resource": resource, "uuid": uuid, "table": table}
+
+
+def _half(_context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    group = given.get(b"group", b"").decode()
+    if not is_valid_name(group):
+        raise BadRequestError("prepare of a half message needs group=<producer group>")
+    return {"resource": group, "uuid": ""}
+
+
+def _spark(context: Context, given: dict[bytes, bytes]) -> dict[str, Any]:
+    words = (b"epoch", b"batch", b"task", b"attempt")
+    if any(word not in given for word in (b"query", *words)):
+        raise BadRequestError("prepare of kind spark needs query= epoch= batch= task= attempt=")
+    numbers = {word.decode(): int(given[word]) for word in words}
+    name = given[b"query"].decode()
+    known = context.state.queries.at_epoch(name, numbers["epoch"])
+    if numbers["batch"] <= known.batch:
+        raise TransactionConflictError(f"batch {known.batch} of query {name} is committed: {numbers['batch']} is over")
+    return {"resource": name, "uuid": "", **numbers}
+
+
+def _foreign(context: Context, given: dict[bytes, bytes]) -> dict[str, str]:
+    xid = given.get(b"xid", b"").decode()
+    if _FOREIGN_XID.match(xid) is None:
+        raise BadRequestError("prepare needs xid=<format id>.<gtrid, hex>.<bqual, hex>")
+    if xid in context.state.foreign:
+        raise TransactionConflictError(f"xid {xid} is prepared already")
+    return {"resource": "", "uuid": "", "xid": xid}
+
+
+_KINDS = {
+    TransactionKind.LAST_RESOURCE.value: _last_resource,
+    TransactionKind.HALF.value: _half,
+    TransactionKind.FOREIGN.value: _foreign,
+    TransactionKind.SPARK.value: _spark,
+}
+
+
+def _add_part(context: Context, session: Session, counter: int, part: Part) -> Transaction:
+    known = context.state.transactions.get((session.number, counter))
+    number = len(known.parts) if known else 0
+    context.group.add_entry(
+        entries.encode_payload(
+            session.number,
+            counter,
+            number,
+            part.topic_id,
+            part.partition,
+            part.count,
+            part.max_timestamp_ms,
+            part.batch,
+        )
+    )
+    return context.state.add_part(session.number, counter, part, context.now_ms)
+
+
+def _repeat_prepare(
+    context: Context, peer: Peer, session: Session, txid: TxId, parts: list[wire_parts.Part], opaque: bytes
+) -> None:
+    transaction = context.state.transactions[session.number, txid.counter]
+    fresh = Transaction(session.number, txid.counter, 0)
+    for part in checked_parts(context, parts):
+        fresh.add(part)
+    if parts and (fresh.size_bytes, fresh.checksum) != (transaction.size_bytes, transaction.checksum):
+        raise TransactionConflictError(f"transaction {txid} is prepared with other messages")
+    context.answer_settled(peer, opaque, b"")
+
+
+def _decide(
+    context: Context,
+    peer: Peer,
+    session: Session,
+    txid: TxId,
+    given: dict[bytes, bytes],
+    body: bytearray | None,
+    opaque: bytes,
+) -> None:
+    require_owner(peer, session)
+    transaction = context.state.transactions.get((session.number, txid.counter))
+    offsets, messages = take_offsets(given, body)
+    checked = checked_parts(context, wire_parts.parse_parts(messages))
+    check_streamed(transaction, given)
+    refuse_over_limits(context, transaction, checked)
+    refuse_over_outcomes(context, session, floor_of(given, peer, session))
+    floor, saved = floor_of(given, peer, session), check_offsets(context, offsets)
+    outcome = placing.commit(context, session.number, txid.counter, floor, transaction, checked)
+    save_with_commit(context, saved)
+    lines = placing.committed_lines(context, outcome)
+    if transaction is None and not saved:
+        context.answer_relaxed(peer, opaque, lines)
+    else:
+        context.answer_when_forced(peer, opaque, lines)
+
+
+def _record(context: Context, transaction: Transaction, what: str, reason: bytes) -> None:
+    """Keep that an operator decided alone."""
+    meta = transaction.meta
+    fact = {
+        "what": f"heuristic-{what}", "reason": unquote(reason.decode(), errors="replace"), "time_ms": context.now_ms,
+        "kind": meta["kind"], "resource": meta["resource"], "uuid": meta["uuid"],
+        "outcome": "committed" if what == "commit" else "rolled-back",
+    }  # fmt: skip
+    if "xid" in meta:
+        fact["xid"] = meta["xid"]  # its transaction manager asks by that
+    _keep(context, (transaction.session, transaction.counter), fact)
+
+
+def _hazard(context: Context, name: Name, given: dict[bytes, bytes]) -> dict[str, Any] | None:
+    """What a rollback says of a database whose transaction the body has ended by itself; None if that is kept."""
+    if b"hazard" not in given:
+        return None
+    resource, uuid, kind = (given.get(word, b"").decode() for word in (b"resource", b"uuid", b"kind"))
+    if not is_valid_name(resource) or len(uuid) != 32 or kind not in _WITH_ROWS:
+        raise BadRequestError(f"hazard= needs resource=<name>, uuid=<32 hex> and kind= {' or '.join(_WITH_ROWS)}")
+    known = context.state.decisions.heuristics
+    if any(fact["what"] == "heuristic-hazard" and fact["uuid"] == uuid for fact in known.get(name, ())):
+        return None
+    if len(known) >= HEURISTICS_MAX:
+        raise OverloadedError(f"{HEURISTICS_MAX} heuristic outcomes are kept: txmq tx list --state heuristic")
+    return {
+        "what": "heuristic-hazard", "reason": unquote(given[b"hazard"].decode(), errors="replace"),
+        "time_ms": context.now_ms, "kind": kind, "resource": resource, "uuid": uuid, "outcome": "rolled-back",
+    }  # fmt: skip
+
+
+def _keep(context: Context, name: Name, fact: dict[str, Any]) -> None:
+    fields = {"session": name[0], "counter": name[1], "fact": fact}
+    context.group.add_entry(entries.encode_heuristic(json.dumps(fields).encode()))
+    context.state.decisions.record(name, fact)
+    context.counters.heuristics += 1
+
+
+def _told(context: Context, state: TransactionState, session: Session, counter: int) -> bytes:
+    if state in (TransactionState.COMMITTED, TransactionState.DECIDED):
+        return b"committed\n" + placing.kept_lines(context, session, counter)
+    if state is TransactionState.ROLLED_BACK:
+        return b"rolled-back\n"
+    return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"
+
+
+def _owner_line(context: Context, session: Session) -> bytes:
+    if session.bound is not None:
+        return b"owner connected\n"
+    return b"owner gone %d\n" % max(0, context.now_ms - session.gone_ms)

@@ -1,0 +1,169 @@
+"""The verbs of XA transactions and of lone decisions: ``decide``, ``complete``, ``forget``.
+
+``decide`` comes when every branch is prepared in its database: its forced record holds messages, decision and branches,
+and is the decision; there is no other log. It assigns the offsets, and the messages stay behind the high watermark
+(``holds``) until each branch has been reported ``complete``. Past ``visibility_hold_ms_max`` they are shown all the
+same: the decision stands, the rows follow.
+
+A *heuristic* is what somebody decided alone: a database that lost a branch, an operator. It is journaled and shown
+until ``forget``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote
+
+from txmq.broker.client_connection import Peer
+from txmq.broker.context import Context
+from txmq.broker.state.decisions import Name
+from txmq.broker.state.session import Session
+from txmq.broker.state.transaction import Action, Event, next_action
+from txmq.broker.verbs import placing
+from txmq.broker.verbs.checks import (
+    Extensions,
+    at_home,
+    check_streamed,
+    checked_parts,
+    floor_of,
+    locate,
+    refusal,
+    refuse_over_limits,
+    refuse_over_outcomes,
+    require_owner,
+    state_of,
+)
+from txmq.broker.verbs.recover import txid_of
+from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
+from txmq.errors import BadRequestError, UnknownTransactionError
+from txmq.model import TransactionKind
+from txmq.protocol import parts as wire_parts
+from txmq.protocol.branches import split_branches
+from txmq.redo import entries
+from txmq.xid import TxId
+
+_HEURISTICS = ("commit", "rollback", "mixed", "hazard")
+
+
+def decide(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+) -> None:
+    """Force messages, decision and branches in one record; the same txid again gets the same answer."""
+    txid, session = locate(context, arguments[0])
+    action = next_action(state_of(context, session, txid.counter), Event.DECIDE)
+    if action is Action.REPEAT:
+        context.answer_settled(peer, opaque, placing.kept_lines(context, session, txid.counter))
+    elif action is Action.DECIDE_BRANCHES:
+        _decide(context, peer, session, txid, extensions or {}, body or bytearray(), opaque)
+    else:
+        raise refusal(action, arguments[0])
+
+
+def _decide(
+    context: Context,
+    peer: Peer,
+    session: Session,
+    txid: TxId,
+    given: dict[bytes, bytes],
+    body: bytearray,
+    opaque: bytes,
+) -> None:
+    require_owner(peer, session)
+    branches, start = split_branches(body, int(given.get(b"branches", 0)))
+    offsets, messages = take_offsets(given, body, start)
+    checked = checked_parts(context, wire_parts.parse_parts(messages))
+    transaction = context.state.transactions.get((session.number, txid.counter))
+    check_streamed(transaction, given)
+    refuse_over_limits(context, transaction, checked)
+    floor = floor_of(given, peer, session)
+    refuse_over_outcomes(context, session, floor)
+    meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": peer.name, "branches": branches}
+    if offsets:
+        meta["offsets"] = check_offsets(context, offsets)
+    outcome = placing.decide(context, (session.number, txid.counter), floor, transaction, checked, meta)
+    context.answer_when_forced(peer, opaque, placing.committed_lines(context, outcome))
+
+
+def complete(
+    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+) -> None:
+    """A branch has committed in its database, or was found to have decided alone. Idempotent."""
+    txid, session = locate(context, arguments[0])
+    given = extensions or {}
+    action = next_action(state_of(context, session, txid.counter), Event.COMPLETE)
+    if action is Action.REPEAT:
+        context.answer_settled(peer, opaque, b"")
+    elif action is Action.COMPLETE:
+        _complete(context, peer, (session.number, txid.counter), given, opaque)
+    else:
+        raise refusal(action, arguments[0])
+
+
+def _complete(context: Context, peer: Peer, name: Name, given: dict[bytes, bytes], opaque: bytes) -> None:
+    uuid, decisions = given.get(b"uuid", b"").decode(), context.state.decisions
+    branch = decisions.undone[name].branch(uuid)
+    if branch is None:
+        raise BadRequestError(f"complete needs uuid=<32 hex> of one of the branches; none has {uuid!r}")
+    if branch["complete"]:
+        context.answer_settled(peer, opaque, b"")
+        return
+    fact = None
+    if b"heuristic" in given:
+        fact = _fact(context, given[b"heuristic"].decode(), given.get(b"reason", b""), TransactionKind.XA.value)
+        fact.update(resource=branch["resource"], uuid=uuid, outcome="committed")
+        context.counters.heuristics += 1
+    fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
+    context.group.add_entry(entries.encode_completed(json.dumps(fields).encode()))
+    over = context.state.complete(name, uuid, fact)
+    if over is not None:
+        context.group.ended_holds.append(over.hold)
+    context.group.patient += fact is None
+    context.answer_when_forced(peer, opaque)
+
+
+def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, Any]:
+    if what not in _HEURISTICS:
+        raise BadRequestError(f"heuristic={what[:40]}: expected one of {', '.join(_HEURISTICS)}")
+    return {
+        "what": f"heuristic-{what}", "reason": unquote(reason.decode(), errors="replace"), "time_ms": context.now_ms,
+        "kind": kind,
+    }  # fmt: skip
+
+
+def forget(
+    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None,
+    opaque: bytes,
+) -> None:  # fmt: skip
+    """Drop what is kept of a lone decision, also where its session has ended: nothing else would."""
+    txid = at_home(context, arguments[0])
+    name = (txid.session, txid.counter)
+    if name not in context.state.decisions.heuristics:
+        raise UnknownTransactionError(f"no heuristic outcome of transaction {txid} is kept")
+    fields = {"session": name[0], "counter": name[1]}
+    context.group.add_entry(entries.encode_forgotten(json.dumps(fields).encode()))
+    context.state.decisions.forget(name)
+    context.answer_when_forced(peer, opaque)
+
+
+def show_overdue(context: Context) -> None:
+    """Let readers see what has waited for its branches longer than ``visibility_hold_ms_max``, in this life."""
+    latest = context.now_ms - context.settings.visibility_hold_ms_max
+    if context.started_ms > latest:
+        return  # how long the broker was away is not known: its machine's clock may have been set meanwhile
+    for decided in context.state.decisions.overdue(latest):
+        fields = {"session": decided.name[0], "counter": decided.name[1]}
+        context.group.add_entry(entries.encode_shown(json.dumps(fields).encode()))
+        context.group.forced = True
+        decided.hold.is_settled = True
+        context.group.ended_holds.append(decided.hold)
+        context.state.may_load(decided)
+        context.counters.shown_before_rows += 1
+        waiting = [branch["resource"] for branch in decided.branches if not branch["complete"]]
+        context.alarms.append(
+            {
+                "event": "messages are shown before their rows: a database has not committed yet",
+                "txid": txid_of(context, decided.name), "resources": waiting,
+                "held_ms": context.now_ms - decided.meta["decided_ms"],
+            }
+        )  # fmt: skip

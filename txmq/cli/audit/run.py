@@ -1,0 +1,323 @@
+"""One ``txmq audit``: the options become a spec, Spark is started, the result is told.
+
+Theory of operation. Everything that can be wrong without Spark is found before it is started (options, Java, broker,
+database), because starting it takes seconds. Java's and the workers' own words go to ``spark.log`` in the output
+directory: what matters of them comes back as an error. Ctrl-C cancels what Spark does, stops it, and ends with 130.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txmq.cli import output
+from txmq.cli.audit.follow import line_of
+from txmq.cli.connecting import connected
+from txmq.cli.tx_explain import duration_ms
+from txmq.errors import ConfigError, TxmqError
+
+if TYPE_CHECKING:
+    from txmq.spark.audit.audit import AuditResult
+    from txmq.spark.audit.rows import Rows
+    from txmq.spark.audit.spec import AuditSpec
+    from txmq.spark.audit.topic import TopicAudit, Wanted
+
+STATUS_CLEAN, STATUS_FINDINGS, STATUS_COULD_NOT = 0, 1, 2
+PASSWORD_VARIABLE = "AUDIT_DATABASE_PASSWORD"  # noqa: S105 - the name of one
+PROGRESS_S = 5.0
+FINDINGS_SHOWN = 10
+_IN_UTC = "-Duser.timezone=UTC"  # of times that JDBC gives without a zone
+_DURATION = re.compile(r"\d+(ms|s|m|h|d)\Z")
+_CAUSE = re.compile(r"^\s*(?:[\w.]*\.)?\w*(?:Error|Exception)(?:: | )(.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options, as they were typed. ``interval``: keep auditing."""
+
+    topic: str
+    database: str
+    table: str | None
+    match: tuple[str, ...]
+    compare: tuple[str, ...]
+    order: str | None
+    row_time: str | None
+    row_txid: str | None
+    transaction_size: str | None
+    together: tuple[str, ...]
+    since: str | None
+    until: str | None
+    from_offsets: str | None
+    to_offsets: str | None
+    settle: str
+    interval: str | None
+    directory: Path
+    master: str
+    memory: str
+    bootstrap: str
+
+
+def run(request: Request, *, as_json: bool) -> int:
+    """Audit, tell, and return the exit status."""
+    try:
+        return AuditCommand(request, as_json).run()
+    except KeyboardInterrupt:
+        output.note("interrupted: the audit was not finished")
+        return output.STATUS_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - Spark's, Java's and the database drivers' errors have no common base
+        output.fail(_cause(error, request.directory), STATUS_COULD_NOT)
+
+
+@dataclass(slots=True)
+class AuditCommand:
+    """One run of the command."""
+
+    request: Request
+    as_json: bool
+    started: float = field(default_factory=time.monotonic)
+
+    def run(self) -> int:
+        """Check, start Spark, audit; the exit status."""
+        require_spark()
+        with connected(self.request.bootstrap, self.request.topic) as client:
+            client.topics.describe(self.request.topic)
+            prepared = self.prepare()
+            with open_session(self.request.directory, self.request.master, self.request.memory) as spark:
+                return self.audited(spark, client, *prepared)
+
+    def prepare(self) -> tuple[Rows, AuditSpec, Wanted]:
+        """Everything that can be known to be wrong before Spark is started."""
+        from txmq.spark.audit.rows import open_rows
+
+        wanted = _window(self.request)
+        rows = open_rows(None, self.request.database, self.request.table, os.environ.get(PASSWORD_VARIABLE))
+        spec = _spec(self.request, rows.primary_key())
+        rows.require(spec)
+        has_times = wanted.from_ms is not None or wanted.to_ms is not None
+        if spec.row_time is None and (has_times or self.request.interval is not None):
+            raise ConfigError("--from, --to and --follow need the column with the rows' times: --row-time COLUMN")
+        if self.request.interval is not None and (wanted.is_by_offsets or wanted.to_ms is not None):
+            raise ConfigError("--follow takes --from, and none of --to, --from-offsets and --to-offsets")
+        return rows, spec, wanted
+
+    def audited(self, spark: Any, client: Any, rows: Rows, spec: AuditSpec, wanted: Wanted) -> int:
+        """Audit with a session that was started; the exit status."""
+        from txmq.spark.audit.topic import TopicAudit
+
+        job = TopicAudit(spark, client, self.request.bootstrap, replace(rows, spark=spark), spec, self.say)
+        if self.request.interval is not None:
+            return self._follow(job, wanted.from_ms, _duration("--interval", self.request.interval))
+        with _progress(spark, self.say):
+            return self._tell(job.run(wanted))
+
+    def _tell(self, result: AuditResult) -> int:
+        from txmq.spark.audit.output import PAGE, save
+        from txmq.spark.audit.summary import summary_of
+
+        summary = save(result, summary_of(result, self._facts()), self.request.directory)
+        if self.as_json:
+            output.print_json(summary)
+        else:
+            show(summary)
+            output.note(f"\nlook at {self.request.directory / PAGE}")
+        return STATUS_CLEAN if result.is_clean else STATUS_FINDINGS
+
+    def _follow(self, job: TopicAudit, from_ms: int | None, interval_ms: int) -> int:
+        from txmq.cli.audit.follow import Rounds, tell
+        from txmq.spark.audit.follow import Follower
+
+        follower = Follower(
+            replace(job, say=lambda text: None), self.request.directory, from_ms, partial(tell, as_json=self.as_json)
+        )
+        rounds = Rounds(follower, interval_ms, self.say, lambda error: _cause(error, self.request.directory))
+        return STATUS_CLEAN if rounds.run() else STATUS_FINDINGS
+
+    def _facts(self) -> dict[str, object]:
+        from txmq.spark.audit.rows import without_password
+
+        seconds = time.monotonic() - self.started
+        began = datetime.now(UTC).timestamp() - seconds
+        return {
+            "table": self.request.table or self.request.database,
+            "database": without_password(self.request.database),
+            "bootstrap": self.request.bootstrap,
+            "started": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "seconds": round(seconds, 1),
+        }
+
+    def say(self, text: str) -> None:
+        """A line of progress, for people; on standard error, so that ``--json`` stays whole."""
+        output.note(f"{time.monotonic() - self.started:6.1f} s  {text}")
+
+
+def show(summary: dict[str, Any]) -> None:
+    """The result in a terminal: the verdict, a line for each check, the first findings."""
+    from txmq.spark.audit.spec import Kind
+    from txmq.spark.audit.summary import MEANING, rounded, verdict
+
+    lines: list[tuple[str, str, str]] = []
+    for kind in Kind:
+        why = summary["unchecked"].get(kind.value)
+        count = summary["counts"].get(kind.value, 0)
+        lines.append((kind.value, "-" if why else f"{count:,}", f"not checked: {why}" if why else MEANING[kind]))
+    totals = summary["totals"]
+    if totals["latency_ms_p50"] is not None:
+        p50, p99 = rounded(totals["latency_ms_p50"]), rounded(totals["latency_ms_p99"])
+        lines.append(("latency", p50, f"from the row's time to the message's; p99 {p99}"))
+    output.print_paragraph(verdict(summary))
+    output.print_table("", ("check", "found", ""), lines)
+    for kind, found in summary["findings"].items():
+        for line in found[:FINDINGS_SHOWN]:
+            output.note(f"  {kind}: {line_of(line)}")
+        if summary["counts"][kind] > FINDINGS_SHOWN:
+            output.note(f"  {kind}: and {summary['counts'][kind] - FINDINGS_SHOWN:,} more")
+
+
+def _spec(request: Request, primary_key: list[str]) -> AuditSpec:
+    from txmq.spark.audit.spec import AuditSpec, checked_column, parse_row_time, parse_source, parse_terms
+
+    if not request.match and len(primary_key) != 1:
+        have = f"its primary key is {', '.join(primary_key)}" if primary_key else "no primary key is known"
+        raise ConfigError(f"which row belongs to which message? {have}; expected --match 'COLUMN = SOURCE'")
+    return AuditSpec(
+        request.topic,
+        parse_terms(request.match or [f"{primary_key[0]} = key"]),
+        parse_terms(request.compare),
+        order=None if request.order is None else checked_column(request.order),
+        row_time=None if request.row_time is None else parse_row_time(request.row_time),
+        row_txid=None if request.row_txid is None else checked_column(request.row_txid),
+        transaction_size=None if request.transaction_size is None else parse_source(request.transaction_size),
+        together=request.together,
+        settle_ms=_duration("--settle", request.settle),
+    )
+
+
+def _window(request: Request) -> Wanted:
+    from txmq.spark.audit.topic import Wanted
+
+    return Wanted(
+        _moment(request.since), _moment(request.until), _offsets(request.from_offsets), _offsets(request.to_offsets)
+    )
+
+
+def _moment(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if _DURATION.match(text):
+        return time.time_ns() // 1_000_000 - duration_ms(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ConfigError(f"{text!r}: expected a time with its zone, such as 2026-01-31T12:00Z, or how long ago: 2h")
+    return int(moment.timestamp() * 1000)
+
+
+def _duration(option: str, text: str) -> int:
+    if not _DURATION.match(text):
+        raise ConfigError(f"{option} {text[:40]!r}: expected a number with ms, s, m, h or d, such as 30s")
+    return duration_ms(text)
+
+
+def _offsets(text: str | None) -> dict[int, int] | None:
+    if text is None:
+        return None
+    try:
+        return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError(f'{text[:200]!r}: expected offsets by partition, such as {{"0": 100, "1": 90}}') from None
+
+
+def require_spark() -> None:
+    """Say in one line what is missing, before anything is started."""
+    from txmq.testing.processes.spark import environment
+
+    environment(is_quick_start=False)
+
+
+@contextmanager
+def open_session(directory: Path, master: str, memory: str, *, is_short: bool = False) -> Iterator[Any]:
+    """A session for a block; what Java says goes to ``spark.log`` in the directory; ``is_short``: of a few rows."""
+    from txmq.testing.processes.spark import start_session
+
+    settings = {
+        "spark.master": master,
+        "spark.driver.memory": memory,
+        "spark.sql.shuffle.partitions": "2" if is_short else "8",
+        "spark.driver.extraJavaOptions": _IN_UTC,
+        "spark.executor.extraJavaOptions": _IN_UTC,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    logging.disable(logging.ERROR)  # py4j tells Ctrl-C as tracebacks of its own; what matters comes back as an error
+    with _errors_to(directory / "spark.log"):
+        spark = start_session("txmq audit", settings=settings, is_quick_start=is_short)
+    try:
+        yield spark
+    finally:
+        with suppress(Exception):
+            spark.stop()
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _errors_to(path: Path) -> Iterator[None]:
+    """Processes that are started meanwhile have this file as standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextmanager
+def _progress(spark: Any, say: Callable[[str], None]) -> Iterator[None]:
+    """Tell every few seconds how far Spark is."""
+    done = threading.Event()
+
+    def tell() -> None:
+        while not done.wait(PROGRESS_S):
+            with suppress(Exception):  # a session that is being stopped has nothing to tell
+                if text := _stages(spark):
+                    say(text)
+
+    thread = threading.Thread(target=tell, name="txmq-audit-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _stages(spark: Any) -> str:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    return ", ".join(f"{stage.numCompletedTasks} of {stage.numTasks} tasks" for stage in stages if stage is not None)
+
+
+def _cause(error: Exception, directory: Path) -> str:
+    """What went wrong, in a line: the last error in what Spark tells, which is where it began."""
+    if isinstance(error, TxmqError):
+        return str(error)
+    text = str(error)
+    causes = _CAUSE.findall(text)
+    first = causes[-1].strip() if causes else text.strip().partition("\n")[0]
+    log = directory / "spark.log"
+    return f"{type(error).__name__}: {first[:500]}" + (f" (more in {log})" if log.exists() else "")

@@ -1,0 +1,165 @@
+"""What ``txmq bench`` does: bare limits first, then each load for about the same time, against one broker.
+
+Theory of operation. How fast a machine is, is not known beforehand: a disk may take 0.05 ms or 20 ms a sync. So each
+load is run three times: with a count that is bearable everywhere, with a tenth of what its rate promises for the time
+asked for, and with all of it; only the last one is shown, so that files, caches and connections are warm.
+
+Invariants:
+* A broker of somebody else's gets topics of our own only, under names nobody has, and they are deleted at the end.
+* A load that fails is shown as failed and does not take the others' figures with it; an interruption ends the run,
+  keeps what was measured, and still deletes the topic.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import txmq
+from txmq.client.client import parse_bootstrap
+from txmq.config import is_loopback
+from txmq.errors import TxmqError
+from txmq.testing.bench.limits import SECONDS_MAX, bare_limits, facts
+from txmq.testing.bench.model import Figures, Load, Run, Target
+from txmq.testing.bench.raw import RawConnection, percentile
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
+
+WARM_UP_SHARE = 0.1
+COUNT_MAX = 5_000_000
+SIZE_BYTES_MAX = 512 << 20  # of what one load sends: it is held in memory, and on the disk twice
+FIRST_BYTES = 4 << 20  # bearable on any disk
+_OVERHEAD_BYTES = 100  # a message's share of request, batch header and list
+_PINGS = 300
+_LOG_TAIL = 1000
+NOT_A_DISK = frozenset({"tmpfs", "ramfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for.
+
+    Attributes:
+        server: a broker's address; None starts one of our own under ``directory``.
+        settings: of our own broker.
+        seconds: about how long each load is measured.
+        messages: a fixed count instead.
+    """
+
+    server: str | None
+    loads: tuple[Load, ...]
+    directory: Path
+    settings: Mapping[str, object]
+    seconds: float
+    messages: int | None
+    size_bytes: int
+    outstanding: int
+    threads: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """What came of a load."""
+
+    load: Load
+    count: int = 0
+    figures: Figures = field(default_factory=dict)
+    failure: str | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a run."""
+
+    server: str
+    is_own: bool
+    broker: dict[str, str]
+    machine: dict[str, str]
+    bare: dict[str, float]
+    rows: list[Measured] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the bare limits are those of another machine than the broker's, as far as its address says."""
+        [(host, _port)] = parse_bootstrap(self.server)
+        return not is_loopback(host)
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> Report:
+    """Measure everything the plan names; ``say`` is told what is going on, one text per step.
+
+    Raises:
+        TxmqError: the broker cannot be reached, or did not start.
+    """
+    with _broker(plan) as address:
+        say("this machine")
+        machine = facts(plan.directory)
+        bare = bare_limits(plan.directory, min(SECONDS_MAX, plan.seconds))
+        report = Report(address, plan.server is None, _of_broker(address), machine, bare)
+        bare["ping of this broker p50 ms"] = _ping_ms(address)
+        try:
+            for load in plan.loads:
+                say(load.name)
+                report.rows.append(measured(load, plan, address))
+        except KeyboardInterrupt:
+            report.interrupted = True
+    return report
+
+
+def steps(plan: Plan) -> int:
+    """How often ``say`` will be called."""
+    return 1 + len(plan.loads)
+
+
+@contextmanager
+def _broker(plan: Plan) -> Iterator[str]:
+    if plan.server is not None:
+        yield plan.server
+        return
+    with BrokerProcess(plan.directory / "broker", settings=plan.settings) as process:
+        try:
+            yield process.address
+        except TxmqError as error:
+            if process.is_running:
+                raise
+            raise BrokerFailedError(f"its own broker ended: {process.logs()[-_LOG_TAIL:]}") from error
+
+
+def _of_broker(address: str) -> dict[str, str]:
+    """What decides its figures."""
+    with txmq.connect(address, name="bench") as client:
+        settings = dict(line.partition(" ")[::2] for line in client.stats("config").splitlines())
+        return {"sync": settings.get("sync", "unknown")}
+
+
+def _ping_ms(address: str) -> float:
+    with RawConnection.to(address) as connection:
+        return percentile(connection.one_by_one(b"ping 1\r\n", _PINGS), 50) * 1000
+
+
+def measured(load: Load, plan: Plan, address: str) -> Measured:
+    """Open a load, find its count, run it."""
+    result = Measured(load)
+    topic = f"txmq-bench-{secrets.token_hex(6)}"
+    target = Target(address, topic, size_bytes=plan.size_bytes, outstanding=plan.outstanding, threads=plan.threads)
+    try:
+        with load.open(target) as measure:
+            result.count = _count(load, plan, measure)
+            result.figures = measure(result.count)
+    except (TxmqError, OSError) as error:
+        result.failure = str(error) or type(error).__name__
+    return result
+
+
+def _count(load: Load, plan: Plan, measure: Run) -> int:
+    if plan.messages is not None:
+        return plan.messages
+    count_max = min(COUNT_MAX, SIZE_BYTES_MAX // (plan.size_bytes + _OVERHEAD_BYTES))
+    first = count = min(load.first_count, max(1, FIRST_BYTES // plan.size_bytes))
+    for share in (WARM_UP_SHARE, 1.0):
+        rate = measure(count)["rate"]
+        count = min(count_max, max(first, int(rate * plan.seconds * share)))
+    return count

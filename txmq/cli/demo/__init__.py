@@ -1,0 +1,1 @@
+"""``txmq demo`` and ``txmq demo-audit``."""

@@ -1,0 +1,288 @@
+"""The demo's play: start a broker and a service, kill them again and again, settle, compare.
+
+Theory of operation. The service says on a file what was acknowledged to it. Each round waits until both kinds of work
+make progress, then lets the death of its plan happen: SIGKILL from outside at a random moment, or the process kills
+itself at a named crash point (``txmq.runtime.crashpoints``), which hits the windows of the protocol for certain. The
+next round starts what died. At the end the service stops in order, a resolver settles what is left, and every row
+is held against every message.
+
+Invariants:
+* Every wait has a deadline and ends the demo with an error that names what did not happen.
+* No process outlives ``Play.run``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import txmq
+from txmq.cli.demo.compare import Comparison, Row, Sent, Told, compare
+from txmq.cli.demo.service import AUDIT, ORDERS, PAYMENTS, RESOURCE_NAME, open_resource
+from txmq.errors import TxmqError
+from txmq.testing.processes.broker import BrokerProcess
+
+WAIT_S = 20.0
+SETTLE_S = 30.0
+POLL_S = 0.01
+PROGRESS_PER_ROUND = 30  # acknowledged orders, and as many payments
+RANDOM_DELAY_S_MAX = 0.2
+
+
+class Death(NamedTuple):
+    """One round's end: who dies, and where; ``point`` None is SIGKILL from outside at a random moment."""
+
+    service: bool
+    broker: bool
+    point: str | None
+    text: str
+
+
+PLAN = (
+    Death(True, False, "client.tx.prepared:20", "service, messages prepared, row not committed"),
+    Death(False, True, None, "broker, at a random moment"),
+    Death(True, False, "client.tx.db_committed:20", "service, row committed, broker not told"),
+    Death(False, True, "journal.append.written:60", "broker, record written, not forced"),
+    Death(True, True, None, "service and broker together"),
+    Death(False, True, "journal.sync.done:60", "broker, record forced, nobody told"),
+    Death(True, False, "client.tx.commit_sent:20", "service, commit sent, answer not read"),
+    Death(True, True, None, "service and broker together"),
+)
+
+
+class DemoFailedError(TxmqError):
+    """Something the demo waits for did not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the last screen shows."""
+
+    comparison: Comparison
+    service_kills: int
+    broker_kills: int
+    in_doubt_seen: int
+    in_doubt_left: int
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the promise was kept."""
+        return self.comparison.holds and self.in_doubt_left == 0
+
+
+@dataclass(slots=True)
+class Play:
+    """One run of the demo in ``directory``; ``say`` is told what happens."""
+
+    directory: Path
+    say: Callable[[str], None]
+    rng: random.Random = field(default_factory=random.Random)
+    service_kills: int = 0
+    broker_kills: int = 0
+    in_doubt: set[str] = field(default_factory=set)
+    run_number: int = 0
+    service: subprocess.Popen[bytes] | None = None
+
+    @property
+    def database(self) -> Path:
+        """The order service's SQLite file."""
+        return self.directory / "orders.db"
+
+    @property
+    def said(self) -> Path:
+        """What the service was told, over all its runs."""
+        return self.directory / "service.out"
+
+    def run(self, plan: tuple[Death, ...] = PLAN) -> Report:
+        """Play all rounds, settle, compare.
+
+        Raises:
+            DemoFailedError: something did not happen in time.
+        """
+        started = time.monotonic()
+        with ExitStack() as stack:
+            broker = stack.enter_context(BrokerProcess(self.directory / "broker"))
+            stack.callback(self._kill_service)
+            self.say(f"a broker serves on {broker.address}")
+            self._prepare(broker.address)
+            for number, death in enumerate(plan, 1):
+                self._round(broker, death)
+                self.say(f"kill {number} of {len(plan)}: {death.text} ({self._progress()})")
+            self._start(broker, None, None)
+            self._await_progress("the service does not work again after the last kill")
+            self._stop_service()
+            self.say("the service has stopped in order; a resolver settles what the kills left in doubt")
+            left = self._settle(broker.address)
+            comparison = self._compare(broker.address)
+            broker.stop()
+        seconds = time.monotonic() - started
+        return Report(comparison, self.service_kills, self.broker_kills, len(self.in_doubt), left, seconds)
+
+    def _prepare(self, address: str) -> None:
+        with closing(sqlite3.connect(self.database)) as connection, connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(
+                "CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, reference TEXT UNIQUE NOT NULL, "
+                "customer TEXT NOT NULL)"
+            )
+        with txmq.connect(address) as client:
+            for topic in (ORDERS, PAYMENTS, AUDIT):
+                client.topics.create(topic, partitions=4)
+            open_resource(str(self.database)).install(client)
+
+    def _round(self, broker: BrokerProcess, death: Death) -> None:
+        self._start(broker, death.point if death.service else None, death.point if death.broker else None)
+        if death.point is None:
+            self._await_progress("the service makes no progress")
+            time.sleep(self.rng.uniform(0, RANDOM_DELAY_S_MAX))
+        elif death.service:
+            _wait_for(lambda: not self._service_runs, f"the service does not reach {death.point}")
+        else:
+            _wait_for(lambda: not broker.is_running, f"the broker does not reach {death.point}")
+        if death.broker:
+            broker.kill()
+            self.broker_kills += 1
+        if death.service:
+            self._kill_service()
+            self.service_kills += 1
+
+    def _start(self, broker: BrokerProcess, service_crash: str | None, broker_crash: str | None) -> None:
+        """Start what is dead; what has to die at a named point is stopped in order and started with it."""
+        if broker_crash is not None and broker.is_running:
+            broker.stop()
+        if not broker.is_running:
+            broker.start(env={} if broker_crash is None else {"TXMQ_CRASH": broker_crash})
+        if service_crash is not None and self._service_runs:
+            self._stop_service()
+        if not self._service_runs:
+            self.in_doubt |= _list_in_doubt(broker.address)
+            self._start_service(broker.address, service_crash)
+
+    def _start_service(self, address: str, crash: str | None) -> None:
+        self.run_number += 1
+        self.service = _spawn(
+            ("txmq.cli.demo.service", address, str(self.database), str(self.run_number)),
+            self.said,
+            self.directory / "service.log",
+            crash,
+        )
+
+    @property
+    def _service_runs(self) -> bool:
+        return self.service is not None and self.service.poll() is None
+
+    def _kill_service(self) -> None:
+        if self.service is not None:
+            self.service.kill()
+            self.service.wait()
+
+    def _stop_service(self) -> None:
+        if self.service is None or not self._service_runs:
+            raise DemoFailedError(f"the service ended by itself; see {self.directory / 'service.log'}")
+        self.service.send_signal(signal.SIGTERM)
+        try:
+            self.service.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            raise DemoFailedError(f"the service does not stop within {WAIT_S:.0f} s of SIGTERM") from None
+
+    def _await_progress(self, complaint: str) -> None:
+        before = self.told()
+
+        def moved() -> bool:
+            now = self.told()
+            least = min(len(now.orders) - len(before.orders), len(now.payments) - len(before.payments))
+            return least >= PROGRESS_PER_ROUND
+
+        _wait_for(moved, complaint)
+
+    def told(self) -> Told:
+        """What the service has said so far; an unfinished last line does not count."""
+        words: dict[str, set[str]] = {"order": set(), "payment": set(), "declined": set()}
+        text = self.said.read_text("utf-8") if self.said.exists() else ""
+        for line in text[: text.rfind("\n") + 1].splitlines():
+            word, _, reference = line.partition(" ")
+            words.setdefault(word, set()).add(reference)
+        return Told(frozenset(words["order"]), frozenset(words["payment"]), frozenset(words["declined"]))
+
+    def _progress(self) -> str:
+        told = self.told()
+        return f"{len(told.orders)} orders and {len(told.payments)} payments acknowledged"
+
+    def _settle(self, address: str) -> int:
+        """Run ``txmq resolver`` until nothing is in doubt; returns what is left at the deadline."""
+        config = self.directory / "resolver.toml"
+        config.write_text(
+            f"bootstrap = {json.dumps(address)}\n\n[[resource]]\nname = {json.dumps(RESOURCE_NAME)}\n"
+            f'driver = "sqlite3"\nconnect = {{ database = {json.dumps(str(self.database))} }}\n'
+        )
+        log = self.directory / "resolver.log"
+        process = _spawn(("txmq.cli.main", "resolver", "--config", str(config)), log, log, None)
+        try:
+            deadline = time.monotonic() + SETTLE_S
+            while (left := _list_in_doubt(address)) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            return len(left)
+        finally:
+            process.kill()
+            process.wait()
+
+    def _compare(self, address: str) -> Comparison:
+        with closing(sqlite3.connect(self.database)) as connection:
+            found = connection.execute("SELECT reference, customer FROM orders ORDER BY id").fetchall()
+        rows = [Row(*row) for row in found]
+        with txmq.connect(address) as client:
+            orders, payments, audit = (_read(client, topic) for topic in (ORDERS, PAYMENTS, AUDIT))
+        return compare(rows, orders, payments, audit, self.told())
+
+
+def _read(client: txmq.Client, topic: str) -> list[Sent]:
+    return [
+        Sent(
+            message.partition,
+            message.offset,
+            (message.key or b"").decode(),
+            json.loads(message.value or b"{}").get("reference", ""),
+        )
+        for message in client.browse(topic)
+    ]
+
+
+def _list_in_doubt(address: str) -> set[str]:
+    with txmq.connect(address) as client:
+        return {str(item["txid"]) for item in client.transactions.list(state="in-doubt")}
+
+
+def _spawn(module: tuple[str, ...], output: Path, log: Path, crash: str | None) -> subprocess.Popen[bytes]:
+    """``python -m module...`` with output and log appended to files, and no ``TXMQ_*`` variable but the crash point."""
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("TXMQ_")}
+    if crash is not None:
+        environment["TXMQ_CRASH"] = crash
+    with output.open("ab") as out, log.open("ab") as errors:
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+            [sys.executable, "-m", *module],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the demo, which ends its children
+        )
+
+
+def _wait_for(condition: Callable[[], bool], complaint: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise DemoFailedError(f"{complaint} (waited {WAIT_S:.0f} s)")
+        time.sleep(POLL_S)

@@ -1,0 +1,1 @@
+"""What operators call: consumer groups, deferred messages, transactions."""

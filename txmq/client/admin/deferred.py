@@ -1,0 +1,168 @@
+"""What a group has set aside, for operators: ``txmq retry list|show|replay|drop``.
+
+Theory of operation. The group's saved offsets name what is aside (``aside``); a retry store on local disk, where its
+path is given, and the log have the contents. A change goes from the text that was read to another one, and the broker
+refuses it where the text is another by now (``Groups.change_aside``): then it is read again. Members that are active
+get the partitions anew, with the changed text: what they had under way there is delivered again.
+
+Invariants:
+    * a message is dropped at the broker before its content is: who dies in between leaves a row that nobody names;
+    * text that cannot be read is shown, and goes only where it is asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from txmq.client.consumer.partition import Waiting
+from txmq.client.consumer.retry.deferred import parsed, text_of
+from txmq.client.consumer.retry.file_store import RetryStore, Stored
+from txmq.client.consumer.retry.topic_store import RetryTopic
+from txmq.errors import GroupActiveError, OffsetOutOfRangeError, StorageError, UnknownTopicError
+from txmq.model import Message
+
+ATTEMPTS_MAX = 10  # at a change, while members save another text each time
+Aside = dict[int, Waiting]
+
+
+class Place(NamedTuple):
+    """What is meant: of all topics, all partitions, all offsets where there is None."""
+
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+    def holds(self, topic: str, partition: int, offset: int | None = None) -> bool:
+        """Whether a partition, or a message, is meant."""
+        wanted = (self.topic, self.partition, *(() if offset is None else (self.offset,)))
+        given = (topic, partition, *(() if offset is None else (offset,)))
+        return all(one is None or one == other for one, other in zip(wanted, given, strict=True))
+
+
+class Row(NamedTuple):
+    """One message: ``state`` is "waits", "behind" (another one of its key), "stale" (the group does not name it)
+    or "unreadable" (a partition whose text is not this version's; without an offset)."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    state: str
+    failures: int | None
+    owner: str | None
+    stored: Stored | None
+    problem: str | None = None
+
+
+class Retries:
+    """See the module's docstring.
+
+    Args:
+        client: of the broker.
+        group: whose.
+        store: its retry store on this host, if there is one.
+    """
+
+    def __init__(self, client: Any, group: str, store: RetryStore | None = None) -> None:
+        self._client, self._group, self._store = client, group, store
+
+    def list(self, place: Place) -> tuple[Row, ...]:
+        """What is aside. Raises UnknownGroupError."""
+        found: list[Row] = []
+        rows = {(row.message.topic, row.message.partition, row.message.offset): row for row in self._stored()}
+        for partition in self._partitions(place):
+            slot = partition["topic"], partition["partition"]
+            try:
+                aside = parsed(partition["aside"])
+            except StorageError as error:
+                found.append(Row(*slot, None, "unreadable", None, partition["owner"], None, str(error)))
+                rows = {at: row for at, row in rows.items() if at[:2] != slot}  # which of them it names is not known
+                continue
+            for offset, waiting in aside.items():
+                state, stored = "waits" if waiting.failures else "behind", rows.pop((*slot, offset), None)
+                if place.holds(*slot, offset):
+                    found.append(Row(*slot, offset, state, waiting.failures, partition["owner"], stored))
+        found += [Row(*at, "stale", row.attempts, None, row) for at, row in rows.items() if place.holds(*at)]
+        return tuple(found)
+
+    def _stored(self) -> tuple[Stored, ...]:
+        return () if self._store is None else tuple(self._store.read(self._group))
+
+    def _partitions(self, place: Place) -> tuple[dict[str, Any], ...]:
+        described = self._client.groups.describe(self._group)["partitions"]
+        return tuple(row for row in described if row["aside"] and place.holds(row["topic"], row["partition"]))
+
+    def content(self, row: Row) -> Message | None:
+        """The message; None where its content is neither here nor in the log nor in the retry topic."""
+        if row.stored is not None:
+            return row.stored.message
+        if row.offset is None:
+            return None
+        try:
+            found: list[Message] = self._client.fetch(row.topic, row.partition, row.offset)
+        except (OffsetOutOfRangeError, UnknownTopicError):
+            found = []
+        if found:
+            return found[0]
+        texts = [part["aside"] for part in self._partitions(Place(row.topic, row.partition))]
+        waiting = parsed(texts[0]).get(row.offset) if texts else None
+        if waiting is None or waiting.copy is None:
+            return None
+        return RetryTopic(self._client, self._group, "").read(row.topic, row.partition, row.offset, waiting.copy)
+
+    def replay(self, place: Place) -> int:
+        """Have messages delivered again at once, with all their retries before them; how many. Raises as ``drop``."""
+
+        def begin_anew(aside: Aside, offsets: set[int]) -> None:
+            for offset in offsets:
+                aside[offset].failures = min(aside[offset].failures, 1)
+
+        return len(self._change(place, begin_anew))
+
+    def drop(self, place: Place) -> int:
+        """Forget messages, as if they had been dealt with; how many.
+
+        Raises:
+            UnknownGroupError: as it says.
+            StorageError: what is aside cannot be read.
+            GroupActiveError: members changed it each time, or a transaction holds it.
+        """
+
+        def forget(aside: Aside, offsets: set[int]) -> None:
+            for offset in offsets:
+                del aside[offset]
+
+        dropped = self._change(place, forget)
+        for topic, partition, offset in dropped:
+            if self._store is not None:
+                self._store.remove(self._group, topic, partition, offset)
+        return len(dropped)
+
+    def drop_unreadable(self, place: Place) -> int:
+        """Forget all that partitions have aside whose text cannot be read; of how many partitions."""
+        texts = []
+        for row in self._partitions(place):
+            try:
+                parsed(row["aside"])
+            except StorageError:
+                texts.append([row["topic"], row["partition"], row["aside"], None])
+        if self._client.groups.change_aside(self._group, texts):
+            raise GroupActiveError("what is aside has changed meanwhile: look again")
+        return len(texts)
+
+    def _change(self, place: Place, change: Callable[[Aside, set[int]], None]) -> set[tuple[str, int, int]]:
+        changed: dict[tuple[str, int], set[int]] = {}
+        for _ in range(ATTEMPTS_MAX):
+            rows, meant = [], {}
+            for row in self._partitions(place):
+                slot, aside = (row["topic"], row["partition"]), parsed(row["aside"])
+                offsets = {offset for offset in aside if place.holds(*slot, offset)}
+                if offsets and slot not in changed:
+                    change(aside, offsets)
+                    rows.append([*slot, row["aside"], text_of(sorted(aside.items()))])
+                    meant[slot] = offsets
+            refused = {(row["topic"], row["partition"]) for row in self._client.groups.change_aside(self._group, rows)}
+            changed |= {slot: offsets for slot, offsets in meant.items() if slot not in refused}
+            if not refused:
+                return {(*slot, offset) for slot, offsets in changed.items() for offset in offsets}
+        raise GroupActiveError("what is aside changes all the time, or a transaction holds it: stop the members first")

@@ -1,0 +1,75 @@
+"""``client.groups``: consumer groups as an operator sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from txmq.client.transport.reconnecting import Connection
+from txmq.protocol.group_rows import in_pieces
+
+Fields = dict[str, Any]
+FieldsList = list[Fields]
+
+
+class Groups:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, connection: Callable[[], Connection], timeout: float) -> None:
+        self._connection, self._timeout = connection, timeout
+
+    def list(self) -> FieldsList:
+        """Groups with members or saved offsets: ``group`` and number of ``members``."""
+        found: FieldsList = self._ask("list", "*")["groups"]
+        return found
+
+    def describe(self, group: str) -> Fields:
+        """Members, and owner, generation, offset, start, end and lag of each partition.
+
+        Raises:
+            UnknownGroupError: it has neither members nor saved offsets.
+        """
+        return self._ask("describe", group)
+
+    def reset(self, group: str, offsets: Iterable[Sequence[Any]], *, create: bool = False) -> None:
+        """Set where a group goes on.
+
+        Args:
+            offsets: topic, partition and offset each.
+            create: the group may be a new one, which begins there.
+
+        Raises:
+            UnknownGroupError: nothing is saved of such a group, and ``create`` was not said.
+            UnknownTopicError: there is no such topic or partition.
+            GroupActiveError: it has members; stop them first.
+
+        Durability: forced in the broker when this returns; of more than 1,000 some may be when it raises.
+        """
+        for piece in in_pieces(offsets):
+            self._ask("reset", group, piece, **({"create": None} if create else {}))
+
+    def change_aside(self, group: str, rows: Iterable[Sequence[Any]]) -> FieldsList:
+        """Change what is set aside, also while members are active: they get those partitions anew.
+
+        Args:
+            rows: topic, partition, the text there is, and the text there should be (``describe``: ``aside``) each.
+
+        Returns:
+            Rows that were refused, because another text is there by now: ``topic``, ``partition``, ``aside``.
+
+        Durability: forced in the broker when this returns; of many some may be when it raises.
+        """
+        refused = [row for piece in in_pieces(rows) for row in self._ask("aside", group, piece)["refused"]]
+        return [dict(zip(("topic", "partition", "aside"), row, strict=True)) for row in refused]
+
+    def delete(self, group: str) -> None:
+        """Forget a group. Raises as ``describe`` and ``reset``. Durability: forced when this returns."""
+        self._ask("delete", group)
+
+    def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = (), **words: None) -> Fields:
+        body = [json.dumps(rows).encode()]
+        connection = self._connection()
+        found = connection.call("group", action, group, timeout=self._timeout, extensions=words, body=body)
+        answer: Fields = json.loads(found)
+        return answer

@@ -1,0 +1,265 @@
+"""``client.transactions``: what an operator sees and may do about transactions that hang.
+
+Theory of operation. ``list`` pages through ``recover``; ``show`` puts together what ``outcome`` says and the row of
+``recover``, if there is one. ``commit`` and ``rollback`` settle a *prepared* transaction against everybody who waits,
+without proof; the broker journals that as a heuristic outcome, which stays listed until ``forget``. ``complete`` ends
+the wait for one branch of a *decided* transaction whose database will never answer. ``fence`` makes "never seen" final.
+
+Invariants:
+    * nothing here settles what the broker has not prepared: a mistyped id is refused, not rolled back;
+    * every request may be repeated after a lost answer, and is, within the client's timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote
+
+from txmq.client.transport.reconnecting import Connection
+from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
+from txmq.log.records import decode
+from txmq.model import Message, Outcome
+from txmq.protocol.json_text import json_object
+from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines, split_parts
+from txmq.xa.broker_port import Wanted, recover_rows
+from txmq.xid import TxId
+
+RECOVER_LIMIT = 1000  # transactions per request
+REASON_LENGTH_MAX = 3000  # percent-encoded: it must fit a line
+# The broker's own words, and what people say: in doubt is what waits for somebody.
+STATES = ("in-doubt", "prepared", "decided", "heuristic", "all")
+HEURISTICS = ("commit", "rollback", "mixed", "hazard")
+
+Fields = dict[str, Any]
+FieldsList = list[Fields]
+Parts = list[PartResult]
+Messages = list[Message]
+
+
+class Transactions:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(
+        self, connection: Callable[[], Connection], timeout: float, told: Callable[[TxId], Outcome | None]
+    ) -> None:
+        self._connection, self._timeout, self._told = connection, timeout, told
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def list(self, state: str = "in-doubt") -> FieldsList:
+        """Transactions that somebody may have to do something about, oldest first.
+
+        Args:
+            state: ``in-doubt`` (prepared or decided), ``prepared``, ``decided`` (a branch has not completed),
+                ``heuristic`` (somebody decided alone) or ``all``.
+
+        Returns:
+            Fields as ``recover`` in docs/protocol.md.
+        """
+        if state not in STATES:
+            raise LocalProtocolError(f"state={state!r}: expected one of {', '.join(STATES)}")
+        return [*self._rows(state)]
+
+    def resources(self) -> FieldsList:
+        """What resolvers see in databases: which they reach, and branches that are prepared there, the oldest first.
+
+        Returns:
+            Fields as ``resource list`` in docs/protocol.md.
+        """
+        body = self._connection().repeat("resource", "list", "*", body=(), timeout=self._timeout)
+        found: FieldsList = json_object(body)["resources"]
+        return found
+
+    def messages(self, txid: TxId | str) -> Messages:
+        """The messages of a prepared transaction, which readers do not see yet; their offsets mean nothing.
+
+        Raises:
+            UnknownTransactionError: it is not prepared: its messages are with its client, in the log, or dropped.
+        """
+        text, found, count = _checked(txid), list[Message](), 0
+        while True:
+            body = self._connection().repeat("parts", text, extensions={"after": count}, timeout=self._timeout)
+            parts = split_parts(body)
+            for topic, partition, batch, _ in parts:
+                found += decode(batch, topic.decode("ascii"), int(partition))
+            count += len(parts)
+            if not parts:
+                return found
+
+    def show(self, txid: TxId | str) -> Fields:
+        """What is known of one transaction: ``txid``, ``outcome``, its ``parts``, and where it hangs.
+
+        Raises:
+            FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
+        """
+        text = _checked(txid)
+        try:
+            word, lines = self._ask(text)
+        except FencedError:
+            row = self._row(text, "heuristic")
+            if row is None:
+                raise
+            return {"txid": text, **row}
+        fields: Fields = {"txid": text, "outcome": "unknown" if word == "prepared" else word}
+        if word != "unknown":
+            row = self._row(text, "prepared" if word == "prepared" else "all")
+            fields |= {name: value for name, value in (row or {}).items() if name != "outcome"}
+        if lines:
+            fields["parts"] = [part._asdict() for part in lines]
+        return fields
+
+    def outcome(self, txid: TxId | str) -> Outcome:
+        """What became of it; UNKNOWN where it is open, prepared, or was never seen.
+
+        UNKNOWN, too, where the messages were rolled back and the rows may be there: the body of the block had ended
+        the database's transaction by itself, which is listed until it is forgotten.
+        """
+        text = _checked(txid)
+        told = self._told(TxId.parse(text))
+        if told is not None:
+            return told
+        word, _ = self._ask(text)
+        if word == "rolled-back" and self._is_hazard(text):
+            return Outcome.UNKNOWN
+        if word in ("committed", "rolled-back"):
+            self._connection().saw_outcome(TxId.parse(text))
+        return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
+
+    # --- settling ----------------------------------------------------------------------------------------------------
+
+    def commit(self, txid: TxId | str, reason: str) -> Parts:
+        """Commit a prepared transaction, whatever its own database or application would say: its messages go out.
+
+        Args:
+            reason: why, and who; kept with the heuristic outcome.
+
+        Returns:
+            Where its messages went.
+
+        Raises:
+            UnknownTransactionError: nothing of that id is prepared here.
+            TransactionConflictError: it was rolled back.
+
+        Durability: decided, with the heuristic outcome, when this returns.
+        """
+        text = self._required(txid, Outcome.ROLLED_BACK)
+        given = {"heuristic": _encoded(reason)}
+        body = self._connection().repeat("commit", text, extensions=given, body=(), timeout=self._timeout)
+        return parse_result_lines(body)
+
+    def rollback(self, txid: TxId | str, reason: str) -> None:
+        """Roll a prepared transaction back, whatever its own database or application would say: no message goes out.
+
+        Args:
+            reason: why, and who; kept with the heuristic outcome.
+
+        Raises:
+            UnknownTransactionError: nothing of that id is prepared here.
+            TransactionConflictError: it was committed, or is decided: after that nothing rolls back.
+
+        Durability: as ``commit``.
+        """
+        text = self._required(txid, Outcome.COMMITTED)
+        given = {"heuristic": _encoded(reason)}
+        self._connection().repeat("rollback", text, extensions=given, timeout=self._timeout)
+
+    def complete(self, txid: TxId | str, resource: str, heuristic: str, reason: str) -> None:
+        """Stop waiting for one branch of a decided XA transaction: its database is gone, or decided alone.
+
+        Args:
+            resource: name or uuid of the branch's resource.
+            heuristic: what became of the branch: ``commit``, ``rollback``, ``mixed`` or ``hazard`` (cannot be known).
+            reason: why, and who.
+
+        Raises:
+            UnknownTransactionError: no branch of that transaction and resource is waited for.
+        """
+        if heuristic not in HEURISTICS:
+            raise LocalProtocolError(f"heuristic={heuristic!r}: expected one of {', '.join(HEURISTICS)}")
+        text, encoded = _checked(txid), _encoded(reason)
+        row = self._row(text, "decided") or {"branches": []}
+        waiting = [
+            branch for branch in row["branches"]
+            if resource in (branch["resource"], branch["uuid"]) and not branch["complete"]
+        ]  # fmt: skip
+        if not waiting:
+            names = ", ".join(branch["resource"] for branch in row["branches"] if not branch["complete"])
+            hint = f"; waited for: {names}" if names else ""
+            raise UnknownTransactionError(
+                f"no branch of transaction {text} in resource {resource!r} is waited for{hint}"
+            )
+        for branch in waiting:
+            given = {"uuid": branch["uuid"], "heuristic": heuristic, "reason": encoded}
+            self._connection().repeat("complete", text, extensions=given, timeout=self._timeout)
+
+    def fence(self, txid: TxId | str) -> Outcome:
+        """What became of it, for good: an id that the broker never saw is journaled as rolled back.
+
+        After that the XA branches of that id, listed by a database, may be rolled back by hand. UNKNOWN where it is
+        prepared.
+        """
+        body = self._connection().repeat("outcome", _checked(txid), extensions={"fence": None}, timeout=self._timeout)
+        word, _ = parse_outcome(body)
+        return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
+
+    def forget(self, txid: TxId | str) -> None:
+        """Drop the heuristic outcomes of a transaction: its damage was repaired.
+
+        Raises:
+            UnknownTransactionError: none is kept.
+        """
+        text = _checked(txid)
+        is_kept = self._row(text, "heuristic") is not None
+        try:
+            self._connection().repeat("forget", text, timeout=self._timeout)
+        except UnknownTransactionError:
+            if not is_kept:  # else our first request for it did it, and its answer was lost
+                raise
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def _required(self, txid: TxId | str, contrary: Outcome) -> str:
+        """The id of what can be settled: prepared, or settled that way already."""
+        text = _checked(txid)
+        word, _ = self._ask(text)
+        if word == "unknown":
+            raise UnknownTransactionError(f"transaction {text} is not prepared here: nothing was done")
+        if word == contrary.value:
+            raise TransactionConflictError(f"transaction {text} is {word} already: nothing was done")
+        return text
+
+    def _is_hazard(self, txid: str) -> bool:
+        row = self._row(txid, "heuristic")
+        return row is not None and any(fact["what"] == "heuristic-hazard" for fact in row["heuristics"])
+
+    def _ask(self, txid: str) -> tuple[str, Parts]:
+        return parse_outcome(self._connection().repeat("outcome", txid, timeout=self._timeout))
+
+    def _row(self, txid: str, state: str) -> Fields | None:
+        return next(self._rows(state, txid=txid), None)
+
+    def _rows(self, state: str, **words: str) -> Iterator[Fields]:
+        wanted: dict[str, str | int | bytes | None] = {**words, "limit": RECOVER_LIMIT}
+        if state != "in-doubt":
+            wanted["state"] = state
+        return recover_rows(self._recover, wanted)
+
+    def _recover(self, wanted: Wanted) -> bytes:
+        return self._connection().repeat("recover", extensions=wanted, timeout=self._timeout)
+
+
+def _checked(txid: TxId | str) -> str:
+    try:
+        return str(TxId.parse(str(txid)))
+    except ValueError as error:
+        raise LocalProtocolError(str(error)) from None
+
+
+def _encoded(reason: str) -> str:
+    with suppress(UnicodeEncodeError):  # half a surrogate pair from a shell
+        encoded = quote(reason.strip(), safe="")
+        if 0 < len(encoded) <= REASON_LENGTH_MAX:
+            return encoded
+    raise LocalProtocolError(f"reason={reason[:80]!r}: expected some text, at most {REASON_LENGTH_MAX} bytes encoded")

@@ -1,0 +1,1 @@
+"""Consumers: membership, assignment, fetching, delivery, acknowledgements."""

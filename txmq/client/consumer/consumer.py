@@ -1,0 +1,289 @@
+"""Consumers: a group's share of some topics, in order per partition, each message until it is acknowledged.
+
+Theory of operation. The group's coordinator says which partitions are ours (``member``, a thread; ``share`` has them).
+A second thread keeps a ``get`` open at the broker for every partition that has room (``fetching``, a connection of its
+own), and decodes what comes into the partition's buffer (``tracker``). Whoever calls ``poll``, iterates, or works in
+``run`` (``listener``) takes from the buffers, partition by partition in turn. ``ack`` marks; marks are saved every
+``offset_save_interval``, and always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. What
+becomes of a message that fails is said in ``failures``.
+
+Invariants:
+    * at least once: what was delivered and not acknowledged is delivered again to whoever has the partition next;
+    * memory is bounded: ``buffer_size_bytes`` a consumer, shared by its partitions, plus one fetch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from txmq.client.arguments import WAIT_S_MAX, require_number
+from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.failures import Failures
+from txmq.client.consumer.fetcher import Fetching
+from txmq.client.consumer.listener import Handle, Listener
+from txmq.client.consumer.membership import GroupMember, MemberSettings
+from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings
+from txmq.client.consumer.partition import Slot, Tracker
+from txmq.client.consumer.retry.dead_letters import DeadLetters
+from txmq.client.consumer.retry.deferred import Aside, open_store
+from txmq.client.consumer.transactional_acks import Claims
+from txmq.client.consumer.ungrouped import Alone
+from txmq.client.transport.reconnecting import Connection
+from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
+from txmq.model import Message
+from txmq.runtime.logging import get_logger
+from txmq.runtime.threads import start_threads, until_terminated
+
+CLOSE_S = 5.0
+RECORDS_MAX = 1_000_000_000
+__all__ = ["DEFAULTS", "Consumer", "ConsumerOptions", "ConsumerSettings"]
+
+
+class Consumer:
+    """See the module's docstring; made by ``Client.consumer``. Usable as a block, and as an iterator.
+
+    Thread safety: any thread. Not to be used after ``fork``.
+    """
+
+    def __init__(
+        self, client: Any, connections: tuple[Connection, Connection], settings: ConsumerSettings,
+        membership: MemberSettings,
+    ) -> None:  # fmt: skip
+        self._client, self.settings, self.name = client, settings, settings.options.name or membership.name
+        self._clock = client.clock
+        log = get_logger(group=settings.group, member=self.name)
+        self._share = share = Share(client, self, settings, log)
+        self._letters = DeadLetters(client, settings.group, self.name, log)
+        if settings.offset_store is not None:
+            settings.offset_store.enter(settings.saved_as)
+        try:
+            store = open_store(client, settings.saved_as, self.name, settings.retry_store)
+        except BaseException:
+            self._leave_store()
+            raise
+        self._aside = share.aside = Aside(client, settings.saved_as, store, self._letters, share.changed, log)
+        self._failures = Failures(share, self._letters, settings, self._clock, log)
+        self._listener: Listener | None = None
+        fetching, beating = connections
+        self._fetching = Fetching(client, fetching, share.changed, share.trackers, settings.options.buffer_size_bytes)
+        self._member: GroupMember | Alone
+        is_alone = settings.broadcast and settings.options.name is None
+        if is_alone:
+            self._member = Alone(client.topics, membership, share)
+        else:
+            self._member = GroupMember(beating, self._clock, membership, share, settings.offset_store)
+        share.more, share.save_start = self._fetching.more, self._member.save_start
+        self.claims = Claims(client, share, settings.saved_as, settings.offset_store, is_alone=is_alone)
+        share.wait_saved, share.settle = self._member.wait_saved, self.claims.settle
+        share.rejected, share.may_give_up = self.claims.rejected, self.claims.may_give_up
+        self._member.start()
+        self._fetching.start(log)
+
+    # --- taking messages ---------------------------------------------------------------------------------------------
+
+    def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Message]:
+        """Messages of the partitions this consumer has; ``ack`` or ``reject`` each.
+
+        Args:
+            max_records: at most so many.
+            timeout: seconds to wait where there is nothing.
+
+        Raises:
+            ConfigError: an argument out of range.
+            ClosedError: the consumer is closed.
+            FencedError: another process has joined under this member's name, and has its partitions.
+            GroupActiveError: the group has a member, and one of the two must be alone (``FileOffsetStore``).
+        """
+        require_number("max_records", max_records, 1, RECORDS_MAX)
+        require_number("timeout", timeout, 0.0, WAIT_S_MAX)
+        return self._poll(max_records, timeout)
+
+    def _poll(self, max_records: int, timeout: float) -> list[Message]:
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            with self._share.changed:
+                self._refuse_closed()
+                now = self._clock.monotonic()
+                taken = self._share.take(max_records, now)
+                if not taken and now < deadline:
+                    self._share.changed.wait(min(deadline - now, self._share.next_retry_in(now)))
+            self._failures.store_behind()
+            if taken or now >= deadline:
+                break
+        if taken:
+            self._fetching.more()
+        return taken
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages one by one, until ``close``. One that was not acknowledged is not delivered again meanwhile."""
+        while True:
+            try:
+                yield from self._poll(1, 1.0)
+            except ClosedError:
+                return
+
+    # --- acknowledging -----------------------------------------------------------------------------------------------
+
+    def ack(self, message: Message, connection: Any = None, *, sync: bool = False) -> None:
+        """The message is dealt with. As ``message.ack``.
+
+        Args:
+            connection: save the group's offset in the transaction that this connection is in; the consumer's
+                ``offset_store`` must be in that database. Commit soon: the next owner of the partition waits for it.
+            sync: save the group's offset now.
+
+        Raises:
+            FencedError: the partition is somebody else's: nothing was saved, and a transaction cannot commit.
+            StorageError: with ``sync``: acknowledged, and not saved yet, because a transaction that acknowledges some
+                of the partition is not over, or the store is away. It is saved by itself later.
+            TransactionStateError, ConfigError: see ``Transaction.ack``; a transaction cannot commit.
+
+        Durability: with ``sync`` the group's offset is saved, and forced in the broker, when this returns.
+        """
+        if connection is not None:
+            self.claims.claim_in(message, connection)
+            return
+        with self._share.changed:
+            tracker = self._share.trackers.get((message.topic, message.partition))
+        self._failures.acked(message)
+        if sync:
+            self._save_now(message, tracker)
+
+    def _save_now(self, message: Message, tracker: Tracker | None) -> None:
+        with self._share.changed:
+            wanted = 0 if tracker is None else tracker.position
+        self._member.save()
+        name = f"{message.topic}-{message.partition}"
+        with self._share.changed:
+            if tracker is None or self._share.trackers.get(tracker.slot) is not tracker:
+                raise FencedError(f"{name} is not this consumer's any more: not saved")
+            is_saved = isinstance(self._member, Alone) or (tracker.saved or 0) >= wanted
+            if not is_saved and tracker.position >= wanted:  # else a seek went back
+                raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")
+
+    def reject(self, message: Message, reason: str = "rejected") -> None:
+        """The message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
+        self._failures.failed(message, reason)
+
+    # --- listeners ---------------------------------------------------------------------------------------------------
+
+    def run(self, handle: Handle, *, threads: int = 1) -> None:
+        """Call ``handle`` with each message until ``close``, SIGTERM or Ctrl-C: return acknowledges, raise retries.
+
+        Partitions in parallel, each in order: no message of a partition before the one that failed. On SIGTERM (where
+        this is the main thread) what is in hand is finished, offsets are saved, the group is left.
+
+        Args:
+            threads: how many messages are in hand at a time.
+
+        Raises:
+            FencedError, GroupActiveError: as ``poll``.
+        """
+        require_number("threads", threads, 1, 1000)
+        listener = self._listener = Listener(self._share, self._failures, self._clock, handle)
+        with until_terminated(self._share.stop_delivery):
+            start_threads(f"txmq-{self.settings.group}", threads, listener.work)
+        self._leave()
+        self._refuse_failed()
+
+    # --- control -----------------------------------------------------------------------------------------------------
+
+    @property
+    def assignment(self) -> list[Slot]:
+        """The partitions this consumer has now, as (topic, partition)."""
+        with self._share.changed:
+            return sorted(slot for slot, tracker in self._share.trackers.items() if not tracker.is_revoked)
+
+    @property
+    def stopped(self) -> dict[Slot, str]:
+        """Partitions that deliver nothing new because something is wrong, and what; it is tried again by itself."""
+        with self._share.changed:
+            held = self._share.trackers.items()
+            return {slot: why for slot, tracker in held if (why := tracker.stopped or tracker.fetch_error) is not None}
+
+    def pause(self, slots: Iterable[Slot] | None = None) -> None:
+        """Deliver nothing of these partitions (default: all) until ``resume``; they stay ours."""
+        with self._share.changed:
+            for slot in self._share.trackers if slots is None else slots:
+                self._share.paused.add(slot)
+                if slot in self._share.trackers:
+                    self._share.trackers[slot].is_paused = True
+
+    def resume(self, slots: Iterable[Slot] | None = None) -> None:
+        """The reverse of ``pause``."""
+        with self._share.changed:
+            for slot in list(self._share.paused) if slots is None else slots:
+                self._share.paused.discard(slot)
+                if slot in self._share.trackers:
+                    self._share.trackers[slot].is_paused = False
+            self._share.changed.notify_all()
+        self._fetching.more()
+
+    def seek(self, topic: str, partition: int, offset: int | None = None, *, timestamp_ms: int | None = None) -> None:
+        """Go on at an offset, or at the first message of a time.
+
+        Raises:
+            TransactionStateError: the partition is not this consumer's.
+            ConnectionLostError, ...: the broker is asked, where a time is given or something aside is behind that.
+        """
+        if (offset is None) == (timestamp_ms is None):
+            raise ConfigError("seek takes an offset or timestamp_ms")
+        if timestamp_ms is not None:
+            offset = self._client.offset_for(topic, partition, timestamp_ms)
+        with self._share.changed:
+            goes_behind = max(self._seeking(topic, partition).aside, default=-1) >= (offset or 0)
+        if goes_behind:  # what is aside there comes again from the log, but for what that has not any more
+            offset = max(offset or 0, self._client.offsets(topic, partition).start)
+        with self._share.changed:
+            self._seeking(topic, partition).seek(offset or 0)
+        self._fetching.more()
+
+    def _seeking(self, topic: str, partition: int) -> Tracker:
+        tracker = self._share.trackers.get((topic, partition))
+        if tracker is None:
+            raise TransactionStateError(f"partition {partition} of {topic!r} is not assigned to this consumer")
+        return tracker
+
+    def close(self) -> None:
+        """Save the offsets and leave the group: others take over at once. What is not acknowledged comes again.
+
+        What listeners have in hand is finished first, if that takes no longer than 5 seconds. A listener may call this:
+        ``run`` ends when its message is dealt with.
+        """
+        self._share.stop_delivery()
+        if self._listener is None or self._listener.wait(CLOSE_S):
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._share.changed:
+            if self._share.is_left:
+                return
+            self._share.is_left = True
+        self._member.stop(CLOSE_S)
+        self._leave_store()
+        self._fetching.close()
+        self._aside.close()
+        self._letters.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse_closed(self) -> None:
+        self._refuse_failed()
+        if self._share.is_closed:
+            raise ClosedError("the consumer is closed")
+
+    def _leave_store(self) -> None:
+        if self.settings.offset_store is not None:
+            self.settings.offset_store.leave(self.settings.saved_as)
+
+    def _refuse_failed(self) -> None:
+        if self._share.failure is not None:
+            raise anew(self._share.failure)

@@ -1,0 +1,80 @@
+"""``Consumer.run``: a listener, called with each message by several threads.
+
+Partitions in parallel, each in order: a partition is one thread's at a time, and waits for a message of it that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from txmq.client.consumer.assignment import IDLE_S_MAX, Share
+from txmq.client.consumer.failures import Failures
+from txmq.client.consumer.partition import Tracker
+from txmq.model import Message
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import thread_number
+
+Handle = Callable[[Message], object]
+
+
+class Listener:
+    """See the module's docstring; ``work`` is for as many threads as one likes."""
+
+    def __init__(self, share: Share, failures: Failures, clock: Clock, handle: Handle) -> None:
+        self._share, self._failures, self._clock, self._handle = share, failures, clock, handle
+        self._working: set[int] = set()
+
+    def work(self) -> None:
+        """Call the listener until nothing is delivered any more."""
+        with self._share.changed:
+            self._working.add(thread_number())
+        try:
+            self._work()
+        finally:
+            with self._share.changed:
+                self._working.discard(thread_number())
+                self._share.changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until what is in hand is dealt with, once nothing more is delivered; False for who has some itself."""
+        deadline = self._clock.monotonic() + timeout
+        with self._share.changed:
+            if thread_number() in self._working:
+                return False
+            while self._working and (now := self._clock.monotonic()) < deadline:
+                self._share.changed.wait(deadline - now)
+        return True
+
+    def _work(self) -> None:
+        while (found := self._next()) is not None:
+            message, tracker = found
+            failure: Exception | None = None
+            try:
+                self._handle(message)
+            except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
+                failure = error
+            if failure is None:
+                self._failures.returned(message, tracker)
+            else:
+                self._failures.failed(message, repr(failure), failure)
+                failure = None  # and with it the listener's frames
+            with self._share.changed:
+                tracker.is_busy = False
+                self._share.changed.notify_all()
+
+    def _next(self) -> tuple[Message, Tracker] | None:
+        """A message of a partition that nobody has in hand; None when it is over."""
+        share = self._share
+        found = None
+        while found is None:
+            self._failures.store_behind()
+            with share.changed:
+                if share.is_closed:
+                    return None
+                now = self._clock.monotonic()
+                found = share.take_in_order(now)
+                if found is None:
+                    share.changed.wait(min(share.next_retry_in(now), IDLE_S_MAX))
+        self._failures.store_behind()  # a transaction acknowledges in order, and nobody else can deal with these
+        share.more()
+        return found

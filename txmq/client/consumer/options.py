@@ -1,0 +1,128 @@
+"""What a consumer is told: its options, and all of its settings with their checks. Values, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from txmq.client.arguments import WAIT_S_MAX, require_choice, require_kind, require_name, require_number, require_path
+from txmq.client.consumer.fetcher import FETCH_SIZE_BYTES_MIN
+from txmq.client.consumer.membership import MemberSettings
+from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.consumer.retry.dead_letters import SUFFIX as DEAD_LETTERS
+from txmq.client.consumer.retry.redrive import ACCOUNT_SUFFIX as REPLAYED
+from txmq.errors import ConfigError
+from txmq.model import Message, is_valid_name
+from txmq.registry.assignment import STRATEGIES
+from txmq.registry.topics import RESERVED_PREFIX
+
+RETRIES_MAX = 1_000_000
+Filter = Callable[[Message], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """What few consumers change; times in seconds.
+
+    Args:
+        name: this member's name in the group; by default made up. Who joins under another one's takes over, and that
+            one ends with a FencedError. A broadcast's member finds its offsets again under it.
+        accept: which messages are delivered; the others count as acknowledged. Where it raises, the message is
+            delivered: a filter that fails loses nothing.
+        strategy: "sticky", "range", "round-robin", "consistent-hash" or "exclusive" (one member has everything, the
+            others stand by); the same for all members. Without meaning in a broadcast.
+        retry_delay: before the first retry; doubled each time, up to a minute.
+        buffer_size_bytes: how much is fetched ahead, all partitions together.
+        session_timeout: who is not heard of for so long loses its partitions; 0.3 to 600.
+        heartbeat_interval: how often it is heard of.
+        offset_save_interval: between two times of saving what was acknowledged.
+        aside_retries: how often a message set aside is delivered again before it becomes a dead letter.
+        aside_delay: before the first of these; doubled each time, up to ten minutes.
+        keep_key_order: messages of a key wait behind one of it that was set aside, also in the hands of another member,
+            and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is set aside.
+    """
+
+    name: str | None = None
+    accept: Filter | None = None
+    strategy: str = "sticky"
+    retry_delay: float = 1.0
+    buffer_size_bytes: int = 32 << 20
+    session_timeout: float = 6.0
+    heartbeat_interval: float = 1.0
+    offset_save_interval: float = 1.0
+    aside_retries: int = 10
+    aside_delay: float = 10.0
+    keep_key_order: bool = False
+
+    def check(self) -> None:
+        """Raise ConfigError for what is out of range, or of another kind."""
+        for name, low, high in (
+            ("retry_delay", 0.0, WAIT_S_MAX), ("aside_delay", 0.0, WAIT_S_MAX), ("aside_retries", 1, RETRIES_MAX),
+            ("buffer_size_bytes", FETCH_SIZE_BYTES_MIN, 1 << 40), ("session_timeout", 0.3, 600.0),
+            ("heartbeat_interval", 0.001, WAIT_S_MAX), ("offset_save_interval", 0.001, WAIT_S_MAX),
+        ):  # fmt: skip
+            require_number(name, getattr(self, name), low, high)
+        require_choice("strategy", self.strategy, STRATEGIES)
+        require_kind("keep_key_order", self.keep_key_order, bool, "True or False")
+        if self.name is not None:
+            require_name("name", self.name)
+        if self.accept is not None and not callable(self.accept):
+            raise ConfigError(f"accept = {self.accept!r}: expected what takes a message and answers True or False")
+
+
+DEFAULTS = ConsumerOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """See ``Client.consumer``."""
+
+    group: str
+    topics: tuple[str, ...]
+    start: str | int
+    max_retries: int
+    options: ConsumerOptions
+    retry_store: str | None = None
+    broadcast: bool = False
+    offset_store: OffsetStore | None = None
+
+    @property
+    def saved_as(self) -> str:
+        """The group that offsets are saved under: a broadcast's named member is a group of its own."""
+        name = self.options.name
+        return f"{self.group}.{name}" if self.broadcast and name is not None else self.group
+
+    def member(self, made_up: str) -> MemberSettings:
+        """How it takes part in its group."""
+        options = self.options
+        # Two processes under one name must not share: the second one stands by.
+        name, strategy = (made_up, "exclusive") if self.broadcast else (options.name or made_up, options.strategy)
+        return MemberSettings(
+            self.saved_as, name, self.topics, strategy, options.heartbeat_interval, options.session_timeout,
+            options.offset_save_interval, made_up.rpartition("-")[2],
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise ConfigError for what is out of range, or of another kind."""
+        self.options.check()
+        require_number("max_retries", self.max_retries, 0, RETRIES_MAX)
+        require_path("retry_store", self.retry_store)
+        require_name("group", self.group)
+        if not self.topics:
+            raise ConfigError("topics = []: expected one at least")
+        for topic in self.topics:
+            require_name("topics", topic)
+        longest = self.group + DEAD_LETTERS + REPLAYED  # of the topics that are made for the group
+        if not is_valid_name(longest) or self.group.startswith(RESERVED_PREFIX):
+            raise ConfigError(f"group = {self.group!r}: {longest!r} could be no topic: too long, or a reserved name")
+        if self.start not in ("earliest", "latest") and not (type(self.start) is int and self.start >= 0):
+            raise ConfigError(f"start = {self.start!r}: expected 'earliest', 'latest' or a time in ms since 1970")
+        options = self.options
+        if self.broadcast and options.name is None and self.retry_store is not None:
+            raise ConfigError("retry_store: a broadcast's member needs options.name, under which it is remembered")
+        if self.broadcast and self.offset_store is not None:
+            raise ConfigError("offset_store: a broadcast's offsets are in the broker, or nowhere")
+        if not is_valid_name(self.saved_as):
+            raise ConfigError(f"{self.saved_as!r} is longer than a group's name may be: 200")
+        if options.keep_key_order and self.retry_store is None:
+            raise ConfigError("keep_key_order needs a retry_store: without one no message is set aside")

@@ -1,0 +1,375 @@
+"""What a consumer has of one partition: fetched, delivered, acknowledged. No I/O, no clock.
+
+```
+   saved            next to deliver       next to fetch
+     |  delivered, some acked  |   buffered     |
+-----+-------------------------+----------------+----> offsets
+```
+
+``position`` is what may be saved: everything below it is acknowledged. Acks may come in any order.
+
+Invariants:
+    * messages are delivered in order of their offsets, each once, but for a *retry*, which delivers one again;
+    * ``position`` never passes a message that is not acknowledged, and never falls but by ``seek``;
+    * what a transaction acknowledges counts when its outcome is known, not before, and in order;
+    * a reply to a fetch that ``seek`` or the loss of the partition has overtaken changes nothing;
+    * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or aside. The partition
+      waits for one in hand; one that is aside lets it pass, and what comes of its key goes *behind* it, to be stored.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from txmq.client.consumer.offsets.store import OffsetPosition
+from txmq.client.consumer.offsets.store import Slot as Slot  # everybody knows it from here
+from txmq.model import Message
+
+ASIDE_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
+NO_ROOM = f"{ASIDE_MESSAGES_MAX} messages are aside, and the next one has to wait behind one of them"
+
+
+def key_crc(message: Message) -> int | None:
+    """What stands for a message's key among what is set aside."""
+    return None if message.key is None else zlib.crc32(message.key)
+
+
+class Waiting:
+    """A message set aside. ``message`` is None until its contents are there; ``is_out`` while somebody has it.
+
+    Attributes:
+        failures: how often it failed; 0 for one that waits behind another of its key and was never delivered.
+        copy: where in the retry topic its contents are, if they are there.
+    """
+
+    __slots__ = ("copy", "due_at", "failures", "is_out", "key_crc", "message")
+
+    def __init__(
+        self, message: Message | None, failures: int, key_crc: int | None, due_at: float = 0.0, copy: int | None = None
+    ) -> None:
+        self.message, self.failures, self.key_crc, self.due_at = message, failures, key_crc, due_at
+        self.copy = copy
+        self.is_out = False
+
+
+class Claim(NamedTuple):
+    """A message whose acknowledgement stands or falls with a transaction.
+
+    Attributes:
+        owner: what stands for that transaction.
+        position: what it saved, where that is in a database of the application.
+    """
+
+    owner: object
+    message: Message
+    position: OffsetPosition | None = None
+
+
+class Tracker:
+    """One partition under one generation.
+
+    Attributes:
+        fetch: number of the fetch under way; 0 where there is none.
+        fetch_at: monotonic time before which nothing is fetched, after an error.
+        attempts: how often each message under way failed.
+        failing: by offset, who is about to retry a message, set it aside or bury it.
+        retries: messages to be delivered again, with the time from which on.
+        is_busy: a listener has a message of it in hand.
+        aside: messages that were set aside and acknowledged, by offset; they are delivered again when due.
+        aside_saved: the text about them that the group has.
+        behind: by offset, what is to be stored behind others of its key; in nobody's hand, but under way until then.
+        dealt: offsets that were aside and are dealt with, which the group may still take for aside.
+        is_ready: what is aside has been read; before that nothing is delivered, fetched or saved.
+        keeps_key_order: see the module's docstring.
+        behind_at: monotonic time before which nobody stores what is behind.
+        claims: messages under way that transactions acknowledge, by offset; they count when the outcome is known.
+        unsure: offsets of messages that came back from a transaction of an application's database which may commit all
+            the same: nothing of the partition is saved, and they are not given up, before it is known to be over.
+        saving: the transaction that saves its offset, from when it was sent until the outcome is known here.
+        is_in_doubt: that transaction's outcome could not be known at its end: nothing is delivered until it is.
+        stopped: why nothing new is delivered, where something is wrong; ``told``: what was said of that.
+        fetch_error: why nothing new can be fetched, until something is; ``fetch_told``: when that was said.
+    """
+
+    __slots__ = (
+        "_acked", "_delivered", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at",
+        "buffer", "buffer_bytes", "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error",
+        "fetch_told", "generation", "is_busy", "is_in_doubt", "is_paused", "is_ready", "is_revoked",
+        "keeps_key_order", "next_deliver", "next_fetch", "position", "retries", "saved", "saving", "slot",
+        "stopped", "told", "unsure",
+    )  # fmt: skip
+
+    def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
+        self.slot, self.generation = slot, generation
+        self.next_fetch = self.next_deliver = self.position = offset
+        self.saved = saved  # what the store has; None: nothing
+        self.buffer: deque[Message] = deque()
+        self.buffer_bytes = 0
+        self.fetch, self.fetch_at = 0, 0.0
+        self.attempts: dict[int, int] = {}
+        self.failing: dict[int, object] = {}
+        self.retries: list[tuple[float, Message]] = []
+        self.is_paused = self.is_busy = self.is_revoked = False
+        self.aside: dict[int, Waiting] = {}
+        self.aside_saved: str | None = None
+        self.behind: dict[int, Message] = {}
+        self.dealt: list[int] = []
+        self.is_ready, self.keeps_key_order = True, False
+        self.stopped: str | None = None
+        self.told: str | None = None
+        self.fetch_error: str | None = None
+        self.fetch_told = 0.0
+        self.behind_at = 0.0
+        self.claims: dict[int, Claim] = {}
+        self.unsure: set[int] = set()
+        self.saving: object | None = None
+        self.is_in_doubt = False
+        self._keys_in_hand: dict[int, int] = {}  # CRC of the key, by offset
+        # Delivered and not below ``position``: when the message was made; None, once it is acknowledged.
+        self._acked: dict[int, int | None] = {}
+        # The same offsets, ascending: to find a dict's first key is to walk over all that left since it last grew.
+        self._delivered: deque[int] = deque()
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing is delivered, whatever there is."""
+        return self.is_paused or self.is_revoked or self.is_in_doubt or not self.is_ready
+
+    # --- fetching ----------------------------------------------------------------------------------------------------
+
+    def wants_more(self, now: float, buffer_bytes_max: int) -> bool:
+        """Whether to fetch: nothing is under way, and there is room."""
+        if self.fetch or self.is_silent:
+            return False
+        return now >= self.fetch_at and self.buffer_bytes < buffer_bytes_max
+
+    def fetched(self, fetch: int, messages: Sequence[Message]) -> bool:
+        """A reply came; whether it was the one that is waited for."""
+        if fetch != self.fetch:
+            return False
+        self.fetch, self.fetch_error = 0, None
+        fresh = [message for message in messages if message.offset >= self.next_fetch]
+        if fresh:
+            self.buffer.extend(fresh)
+            self.buffer_bytes += sum(map(_size, fresh))
+            self.next_fetch = fresh[-1].offset + 1
+        return True
+
+    def failed(self, fetch: int, again_at: float) -> bool:
+        """A fetch failed; the next one not before ``again_at``."""
+        if fetch != self.fetch:
+            return False
+        self.fetch, self.fetch_at = 0, again_at
+        return True
+
+    # --- delivery ----------------------------------------------------------------------------------------------------
+
+    def take(self, limit: int, now: float) -> list[Message]:
+        """Deliver: what is to be retried first, then what is new."""
+        if self.is_silent:
+            return []
+        taken = self._due_retries(limit, now)
+        if self.aside and len(taken) < limit:
+            taken += self._due_aside(limit - len(taken), now)
+        if self.keeps_key_order:
+            self._take_in_key_order(limit, taken)
+            return taken
+        while self.buffer and len(taken) < limit:
+            taken.append(self._next())
+        return taken
+
+    def _next(self) -> Message:
+        message = self.buffer.popleft()
+        self.buffer_bytes -= _size(message)
+        self._acked[message.offset] = message.timestamp_ms
+        self._delivered.append(message.offset)
+        self.next_deliver = message.offset + 1
+        return message
+
+    def _take_in_key_order(self, limit: int, taken: list[Message]) -> None:
+        waiting = {item.key_crc for item in self.aside.values()} | set(map(key_crc, self.behind.values()))
+        in_hand = set(self._keys_in_hand.values())
+        if self.stopped == NO_ROOM:
+            self.stopped = None
+        while self.buffer and len(taken) < limit:
+            crc = key_crc(self.buffer[0])
+            if crc is not None and crc in waiting:
+                if self.stopped is not None or len(self.aside) + len(self.behind) >= ASIDE_MESSAGES_MAX:
+                    self.stopped = self.stopped or NO_ROOM
+                    return
+                message = self._next()
+                self.behind[message.offset] = message
+                continue
+            if crc is not None and crc in in_hand:
+                return
+            taken.append(self._next())
+            if crc is not None:
+                self._keys_in_hand[taken[-1].offset] = crc
+                in_hand.add(crc)
+
+    def _due_retries(self, limit: int, now: float) -> list[Message]:
+        due = [message for at, message in self.retries if at <= now][:limit]
+        if due:
+            self.retries = [entry for entry in self.retries if entry[1] not in due]
+        return due
+
+    def _due_aside(self, limit: int, now: float) -> list[Message]:
+        taken: list[Message] = []
+        for waiting in self._deliverable_aside():
+            if waiting.due_at <= now and len(taken) < limit and waiting.message is not None:
+                waiting.is_out = True
+                taken.append(waiting.message)
+        return taken
+
+    def _deliverable_aside(self) -> Iterator[Waiting]:
+        """What is aside and may be delivered when it is due: with order of keys, the first of each."""
+        keys: set[int] = set()
+        for _, waiting in sorted(self.aside.items()) if self.keeps_key_order else self.aside.items():
+            if self.keeps_key_order and waiting.key_crc is not None:
+                if waiting.key_crc in keys:
+                    continue
+                keys.add(waiting.key_crc)
+            if waiting.message is not None and not waiting.is_out:
+                yield waiting
+
+    def next_due(self) -> float | None:
+        """When something that failed may be delivered again; None: nothing waits for a time."""
+        if self.is_silent or self.is_busy:
+            return None
+        due = [at for at, _ in self.retries]
+        due += [waiting.due_at for waiting in self._deliverable_aside()]
+        return min(due, default=None)
+
+    def set_aside(self, message: Message, waiting: Waiting) -> None:
+        """It is stored, and waits outside the order: the position may pass it."""
+        self.aside[message.offset] = waiting
+        self.give_up_retry(message.offset)
+        self.ack(message.offset)
+
+    def set_behind(self, stored: Iterable[tuple[Message, int | None]]) -> None:
+        """Messages of ``behind`` are stored, each with its ``copy``: they are aside now, due at once."""
+        for message, copy in stored:
+            if self.behind.get(message.offset) is message:  # else a seek has forgotten it meanwhile
+                del self.behind[message.offset]
+                self.set_aside(message, Waiting(message, 0, key_crc(message), copy=copy))
+
+    @property
+    def aside_bytes(self) -> int:
+        """How much of it is in memory."""
+        return sum(len(item.message.value or b"") for item in self.aside.values() if item.message is not None)
+
+    def forget_aside(self, offset: int) -> Waiting | None:
+        """A message that was aside is dealt with."""
+        waiting = self.aside.pop(offset, None)
+        if waiting is not None:
+            self.dealt.append(offset)
+        return waiting
+
+    def aside_in_hand(self, offset: int) -> Waiting | None:
+        """The message set aside that somebody has in hand, if it is one."""
+        waiting = self.aside.get(offset)
+        return waiting if waiting is not None and waiting.is_out else None
+
+    def ack(self, offset: int) -> None:
+        """A message has been dealt with; again, of another time, or claimed by a transaction: nothing."""
+        if offset not in self._acked or offset in self.claims:
+            return
+        self._acked[offset] = None
+        self._keys_in_hand.pop(offset, None)
+        self.attempts.pop(offset, None)
+        while self._delivered:
+            lowest = self._delivered[0]
+            if self._acked[lowest] is not None:
+                self.position = lowest
+                return
+            del self._acked[self._delivered.popleft()]
+            self.position = lowest + 1
+
+    def lowest_before(self, offset: int, owner: object) -> int | None:
+        """A message before this one that is not acknowledged, nor by that transaction; None: there is none."""
+        before = self.claims.get(offset - 1)
+        if before is not None and before.owner is owner:
+            return None  # which was asked of that one
+        for lower in self._delivered:
+            if lower >= offset:
+                return None
+            made_ms = self._acked[lower]
+            if made_ms is not None and (lower not in self.claims or self.claims[lower].owner is not owner):
+                return lower
+        return None
+
+    def position_with(self, owner: object) -> int:
+        """What the position will be once a transaction has committed."""
+        position = self.position
+        for offset in self._delivered:
+            made_ms = self._acked[offset]
+            if made_ms is not None and (offset not in self.claims or self.claims[offset].owner is not owner):
+                return offset
+            position = offset + 1
+        return position
+
+    def is_under_way(self, offset: int) -> bool:
+        """Whether a message is delivered and not acknowledged."""
+        return self._acked.get(offset) is not None
+
+    def is_of_another(self, message: Message) -> bool:
+        """Whether a message was delivered of a topic that had this one's name before, which has another there now."""
+        waiting, made_ms = self.aside.get(message.offset), self._acked.get(message.offset)
+        if waiting is not None and waiting.message is not None:
+            made_ms = waiting.message.timestamp_ms
+        return made_ms is not None and made_ms != message.timestamp_ms
+
+    def count_failure(self, message: Message) -> int:
+        """A message failed; how often it did by now."""
+        count = self.attempts[message.offset] = self.attempts.get(message.offset, 0) + 1
+        return count
+
+    def retry(self, message: Message, again_at: float) -> None:
+        """A message under way is delivered again from ``again_at`` on."""
+        self.give_up_retry(message.offset)
+        self.retries.append((again_at, message))
+
+    def waits_again(self, offset: int) -> bool:
+        """Whether a message failed and is to be delivered again: from here, or from what is aside."""
+        waiting = self.aside.get(offset)
+        return any(message.offset == offset for _, message in self.retries) or (
+            waiting is not None and not waiting.is_out
+        )
+
+    def give_up_retry(self, offset: int) -> None:
+        """It will not be delivered again."""
+        if self.retries:
+            self.retries = [entry for entry in self.retries if entry[1].offset != offset]
+
+    @property
+    def under_way(self) -> int:
+        """How many messages are delivered and not acknowledged."""
+        delivered = sum(made_ms is not None for made_ms in self._acked.values())
+        return delivered + sum(item.is_out for item in self.aside.values())
+
+    def skip_to(self, offset: int) -> None:
+        """What was not fetched below an offset is gone; what was fetched stays."""
+        self.next_fetch, self.fetch, self.fetch_at = offset, 0, 0.0
+        if not self.buffer and not self._acked:
+            self.next_deliver = self.position = offset
+
+    def seek(self, offset: int) -> None:
+        """Go on elsewhere: what is buffered or under way is forgotten, what is aside below the new place is not."""
+        self.aside = {at: waiting for at, waiting in self.aside.items() if at < offset}
+        self.next_fetch = self.next_deliver = self.position = offset
+        self.buffer.clear()
+        self.buffer_bytes = self.fetch = 0
+        self.fetch_at = 0.0
+        self.is_in_doubt = False
+        self.retries.clear()
+        self.unsure.clear()
+        self._delivered.clear()
+        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.failing, self.behind, self.claims):
+            forgotten.clear()
+
+
+def _size(message: Message) -> int:
+    return 100 + len(message.value or b"") + len(message.key or b"")

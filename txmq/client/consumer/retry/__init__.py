@@ -1,0 +1,1 @@
+"""Messages that fail: deferred, retried, dead letters, redrive."""

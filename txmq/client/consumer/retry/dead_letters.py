@@ -1,0 +1,90 @@
+"""Dead letters: messages that nobody could deal with, in the topic ``<group>.dead-letter``.
+
+A letter is the message with its key, value, headers and tag, and headers that say why, from where and how often:
+``txmq.dead.reason .topic .partition .offset .attempts .member``. Where the content cannot come along,
+``txmq.dead.value`` says why: ``null`` (the message had none), ``gone`` (retention removed it), ``too-large`` (with its
+headers the broker would not take it; it is in the log at that offset, as long as retention leaves it there).
+
+Invariants:
+    * a message is buried before it is acknowledged: who dies in between buries it twice, and never not at all;
+    * no message is too large to be buried, so none blocks its partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import Context
+from functools import partial
+from typing import Any
+
+from txmq.client.consumer.partition import Slot
+from txmq.errors import TooLargeError
+from txmq.model import Message
+
+SUFFIX = ".dead-letter"
+HEADER = "txmq.dead."
+VALUE = HEADER + "value"
+REASON_BYTES_MAX = 1000
+
+
+class DeadLetters:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, client: Any, group: str, member: str, log: Any) -> None:
+        self._client, self.topic, self._member, self._log = client, group + SUFFIX, member, log
+        self._producer: Any = None
+
+    def bury(self, message: Message, failures: int, reason: str) -> None:
+        """Send it to the dead-letter topic.
+
+        Raises:
+            TxmqError: the broker refused, or cannot be reached.
+
+        Durability: in the broker's journal when this returns.
+        """
+        self._log.warning(
+            "message becomes a dead letter", topic=message.topic, partition=message.partition, offset=message.offset,
+            dead_letters=self.topic,
+        )  # fmt: skip
+        own = self._headers((message.topic, message.partition), message.offset, failures, reason)
+        if message.value is None:
+            own[VALUE] = b"null"
+        try:
+            self._send(message.value, message.key, {**message.headers, **own}, message.tag)
+        except TooLargeError:
+            self._bury_small(message, failures, reason, own)
+
+    def _bury_small(self, message: Message, failures: int, reason: str, own: dict[str, bytes]) -> None:
+        short = {name: text for name, text in own.items() if name not in (HEADER + "reason", HEADER + "member")}
+        try:
+            self._send(message.value, message.key, {**message.headers, **short}, message.tag)
+        except TooLargeError:
+            self._send(b"", None, {**own, VALUE: b"too-large"}, None)
+            self._log.error(
+                "a dead letter is too large: it names the message, which is in the log alone", topic=message.topic,
+                partition=message.partition, offset=message.offset, dead_letters=self.topic,
+            )  # fmt: skip
+
+    def bury_gone(self, slot: Slot, offset: int, failures: int) -> None:
+        """A letter about a message whose content is gone. As ``bury``."""
+        reason = "its content was gone, from the retry store and from the log, before it could be dealt with"
+        self._send(b"", None, {**self._headers(slot, offset, failures, reason), VALUE: b"gone"}, None)
+
+    def _headers(self, slot: Slot, offset: int, failures: int, reason: str) -> dict[str, bytes]:
+        words = {
+            "reason": reason, "topic": slot[0], "partition": slot[1], "offset": offset, "attempts": failures,
+            "member": self._member,
+        }  # fmt: skip
+        return {HEADER + name: str(word).encode()[:REASON_BYTES_MAX] for name, word in words.items()}
+
+    def _send(self, value: bytes | None, key: bytes | None, headers: Mapping[str, bytes], tag: str | None) -> None:
+        if self._producer is None:
+            self._client.topics.ensure(self.topic, storage="disk")
+            self._producer = self._client.producer()
+        # In a context of its own: a transaction's block that rolls back later must not take it along.
+        Context().run(partial(self._producer.send, key=key, headers=headers, tag=tag), self.topic, value or b"")
+
+    def close(self) -> None:
+        """Let go of the producer."""
+        if self._producer is not None:
+            self._producer.close()

@@ -1,0 +1,278 @@
+"""What a consumer does with messages it cannot deal with now: set aside, retried later, buried in the end.
+
+Theory of operation. A message that failed ``max_retries`` times in place is set aside: its content is stored
+(``retry_store``: a file, or ``retry_topic``), its offset noted in its partition's tracker, then it is acknowledged, so
+that the partition moves on. The note travels in the group's saved offset (``aside``), which is the truth: JSON
+``[[offset, failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, ``copy`` only where it is in
+the retry topic. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows, and
+buries them (``dead_letters``) after ``aside_retries`` more failures. Who gets a partition takes contents from its own
+store, and from the log what that has not.
+
+Invariants:
+    * store, then acknowledge, then save: a process that dies in between has the message delivered again;
+    * dealt with, then saved, then removed from the store: what the group names is somewhere;
+    * what the group names and cannot be read is told, and stays: its partition is not consumed;
+    * one partition has at most ``ASIDE_MESSAGES_MAX`` aside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from txmq.client.consumer.partition import Slot, Tracker, Waiting
+from txmq.client.consumer.retry.dead_letters import DeadLetters
+from txmq.client.consumer.retry.file_store import RetryStore, Stored
+from txmq.client.consumer.retry.topic_store import RetryTopic
+from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
+from txmq.model import Message
+from txmq.runtime.threads import Condition, start_daemon
+
+ASIDE_S_MAX = 600.0
+FAILURES_MAX = 99_999  # that are told: the text is bounded
+FETCH_AGAIN_S = 0.2
+READ_AGAIN_S = 1.0
+FETCH_SIZE_BYTES = 64 << 10
+IN_TOPIC = "topic"
+
+
+class Store(Protocol):
+    """Where contents are."""
+
+    def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
+        """Keep them, all or none; the ``copy`` of each. None: no room. Durable when this returns."""
+
+    def update(self, row: Stored) -> None:
+        """One that is kept failed again."""
+
+    def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
+        """Forget one."""
+
+    def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
+        """What there is of one partition, by offset."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
+def open_store(client: Any, group: str, member: str, where: str | None) -> Store | None:
+    """The store of ``client.consumer(retry_store=)``.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
+    if where is None:
+        return None
+    return RetryTopic(client, group, member) if where == IN_TOPIC else RetryStore(where)
+
+
+def aside_text(tracker: Tracker) -> str | None:
+    """What is to be saved beside the tracker's position; what is not below it is delivered again anyway."""
+    return text_of((at, waiting) for at, waiting in sorted(tracker.aside.items()) if at < tracker.position)
+
+
+def aside_text_with(tracker: Tracker, offset: int, owner: object) -> str | None:
+    """The same beside an offset that a transaction saves, without what that transaction acknowledges."""
+    dealt = {at for at, claim in tracker.claims.items() if claim.owner is owner}
+    rows = sorted(tracker.aside.items())
+    return text_of((at, waiting) for at, waiting in rows if at < offset and at not in dealt)
+
+
+def text_of(aside: Iterable[tuple[int, Waiting]]) -> str | None:
+    """Offsets and what is known of them, as it is saved."""
+    rows = []
+    for offset, waiting in aside:
+        row = [offset, min(waiting.failures, FAILURES_MAX), waiting.key_crc]
+        rows.append(row if waiting.copy is None else [*row, waiting.copy])
+    return json.dumps(rows, separators=(",", ":")) if rows else None
+
+
+def parsed(text: str | None) -> dict[int, Waiting]:
+    """The reverse, without contents and due at once. Text that is not ours is an error, never passed over.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        rows = json.loads(text) if text else []
+        return {int(row[0]): _waiting(*row[1:]) for row in rows}
+    except (TypeError, ValueError, IndexError) as error:
+        raise StorageError(f"what the group has set aside cannot be read: {str(text)[:100]!r}") from error
+
+
+def _waiting(failures: int, key_crc: int | None, copy: int | None = None) -> Waiting:
+    return Waiting(None, int(failures), key_crc if key_crc is None else int(key_crc), copy=copy)
+
+
+class Aside:
+    """See the module's docstring; ``changed`` guards the trackers. Thread safety: any thread."""
+
+    def __init__(
+        self, client: Any, group: str, store: Store | None, letters: DeadLetters, changed: Condition, log: Any
+    ) -> None:
+        self._client, self._group, self._store, self._letters = client, group, store, letters
+        self._changed, self._log = changed, log
+
+    # --- contents ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a store: without one a message becomes a dead letter at once."""
+        return self._store is not None
+
+    def store(self, messages: Sequence[Message], failures: int, reason: str) -> list[int | None] | None:
+        """Keep contents, all or none; the ``copy`` of each, None where there is no room.
+
+        Raises:
+            TxmqError: the disk or the broker refused.
+
+        Durability: stored when this returns.
+        """
+        if self._store is None:
+            return None
+        return self._store.put([Stored(self._group, message, failures, reason) for message in messages])
+
+    def update(self, message: Message, failures: int, reason: str) -> None:
+        """It failed again. Raises as ``store``."""
+        if self._store is not None:
+            self._store.update(Stored(self._group, message, failures, reason))
+
+    def remove(self, slot: Slot, offsets: Iterable[int]) -> None:
+        """The group knows that these are dealt with. A row that stays is stale, and goes at the next assignment."""
+        try:
+            for offset in offsets:
+                if self._store is not None:
+                    self._store.remove(self._group, *slot, offset)
+        except StorageError as error:
+            self._log.warning("retry store: a message that was dealt with could not be removed", error=repr(error))
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._store is not None:
+            self._store.close()
+
+    # --- a partition is assigned -------------------------------------------------------------------------------------
+
+    def take_over(self, tracker: Tracker, text: str | None) -> None:
+        """Its messages aside are ours to retry; before the tracker is used. Unreadable: it is not ready."""
+        tracker.aside_saved = text
+        try:
+            self._read(tracker, text)
+        except StorageError as error:
+            tracker.is_ready, tracker.stopped = False, str(error)
+            self._log.error(
+                "what is aside cannot be read: the partition is not consumed; see txmq retry list",
+                topic=tracker.slot[0], partition=tracker.slot[1], error=str(error),
+            )  # fmt: skip
+
+    def _read(self, tracker: Tracker, text: str | None) -> None:
+        named = parsed(text)
+        if max(named, default=-1) >= tracker.position:
+            # A reset went back: what the log has comes again from there; what it has not any more is here alone.
+            tracker.skip_to(max(tracker.position, self._log_start(tracker)))
+        tracker.aside = {at: waiting for at, waiting in named.items() if at < tracker.position}
+        kept = self._store.partition(self._group, *tracker.slot) if self._store is not None else {}
+        self.remove(tracker.slot, kept.keys() - tracker.aside.keys())
+        for offset, waiting in tracker.aside.items():
+            waiting.message = kept[offset].message if offset in kept else None
+
+    def _log_start(self, tracker: Tracker) -> int:
+        try:
+            return int(self._client.offsets(*tracker.slot).start)
+        except StorageError:
+            raise
+        except TxmqError as error:
+            raise StorageError(f"where the log begins is not known: {error}") from error
+
+    def go_on(self, tracker: Tracker, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
+        """Read, in a thread, what ``take_over`` could not; once the tracker is in use.
+
+        Args:
+            is_current: whether the partition is still ours under this tracker.
+            has_room: whether more contents may be held in memory now.
+        """
+        if not tracker.is_ready or self._missing(tracker):
+            start_daemon("txmq-aside", lambda: self._go_on(tracker, is_current, has_room))
+
+    def _missing(self, tracker: Tracker) -> list[int]:
+        with self._changed:
+            return [offset for offset, waiting in tracker.aside.items() if waiting.message is None]
+
+    def _go_on(self, tracker: Tracker, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
+        while not tracker.is_ready and is_current():
+            self._client.clock.sleep(READ_AGAIN_S)
+            try:
+                self._read(tracker, tracker.aside_saved)
+            except StorageError as error:
+                tracker.stopped = str(error)
+                continue
+            with self._changed:
+                tracker.is_ready, tracker.stopped = True, None
+                self._changed.notify_all()
+        missing = deque(self._missing(tracker))
+        failed = 0  # in a row; one that cannot be fetched holds up no other
+        while missing and is_current():
+            try:
+                if has_room() and self._is_fetched(tracker, missing[0]):
+                    missing.popleft()
+                    failed = 0
+                    continue
+            except ClosedError:
+                return
+            except TxmqError as error:
+                self._log.warning(
+                    "a message set aside could not be fetched; it is tried again", topic=tracker.slot[0],
+                    partition=tracker.slot[1], offset=missing[0], error=repr(error),
+                )  # fmt: skip
+            missing.rotate(-1)
+            failed += 1
+            if failed >= len(missing):
+                self._client.clock.sleep(FETCH_AGAIN_S)
+
+    def _is_fetched(self, tracker: Tracker, offset: int) -> bool:
+        waiting = tracker.aside.get(offset)
+        if waiting is None:
+            return True
+        try:
+            found = self._client.fetch(*tracker.slot, offset, FETCH_SIZE_BYTES, FETCH_AGAIN_S)
+        except OffsetOutOfRangeError:
+            copied = self._copied(tracker, offset, waiting)
+            if copied is None:
+                self._gone(tracker, offset, waiting)
+                return True
+            found = [copied]
+        if not found:
+            return False
+        if waiting.copy is None:
+            self._keep(found[0], waiting)
+        with self._changed:
+            waiting.message = found[0]
+            self._changed.notify_all()
+        return True
+
+    def _copied(self, tracker: Tracker, offset: int, waiting: Waiting) -> Message | None:
+        if waiting.copy is None:
+            return None
+        return RetryTopic(self._client, self._group, "").read(*tracker.slot, offset, waiting.copy)
+
+    def _keep(self, message: Message, waiting: Waiting) -> None:
+        try:
+            copies = self.store([message], waiting.failures, "taken over")
+        except TxmqError as error:
+            self._log.warning("retry store: contents stay in the log alone", error=repr(error))
+            return
+        if copies is not None:
+            waiting.copy = copies[0]
+
+    def _gone(self, tracker: Tracker, offset: int, waiting: Waiting) -> None:
+        """Retention was faster than everybody: a dead letter without content says so."""
+        self._log.error(
+            "the content of a message set aside is gone; a dead letter says which", topic=tracker.slot[0],
+            partition=tracker.slot[1], offset=offset,
+        )  # fmt: skip
+        self._letters.bury_gone(tracker.slot, offset, waiting.failures)
+        with self._changed:
+            tracker.forget_aside(offset)
+            self._changed.notify_all()

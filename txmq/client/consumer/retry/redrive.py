@@ -1,0 +1,235 @@
+"""Dead letters sent again, each once, whoever is killed or runs it twice: ``txmq dead-letter replay``.
+
+Theory of operation. Letters go out in transactions, and the topic ``<group>.dead-letter.replayed`` has the account in
+two kinds of records: before a transaction is committed, *begun* says which messages it will send under which txid; in
+the transaction itself, *done* says which it sent, so that both are visible or neither. Who is about to commit reads
+the account up to its own *begun* first, and settles each earlier one of the same messages that has no *done*: the
+broker is asked for its outcome with ``fence``, after which it is committed or never will be. Then what is done is left
+out. Of two that begin at the same time the later one in the log settles the earlier.
+
+The account is read when one's own record in it is visible: then all before it is. It may stand behind a decision whose
+database is away, and waits with that.
+
+A message is known by where it came from: one that was buried twice, because a consumer died in between, goes out once.
+
+Invariants:
+    * of all transactions that would send a message, at most one commits, but for ``again``;
+    * nothing of a letter is changed: what was replayed is still there, and is shown as replayed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from txmq.client.consumer.retry.dead_letters import HEADER, SUFFIX
+from txmq.client.partitioner import KeyHashSelector
+from txmq.errors import FencedError, OffsetOutOfRangeError, TransactionStateError, UnknownTopicError
+from txmq.log import records
+from txmq.log.records import TAG_HEADER
+from txmq.model import Message, Outcome
+from txmq.runtime.crashpoints import crash_point
+
+ACCOUNT_SUFFIX = ".replayed"
+KIND = "txmq.replay"
+REPLAYED = "txmq.replayed"  # the header of a message that was replayed: of which letter
+CHUNK_MESSAGES, CHUNK_BYTES = 100, 4 << 20
+_LOOK_AGAIN_S = 0.01
+Origin = tuple[str, int, int]  # topic, partition, offset
+
+
+class Letter(NamedTuple):
+    """One dead letter: ``message`` is as it is in the dead-letter topic."""
+
+    message: Message
+    origin: Origin | None
+
+    def word(self, name: str) -> str:
+        """One of its own headers."""
+        return self.message.headers.get(HEADER + name, b"").decode("utf-8", "replace")
+
+
+class Replayed(NamedTuple):
+    """What became of a letter: ``sent``, ``done`` before, or ``gone``: there is no content."""
+
+    letter: Letter
+    outcome: str
+
+
+def letter_of(message: Message) -> Letter:
+    """A record of a dead-letter topic; one that is not of a consumer's has no origin."""
+    words = [message.headers.get(HEADER + name, b"").decode("utf-8", "replace") for name in ("partition", "offset")]
+    topic = message.headers.get(HEADER + "topic", b"").decode("utf-8", "replace")
+    is_whole = bool(topic) and all(word.isdecimal() for word in words)
+    return Letter(message, (topic, int(words[0]), int(words[1])) if is_whole else None)
+
+
+class LetterReplay:
+    """See the module's docstring. Thread safety: one thread.
+
+    Args:
+        client: of the broker.
+        group: whose dead letters.
+    """
+
+    def __init__(self, client: Any, group: str) -> None:
+        self._client, self._group, self.topic = client, group, group + SUFFIX
+        self._account = self.topic + ACCOUNT_SUFFIX
+
+    def letters(self) -> Iterator[Letter]:
+        """Every letter, in order; none of a group that has buried nothing yet.
+
+        Raises:
+            UnknownGroupError: there is no such group, and no dead letters of one.
+        """
+        if self._has_letters():
+            yield from map(letter_of, self._client.browse(self.topic))
+
+    def _has_letters(self) -> bool:
+        try:
+            self._client.topics.refresh(self.topic)
+        except UnknownTopicError:
+            self._client.groups.describe(self._group)
+            return False
+        return True
+
+    def done(self) -> set[Origin]:
+        """What was replayed."""
+        return {origin for kind, _, origins in self._records(None) if kind == "done" for origin in origins}
+
+    def replay(self, letters: Iterable[Letter], to: str | None = None, *, again: bool = False) -> Iterator[Replayed]:
+        """Send letters to where they came from, or to the topic ``to``; what became of each, once it is durable.
+
+        Args:
+            letters: those to send; of several about one message the first is sent.
+            to: another topic; there the key chooses the partition.
+            again: also those that were replayed before.
+
+        Raises:
+            UnknownGroupError: as ``letters``.
+            TransactionStateError: another replay of the same messages is being decided, or what it sent is not visible
+                yet: run it again.
+            OutcomeUnknownError, RolledBackError, ...: of the transaction; run it again, nothing goes out twice.
+        """
+        if not self._has_letters():
+            return
+        self._client.topics.ensure(self._account, storage="disk", retention_ms=None, retention_size_bytes=None)
+        seen: set[Origin] = set()
+        chunk: list[Letter] = []
+        for letter in letters:
+            if letter.origin is None or letter.word("value") == "gone":
+                yield Replayed(letter, "gone")
+            elif letter.origin in seen:
+                yield Replayed(letter, "done")
+            else:
+                seen.add(letter.origin)
+                chunk.append(letter)
+            if len(chunk) == CHUNK_MESSAGES or sum(map(_size, chunk)) >= CHUNK_BYTES:
+                yield from self._replay(chunk, to, again=again)
+                chunk = []
+        if chunk:
+            yield from self._replay(chunk, to, again=again)
+
+    def _replay(self, chunk: Sequence[Letter], to: str | None, *, again: bool) -> list[Replayed]:
+        with self._client.producer() as producer:
+            found = [(letter, self._content(letter)) for letter in chunk]
+            origins = [letter.origin for letter, message in found if message is not None]
+            if not origins:
+                return [Replayed(letter, "gone") for letter in chunk]
+            with producer.transaction() as tx:
+                begun = self._begin(tx.txid, origins)
+                crash_point("client.replay.begun")
+                done = set() if again else self._settled(begun, {origin for origin in origins if origin is not None})
+                results = []
+                for letter, message in found:
+                    outcome = "gone" if message is None else "done" if letter.origin in done else "sent"
+                    results.append(Replayed(letter, outcome))
+                    if message is not None and outcome == "sent":
+                        self._add(tx, letter, message, to)
+                sent = [result.letter.origin for result in results if result.outcome == "sent"]
+                if sent:
+                    tx.add(self._account, 0, None, _json(tx.txid, sent), [(KIND, b"done")], self._client.clock.now_ms())
+            crash_point("client.replay.sent")
+            return results
+
+    def _begin(self, txid: str, origins: Sequence[Origin | None]) -> int:
+        # By no producer, which would join the block that this stands in. Twice, behind a lost answer, does no harm.
+        record = (None, _json(txid, origins), [(KIND, b"begun")], self._client.clock.now_ms())
+        body = self._client.control.repeat(
+            "put", self._account, 0, body=[records.encode([record])], timeout=self._client.timeout
+        )
+        return int(body)
+
+    def _settled(self, begun: int, origins: set[Origin]) -> set[Origin]:
+        """What others have sent, once nobody who began before may send any more of it."""
+        self._await_visible(begun)
+        account = list(self._records(begun))
+        finished = {txid for kind, txid, _ in account if kind == "done"}
+        committed: set[Origin] = set()
+        for kind, txid, theirs in account:
+            if kind == "begun" and txid not in finished and origins & set(theirs) and self._is_committed(txid):
+                committed.update(theirs)  # it is decided, and may not be visible yet
+        return committed | self.done()
+
+    def _await_visible(self, offset: int) -> None:
+        until = self._client.clock.monotonic() + self._client.timeout
+        while self._client.offsets(self._account, 0).end <= offset:
+            if self._client.clock.monotonic() >= until:
+                raise TransactionStateError(
+                    "what other replays have sent is not visible yet: it waits for a transaction whose database is "
+                    "away (txmq tx list); run it again"
+                )
+            self._client.clock.sleep(_LOOK_AGAIN_S)
+
+    def _is_committed(self, txid: str) -> bool:
+        try:
+            outcome = self._client.transactions.fence(txid)
+        except FencedError:
+            return False  # its session is gone: it is committed and visible, or refused for ever
+        if outcome is Outcome.UNKNOWN:
+            raise TransactionStateError(f"another replay of these letters is being decided (txid {txid}): run it again")
+        return bool(outcome is Outcome.COMMITTED)
+
+    def _records(self, below: int | None) -> Iterator[tuple[str, str, list[Origin]]]:
+        try:
+            for record in self._client.browse(self._account):
+                if below is not None and record.offset >= below:
+                    return
+                words = json.loads(record.value or b"{}")
+                yield record.headers[KIND].decode(), words["txid"], [tuple(origin) for origin in words["messages"]]
+        except UnknownTopicError:
+            return
+
+    def _content(self, letter: Letter) -> Message | None:
+        """The message as it was, but for its value: None, where it is gone."""
+        message = letter.message
+        if letter.word("value") != "too-large":
+            return message
+        topic, partition, offset = letter.origin or ("", 0, 0)
+        try:
+            found = self._client.fetch(topic, partition, offset)
+        except (OffsetOutOfRangeError, UnknownTopicError):
+            return None
+        return found[0] if found else None
+
+    def _add(self, tx: Any, letter: Letter, message: Message, to: str | None) -> None:
+        topic, partition, _ = letter.origin or ("", 0, 0)
+        if to is not None:
+            partitions = self._client.topics.known(to).config.partitions
+            topic, partition = to, KeyHashSelector().partition_of(message.key, partitions) if message.key else 0
+        headers = [(name, text) for name, text in message.headers.items() if not name.startswith(HEADER)]
+        place = f"{letter.message.topic}/{letter.message.partition}/{letter.message.offset}"
+        headers = [*(header for header in headers if header[0] != REPLAYED), (REPLAYED, place.encode())]
+        if message.tag is not None:
+            headers.insert(0, (TAG_HEADER, message.tag.encode()))
+        value = None if letter.word("value") == "null" else message.value
+        tx.add(topic, partition, message.key, value, headers, self._client.clock.now_ms())
+
+
+def _json(txid: str, origins: Sequence[Origin | None]) -> bytes:
+    return json.dumps({"txid": txid, "messages": origins}, separators=(",", ":")).encode()
+
+
+def _size(letter: Letter) -> int:
+    return len(letter.message.value or b"") + len(letter.message.key or b"")

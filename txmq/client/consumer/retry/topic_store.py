@@ -1,0 +1,126 @@
+"""``retry_store="topic"``: contents of messages that are set aside, copied into the topic ``<group>.retry``.
+
+For containers without a disk. A copy has the message's key, value, headers and tag, and headers that say where it came
+from and how often it had failed. Nobody consumes the topic: what is set aside is decided by the group's saved offset
+(``aside``), which names each copy, so a copy that it does not name means nothing. Contents are read from the message's
+own place in the log, and from the copy where retention was faster.
+
+Invariants:
+    * a message is acknowledged to the group only after its copy is in the broker's journal;
+    * nothing is lost with the host; a process that dies between copy and saved offset leaves a copy that nobody names,
+      and its message is delivered again from its own place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import Context
+from typing import Any
+
+from txmq.client.consumer.retry.file_store import Stored
+from txmq.errors import OffsetOutOfRangeError, TooLargeError, UnknownTopicError
+from txmq.model import Message, SendResult
+from txmq.runtime.threads import Future
+
+SUFFIX = ".retry"
+RETENTION_MS = 30 * 24 * 3600 * 1000  # where the topic is made here; an operator may alter it
+HEADER = "txmq.retry."
+
+
+class RetryTopic:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, client: Any, group: str, member: str) -> None:
+        self._client, self.topic, self._member = client, group + SUFFIX, member
+        self._producer: Any = None
+
+    def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
+        """Send copies; where in the topic each is, None for one that is too large: it is in the log alone.
+
+        Raises:
+            TxmqError: the broker refused, or cannot be reached.
+
+        Durability: in the broker's journal when this returns.
+        """
+        # In a context of its own: a transaction's block that rolls back later must not take it along.
+        return Context().run(self._put, rows)
+
+    def _put(self, rows: Sequence[Stored]) -> list[int | None]:
+        if self._producer is None:
+            self._client.topics.ensure(self.topic, storage="disk", retention_ms=RETENTION_MS)
+            self._producer = self._client.producer()
+        futures = [self._sent(row) for row in rows]
+        return [None if future is None else _offset(future) for future in futures]
+
+    def _sent(self, row: Stored) -> Future[SendResult] | None:
+        message = row.message
+        try:
+            future: Future[SendResult] = self._producer.send_async(
+                self.topic, message.value or b"", key=message.key, tag=message.tag, partition=0,
+                headers={**message.headers, **self._origin(row)},
+            )  # fmt: skip
+        except TooLargeError:
+            return None
+        return future
+
+    def _origin(self, row: Stored) -> dict[str, bytes]:
+        message = row.message
+        words = {
+            "topic": message.topic, "partition": message.partition, "offset": message.offset,
+            "timestamp": message.timestamp_ms, "txid": message.txid or "", "attempts": row.attempts,
+            "reason": row.reason[:1000], "member": self._member, "null": int(message.value is None),
+        }  # fmt: skip
+        return {HEADER + name: str(word).encode() for name, word in words.items()}
+
+    def read(self, topic: str, partition: int, offset: int, copy: int) -> Message | None:
+        """The message that a copy is of; None where it is gone, or the topic was made anew.
+
+        Raises:
+            TxmqError: the broker cannot be reached.
+        """
+        try:
+            found = self._client.fetch(self.topic, 0, copy)
+        except (OffsetOutOfRangeError, UnknownTopicError):
+            return None
+        message = original(found[0]) if found else None
+        return message if message is not None and _place(message) == (topic, partition, offset) else None
+
+    def update(self, row: Stored) -> None:
+        """Nothing: how often a message failed is in the group's saved offset."""
+
+    def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
+        """Nothing: a copy that nobody names means nothing, and goes with retention."""
+        return False
+
+    def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
+        """Nothing: contents are read one by one."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of the producer."""
+        if self._producer is not None:
+            self._producer.close()
+
+
+def _offset(future: Future[SendResult]) -> int | None:
+    try:
+        return future.result().offset
+    except TooLargeError:
+        return None
+
+
+def original(copy: Message) -> Message | None:
+    """The message that a copy is of; None where it is not a copy."""
+    words = {name.removeprefix(HEADER): text for name, text in copy.headers.items() if name.startswith(HEADER)}
+    try:
+        place = words["topic"].decode(), int(words["partition"]), int(words["offset"])
+        timestamp_ms, txid = int(words["timestamp"]), words["txid"].decode() or None
+        value = None if int(words["null"]) else copy.value
+    except (KeyError, ValueError):
+        return None
+    headers: Mapping[str, bytes] = {n: text for n, text in copy.headers.items() if not n.startswith(HEADER)}
+    return Message(*place, copy.key, value, headers, copy.tag, timestamp_ms, txid)
+
+
+def _place(message: Message) -> tuple[str, int, int]:
+    return message.topic, message.partition, message.offset

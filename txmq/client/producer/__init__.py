@@ -1,0 +1,1 @@
+"""Producers: decisions in ``core``, threads and deadlines in ``sender``."""

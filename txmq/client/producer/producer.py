@@ -1,0 +1,446 @@
+"""``client.producer(...)``: checks what is sent, chooses the partition, joins the transaction it stands in.
+
+What happens to a message then is ``sender``'s (the shell) and ``producer_core``'s (the decisions).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from txmq.client.arguments import require_transaction_timeout, require_wait
+from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
+from txmq.client.producer import bulk
+from txmq.client.producer.bulk import Pair, SendResults, Slice
+from txmq.client.producer.core import RECORD_OVERHEAD_BYTES, Headers, Record
+from txmq.client.producer.sender import Sender
+from txmq.client.spooling.spool_rows import Entry
+from txmq.client.topics import Topics
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.broker_side import raise_rolled_back
+from txmq.client.transaction.current import current_transaction, refuse_stray
+from txmq.client.transaction.foreign_branch import ForeignBranch
+from txmq.client.transaction.half_message import Desk, Half
+from txmq.client.transaction.xa_resource import associated_branch
+from txmq.errors import (
+    BrokerAwayError,
+    ClosedError,
+    ConfigError,
+    LocalProtocolError,
+    TooLargeError,
+    TransactionStateError,
+    TxmqError,
+)
+from txmq.log.records import TAG_HEADER, TXID_HEADER
+from txmq.model import Message, SendResult
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Future
+
+BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
+REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has told its own
+
+T = TypeVar("T")
+
+
+class Home(Protocol):
+    """What a producer needs of its client."""
+
+    topics: Topics
+    clock: Clock
+
+    def take_sender(self, producer: Producer) -> Sender:
+        """Called once, at the first send outside a transaction."""
+
+    def give_back_sender(self, sender: Sender) -> None:
+        """Nothing of the producer's is left in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerSettings:
+    """What ``client.producer`` was told; see there."""
+
+    linger_ms: float = 0
+    batch_size_bytes: int = 256 << 10
+    buffer_size_bytes: int = 64 << 20
+    max_in_flight: int = 8
+    compression: str | None = None
+    timeout: float = 5.0
+
+
+class Producer:
+    """Sends messages. Made by ``client.producer``; usable as a block.
+
+    Thread safety: any thread. Messages of one thread to one partition are stored in the order of its calls.
+    """
+
+    def __init__(
+        self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings, checks: Desk | None = None
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self._checks = checks
+        self._home: Home = client
+        self._selector = selector or KeyHashSelector()
+        self._key_hash = self._selector if type(self._selector) is KeyHashSelector else None
+        self._spare_partitions = count()
+        self._sender: Sender | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except TxmqError:
+            if error is None:  # the body's own error says more
+                raise
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send one message and wait until the broker acknowledges it; inside a transaction's block, join that.
+
+        Args:
+            topic: where to.
+            value: the content.
+            key: chooses the partition: same key, same partition, same order.
+            headers: names and values that go along.
+            tag: short text that readers can filter by.
+            partition: where to, whatever the selector says.
+            timeout: seconds; the producer's by default. Retries stay within it.
+
+        Returns:
+            Where it is: ACKNOWLEDGED with its offset, PENDING in a transaction, or SPOOLED (``retry_store``).
+
+        Raises:
+            UnknownTopicError, TopicClosedError, TooLargeError, DiskFullError, ...: nothing was stored.
+            BrokerAwayError, RequestTimeoutError: it could not be sent in time; nothing was stored. Outside of a block
+                it is tried until ``timeout``; inside, a broker that is known to be away is not waited for.
+            DeliveryUnknownError: no answer in time; it may or may not be stored.
+            TransactionStateError: the block stands in a transaction of another client; or this context has used a
+                block that it does not stand in (``client.current`` has the rules): ``tx.send`` names the block.
+
+        Durability: an acknowledged message is on the broker's disk, unless its ``sync`` setting says otherwise.
+        """
+        transaction = self._joined()
+        patience = self._patience(timeout) if transaction is None else None
+        where, record = self._placed(topic, (key, value, headers, tag), partition, patience)
+        if transaction is not None:
+            return transaction.add(topic, where, *record)
+        return self._send_alone(topic, where, record, self._deadline(timeout))
+
+    def send_in(
+        self, transaction: Transaction, topic: str, value: bytes, key: bytes | None = None, *,
+        headers: Mapping[str, bytes] | None = None, tag: str | None = None, partition: int | None = None,
+    ) -> SendResult:  # fmt: skip
+        """As ``send``, in a transaction that is named, wherever the call stands; ``tx.send`` does that."""
+        where, record = self._placed(topic, (key, value, headers, tag), partition, None)
+        return transaction.add(topic, where, *record)
+
+    def send_async(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> Future[SendResult]:  # fmt: skip
+        """As ``send``, without waiting: the future holds the result or the error that ``send`` would raise.
+
+        Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done, PENDING.
+        """
+        transaction = self._joined()
+        patience = self._patience(timeout) if transaction is None else None
+        where, record = self._placed(topic, (key, value, headers, tag), partition, patience)
+        if transaction is not None:
+            future: Future[SendResult] = Future()
+            future.set_result(transaction.add(topic, where, *record))
+            return future
+        return self._send_alone_async(topic, where, record, self._deadline(timeout))
+
+    def send_many(self, topic: str, messages: Sequence[Pair], *, timeout: float | None = None) -> Sequence[SendResult]:
+        """Send (key, value) pairs, pipelined, and wait until all are acknowledged; inside a block they join.
+
+        Args:
+            messages: pairs; a key may be None. Order per partition is kept.
+            timeout: seconds, for each batch.
+
+        Returns:
+            One result a message, in order, each made when it is looked at.
+
+        Raises:
+            As ``send``: the first failure; its note says how many were acknowledged all the same.
+        """
+        require_wait(timeout)
+        pairs = messages if isinstance(messages, list | tuple) else list(messages)
+        transaction = self._joined()
+        if transaction is not None:
+            return [self.send(topic, value, key) for key, value in pairs]
+        return self._send_pairs(topic, pairs, timeout)
+
+    # --- outside of transactions: ``RetryingProducer`` has its own ---------------------------------------------------
+
+    def _send_alone(self, topic: str, partition: int, record: Record, deadline: float) -> SendResult:
+        return self._open_sender().send(topic, partition, record, deadline)
+
+    def _send_alone_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
+        return self._open_sender().send_async(topic, partition, record, deadline)
+
+    def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
+        sender = self._open_sender()
+        slices: list[Slice] = []
+        try:
+            for part in bulk.cut(pairs):
+                slices.append(self._send_slice(sender, topic, part, timeout))
+                sender.take_arrived()
+        finally:
+            for one in slices:
+                for completions in one.batches.values():
+                    for completion in completions:
+                        sender.drive(completion)
+        _raise_first(slices)
+        return SendResults(slices, len(pairs))
+
+    def _send_slice(self, sender: Sender, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Slice:
+        now_ms = self._home.clock.now_ms()
+        assigned = Slice(self._assign(topic, pairs, now_ms, timeout))
+        limit = self._batch_size_bytes_max(sender)
+        for partition, members in bulk.group(pairs, assigned.partitions).items():
+            completions = assigned.batches[partition] = []
+            for content, size in bulk.encode(members, now_ms, self.settings.compression, limit):
+                completions.append(sender.add(topic, partition, content, size, self._deadline(timeout)))
+        return assigned
+
+    def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None) -> array[int]:
+        partitions = self._partitions_of(topic, self._patience(timeout))
+        if self._key_hash is not None:
+            return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
+        chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
+        return bulk.assigned(chosen)
+
+    @property
+    def spooled(self) -> int:
+        """How many messages wait on local disk; without ``retry_store`` none ever do."""
+        return 0
+
+    def parked(self) -> Sequence[Entry]:
+        """Messages on local disk that the broker refuses for good, each with its reason."""
+        return ()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged or failed (futures hold the failures).
+
+        Raises:
+            RequestTimeoutError: not within ``timeout`` seconds; it goes on being sent.
+        """
+        deadline = self._deadline(timeout)
+        if self._sender is not None:
+            self._sender.flush(deadline)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush and end. Errors as ``flush``; what is then unfinished is given up when the client closes."""
+        deadline = self._deadline(timeout)
+        self._closed = True
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            try:
+                sender.flush(deadline)
+            finally:
+                self._home.give_back_sender(sender)
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def transaction(self, *resources: Any, timeout: float = 30.0) -> Transaction:
+        """A transaction, to be used as a block: what is sent inside becomes visible all or none.
+
+        Args:
+            resources: databases whose rows are part of it: one ``LastResource``, or any number of ``MySQLResource``, or
+                what their ``using`` answers.
+            timeout: seconds until the decision must have been taken.
+        """
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        if associated_branch(self.client) is not None:
+            raise TransactionStateError("this thread stands in a branch of a foreign transaction manager: end it first")
+        return Transaction(self.client, self, resources, timeout, compression=self.settings.compression)
+
+    def half(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float = 30.0,
+    ) -> Half:  # fmt: skip
+        """Send a half message: on the broker's disk when this returns, and invisible until you commit it.
+
+        Use it as a block around your own work, whose end commits, or call ``commit`` and ``rollback``. What nobody
+        decides, because you died or the block failed, the checker of your producer group decides.
+
+        Args:
+            timeout: seconds from now; for so long nobody asks the checker while this client is connected. The
+                other arguments are those of ``send``.
+
+        Raises:
+            ConfigError: the producer has no group and checker.
+            TransactionStateError: the call stands in a transaction's block.
+            RolledBackError: the broker refused it; TransactionAwayError: it is away. Nothing happened.
+        """
+        if self._checks is None:
+            raise ConfigError("half messages need a producer group: client.producer(group=..., checker=...)")
+        if current_transaction() is not None or associated_branch(self.client) is not None:
+            raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
+        refuse_stray()
+        require_transaction_timeout(timeout)
+        half = Half(self.client, self._checks, timeout, self.settings.compression).reach()
+        where, record = self._placed(topic, (key, value, headers, tag), partition, self._patience(None))
+        self._checks.start()  # a forked child has no thread yet
+        return half.prepare(topic, where, record)
+
+    def _joined(self) -> Transaction | ForeignBranch | None:
+        transaction: Transaction | None = current_transaction()
+        if transaction is None:
+            refuse_stray()
+            return associated_branch(self.client)
+        if transaction.client is not self.client:
+            raise TransactionStateError("this block's transaction is of another client: its messages cannot join")
+        return transaction
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def _placed(
+        self, topic: str, message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None],
+        partition: int | None, patience_s: float | None,
+    ) -> tuple[int, tuple[bytes | None, bytes, Headers, int]]:  # fmt: skip
+        """Check a message (key, value, headers, tag); its partition, and what is stored of it.
+
+        Args:
+            patience_s: as ``_asked``.
+        """
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        key, value, _, tag = message
+        headers = checked_headers(message, self._batch_size_bytes_max(self._sender))
+        record = (key, value, headers, self._home.clock.now_ms())
+        return self._partition_for(topic, record, tag, partition, patience_s), record
+
+    def _patience(self, timeout: float | None) -> float:
+        require_wait(timeout)
+        return self.settings.timeout if timeout is None else timeout
+
+    def _partitions_of(self, topic: str, patience_s: float | None) -> int:
+        topics = self._home.topics
+        held = topics.held(topic) or self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s)
+        return held.config.partitions
+
+    def _asked(self, ask: Callable[[float], T], patience_s: float | None) -> T:
+        """What the broker says within so many seconds.
+
+        Args:
+            patience_s: how long to wait; None in a block, where rows are locked: no longer than the broker is alive.
+
+        Raises:
+            BrokerAwayError: it says nothing; in a block a ``TransactionAwayError``.
+        """
+        if patience_s is not None:
+            return ask(patience_s)
+        try:
+            return ask(self.client.control.patience_s)
+        except BrokerAwayError as error:
+            raise_rolled_back(error, None)
+
+    def _batch_size_bytes_max(self, sender: Sender | None) -> int:
+        session = None if sender is None else sender.connection.session
+        return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
+
+    def _partition_for(
+        self, topic: str, record: tuple[bytes | None, bytes, Headers, int], tag: str | None, partition: int | None,
+        patience_s: float | None,
+    ) -> int:  # fmt: skip
+        partitions = self._partitions_of(topic, patience_s)
+        if partition is not None:
+            if not isinstance(partition, int) or not 0 <= partition < partitions:  # it may have grown
+                topics = self._home.topics
+                partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s).config.partitions
+            return checked(partition, topic, partitions)
+        return self._select(topic, partitions, record, tag)
+
+    def _select(
+        self, topic: str, partitions: int, record: tuple[bytes | None, bytes, Headers, int], tag: str | None
+    ) -> int:
+        key, value, headers, now_ms = record
+        if self._key_hash is not None:  # needs no message made for it (1 us)
+            return self._key_hash.partition_of(key, partitions)
+        message = Message(topic, -1, -1, key, value, dict(headers), tag, now_ms, None)
+        return checked(self._selector.select(topic, partitions, message), topic, partitions)
+
+    def _open_sender(self) -> Sender:
+        sender = self._sender
+        if sender is None:
+            if self._closed:
+                raise ClosedError("the producer is closed")
+            sender = self._sender = self._home.take_sender(self)
+        return sender
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self._home.clock.monotonic() + self._patience(timeout)
+
+
+def checked_headers(
+    message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None], size_bytes_max: int
+) -> Headers:
+    """Check key, value, headers and tag of a message; its headers as they are stored.
+
+    Raises:
+        TypeError, TooLargeError, LocalProtocolError: nothing was sent.
+    """
+    key, value, headers, tag = message
+    if not isinstance(value, bytes):
+        raise TypeError(f"a value is bytes, not {type(value).__name__}")
+    if key is not None and not isinstance(key, bytes):
+        raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+    size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
+    stored = _stored_headers(headers, tag) if headers or tag is not None else ()
+    for name, content in stored:
+        size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
+    if size > size_bytes_max:
+        raise TooLargeError(f"a message of about {size} bytes is over the limit of {size_bytes_max}; nothing was sent")
+    return stored
+
+
+def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:
+    stored = [] if tag is None else [(TAG_HEADER, _encoded(tag))]
+    if headers is not None and not isinstance(headers, Mapping):
+        raise TypeError(f"headers map str to bytes, and are no {type(headers).__name__}")
+    for name, content in (headers or {}).items():
+        if not isinstance(name, str) or not isinstance(content, bytes):
+            raise TypeError("headers map str to bytes")
+        if name in (TAG_HEADER, TXID_HEADER):
+            raise LocalProtocolError(
+                f"the header {name!r} is txmq's own" + (": use tag=" if name == TAG_HEADER else "")
+            )
+        stored.append((name, content))
+    return stored
+
+
+def _encoded(tag: str) -> bytes:
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str or None, not {type(tag).__name__}")
+    try:
+        return tag.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        raise LocalProtocolError(f"tag={tag[:80]!r}: expected text that UTF-8 can carry") from None
+
+
+def _raise_first(slices: list[Slice]) -> None:
+    batches = [one.batch for part in slices for completions in part.batches.values() for one in completions]
+    failed = [batch for batch in batches if batch.error is not None]
+    if failed:
+        first = failed[0].error
+        assert first is not None
+        error = type(first)(*first.args)
+        stored = sum(batch.count for batch in batches if batch.error is None)
+        error.add_note(f"{stored} of {sum(batch.count for batch in batches)} messages were acknowledged")
+        raise error

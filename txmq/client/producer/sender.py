@@ -1,0 +1,406 @@
+"""The shell around ``producer_core``: one connection, one core, the threads that wait.
+
+Theory of operation. Whoever waits for a batch does the work (``drive``): connects, sends what ``poll`` gives out, reads
+answers, keeps the deadlines. A lone ``send`` so goes out and comes back on the caller's own thread. The background
+thread exists only once something was sent that nobody waits for (``send_async``), and it drives in the same way while
+such batches are unfinished.
+
+A session numbers the batches of one core only, so each sender has a connection, and with it a session, of its own; the
+client's first one shares the transactions' (see ``client``).
+
+Invariants:
+    * the core is touched under ``_lock`` only, and what ``poll`` gives out is handed to the link under the same lock:
+      the wire has the order of the sequences;
+    * nothing sleeps and no user code runs while the lock is held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from txmq.client.producer.core import Batch, ProducerCore, ProducerLimits, Record
+from txmq.client.transport.connection import Link, Waiter
+from txmq.client.transport.reconnecting import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, Connection
+from txmq.client.transport.session import Session
+from txmq.errors import BrokerAwayError, ClosedError, ConnectionLostError, RequestTimeoutError, TxmqError, broker_error
+from txmq.model import SendResult, SendStatus
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Future, Lock, start_daemon, watch_forks
+
+BACKGROUND_WAIT_S_MAX = 1.0
+LEFTOVERS_POLL_S = 0.02
+_FOREVER_S = 86_400.0
+
+
+class Completion:
+    """The end of one batch, for all who wait for it; ``Batch.owner``."""
+
+    __slots__ = ("batch", "done", "futures", "waiters")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.done = False
+        self.waiters: list[Waiter] = []
+        self.futures: list[tuple[int, Future[SendResult]]] = []
+
+    def waiter(self) -> Waiter:
+        """Something for one thread to wait for: several may share a batch."""
+        waiter = Waiter()
+        self.waiters.append(waiter)
+        if self.done:  # looked at second, as ``finish`` sets it first
+            waiter.finish()
+        return waiter
+
+    def finish(self) -> None:
+        """The batch is finished."""
+        self.done = True
+        for waiter in self.waiters:
+            waiter.finish()
+
+    def result(self, number: int) -> SendResult:
+        """Where message ``number`` of the batch went; raises what became of it otherwise."""
+        batch = self.batch
+        if batch.error is not None:
+            raise type(batch.error)(*batch.error.args)
+        assert batch.base_offset is not None
+        queue = batch.queue
+        return SendResult(queue.topic, queue.partition, batch.base_offset + number, SendStatus.ACKNOWLEDGED)
+
+    def settle_futures(self) -> None:
+        """Set the futures, which runs the application's callbacks: never on a thread that reads for others."""
+        for number, future in self.futures:
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self.result(number))
+            except TxmqError as error:
+                future.set_exception(error)
+
+
+class _PutReply:
+    """Carries one transmission's answer to the core."""
+
+    __slots__ = ("batch", "link", "sender", "transmission")
+
+    def __init__(self, sender: Sender, link: Link, batch: Batch) -> None:
+        self.sender, self.link, self.batch, self.transmission = sender, link, batch, batch.transmission
+
+    def answered(self, code: int, body: bytes) -> None:
+        self.sender.take_answer(self.batch, self.transmission, code, body)
+
+    def lost(self, error: TxmqError) -> None:
+        self.sender.take_loss(self.link)
+
+
+class Sender:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, connection: Connection, clock: Clock, limits: ProducerLimits) -> None:
+        self.connection, self.clock = connection, clock
+        self.core = ProducerCore(limits)
+        self.on_unknown_topic: Callable[[str], None] = lambda _topic: None
+        self._lock = Lock()
+        self._link: Link | None = None
+        self._session: Session | None = None  # whose numbers the core uses
+        self._failure: TxmqError | None = None  # why there is no link
+        self._backoff_s = 0.0  # before the next link is asked for
+        self._background: Waiter | None = None
+        self._futures = 0  # not settled
+        self._settled: deque[Completion] = deque()  # finished, their futures not settled
+        self._closed = False
+        watch_forks(self)
+
+    @property
+    def limits(self) -> ProducerLimits:
+        """The core's settings; set while nothing is unfinished."""
+        return self.core.limits
+
+    @limits.setter
+    def limits(self, limits: ProducerLimits) -> None:
+        self.core.limits = limits
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, topic: str, partition: int, record: Record, deadline: float) -> SendResult:
+        """Send one message and wait for its acknowledgement."""
+        completion, number = self._append(topic, partition, record, deadline, None)
+        self.drive(completion)
+        return completion.result(number)
+
+    def send_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
+        """Send one message; the future is done when it is acknowledged or failed."""
+        future: Future[SendResult] = Future()
+        self._append(topic, partition, record, deadline, future)
+        self._start_background()
+        link = self._link
+        if link is not None and link.has_unsent:
+            link.push(deadline)
+        return future
+
+    def _append(
+        self, topic: str, partition: int, record: Record, deadline: float, future: Future[SendResult] | None
+    ) -> tuple[Completion, int]:
+        self._wait_for_room(len(record[1]), deadline)
+        now = self._look_at_link()
+        with self._lock:
+            self._refuse_closed()
+            batch, number = self.core.append(topic, partition, record, now, deadline)
+            completion = _completion_of(batch)
+            if future is not None:
+                completion.futures.append((number, future))
+                self._futures += 1
+            self._pump(now)
+        return completion, number
+
+    def add(self, topic: str, partition: int, content: bytearray, count: int, deadline: float) -> Completion:
+        """Send a batch that is encoded already; waited for with ``drive``."""
+        self._wait_for_room(len(content), deadline)
+        now = self._look_at_link()
+        with self._lock:
+            self._refuse_closed()
+            completion = _completion_of(self.core.add(topic, partition, content, count, now, deadline))
+            self._pump(now)
+        return completion
+
+    def take_arrived(self) -> None:
+        """Take in answers that have arrived, and send what they made room for."""
+        link = self._link
+        if link is not None:
+            link.take_arrived()
+
+    def _wait_for_room(self, size: int, deadline: float) -> None:
+        """Wait until the buffer has room; one message always fits an empty buffer."""
+        core = self.core
+        while core.buffered_bytes and core.buffered_bytes + size > core.limits.buffer_size_bytes:
+            with self._lock:
+                unfinished = core.unfinished_batches()
+                oldest = _completion_of(unfinished[0]) if unfinished else None
+            now = self.clock.monotonic()
+            if now >= deadline:
+                raise RequestTimeoutError(
+                    f"buffer_size_bytes {core.limits.buffer_size_bytes} is in use: nothing was sent"
+                )
+            if oldest is not None:
+                self.drive(oldest, deadline)
+            else:
+                # What fills it was told "unknown" and is still sent again until its fate is known: nobody else waits.
+                self._step(Waiter(), min(deadline, now + LEFTOVERS_POLL_S))
+
+    def _look_at_link(self) -> float:
+        """Find out that an idle link has ended before a message is entrusted to it. Returns the time."""
+        now, link = self.clock.monotonic(), self._link
+        if link is not None:
+            if now - link.used_at > IDLE_CHECK_S:
+                link.is_stale()
+            link.used_at = now
+        return now
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ClosedError("the producer is closed")
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def drive(self, completion: Completion, deadline: float = float("inf")) -> None:
+        """Work until a batch is finished; its own deadline sees to that."""
+        if completion.done:
+            return
+        waiter = completion.waiter()
+        while not waiter.done:
+            if self._step(waiter, deadline) >= deadline:
+                return
+
+    def _step(self, waiter: Waiter, deadline: float) -> float:
+        """One round: deadlines, sending, waiting for answers. Returns the time it began."""
+        waiter.nudged = False
+        now = self.clock.monotonic()
+        with self._lock:
+            self.core.expire(now, self._failure)
+            self._pump(now)
+            finished = self.core.take_finished()
+            wakeup = min(self.core.next_wakeup(), deadline)
+            link = self._link
+        self._tell(finished)
+        if waiter.done or now >= deadline:
+            return now
+        if link is None or link.failure is not None or self.core.needs_session or self.core.needs_connection:
+            self._connect(min(self.core.expires_at, deadline, now + _FOREVER_S))
+        else:
+            link.wait(waiter, min(wakeup, now + _FOREVER_S))
+        return now
+
+    def flush(self, deadline: float) -> None:
+        """Wait until everything sent so far is acknowledged or failed.
+
+        Raises:
+            RequestTimeoutError: the deadline came first; what is unfinished goes on.
+        """
+        with self._lock:
+            self.core.close_open()
+            waited_for = [_completion_of(batch) for batch in self.core.unfinished_batches()]
+        for completion in waited_for:
+            self.drive(completion, deadline)
+            if not completion.done:
+                raise RequestTimeoutError("not everything was acknowledged in time; it goes on being sent")
+
+    def _pump(self, now: float) -> None:
+        """Send what may be sent; the caller holds the lock. ``put`` neither blocks nor calls back."""
+        link = self._link
+        if link is None or link.failure is not None:
+            return
+        for batch in self.core.poll(now):
+            assert batch.content is not None
+            try:
+                link.put(_PutReply(self, link, batch), batch.queue.topic_bytes, batch.queue.partition, batch.content)
+            except TxmqError:  # the link failed between the two: nothing of this batch was sent, the rest is lost too
+                self.core.disconnected()
+                return
+
+    # --- answers, on whichever thread reads --------------------------------------------------------------------------
+
+    def take_answer(self, batch: Batch, transmission: int, code: int, body: bytes) -> None:
+        """One transmission was answered."""
+        error = None if code == 200 else broker_error(code, body)
+        now = self.clock.monotonic()
+        with self._lock:
+            if error is None:
+                self._backoff_s = 0.0
+                self.core.answered(batch, int(body))
+            else:
+                self.core.refused(batch, transmission, error, now)
+            self._pump(now)
+            finished = self.core.take_finished()
+            # A refusal moves the next wake-up: whoever waits has to look again.
+            concerned = [] if error is None else self._waiters()
+        if error is not None and error.wire_name == "unknown-topic":
+            self.on_unknown_topic(batch.queue.topic)
+        self._tell(finished)
+        for waiter in concerned:
+            waiter.nudge()
+
+    def _waiters(self) -> list[Waiter]:
+        waiters = [waiter for batch in self.core.unfinished_batches() for waiter in _completion_of(batch).waiters]
+        return waiters if self._background is None else [*waiters, self._background]
+
+    def take_loss(self, link: Link) -> None:
+        """The link failed."""
+        with self._lock:
+            if self._link is link:
+                self._link = None
+                self.core.disconnected()
+
+    def _tell(self, finished: list[Batch]) -> None:
+        with_futures = False
+        for batch in finished:
+            completion = _completion_of(batch)
+            completion.finish()
+            if completion.futures:
+                self._settled.append(completion)
+                with_futures = True
+        background = self._background
+        if with_futures and background is not None:
+            background.finish()
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def _connect(self, deadline: float) -> None:
+        """Get a link that speaks for the session; a failure is kept and shows when a batch expires.
+
+        Each time after the first since the broker last took something waits out a back-off: a broker that refuses the
+        session, or every batch of it, is asked now and then, not as fast as it can answer.
+        """
+        self._wait_out_backoff(deadline)
+        with self._lock:
+            link, session = self._link, self._session
+            renews, reconnects = self.core.needs_session, self.core.needs_connection
+        try:
+            if renews and session is not None:
+                self.connection.renew_session(session, deadline)
+            elif reconnects and link is not None:
+                link.fail(ConnectionLostError("another connection took over the session"))
+            link, session = self.connection.session_link(deadline)
+        except RequestTimeoutError as error:  # of the greeting: nothing was sent
+            self._failure = BrokerAwayError(str(error))
+            return
+        except TxmqError as error:
+            self._failure = error
+            return
+        with self._lock:
+            self._failure = None
+            if self._link is not link:
+                if self._link is not None:
+                    self.core.disconnected()
+                self._link, self._session = link, session
+                self.core.connected(session.id, session.epoch, session.in_flight_max)
+
+    def _wait_out_backoff(self, deadline: float) -> None:
+        wait = min(self._backoff_s, deadline - self.clock.monotonic())
+        self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+        if wait > 0 and not self._closed:
+            self.clock.sleep(wait)
+
+    # --- the background ----------------------------------------------------------------------------------------------
+
+    def _start_background(self) -> None:
+        with self._lock:
+            if self._background is not None:
+                background, starts = self._background, False
+            else:
+                background, starts = Waiter(), True
+                self._background = background
+        if starts:
+            start_daemon("txmq-producer", lambda: self._run_background(background))
+        else:
+            background.signal.set()
+
+    def _run_background(self, background: Waiter) -> None:
+        while self._background is background and not self._closed:
+            background.done = False
+            while self._settled:
+                completion = self._settled.popleft()
+                with self._lock:
+                    self._futures -= len(completion.futures)
+                completion.settle_futures()
+            if not self._futures:
+                background.signal.wait(_FOREVER_S)
+                continue
+            # A shorter linger than the one waited for now may begin meanwhile.
+            wait = max(self.limits.linger_s, 0.001) if self.limits.linger_s else BACKGROUND_WAIT_S_MAX
+            self._step(background, self.clock.monotonic() + wait)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, not even what its sender has given up."""
+        return not self.core.buffered_bytes
+
+    def close(self) -> None:
+        """Give up what is unfinished and close the connection."""
+        self._closed = True
+        with self._lock:
+            self.core.abort("the client was closed")
+            finished = self.core.take_finished()
+        self._tell(finished)
+        while self._settled:
+            self._settled.popleft().settle_futures()
+        if self._background is not None:
+            self._background.finish()
+        self.connection.close()
+
+    def forked(self) -> None:
+        """In a forked child: begin anew; the parent sends what is its own."""
+        self._lock = Lock()
+        self.core = ProducerCore(self.core.limits)
+        self._link = self._background = self._session = None
+        self._futures = 0
+        self._settled.clear()
+
+
+def _completion_of(batch: Batch) -> Completion:
+    completion = batch.owner
+    if completion is None:
+        completion = batch.owner = Completion(batch)
+    assert isinstance(completion, Completion)
+    return completion

@@ -1,0 +1,99 @@
+"""Reading without a group: ``fetch``, ``fetch_raw``, ``browse``, offsets.
+
+A ``get`` answers whole batches, the first of which holds the wanted offset; what lies before the offset is dropped
+here. Batches are checked against their place (topic id, partition, offset) and their CRC before a message is given
+out: damage on the broker's disk or on the way is found, not served. What is sound before it is given out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from txmq.client.topics import Topics
+from txmq.client.transport.reconnecting import Connection
+from txmq.errors import InvalidBatchError, OffsetOutOfRangeError, RemoteProtocolError
+from txmq.log import records
+from txmq.model import Message, PartitionRange
+from txmq.runtime.ports import Clock
+
+FETCH_SIZE_BYTES = 1 << 20
+POLL_WAIT_S_MAX = 30.0  # the longest the broker holds a get
+DAMAGED = "damaged where it was stored or made: look with txmq log verify there, or read on behind it"
+
+
+class Fetcher:
+    """Reads through one connection of its own: a long poll holds up nobody's sends. Thread safety: any thread."""
+
+    def __init__(self, connection: Callable[[], Connection], topics: Topics, clock: Clock, timeout: float) -> None:
+        self._connection, self._topics, self._clock, self._timeout = connection, topics, clock, timeout
+
+    def fetch_raw(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> bytes:
+        """See ``Client.fetch_raw``."""
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            remaining = min(max(deadline - self._clock.monotonic(), 0.0), POLL_WAIT_S_MAX)
+            wait_ms = int(remaining * 1000)
+            extensions: dict[str, int] | None = {"wait": wait_ms} if wait_ms else None
+            arguments = (topic, partition, offset, max_bytes)
+            body = self._connection().repeat(
+                "get", *arguments, extensions=extensions, timeout=remaining + self._timeout
+            )
+            if body or self._clock.monotonic() + 0.001 >= deadline:
+                return body
+
+    def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> list[Message]:
+        """See ``Client.fetch``."""
+        topic_id = self._topics.known(topic).topic_id
+        body = self.fetch_raw(topic, partition, offset, max_bytes, timeout)
+        if not body:
+            return []
+        messages, damage = records.decode_sound(body, topic, partition, topic_id=topic_id)
+        if damage is not None and (not messages or messages[-1].offset < offset):
+            # The topic may have been made anew since its id was learnt.
+            current_id = self._topics.refresh(topic).topic_id
+            if current_id == topic_id:
+                raise InvalidBatchError(f"at offset {offset}: {damage}; {DAMAGED}")
+            messages = records.decode(body, topic, partition, topic_id=current_id)
+        first = messages[0].offset
+        if not first <= offset < first + len(messages):
+            raise RemoteProtocolError(f"offset {offset} asked for, {first} to {first + len(messages) - 1} answered")
+        return messages[offset - first :] if offset > first else messages
+
+    def browse(self, topic: str) -> Iterator[Message]:
+        """See ``Client.browse``."""
+        partitions = self._topics.refresh(topic).config.partitions
+        ranges = [self.offsets(topic, partition) for partition in range(partitions)]
+        for held in ranges:
+            yield from self._browse_partition(held)
+
+    def _browse_partition(self, held: PartitionRange) -> Iterator[Message]:
+        offset = held.start
+        while offset < held.end:
+            try:
+                messages = self.fetch(held.topic, held.partition, offset, FETCH_SIZE_BYTES, self._timeout)
+            except OffsetOutOfRangeError:
+                # Retention was faster than the reader: go on at what is left.
+                offset = max(offset + 1, self.offsets(held.topic, held.partition).start)
+                continue
+            if not messages:
+                raise RemoteProtocolError(f"{held.topic}-{held.partition}: nothing at {offset}, below end {held.end}")
+            if messages[-1].offset >= held.end:
+                messages = messages[: held.end - offset]
+            yield from messages
+            offset = messages[-1].offset + 1
+
+    def offsets(self, topic: str, partition: int) -> PartitionRange:
+        """See ``Client.offsets``."""
+        _, start, end = self._ask_offset(topic, partition, "latest")
+        return PartitionRange(topic, partition, start, end)
+
+    def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """See ``Client.offset_for``."""
+        return self._ask_offset(topic, partition, timestamp_ms)[0]
+
+    def _ask_offset(self, topic: str, partition: int, where: str | int) -> tuple[int, int, int]:
+        body = self._connection().repeat("offset", topic, partition, where, timeout=self._timeout)
+        words = body.split()
+        if len(words) != 3 or not all(word.isdigit() for word in words):
+            raise RemoteProtocolError(f"not an answer to offset: {body[:80]!r}")
+        return int(words[0]), int(words[1]), int(words[2])

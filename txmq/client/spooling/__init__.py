@@ -1,0 +1,1 @@
+"""Producers that keep on local disk what they cannot send: ordered, and retrying."""

@@ -1,0 +1,69 @@
+"""What became of a batch whose number nobody answers for any more: it is looked for in the log.
+
+A session that has ended (410), or a partition that does not know its numbers (its topic was made anew), takes nothing
+more by that number, so what is in the log now is the whole truth, once the log shows everything it holds. Batches keep
+producer id, epoch, sequence and CRC there. What is not found in a log that goes back to before the first sending was
+never stored; where retention has removed that part, nobody can know.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from txmq.client.spooling.sessions import stamped
+from txmq.client.spooling.spool_rows import Entry
+from txmq.log import records
+from txmq.log.batch import HEADER
+from txmq.model import PartitionRange
+
+READ_SIZE_BYTES = 1 << 20
+
+
+class Fate(enum.Enum):
+    """What the log says of a batch."""
+
+    STORED = "stored"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+class Reader(Protocol):
+    """What is needed of a client."""
+
+    def fetch_raw(
+        self, topic: str, partition: int, offset: int, max_bytes: int = READ_SIZE_BYTES, timeout: float = 1.0
+    ) -> bytes:
+        """See ``Client.fetch_raw``."""
+
+    def offsets(self, topic: str, partition: int) -> PartitionRange:
+        """See ``Client.offsets``."""
+
+
+def look_up(reader: Reader, entry: Entry) -> Fate:
+    """Read the partition from where it stood before the batch was first sent.
+
+    Raises:
+        UnknownTopicError: the partition is gone, and with it whatever it held.
+        TxmqError: it cannot be read now.
+    """
+    assert entry.pin is not None
+    wanted = _identity(stamped(entry.content, entry.pin))
+    held = reader.offsets(entry.topic, entry.partition)
+    # An end below the floor: the topic was made anew under its name.
+    floor = entry.pin.floor if entry.pin.floor <= held.end else 0
+    offset = max(held.start, floor)
+    while offset < held.end:
+        body = reader.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)
+        found = list(records.decode_raw(body, entry.topic, entry.partition))
+        if any(_identity(raw.content) == wanted for raw in found):
+            return Fate.STORED
+        if not found:
+            return Fate.UNKNOWN
+        offset = found[-1].base_offset + found[-1].record_count
+    return Fate.ABSENT if held.start <= floor else Fate.UNKNOWN
+
+
+def _identity(batch: bytearray | memoryview) -> tuple[int, ...]:
+    fields = HEADER.unpack_from(batch)
+    return fields[4], *fields[9:12]  # CRC, producer id, epoch, sequence

@@ -1,0 +1,388 @@
+"""``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
+
+What happens to a message is ``ordered_lane``'s; here it is checked and its partition chosen, and here are the threads:
+the *drain* goes over the partitions with something in the spool, and waits out a back-off at those that cannot be
+written; the *keeper* has lanes take over what was sent directly and failed.
+
+The selector sees the topic's declared partitions. How many there are is asked of the broker, and kept in the spool, so
+that messages find their partition while the broker is away; a producer that has never reached it takes what its options
+declare. What was learnt counts before what was declared. Where the broker cannot be reached nothing waits for it: what
+is known is used, and asked for again ``TOPIC_AGE_S_MAX`` later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from txmq.client.arguments import (
+    WAIT_S_MAX,
+    require_choice,
+    require_kind,
+    require_number,
+    require_path,
+    require_selector,
+    require_wait,
+)
+from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
+from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN, ProducerLimits, Record
+from txmq.client.producer.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
+from txmq.client.spooling.direct_sender import OrderedSender
+from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, Lane
+from txmq.client.spooling.sessions import Sessions
+from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
+from txmq.client.spooling.spool_rows import Entry, Place
+from txmq.client.transaction.current import current_transaction, refuse_stray
+from txmq.client.transaction.xa_resource import associated_branch
+from txmq.errors import (
+    ClosedError,
+    ConfigError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    TransactionStateError,
+    TxmqError,
+)
+from txmq.log.compression import CODECS
+from txmq.model import Message, SendResult, SendStatus, is_valid_name
+from txmq.runtime.logging import Sparingly, get_logger
+from txmq.runtime.threads import Future, Lock, Signal, start_daemon, watch_forks
+
+TOPIC_AGE_S_MAX = 30.0  # how many partitions a topic has is asked again after that
+_IDLE_S = 5.0  # the drain looks that often without being called
+_POLL_S = 0.005
+_STOP_S = 10.0
+_SPOOLED = "messages wait on local disk: their partition cannot be written now"
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedOptions:
+    """Times and limits of an ordered producer.
+
+    Attributes:
+        timeout: seconds for one attempt to send; then the message goes to the spool.
+        compression: "gzip", "lz4", "zstd" or None.
+        spool_size_bytes_max: what the spool holds at most.
+        attempts_max: a message that the broker refuses for good that often is parked.
+        visibility_wait_s: how long after the end of its session a batch is looked for in the log; not shorter than the
+            broker's ``visibility_hold_ms_max``.
+        partitions: how many each topic has, by name, for a producer that begins while the broker is away and whose
+            spool does not know it yet. Messages for a partition that turns out not to exist are parked.
+    """
+
+    timeout: float = 5.0
+    compression: str | None = None
+    spool_size_bytes_max: int = SIZE_BYTES_MAX
+    attempts_max: int = 5
+    visibility_wait_s: float = VISIBILITY_WAIT_S
+    partitions: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises ConfigError for what is out of range."""
+        for name, low, high in (
+            ("timeout", 0.001, WAIT_S_MAX), ("spool_size_bytes_max", 1024, 1 << 50), ("attempts_max", 1, 1_000_000),
+            ("visibility_wait_s", 0.0, WAIT_S_MAX),
+        ):  # fmt: skip
+            require_number(name, getattr(self, name), low, high)
+        if self.compression is not None:
+            require_choice("compression", self.compression, CODECS)
+        require_kind("partitions", self.partitions, Mapping, "a number of partitions for each topic's name")
+        for topic, count in self.partitions.items():
+            if not isinstance(topic, str) or not is_valid_name(topic) or type(count) is not int or count < 1:
+                raise ConfigError(f"partitions: {topic!r} = {count!r}: expected a topic and its number of partitions")
+
+
+ORDERED_DEFAULTS = OrderedOptions()
+
+
+class OrderedMessageProducer:
+    """Sends messages in order, per partition. Made by ``client.ordered_producer``; usable as a block.
+
+    Thread safety: any thread. Messages of one thread to one partition are stored in the order of its calls.
+    """
+
+    def __init__(self, client: Any, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
+        require_kind("options", options, OrderedOptions, "txmq.OrderedOptions(...)")
+        options.check()
+        require_selector(selector)
+        require_path("spool", spool)
+        self._client, self._selector, self._options = client, selector, options
+        self._key_hash = selector if type(selector) is KeyHashSelector else None
+        self._spool = Spool(spool, size_bytes_max=options.spool_size_bytes_max)
+        self._sessions = Sessions(client.new_connection(), client.new_connection(), self._spool, client.name)
+        known = {**options.partitions, **self._spool.topics()}
+        self._topics = {name: (count, float("-inf")) for name, count in known.items()}
+        self._lanes: dict[Place, Lane] = {}
+        self._retries: dict[Place, tuple[float, float]] = {}  # not before, back-off; of the drain
+        self._lock = Lock()
+        self._wake, self._stopped = Signal(), Signal()
+        self._given_up, self._kept = Signal(), Signal()
+        limits = ProducerLimits(compression=options.compression)
+        self._sender = OrderedSender(self._sessions, client.clock, limits, self._given_up.set)
+        self._sender.on_unknown_topic = self._forget_topic
+        self._closed: str | None = None
+        self._log = get_logger(spool=spool)
+        self._sparingly = Sparingly(self._log, client.clock)
+        watch_forks(self)
+        start_daemon("txmq-spool", self._drain)
+        start_daemon("txmq-keeper", self._keep)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, timeout: float | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send one message: to the broker, or to the spool where its partition cannot be written or has to wait.
+
+        Args:
+            topic, value, key, headers, tag: as ``Producer.send``.
+            timeout: seconds for the attempt to send.
+
+        Returns:
+            ACKNOWLEDGED with its offset, or SPOOLED.
+
+        Raises:
+            SpoolFullError: nothing was stored.
+            TooLargeError, UnknownTopicError, ...: refused for good; nothing was stored.
+            BrokerAwayError: nothing was stored: how many partitions the topic has was never learnt, nor declared.
+            StorageError: the spool's disk failed; whether the message is stored is not known.
+            TransactionStateError: the call stands in a transaction's block.
+
+        Durability: an acknowledged message is on the broker's disk, a spooled one on this host's.
+        """
+        return self.send_to(*self._checked(topic, (key, value, headers, tag), timeout))
+
+    def send_async(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, timeout: float | None = None,
+    ) -> Future[SendResult]:  # fmt: skip
+        """As ``send``, without waiting for the broker: the future holds the result, or the error ``send`` would raise.
+
+        Waits where the message is spooled, until that is synced. Raises what is found out before anything is stored.
+        """
+        return self.send_to_async(*self._checked(topic, (key, value, headers, tag), timeout))
+
+    def _checked(
+        self, topic: str, message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None],
+        timeout: float | None,
+    ) -> tuple[Place, Record, float]:  # fmt: skip
+        self._refuse_closed()
+        if current_transaction() is not None or associated_branch(self._client) is not None:
+            raise TransactionStateError("an ordered producer cannot join a transaction: send it outside of this block")
+        refuse_stray()
+        key, value, _, tag = message
+        stored = checked_headers(message, self.request_size_bytes_max)
+        now_ms = self._client.clock.now_ms()
+        require_wait(timeout)
+        deadline = self._client.clock.monotonic() + (self._options.timeout if timeout is None else timeout)
+        partitions = self.partitions_of(topic, deadline)
+        if self._key_hash is not None and key is not None:
+            where = self._key_hash.partition_of(key, partitions)
+        else:
+            shown = Message(topic, -1, -1, key, value, dict(stored), tag, now_ms, None)
+            where = checked(self._selector.select(topic, partitions, shown), topic, partitions)
+        return (topic, where), (key, value, stored, now_ms), deadline
+
+    def send_to(self, place: Place, record: Record, deadline: float) -> SendResult:
+        """For ``RetryingProducer``: as ``send``, of a message that is checked, to a partition that is chosen."""
+        self._refuse_closed()
+        result = self._lane(place).send(record, deadline)
+        if result.status is SendStatus.SPOOLED:
+            self._say_spooled(_SPOOLED, place)
+            self._wake.set()
+        return result
+
+    def send_to_async(self, place: Place, record: Record, deadline: float) -> Future[SendResult]:
+        """For ``RetryingProducer``: as ``send_async``, likewise."""
+        self._refuse_closed()
+        self._sender.wait_for_room(len(record[1]), deadline)
+        future = self._lane(place).send_async(record, deadline)
+        if self._spool.count(place):
+            self._say_spooled(_SPOOLED, place)
+            self._wake.set()
+        return future
+
+    def _say_spooled(self, event: str, place: Place, **fields: object) -> None:
+        topic, partition = place
+        self._sparingly.warning(event, topic=topic, partition=partition, waiting=self._spool.count(place), **fields)
+
+    def _shell_failed(self, event: str, place: Place, error: Exception) -> None:
+        self._log.error(event, topic=place[0], partition=place[1], error=repr(error), exc_info=error)
+
+    def _forget_topic(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        self._client.topics.forget(topic)
+
+    @property
+    def request_size_bytes_max(self) -> int:
+        """The broker's limit, or what it usually is until it is known."""
+        return self._sessions.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
+
+    def partitions_of(self, topic: str, deadline: float) -> int:
+        """How many partitions a topic has, as far as is known. Raises as ``send``."""
+        known = self._topics.get(topic)
+        now = self._client.clock.monotonic()
+        if known is not None and now - known[1] < TOPIC_AGE_S_MAX:
+            return known[0]
+        try:
+            if known is not None:
+                self._sessions.reach(deadline)  # so that nobody waits for a broker that is away
+            left_s = max(deadline - self._client.clock.monotonic(), 0.001)
+            count: int = self._client.topics.known(topic, left_s).config.partitions
+        except (ConnectionLostError, RequestTimeoutError):
+            if known is None:
+                raise
+            count = known[0]
+        else:
+            self._learnt(topic, count)
+        self._topics[topic] = count, now
+        return count
+
+    def _learnt(self, topic: str, count: int) -> None:
+        known = self._topics.get(topic)
+        if known is None or known[0] != count or topic in self._options.partitions:
+            self._spool.remember_topic(topic, count)
+        if known is not None and known[0] != count:
+            self._log.warning("the topic has another number of partitions", topic=topic, was=known[0], now=count)
+
+    def _lane(self, place: Place) -> Lane:
+        lane = self._lanes.get(place)
+        if lane is None:
+            with self._lock:
+                lane = self._lanes.get(place)
+                if lane is None:
+                    lane = self._lanes[place] = Lane(
+                        place, self._spool, self._sender, self._sessions, self._client, self._client.clock,
+                        attempts_max=self._options.attempts_max, visibility_wait_s=self._options.visibility_wait_s,
+                    )  # fmt: skip
+        return lane
+
+    # --- the spool ---------------------------------------------------------------------------------------------------
+
+    @property
+    def spooled(self) -> int:
+        """How many messages wait in the spool."""
+        return sum(self._spool.waiting.values())
+
+    def parked(self) -> list[Entry]:
+        """Messages set aside, each with its reason; ``txmq spool`` shows them and has them tried again."""
+        return self._spool.parked()
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until nothing is under way, the spool is empty but for what is parked, and former lives have ended.
+
+        So what is in the topic then is all that this spool's producers have sent.
+
+        Raises:
+            RequestTimeoutError: it is not so yet; it goes on being sent.
+        """
+        require_wait(timeout)
+        deadline = self._client.clock.monotonic() + timeout
+        self._sender.flush(deadline)
+        while self.spooled or not self._has_ended_former_lives(deadline):
+            self._refuse_closed()
+            if self._client.clock.monotonic() >= deadline:
+                raise RequestTimeoutError(
+                    f"{self.spooled} messages are still in {self._spool.path}, or the broker away"
+                )
+            self._client.clock.sleep(_POLL_S)
+
+    def _has_ended_former_lives(self, deadline: float) -> bool:
+        try:
+            self._sessions.end_former_lives(deadline)
+        except (ConnectionLostError, RequestTimeoutError):
+            return False
+        return True
+
+    def _keep(self) -> None:
+        """Have the lanes take over what is given up; a thread of its own, because a flight takes its time."""
+        while self._closed is None:
+            self._given_up.wait(_IDLE_S)
+            for place in self._sender.given_up():
+                try:
+                    self._lane(place).take_over(self._client.clock.monotonic() + self._options.timeout)
+                except Exception as error:  # noqa: BLE001  the thread is the shell: the others are still to be seen to
+                    self._shell_failed("taking over failed", place, error)
+            self._wake.set()
+        self._kept.set()
+
+    def _drain(self) -> None:
+        while self._closed is None:
+            pause = self._drain_once()
+            if pause:
+                self._wake.wait(pause)
+        self._stopped.set()
+
+    def _drain_once(self) -> float:
+        """One flight for each partition that is due; for how long there is nothing to do."""
+        pause = _IDLE_S
+        for place in self._spool.waiting:
+            now = self._client.clock.monotonic()
+            not_before, backoff = self._retries.get(place, (0.0, 0.0))
+            if now < not_before:
+                pause = min(pause, not_before - now)
+                continue
+            lane, drained = self._lane(place), self._lane(place).drained
+            try:
+                lane.flight(now + self._options.timeout)
+            except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
+                if not isinstance(error, TxmqError):
+                    self._shell_failed("drain failed", place, error)
+                else:
+                    self._say_spooled("the spool cannot be drained yet; it is tried again", place, error=str(error))
+                backoff = min(max(backoff * 2 * (lane.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
+                self._retries[place] = self._client.clock.monotonic() + backoff, backoff
+                pause = min(pause, backoff)
+            else:
+                self._retries.pop(place, None)
+                pause = 0.0
+                if lane.drained != drained and not self.spooled:
+                    self._log.info("the spool is empty again")
+            if self._closed is not None:
+                break
+        return pause
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._closed is not None
+
+    def close(self) -> None:
+        """End. What is in the spool stays there, for the next producer that opens it."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = "the producer is closed"
+        self._sessions.close()
+        self._wake.set()
+        self._given_up.set()
+        self._stopped.wait(_STOP_S)
+        self._kept.wait(_STOP_S)
+        try:
+            for lane in list(self._lanes.values()):
+                lane.close()
+            self._sender.close()
+        finally:
+            self._spool.close()
+
+    def forked(self) -> None:
+        """In a forked child: the spool and its sessions are the parent's."""
+        self._closed = "this ordered producer is the parent process's: make one here, with a spool of its own"
+        self._lock = Lock()
+        self._spool.abandon()
+
+    def _refuse_closed(self) -> None:
+        if self._closed is not None:
+            raise ClosedError(self._closed)

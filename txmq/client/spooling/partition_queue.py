@@ -1,0 +1,392 @@
+"""One partition of an ordered producer: direct while its spool is empty, through the spool until it is empty again.
+
+Theory of operation. While nothing of the partition waits, messages go out directly, pipelined, many of them in flight
+(``ordered_sender``). At the first failure the partition is given up, and the *keeper*, a thread of the producer, has
+the lane take over: what is not acknowledged goes to the spool, in order. What may be stored (no answer came) goes there
+*with its number*, and only ``flight``, the drain's part, sends it again: by that number, in that session, so that the
+broker knows it if it has it. What is sent afterwards queues behind it. ``flight`` pins the head of the queue on disk,
+sends it, and deletes what is acknowledged.
+
+What if the process dies right here:
+    * before the answer to a direct send: the caller was told nothing; the message is stored once or not at all;
+    * between taking over and the spool's commit, or between that and its return: the same; the latter will be sent;
+    * behind the pins, the sending, or the answers of a flight: the same bytes go out again in the same session, which
+      the next life resumes; the broker answers those it has as duplicates.
+
+A refusal leaves a number unused only where nothing but refusals ever came of it: what may have been stored before (no
+answer came, or another process sent it) is not parked as refused before the log was read.
+
+What if the session is gone meanwhile (410), or the partition no longer knows its numbers (its topic was made anew):
+nothing comes in by that number any more, so after ``VISIBILITY_WAIT_S``, in which whatever was stored becomes visible,
+the log is read (``ordered_fate``): what is there is done, what is not gets a new number. Where retention took the part
+of the log that would tell, the message is parked, never guessed.
+
+Invariants:
+    * Direct sending begins only while no message of the partition is in the spool, or enqueued for it.
+    * Nothing is enqueued in the spool while something sent directly is under way: that is taken over first.
+    * A number is used for one batch only; it is given to another one only after a refusal that is certain.
+    * Only the keeper takes over: it is no thread of the application, so no KeyboardInterrupt strikes in the middle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate, takewhile
+
+from txmq.client.producer.core import SEQUENCE_MASK, Batch, Record
+from txmq.client.producer.sender import Completion
+from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent, is_certain
+from txmq.client.spooling.log_lookup import Fate, Reader, look_up
+from txmq.client.spooling.sessions import Sessions
+from txmq.client.spooling.spool import Spool, Ticket
+from txmq.client.spooling.spool_rows import Entry, Identity, Pin, Place
+from txmq.client.transport.connection import Reply
+from txmq.errors import (
+    BadRequestError,
+    ClosedError,
+    FencedError,
+    ForbiddenError,
+    InvalidBatchError,
+    InvalidNameError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SequenceError,
+    StorageError,
+    TooLargeError,
+    TxmqError,
+    UnknownTopicError,
+)
+from txmq.log import batch
+from txmq.model import SendResult, SendStatus
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Future, Lock
+
+FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX = 256, 4 << 20  # numbered, and removed, by one synced transaction each
+VISIBILITY_WAIT_S = 35.0  # behind the broker's visibility_hold_ms_max: what is stored by then is visible
+POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, UnknownTopicError, LocalProtocolError)
+
+
+class Lane:
+    """See the module's docstring. Thread safety: ``send`` any thread, ``flight`` and ``take_over`` one thread each."""
+
+    def __init__(
+        self, place: Place, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader, clock: Clock, *,
+        attempts_max: int, visibility_wait_s: float = VISIBILITY_WAIT_S,
+    ) -> None:  # fmt: skip
+        self.place = place
+        self._spool, self._sender, self._sessions = spool, sender, sessions
+        self._reader, self._clock = reader, clock
+        self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
+        self._lock = Lock()
+        self._is_direct = False  # then the sender has the next number, else it is here
+        self._identity: Identity | None = None  # the session that ``_sequence`` counts in
+        self._sequence = 0
+        self._floor: int | None = None  # an offset the partition has reached
+        self._certain: set[int] = set()  # rows that were sent and refused, and cannot have been stored
+        self._contradicted: dict[Identity, float] = {}  # sessions whose numbers no longer count here, and since when
+        self._is_closed = False
+        self.drained = 0  # batches that went out of the spool to the broker
+        self._log = get_logger(topic=place[0], partition=place[1])
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, record: Record, deadline: float) -> SendResult:
+        """Send a message, or spool it.
+
+        Raises:
+            SpoolFullError, StorageError: it is neither sent nor spooled.
+            TooLargeError, InvalidBatchError, UnknownTopicError, ...: refused for good, nothing was stored.
+        """
+        begun = self._begin(record, deadline, None)
+        if isinstance(begun, Ticket):
+            return self._spooled(begun)
+        completion, number = begun
+        self._sender.drive(completion)
+        return completion.result(number)
+
+    def send_async(self, record: Record, deadline: float) -> Future[SendResult]:
+        """As ``send``, without waiting for the broker; what is spooled is synced when this returns."""
+        future: Future[SendResult] = Future()
+        begun = self._begin(record, deadline, future)
+        if isinstance(begun, Ticket):
+            try:
+                future.set_result(self._spooled(begun))
+            except TxmqError as error:
+                future.set_exception(error)
+        else:
+            self._sender.see_to_futures(deadline)
+        return future
+
+    def _spooled(self, ticket: Ticket) -> SendResult:
+        self._spool.settle(ticket)
+        return SendResult(*self.place, None, SendStatus.SPOOLED)
+
+    def _begin(
+        self, record: Record, deadline: float, future: Future[SendResult] | None
+    ) -> Ticket | tuple[Completion, int]:  # fmt: skip
+        """Give the message its place in the order: behind what is sent directly, or in the spool."""
+        begun = self._sender.start(self.place, record, deadline, future)  # without the lock, where all is well
+        while begun is None:
+            with self._lock:
+                if self._is_closed:
+                    raise ClosedError("the producer is closed")
+                if not self._sender.is_given_up(self.place):
+                    begun = self._direct(record, deadline, future) if self._spool.count(self.place) == 0 else None
+                    if begun is not None:
+                        break
+                    if not self._sender.give_up(self.place):
+                        return self._enqueued(record)
+            self._sender.await_taken_over()
+        return begun
+
+    def _direct(
+        self, record: Record, deadline: float, future: Future[SendResult] | None
+    ) -> tuple[Completion, int] | None:  # fmt: skip
+        try:
+            identity = self._sender.follow(deadline)
+            ours = self._sequence if identity == self._identity else 0
+            self._look_at_end(ours)
+        except (StorageError, ClosedError, *POISON):
+            raise
+        except TxmqError:
+            return None
+        self._sender.begin(self.place, None if self._is_direct else ours)
+        self._is_direct = True
+        return self._sender.start(self.place, record, deadline, future)
+
+    def _enqueued(self, record: Record) -> Ticket:
+        if self._is_direct:
+            self._go_on_from(self._sender.hand_over(self.place))
+        return self._spool.enqueue(self.place, self._sender.encoded(record), self._clock.now_ms())
+
+    def _go_on_from(self, handed: TakenOver) -> None:
+        self._is_direct = False
+        self._identity, self._sequence = handed.identity, handed.sequence
+        self._floor = max(self._floor or 0, handed.floor or 0)
+
+    # --- taking over -------------------------------------------------------------------------------------------------
+
+    def take_over(self, deadline: float) -> None:
+        """Spool what was sent directly and is not acknowledged, if the sender has given it up; the keeper's thread."""
+        with self._lock:
+            if not self._sender.is_given_up(self.place):
+                return
+            handed = self._sender.hand_over(self.place)
+            self._go_on_from(handed)
+            owed = [(unsent.batch, self._spooled_from(unsent)) for unsent in handed.batches]
+        for taken, tickets in owed:
+            self._sender.finish(taken, self._outcomes(taken, tickets))
+        refusals = [taken.refusal for taken, _ in owed if taken.refusal is not None]
+        if refusals and handed.identity is not None:
+            self._look_after_session(refusals[0], handed.identity, deadline)
+
+    def _spooled_from(self, unsent: Unsent) -> list[Ticket]:
+        """What is enqueued for a batch: it, by its number; or its messages; or nothing, where they are refused."""
+        taken, now_ms = unsent.batch, self._clock.now_ms()
+        if unsent.sequence is None:
+            if _is_refused_for_good(taken):
+                return []
+            return [self._spool.enqueue(self.place, self._sender.encoded(record), now_ms) for record in taken.records]
+        assert self._identity is not None
+        assert taken.content is not None
+        pin = Pin(self._identity, unsent.sequence, self._floor or 0)
+        return [self._spool.enqueue(self.place, bytes(taken.content), now_ms, pin, taken.count)]
+
+    def _outcomes(self, taken: Batch, tickets: Sequence[Ticket]) -> list[TxmqError | None]:
+        if not tickets:
+            return [taken.refusal] * taken.count
+        outcomes: list[TxmqError | None] = []
+        for ticket in tickets:
+            try:
+                self._spool.settle(ticket)
+            except TxmqError as error:
+                outcomes += [error] * ticket.messages
+            else:
+                outcomes += [None] * ticket.messages
+        return outcomes
+
+    def _look_at_end(self, sequence: int) -> int:
+        """How far the partition has got; anew where numbering begins: its topic may be another one than before."""
+        if self._floor is None or sequence == 0:
+            self._floor = self._reader.offsets(*self.place).end
+        return self._floor
+
+    def _pins(self, identity: Identity, entries: Sequence[Entry]) -> list[Pin]:
+        floor = self._look_at_end(self._sequence if identity == self._identity else 0)
+        if identity != self._identity:
+            self._identity, self._sequence = identity, 0
+        # A number counts messages; a batch that was sent directly and is numbered anew may hold several.
+        steps = accumulate((entry.messages for entry in entries[:-1]), initial=self._sequence)
+        return [Pin(identity, step & SEQUENCE_MASK, floor) for step in steps]
+
+    def _look_after_session(self, error: TxmqError, identity: Identity, deadline: float) -> None:
+        if isinstance(error, ForbiddenError):
+            self._sessions.reconnect()
+        elif isinstance(error, FencedError | SequenceError):
+            self._sessions.renew(identity, deadline)
+
+    # --- draining ----------------------------------------------------------------------------------------------------
+
+    def flight(self, deadline: float) -> None:
+        """Send the first batches of the queue and take in their answers.
+
+        Raises:
+            TxmqError: the first of those left cannot be sent now; try again later.
+        """
+        self._spool.settle_all()
+        entries = self._spool.head(self.place, FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX)
+        if not entries:
+            return
+        reason = _damage(entries[0])
+        if reason is not None:
+            self._park(entries[0], reason, renumber=False)
+            return
+        try:
+            entries = self._pinned(entries, deadline) if entries[0].pin is None else _same_session(entries)
+        except POISON as error:
+            self._failed(entries[0], error, deadline)
+            return
+        failure = self._fly(entries, deadline)
+        if failure is not None:
+            self._failed(*failure, deadline)
+
+    def _pinned(self, entries: list[Entry], deadline: float) -> list[Entry]:
+        """Number the unpinned batches at the front, on disk before any of them is sent."""
+        front = _front(entries, lambda entry: entry.pin is None and _damage(entry) is None)
+        pins = self._pins(self._sessions.current(deadline), front)
+        self._spool.pin(list(zip(front, pins, strict=True)))
+        self._certain = {entry.number for entry in front}
+        crash_point("client.ordered.pinned")
+        self._sequence = pins[-1].sequence + front[-1].messages & SEQUENCE_MASK
+        return [replace(entry, pin=pin) for entry, pin in zip(front, pins, strict=True)]
+
+    def _fly(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
+        """Send them in order, as many at a time as the broker tells apart; the first that failed, and why."""
+        failure: tuple[Entry, TxmqError] | None = None
+        certain, self._certain = self._certain, set()
+        waiting, flying, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
+        while True:
+            while failure is None and len(flying) < self._sessions.in_flight_max and (entry := next(waiting, None)):
+                assert entry.pin is not None
+                try:
+                    reply = self._sessions.start(entry.pin, self.place, entry.content, deadline)
+                except TxmqError as error:
+                    failure = entry, error
+                else:
+                    flying.append((entry, reply))
+                    crash_point("client.ordered.flown")
+            if not flying:
+                break
+            entry, reply = flying.popleft()
+            try:
+                self._floor = _offset(reply) + entry.messages
+            except TxmqError as error:
+                failure = entry, error
+                break
+            done.append(entry)
+        if done:
+            crash_point("client.ordered.answered")
+            self._spool.done(done)
+            crash_point("client.ordered.removed")
+            self.drained += len(done)
+        if failure is not None and _is_certain(failure[1]) and failure[0].number in certain:
+            self._certain = {number for number in certain if number >= failure[0].number}  # a gap is in front of these
+        return failure
+
+    def _failed(self, entry: Entry, error: TxmqError, deadline: float) -> None:
+        if isinstance(error, FencedError | SequenceError):
+            self._settle(entry, error, deadline)
+        elif isinstance(error, POISON):
+            if entry.attempts + 1 < self._attempts_max:
+                self._spool.failed(entry, str(error))
+                raise error
+            if entry.pin is not None and entry.number not in self._certain:
+                self._settle(entry, error, deadline)
+            else:
+                self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
+        else:
+            if isinstance(error, ForbiddenError):
+                self._sessions.reconnect()
+            raise error
+
+    def _settle(self, entry: Entry, error: TxmqError, deadline: float) -> None:
+        """The batch's number no longer counts: the log says what became of it."""
+        assert entry.pin is not None
+        identity = entry.pin.identity
+        self._sessions.renew(identity, deadline)
+        now = self._clock.monotonic()
+        if now - self._contradicted.setdefault(identity, now) < self._visibility_wait_s:
+            raise error
+        try:
+            fate = look_up(self._reader, entry)
+        except UnknownTopicError:
+            fate = Fate.ABSENT
+        if fate is Fate.STORED:
+            self._spool.done([entry])
+        elif fate is Fate.ABSENT:
+            self._spool.unpin(entry)
+        else:
+            why = f"may or may not be stored, and the part of the log that would tell is gone: {error}"
+            self._park(entry, why, renumber=False)
+
+    def _park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
+        """Set it aside. A certain refusal leaves its number unused, and so all behind it: ``renumber``."""
+        with self._lock:  # else a direct send might begin between the two
+            self._spool.park(entry, reason, renumber=renumber)
+            if renumber and entry.pin is not None and entry.pin.identity == self._identity:
+                self._sequence = entry.pin.sequence
+        self._log.warning("message parked", number=entry.number, reason=reason)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Refuse what comes; what is under way is given up, and taken over here: the keeper has ended."""
+        with self._lock:
+            self._is_closed = True
+        self._sender.give_up(self.place)
+        with suppress(TxmqError):  # of a session that nobody needs any more; everybody has been told
+            self.take_over(self._clock.monotonic())
+
+
+def _offset(reply: Reply) -> int:
+    body = reply.result()
+    if not body.isdigit():
+        raise RemoteProtocolError(f"not an answer to put: {body[:80]!r}")
+    return int(body)
+
+
+def _front(entries: Sequence[Entry], belongs: Callable[[Entry], bool]) -> list[Entry]:
+    return list(takewhile(belongs, entries))
+
+
+def _is_certain(error: TxmqError) -> bool:
+    """Whether this sending, at least, has stored nothing."""
+    return isinstance(error, LocalProtocolError) or is_certain(error)
+
+
+def _is_refused_for_good(taken: Batch) -> bool:
+    """Whether those who sent a batch are told, and it is not spooled; of several messages one may be to blame."""
+    return isinstance(taken.refusal, UnknownTopicError) or (taken.count == 1 and isinstance(taken.refusal, POISON))
+
+
+def _same_session(entries: Sequence[Entry]) -> list[Entry]:
+    """The front of the queue that was sent before, in one session."""
+    first = entries[0].pin
+    assert first is not None
+    return _front(
+        entries, lambda entry: entry.pin is not None and entry.pin.identity == first.identity and _damage(entry) is None
+    )
+
+
+def _damage(entry: Entry) -> str | None:
+    """Why a row cannot be sent: its CRC is checked before it is written anew with the number."""
+    try:
+        batch.check(bytearray(entry.content))
+    except InvalidBatchError as error:
+        return f"damaged in the spool: {error}"
+    return None

@@ -1,0 +1,102 @@
+"""``client.producer(retry_store=...)``: a producer that keeps on local disk what it cannot send.
+
+Theory of operation. What is sent on its own goes through an ordered producer (``ordered``): one way to keep a message,
+to number it, and to send it again. So a message has its partition before anything is tried, what waits for a partition
+keeps its place in front of what is sent later, and the broker knows what it has already by its number. What stands in
+a transaction's block joins that, as with every producer: a transaction's outcome is told, never kept for later.
+
+Invariants:
+    * Outside of transactions, ``send`` ends with a message at the broker, a message on this host's disk, or an error
+      that says that it is nowhere.
+    * A transaction does not wait for what is kept, and may overtake it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from txmq.client.arguments import require_wait
+from txmq.client.partitioner import PartitionSelector
+from txmq.client.producer.bulk import Pair
+from txmq.client.producer.core import Record
+from txmq.client.producer.producer import Producer, ProducerSettings
+from txmq.client.producer.sender import Sender
+from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
+from txmq.client.spooling.spool_rows import Entry
+from txmq.client.transaction.half_message import Desk
+from txmq.errors import ConfigError, TxmqError
+from txmq.model import SendResult
+from txmq.runtime.threads import Future
+
+_DEFAULTS = ProducerSettings()
+_WITHOUT_STORE = ("linger_ms", "batch_size_bytes", "buffer_size_bytes", "max_in_flight")
+
+
+class RetryingProducer(Producer):
+    """See the module's docstring; made by ``Client.producer``. Thread safety: as ``Producer``.
+
+    Raises:
+        ConfigError: it was told what only a producer without a store can be told.
+        DirectoryInUseError: another process, or another producer of this one, has the store.
+        StorageError: the store cannot be opened.
+    """
+
+    def __init__(
+        self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings, checks: Desk | None,
+        store: str,
+    ) -> None:  # fmt: skip
+        super().__init__(client, selector, settings, checks)
+        told = [name for name in _WITHOUT_STORE if getattr(settings, name) != getattr(_DEFAULTS, name)]
+        if told:
+            raise ConfigError(f"{', '.join(told)}: not with a retry_store, which sends in its own way")
+        options = OrderedOptions(timeout=settings.timeout, compression=settings.compression)
+        self._kept: OrderedMessageProducer = client.ordered_producer(self._selector, store, options=options)
+
+    @property
+    def spooled(self) -> int:
+        """How many messages wait in the store."""
+        return self._kept.spooled
+
+    def parked(self) -> list[Entry]:
+        """Kept messages that the broker refuses, each with its reason; ``txmq spool`` shows them and tries again."""
+        return self._kept.parked()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until nothing is kept any more but what is parked. Raises RequestTimeoutError where that lasts."""
+        require_wait(timeout)
+        self._kept.flush(self.settings.timeout if timeout is None else timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End. What is kept stays so, for the next producer that opens the store."""
+        self._closed = True
+        self._kept.close()
+
+    def _send_alone(self, topic: str, partition: int, record: Record, deadline: float) -> SendResult:
+        return self._kept.send_to((topic, partition), record, deadline)
+
+    def _send_alone_async(self, topic: str, partition: int, record: Record, deadline: float) -> Future[SendResult]:
+        return self._kept.send_to_async((topic, partition), record, deadline)
+
+    def _send_pairs(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
+        futures = [self._begun(topic, pair, timeout) for pair in pairs]
+        failures = [error for future in futures if (error := future.exception()) is not None]
+        if failures:
+            failures[0].add_note(f"{len(pairs) - len(failures)} of {len(pairs)} messages were acknowledged or spooled")
+            raise failures[0]
+        return [future.result() for future in futures]
+
+    def _begun(self, topic: str, pair: Pair, timeout: float | None) -> Future[SendResult]:
+        key, value = pair
+        try:
+            return self.send_async(topic, value, key, timeout=timeout)
+        except TxmqError as error:
+            future: Future[SendResult] = Future()
+            future.set_exception(error)
+            return future
+
+    def _partitions_of(self, topic: str, patience_s: float | None) -> int:
+        return self._asked(lambda seconds: self._kept.partitions_of(topic, self._deadline(seconds)), patience_s)
+
+    def _batch_size_bytes_max(self, _sender: Sender | None) -> int:
+        return self._kept.request_size_bytes_max

@@ -1,0 +1,164 @@
+"""The sessions an ordered producer speaks for: its own, and those of its former lives.
+
+Theory of operation. New batches go out in this process's *current* session, on the ``main`` connection. A batch pinned
+to another session (the process was restarted, or the broker ended the session) goes out on the ``other`` connection,
+which resumes whichever session is needed. So a batch is sent by one number only, as often as it takes.
+
+Before the first batch of a life goes out, every session of former lives is taken over once, under a higher epoch: the
+broker then closes the connection that held it and lets nobody back under a lower one, and what a killed process left in
+its sockets is stored before that or never. Else it could come in behind what is sent now.
+
+Invariants:
+    * A session's identity and secret are on disk before the first batch is sent in it, and a higher epoch before the
+      broker hears of it: each life's is higher than all before.
+    * A session is resumed only at the broker that issued it (cluster and home are compared first).
+
+Attributes of ``Sessions``: ``main``, the connection of the current session.
+"""
+
+from __future__ import annotations
+
+from txmq.client.spooling.spool import Spool
+from txmq.client.spooling.spool_rows import Held, Identity, Pin, Place
+from txmq.client.transport.connection import Link, Reply
+from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.session import PROTOCOL, Session, parse_hello, resume_wish
+from txmq.errors import ConnectionLostError, FencedError, RemoteProtocolError
+from txmq.log import records
+from txmq.runtime.threads import Lock
+
+
+class Sessions:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, main: Connection, other: Connection, spool: Spool, name: str) -> None:
+        self.main, self._other, self._spool, self._name = main, other, spool, name
+        self._noted: Identity | None = None
+        self._session: Session | None = None
+        self._former = spool.sessions()
+        self._held: dict[Identity, Held] = {}
+        self._lock = Lock()  # held over the other connection's greetings
+        self._bound: tuple[Link, Identity] | None = None
+
+    @property
+    def in_flight_max(self) -> int:
+        """Unanswered batches of a partition that the broker tells apart."""
+        return 1 if self._session is None else self._session.in_flight_max
+
+    @property
+    def request_size_bytes_max(self) -> int | None:
+        """The broker's limit, once it is known."""
+        return None if self._session is None else self._session.request_size_bytes_max
+
+    def current(self, deadline: float) -> Identity:
+        """The session new batches are numbered in; connects if need be.
+
+        Raises:
+            ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
+            StorageError: the spool cannot note the session.
+        """
+        return self.bound(deadline)[1]
+
+    def bound(self, deadline: float) -> tuple[Link, Identity, int]:
+        """The link that speaks for the current session, the session, and how many batches it tells apart.
+
+        Raises as ``current``.
+        """
+        self.end_former_lives(deadline)
+        link, session = self.main.session_link(deadline)
+        noted = self._noted
+        if session is not self._session or noted is None:
+            noted = Identity(session.cluster, session.home, session.id, session.epoch)
+            self._spool.remember_session(noted, session.secret)
+            self._held[noted] = Held(session.secret, session.epoch)
+            self._session, self._noted = session, noted
+        return link, noted, session.in_flight_max
+
+    def end_former_lives(self, deadline: float) -> None:
+        """What former lives sent is stored when this returns, or never. Raises as ``current``."""
+        if not self._former:
+            return
+        with self._lock:
+            while self._former:
+                identity = self._former[-1]
+                try:
+                    self._resumed(identity, deadline)
+                except FencedError:
+                    pass  # it has ended, and nothing comes in its name any more
+                self._spool.forget_session(identity)
+                self._former.pop()
+
+    def start(self, pin: Pin, place: Place, content: bytes, deadline: float) -> Reply:
+        """Send a batch by its number; the answer's body is its offset.
+
+        Raises:
+            FencedError: the session is no more; nothing was sent.
+            ConnectionLostError, RequestTimeoutError: nothing was sent.
+        """
+        return self._link(pin.identity, deadline).request(deadline, "put", *place, body=[stamped(content, pin)])
+
+    def _link(self, identity: Identity, deadline: float) -> Link:
+        if identity == self._noted:
+            link, session = self.main.session_link(deadline)
+            if session is self._session:
+                return link
+        with self._lock:
+            return self._resumed(identity, deadline)
+
+    def _resumed(self, identity: Identity, deadline: float) -> Link:
+        link = self._other.link(deadline)
+        if self._bound == (link, identity):
+            return link
+        self._bound = None
+        broker = self._hello(link, "none", deadline)
+        if (broker.get("cluster"), broker.get("home")) != (f"{identity.cluster:016x}", f"{identity.home:016x}"):
+            raise FencedError("another broker answers than the one that issued the session")
+        told = self._hello(link, self._wish(identity), deadline)
+        if told.get("session") != f"{identity.session:x}":
+            raise RemoteProtocolError(f"session {identity.session:x} was asked for, {told.get('session')} answered")
+        self._bound = link, identity
+        return link
+
+    def _wish(self, identity: Identity) -> str:
+        held = self._held.get(identity)
+        if held is None:
+            held = self._held[identity] = self._spool.take_session(identity)
+        if not held.secret:
+            raise FencedError(
+                f"the spool has no secret of session {identity.session:x}: an older txmq noted none, and nobody can "
+                "resume it"
+            )
+        return resume_wish(identity.session, held.epoch, held.secret)
+
+    def _hello(self, link: Link, wish: str, deadline: float) -> dict[str, object]:
+        reply = link.request(deadline, "hello", PROTOCOL, self._name, extensions={"session": wish})
+        return parse_hello(reply.result())
+
+    def renew(self, identity: Identity, deadline: float) -> None:
+        """Number what comes in another session; batches pinned to this one keep it."""
+        session = self._session
+        if session is not None and identity == self._noted:
+            self.main.renew_session(session, deadline)
+            self._noted = None
+
+    def reconnect(self) -> None:
+        """The connections do not speak for their sessions: make others."""
+        for connection in (self.main, self._other):
+            if connection.live is not None:
+                connection.live.fail(ConnectionLostError("another connection took over the session"))
+
+    def reach(self, deadline: float) -> None:
+        """Raises ConnectionLostError, soon, where the broker is away."""
+        self.main.link(deadline)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.main.close()
+        self._other.close()
+
+
+def stamped(content: bytes, pin: Pin) -> bytearray:
+    """The batch as it goes out: the same bytes for the same pin."""
+    batch = bytearray(content)
+    records.set_sequence(batch, pin.identity.session, pin.identity.epoch, pin.sequence)
+    return batch

@@ -1,0 +1,434 @@
+"""The spool: batches on local disk that wait for their partition, in order, with the numbers they were sent by.
+
+A directory with an SQLite file in WAL mode and ``synchronous=FULL``: a batch is on disk when ``append`` returns. One
+row is one encoded batch, kept as it was encoded; who sent it under which number is its *pin* (session, epoch, sequence)
+in columns of its own, so that the same row and pin always give the same bytes, which is what the broker knows a
+duplicate by. A row without a pin was certainly never stored. What may be sent is pinned before it is sent.
+
+Appending is in two steps, so that many threads share one synced transaction: ``enqueue`` takes a place in the order,
+without I/O; ``settle`` waits for it, and whoever finds the file free writes for all who wait. So a thread waits for the
+transaction under way and for its own, however many there are (64 threads: one sync for some 30 messages).
+
+Invariants:
+    * Rows of a partition come out in the order in which they went in; parked ones stand aside.
+    * One process owns a spool (lock file); anybody may read it meanwhile.
+    * All rows together hold at most ``size_bytes_max``, plus those of unknown fate, at most a flight a partition.
+    * Counts in memory are those of the file, plus what is enqueued: after a write that was cut short the former are
+      taken from it anew.
+    * A commit whose sync failed is never repeated: the spool refuses to go on until it is opened anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from txmq.client.spooling.spool_rows import (
+    CHANGES,
+    COLUMNS,
+    END_SESSION,
+    EPOCH_MAX,
+    FORGET_UNNAMED,
+    HELD,
+    INSERT,
+    RAISE_EPOCH,
+    READABLE,
+    UNPARK,
+    UNPIN,
+    UNPIN_BEHIND,
+    VERSION,
+    Change,
+    Entry,
+    Held,
+    Identity,
+    Pin,
+    Place,
+    entry_of,
+    identity_row,
+    pin_row,
+)
+from txmq.errors import SpoolFullError, StorageError, TxmqError
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.threads import Lock
+
+SIZE_BYTES_MAX = 1 << 30
+FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
+GROUP_MAX = 500  # appends that share one transaction
+
+
+class Ticket:
+    """A batch that is to be appended.
+
+    Attributes:
+        number: of its row, once it is written.
+        error: why it was not.
+    """
+
+    __slots__ = ("content", "created_ms", "error", "is_done", "messages", "number", "pin", "place")
+
+    def __init__(self, place: Place, content: bytes, created_ms: int, pin: Pin | None, messages: int) -> None:
+        self.place, self.content, self.created_ms, self.pin, self.messages = place, content, created_ms, pin, messages
+        self.number, self.is_done = 0, False
+        self.error: TxmqError | None = None
+
+
+class Spool:
+    """See the module's docstring. Thread safety: any thread of the process that opened it.
+
+    Raises:
+        DirectoryInUseError: another process owns it.
+        StorageError: the disk or SQLite refused.
+    """
+
+    def __init__(
+        self, path: str | Path, *, size_bytes_max: int = SIZE_BYTES_MAX, read_only: bool = False, name: str = FILE_NAME
+    ) -> None:
+        self.path = Path(path)
+        self.size_bytes_max = size_bytes_max
+        self._lock = Lock()
+        self._counts: dict[Place, int] = {}
+        self._size_bytes = 0
+        self._queue_lock = Lock()  # held for a moment
+        self._queue: deque[Ticket] = deque()
+        self._queued: dict[Place, int] = {}
+        self._failure: str | None = None
+        self._owner = None
+        if not read_only:
+            self._disk = OSDisk(self.path)
+            self._owner = self._disk.lock(LOCK_NAME)
+        elif not (self.path / name).is_file():
+            raise StorageError(f"{self.path} holds no spool")
+        with ExitStack() as undo:
+            undo.callback(self._release)
+            self._open(self.path / name, undo, read_only=read_only)
+            self._recount()
+            undo.pop_all()
+
+    def _open(self, file: Path, undo: ExitStack, *, read_only: bool) -> None:
+        try:
+            target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+            database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
+            undo.callback(database.close)
+            version = database.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (READABLE if read_only else CHANGES):
+                raise StorageError(f"{file}: version {version} of a spool, this txmq reads {VERSION}")
+            if not read_only:
+                mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+                database.execute("PRAGMA synchronous=FULL")
+                if mode != "wal":
+                    raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
+                changes = CHANGES[version] + FORGET_UNNAMED
+                database.executescript(f"BEGIN IMMEDIATE; {changes} PRAGMA user_version={VERSION}; COMMIT;")
+        except sqlite3.Error as error:
+            raise StorageError(f"{file}: {error}") from error
+        self._database = database
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def enqueue(
+        self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None, messages: int = 1
+    ) -> Ticket:  # fmt: skip
+        """Take a place behind all of its partition, without I/O; ``settle`` says what becomes of it."""
+        ticket = Ticket(place, content, now_ms, pin, messages)
+        with self._queue_lock:
+            self._queued[place] = self._queued.get(place, 0) + messages
+            self._queue.append(ticket)
+        return ticket
+
+    def settle(self, ticket: Ticket) -> int:
+        """Wait until a batch is written; its number. Whoever finds the file free writes what everybody enqueued.
+
+        A pinned one finds room even in a full spool: nobody could be told what became of it.
+
+        Raises:
+            SpoolFullError: it was not written.
+            StorageError: it was not written, or whether it was is not known; the text says which.
+        """
+        while not ticket.is_done:
+            with self._lock:
+                if not ticket.is_done:
+                    self._write_queue()
+        if ticket.error is not None:
+            raise type(ticket.error)(*ticket.error.args)
+        crash_point("client.ordered.spooled")
+        return ticket.number
+
+    def settle_all(self) -> None:
+        """Write what was enqueued and nobody waits for, as after an interrupt."""
+        while self._queue:
+            with self._lock:
+                self._write_queue()
+
+    def append(self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None) -> int:
+        """Add a batch behind all of its partition; its number. Raises as ``settle``."""
+        return self.settle(self.enqueue(place, content, now_ms, pin))
+
+    def _write_queue(self) -> None:
+        """One transaction for those at the front of the queue; the caller holds the lock."""
+        tickets = list(islice(self._queue, GROUP_MAX))
+        if not tickets:
+            return
+        try:
+            with self._transaction() as changes:
+                for ticket in tickets:
+                    self._insert(ticket, changes)
+        except StorageError as error:
+            for ticket in tickets:
+                ticket.error = error
+        except BaseException:  # interrupted, before the commit or behind it
+            if not self._holds(tickets):
+                raise
+            self._leave_queue(tickets)
+            raise
+        self._leave_queue(tickets)
+
+    def _insert(self, ticket: Ticket, changes: list[Change]) -> None:
+        size = self._size_bytes + sum(change[2] for change in changes) + len(ticket.content)
+        if ticket.pin is None and size > self.size_bytes_max:
+            ticket.error = SpoolFullError(
+                f"{self.path} holds {size - len(ticket.content)} bytes and cannot take {len(ticket.content)} more "
+                f"(spool_size_bytes_max {self.size_bytes_max}): nothing was stored; "
+                "it empties when its partitions can be written"
+            )
+            return
+        values = (*ticket.place, ticket.content, ticket.created_ms, ticket.messages, *pin_row(ticket.pin))
+        ticket.error, ticket.number = None, int(self._database.execute(INSERT, values).lastrowid or 0)
+        changes.append((ticket.place, ticket.messages, len(ticket.content)))
+
+    def _holds(self, tickets: Sequence[Ticket]) -> bool:
+        """Whether a transaction that was cut short is in the file: all of it is, or nothing."""
+        written = [ticket.number for ticket in tickets if ticket.error is None and ticket.number]
+        query = "SELECT 1 FROM batches WHERE number = ?"
+        return bool(written) and self._database.execute(query, (written[-1],)).fetchone() is not None
+
+    def _leave_queue(self, tickets: Sequence[Ticket]) -> None:
+        """Their counts are the file's from here on."""
+        with self._queue_lock:
+            for ticket in tickets:
+                self._queue.popleft()
+                left = self._queued[ticket.place] - ticket.messages
+                self._queued[ticket.place] = left
+                if not left:
+                    del self._queued[ticket.place]
+                ticket.is_done = True
+
+    def pin(self, pins: Sequence[tuple[Entry, Pin]]) -> None:
+        """Note the numbers that batches are about to be sent by."""
+        with self._writing():
+            self._database.executemany(
+                "UPDATE batches SET cluster = ?, home = ?, session = ?, epoch = ?, sequence = ?, floor = ?"
+                " WHERE number = ?",
+                [(*pin_row(pin), entry.number) for entry, pin in pins],
+            )
+
+    def unpin(self, entry: Entry) -> None:
+        """It is certain that this batch is not stored and never will be under its number."""
+        with self._writing():
+            self._database.execute(UNPIN, (entry.number,))
+
+    def done(self, entries: Sequence[Entry]) -> None:
+        """They are stored at the broker."""
+        with self._writing() as changes:
+            self._database.executemany("DELETE FROM batches WHERE number = ?", [(entry.number,) for entry in entries])
+            changes.extend(((entry.topic, entry.partition), -entry.messages, -len(entry.content)) for entry in entries)
+
+    def failed(self, entry: Entry, reason: str) -> None:
+        """Refused for good, once more."""
+        with self._writing():
+            self._database.execute(
+                "UPDATE batches SET attempts = attempts + 1, reason = ? WHERE number = ?", (reason, entry.number)
+            )
+
+    def park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
+        """Set a batch aside; with ``renumber``, those behind it of its session were refused because of it."""
+        with self._writing() as changes:
+            changes.append(((entry.topic, entry.partition), -entry.messages, 0))
+            if renumber and entry.pin is not None:
+                self._database.execute(
+                    UNPIN_BEHIND,
+                    (entry.topic, entry.partition, entry.number, *pin_row(entry.pin)[:4]),
+                )
+            self._database.execute("UPDATE batches SET parked = 1, reason = ? WHERE number = ?", (reason, entry.number))
+
+    def unpark(self) -> int:
+        """Have what was parked tried again; how many. What was of unknown fate may then be stored twice."""
+        counts = [((topic, partition), count) for topic, partition, _, count, *_ in self.summary() if count]
+        with self._writing() as changes:
+            self._database.execute(UNPARK)
+            changes.extend((place, count, 0) for place, count in counts)
+        return sum(count for _, count in counts)
+
+    def remember_topic(self, name: str, partitions: int) -> None:
+        """So that the partition is known when the broker is not there."""
+        with self._writing():
+            self._database.execute("INSERT OR REPLACE INTO topics VALUES (?, ?)", (name, partitions))
+
+    def remember_session(self, identity: Identity, secret: str) -> None:
+        """Note a session, and what resuming it needs, before the first batch goes out in it."""
+        with self._writing():
+            values = (*identity_row(identity), secret, identity.epoch)
+            self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, 0)", values)
+
+    def take_session(self, identity: Identity) -> Held:
+        """This process takes over a session of a former life: its epoch is on disk before the broker hears of it."""
+        with self._writing():
+            self._database.execute(RAISE_EPOCH, (EPOCH_MAX, *identity_row(identity)))
+            row = self._database.execute(HELD, identity_row(identity)).fetchone()
+        return Held("", 0) if row is None else Held(*row)
+
+    def forget_session(self, identity: Identity) -> None:
+        """Nothing of it can be on its way any more. What resuming it needs stays while a pin names it."""
+        with self._writing():
+            self._database.execute(END_SESSION, identity_row(identity))
+
+    @contextmanager
+    def _writing(self) -> Iterator[list[Change]]:
+        with self._lock, self._transaction() as changes:
+            yield changes
+
+    @contextmanager
+    def _transaction(self) -> Iterator[list[Change]]:
+        """Forced when the block ends; counts in memory follow by what the block lists. The caller holds the lock."""
+        if self._failure is not None:
+            raise StorageError(self._failure)
+        changes: list[Change] = []
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            yield changes
+            self._commit()
+            for place, count, size in changes:
+                self._add(place, count, size)
+        except BaseException as error:
+            self._roll_back()
+            self._recount()
+            if isinstance(error, sqlite3.Error):
+                raise StorageError(f"{self.path}: {error}; nothing was written") from error
+            raise
+
+    def _commit(self) -> None:
+        try:
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise  # the last page did not fit: a commit without its end is none
+            # A failed sync is not repeated: the system forgets what it could not write, and says so once.
+            self._failure = f"{self.path}: {error}: what the disk holds is not known until the spool is opened anew"
+            raise StorageError(self._failure) from error
+
+    def _add(self, place: Place, count: int, size: int) -> None:
+        self._size_bytes += size
+        self._counts[place] = self._counts.get(place, 0) + count
+        if not self._counts[place]:
+            del self._counts[place]
+
+    def _roll_back(self) -> None:
+        with suppress(sqlite3.Error):
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+
+    def _recount(self) -> None:
+        try:
+            rows = self._database.execute(
+                "SELECT topic, partition, sum(messages) FROM batches WHERE NOT parked GROUP BY topic, partition"
+            ).fetchall()
+            size = self._database.execute("SELECT coalesce(sum(length(content)), 0) FROM batches").fetchone()[0]
+        except sqlite3.Error as error:
+            self._failure = f"{self.path}: {error}"
+            raise StorageError(self._failure) from error
+        self._counts, self._size_bytes = {(topic, partition): count for topic, partition, count in rows}, size
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def count(self, place: Place) -> int:
+        """How many messages of a partition wait."""
+        # The queue first: what leaves it is in the file's count before.
+        return self._queued.get(place, 0) + self._counts.get(place, 0)
+
+    @property
+    def waiting(self) -> dict[Place, int]:
+        """The partitions with messages that wait, and how many."""
+        return {place: self.count(place) for place in (*self._queued.copy(), *self._counts.copy())}
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all batches, parked ones too."""
+        return self._size_bytes
+
+    def head(self, place: Place, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
+        """The first batches of a partition that wait: as many as hold ``size_bytes_max`` together, one at least."""
+        front = "WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?"
+        sizes = self._rows(f"SELECT length(content) FROM batches {front}", (*place, limit))  # noqa: S608  a constant
+        count = sum(1 for total in accumulate(size for (size,) in sizes) if total <= size_bytes_max)
+        return self._read(front, (*place, max(count, min(1, limit))))
+
+    def parked(self, limit: int = 1000) -> list[Entry]:
+        """What was set aside."""
+        return self._read("WHERE parked ORDER BY number LIMIT ?", (limit,))
+
+    def entries(self, limit: int = 1000) -> list[Entry]:
+        """Everything, in order of arrival."""
+        return self._read("ORDER BY number LIMIT ?", (limit,))
+
+    def summary(self) -> list[tuple[str, int, int, int, int, int]]:
+        """A row a partition: topic, partition, messages waiting, parked, bytes, time of the oldest in ms."""
+        return self._rows(
+            "SELECT topic, partition, sum(messages * NOT parked), sum(messages * parked), sum(length(content)),"
+            " min(created_ms) FROM batches GROUP BY topic, partition ORDER BY topic, partition", (),
+        )  # fmt: skip
+
+    def topics(self) -> dict[str, int]:
+        """Names, and how many partitions each had."""
+        return dict(self._rows("SELECT name, partitions FROM topics", ()))
+
+    def sessions(self) -> list[Identity]:
+        """Those whose batches may still be on their way."""
+        rows = self._rows("SELECT cluster, home, session, epoch FROM sessions WHERE NOT is_over", ())
+        return [
+            Identity(int(cluster, 16), int(home, 16), int(session, 16), epoch) for cluster, home, session, epoch in rows
+        ]
+
+    def _read(self, condition: str, values: Sequence[object]) -> list[Entry]:
+        # Constants of this module; what comes from outside are values.
+        return [entry_of(row) for row in self._rows(f"SELECT {COLUMNS} FROM batches {condition}", values)]  # noqa: S608
+
+    def _rows(self, query: str, values: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
+        with self._lock:
+            try:
+                return self._database.execute(query, tuple(values)).fetchall()
+            except sqlite3.Error as error:
+                raise StorageError(f"{self.path}: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the file; what is in it stays."""
+        with suppress(StorageError):  # told to whoever waits for it
+            self.settle_all()
+        with self._lock:
+            self._database.close()
+            self._release()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the lock file, which is the parent's, and leave the database alone."""
+        self._release()
+
+    def _release(self) -> None:
+        if self._owner is not None:
+            self._owner.release()
+            self._disk.close()
+            self._owner = None

@@ -1,0 +1,167 @@
+"""Topics as an operator sees them: ``client.topics``.
+
+``Topics`` also keeps what the client's own senders and readers need of a topic (its id, how many partitions it has),
+for ``METADATA_AGE_S_MAX`` seconds at most, and asks again when the broker says that a topic is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+from txmq.client.transport.reconnecting import Connection
+from txmq.errors import (
+    BrokerAwayError,
+    ConnectionLostError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from txmq.model import RetentionPolicy, Storage, TopicConfig, is_valid_name
+from txmq.protocol.json_text import json_object
+from txmq.registry.topics import Topic
+from txmq.runtime.ports import Clock
+
+METADATA_AGE_S_MAX = 30.0
+
+Fields = dict[str, Any]
+FieldsList = list[Fields]
+Setting = int | str | bool | Storage | RetentionPolicy | None
+
+
+class Topics:
+    """``client.topics``. Thread safety: any thread."""
+
+    def __init__(self, connection: Callable[[], Connection], clock: Clock, timeout: float) -> None:
+        self._connection, self._clock, self._timeout = connection, clock, timeout
+        self._known: dict[str, tuple[Topic, float]] = {}
+
+    def create(self, name: str, partitions: int = 1, **settings: Setting) -> TopicConfig:
+        """Create a topic.
+
+        Args:
+            name: 1 to 200 of ``A-Z a-z 0-9 . _ -``, starting with a letter or digit.
+            partitions: how many.
+            settings: ``storage``, ``retention_ms``, ``retention_size_bytes``, ``retention_policy``,
+                ``segment_size_bytes``, ``segment_age_ms``, ``accept_publish``, ``accept_read``; None lifts a limit.
+
+        Raises:
+            TopicExistsError, InvalidNameError, BadRequestError: as their names say.
+            ConnectionLostError, RequestTimeoutError: whether it was created is not known.
+
+        Durability: the topic is in the broker's journal when this returns.
+        """
+        return self._change("create", name, {"partitions": partitions, **settings})
+
+    def alter(self, name: str, **settings: Setting) -> TopicConfig:
+        """Change settings; those not named stay. ``partitions`` may only grow. Errors as ``create``."""
+        return self._change("alter", name, settings)
+
+    def delete(self, name: str) -> None:
+        """Delete a topic with all its messages.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        self._known.pop(name, None)
+        self._connection().call("topic", "delete", _checked(name), timeout=self._timeout)
+
+    def describe(self, name: str) -> TopicConfig:
+        """A topic's settings.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        return self.refresh(name).config
+
+    def watermarks(self, name: str) -> FieldsList:
+        """What each partition holds now: ``partition``, ``start``, ``end``, ``bytes``, ``broker_number``.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        body = self._connection().repeat("topic", "describe", _checked(name), timeout=self._timeout)
+        held: FieldsList = json_object(body)["watermarks"]
+        return held
+
+    def list(self) -> list[TopicConfig]:
+        """All topics."""
+        body = self._connection().repeat("topic", "list", "*", timeout=self._timeout)
+        return [_topic(fields).config for fields in json_object(body)["topics"]]
+
+    def ensure(self, name: str, partitions: int = 1, **settings: Setting) -> None:
+        """Create a topic where it is missing; the settings are those of ``create``."""
+        try:
+            self.known(name)
+        except UnknownTopicError:
+            with suppress(TopicExistsError):  # somebody else was faster
+                self.create(name, partitions, **settings)
+
+    def known(self, name: str, timeout: float | None = None) -> Topic:
+        """Id and settings, at most ``METADATA_AGE_S_MAX`` old. As ``refresh`` else."""
+        return self.held(name) or self.refresh(name, timeout)
+
+    def held(self, name: str) -> Topic | None:
+        """The same, where nobody has to be asked."""
+        entry = self._known.get(name)
+        return entry[0] if entry is not None and self._clock.monotonic() < entry[1] else None
+
+    def refresh(self, name: str, timeout: float | None = None) -> Topic:
+        """Ask the broker, for ``timeout`` seconds (the client's by default).
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+            BrokerAwayError: it did not answer in time.
+        """
+        self._known.pop(name, None)
+        try:
+            seconds = self._timeout if timeout is None else timeout
+            body = self._connection().repeat("meta", _checked(name), timeout=seconds)
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            raise BrokerAwayError(f"the broker does not say what {name} is: {error}") from error
+        topic = _topic(json_object(body)["topics"][0])
+        self._known[name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
+        return topic
+
+    def forget(self, name: str) -> None:
+        """What is known may be wrong."""
+        self._known.pop(name, None)
+
+    def _change(self, action: str, name: str, settings: Fields) -> TopicConfig:
+        words = {key: _word(value) for key, value in settings.items()}
+        self._known.pop(name, None)
+        connection = self._connection()
+        body = connection.call("topic", action, _checked(name), extensions=words, timeout=self._timeout)
+        return _topic(json_object(body)).config
+
+
+def _checked(name: str) -> str:
+    """A word that the line can carry; whether it is a topic's name the broker says."""
+    if not isinstance(name, str):
+        raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
+    if not is_valid_name(name):
+        raise LocalProtocolError(f"{name[:80]!r} cannot name a topic: 1 to 200 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+_TOPIC_FIELDS = ("topic_id", *TopicConfig.__slots__)
+
+
+def _topic(fields: Fields) -> Topic:
+    """Read a topic; a newer broker may send fields this client does not know."""
+    try:
+        return Topic.from_json({name: fields[name] for name in _TOPIC_FIELDS})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"not a topic: {error!r}") from None

@@ -1,0 +1,1 @@
+"""The transaction block and its endings, half messages, the X/Open resource."""

@@ -1,0 +1,121 @@
+"""The resolver's thread: one in every client that has resources, started by its first transaction with one.
+
+It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
+fork.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from txmq.runtime.owner import current_owner
+from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
+from txmq.xa import LastResource
+from txmq.xa.broker_port import Answer
+from txmq.xa.database.hazard import Hazard
+from txmq.xa.resolver import Resolver
+from txmq.xa.two_phase.branch import XAResource
+
+_THREAD_NAME = "txmq-resolver"
+CLOSE_PATIENCE_S = 1.0  # a connection that is closed with answers unread may take requests with it
+
+
+class BackgroundResolver:
+    """A ``Resolver`` in a thread of its own.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._resolver = Resolver(client, [])
+        self._of_parents: list[Resolver] = []
+        self._signal = Signal()
+        self._lock = Lock()
+        self._process: int | None = None
+        self._thread: int | None = None
+        self._ended = Signal()
+        self._is_stopping = False
+
+    def add(self, resource: LastResource | XAResource) -> None:
+        """Settle for this resource, too; starts the thread."""
+        process = current_owner()[0]
+        if self._process != process:
+            with self._lock:
+                self._begin_in(process, resource)
+        self._resolver.add(resource)
+
+    def _begin_in(self, process: int, first: LastResource | XAResource) -> None:
+        if self._process == process:
+            return
+        if self._process is not None:
+            # Its connections to databases are the parent's: neither used nor closed here, nor let go, which closes.
+            self._of_parents.append(self._resolver)
+            self._resolver = self._resolver.anew()
+        self._resolver.add(first)
+        self._process = process
+        start_daemon(_THREAD_NAME, self._run)
+
+    def wake(self) -> None:
+        """Something was left unsettled: look at once."""
+        self._signal.set()
+
+    def report(self, hazard: Hazard) -> None:
+        """The broker could not be told that a body has ended its database's transaction: go on telling it."""
+        self._resolver.report(hazard)
+        self.wake()
+
+    def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
+        """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""
+        self._resolver.xa_desk(resource).completed(txid, answer)
+
+    def watch(self, resource: XAResource, txid: str, on_settled: Callable[[], None]) -> None:
+        """An owner has left a branch: call when nothing of the transaction is in doubt in this resource."""
+        self._resolver.xa_desk(resource).watch(txid, on_settled)
+
+    def stop(self) -> None:
+        """End the thread: it removes the last markers first, and is waited for a moment.
+
+        What is unsettled is found by the next resolver.
+        """
+        is_running = self._process == current_owner()[0]
+        if is_running:
+            self._resolver.await_completes(CLOSE_PATIENCE_S)
+        self._is_stopping = True
+        self._signal.set()
+        if is_running and self._thread != thread_number():
+            self._ended.wait(CLOSE_PATIENCE_S)
+
+    def wait(self, timeout: float) -> bool:
+        """See ``txmq.xa.resolver.Stop``."""
+        if not self._is_stopping:
+            self._signal.wait(timeout)
+        return self._is_stopping
+
+    def _run(self) -> None:
+        self._thread = thread_number()
+        try:
+            self._resolver.run(self)
+        finally:
+            self._ended.set()
+
+
+_resolvers: weakref.WeakKeyDictionary[Any, BackgroundResolver] = weakref.WeakKeyDictionary()
+_lock = Lock()
+
+
+def resolver_of(client: Any) -> BackgroundResolver:
+    """The client's resolver, made when first asked for."""
+    found = _resolvers.get(client)
+    if found is None:
+        with _lock:
+            found = _resolvers.setdefault(client, BackgroundResolver(client))
+    return found
+
+
+def stop_resolver(client: Any) -> None:
+    """Called when a client is closed."""
+    found = _resolvers.pop(client, None)
+    if found is not None:
+        found.stop()

@@ -1,0 +1,385 @@
+"""The transaction block: ``with producer.transaction(...) as tx``.
+
+Theory of operation. ``tx.send`` adds a message; ``producer.send`` finds the block that it stands in (``current``).
+Messages are kept here (``transaction_parts``) and go out with the decision, or ahead of it once they no longer fit one
+request. At the end of the block a local transaction is decided by the broker (``transaction_local``), one with a last
+resource by its database (``last_resource_block``), one with XA resources by the broker when all of them are prepared
+(``transaction_xa_block``). An exception in the body rolls back and goes on unchanged.
+
+Invariants:
+    * no block inside a block, and nothing joins a block that is over;
+    * a block may be left in another context or thread than it was entered in (a synchronous dependency of FastAPI);
+    * a block belongs to the process that began it: a forked child that leaves it tells nobody anything, for what it
+      would roll back may be committed by then;
+    * a normal return means that the decision is durable; ``pending`` names who is still to be told;
+    * an error in cleaning up never takes the place of the body's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+from txmq.client.arguments import require_transaction_timeout
+from txmq.client.transaction import local
+from txmq.client.transaction.acks import TransactionAcks
+from txmq.client.transaction.background_resolver import resolver_of
+from txmq.client.transaction.broker_side import TransactionHome, raise_rolled_back, rolled_back
+from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
+from txmq.client.transaction.last_resource_block import LastResourceBlock
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.xa_block import XaBlock, is_xa, refuse_twins
+from txmq.errors import (
+    ConfigError,
+    HeuristicError,
+    RolledBackError,
+    TransactionStateError,
+    TxmqError,
+    anew,
+)
+from txmq.model import Message, Outcome, SendResult
+from txmq.runtime.owner import current_process
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Lock
+from txmq.xa import LastResource
+from txmq.xa.database.guarded_connection import tell_of_use
+from txmq.xa.last_resource.resource import UsedConnection
+from txmq.xa.last_resource.savepoint import Savepoint
+from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
+
+_STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
+Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
+_UNKNOWN, _COMMITTED = Outcome.UNKNOWN, Outcome.COMMITTED  # looking them up costs 0.2 us each, once a transaction
+
+
+class Transaction:
+    """A unit of messages and database rows that become visible all or none.
+
+    Args:
+        client: whose broker is the home.
+        producer: chooses partitions for ``send``.
+        resources: one ``LastResource``, or any number of XA resources, or what their ``using`` answers.
+        timeout: seconds from the beginning of the block within which it must be decided.
+
+    Attributes:
+        client: as given.
+        outcome: COMMITTED or ROLLED_BACK once that is durable, UNKNOWN before, and where it cannot be known: also
+            where the body has ended the database's transaction by itself.
+
+    Thread safety: ``send`` and ``add`` from any thread; the block belongs to one. In a forked child it is nobody's:
+    whatever uses it, or leaves it without an error, raises a ``TransactionStateError``.
+    """
+
+    def __init__(
+        self, client: Any, producer: Any, resources: Sequence[Resource] = (), timeout: float = 30.0,
+        *, compression: str | None = None,
+    ) -> None:  # fmt: skip
+        require_transaction_timeout(timeout)
+        self._resource, self._xa_resources = _sorted_out(resources)
+        self.client, self._producer = client, producer
+        self.outcome = _UNKNOWN
+        self._timeout = timeout
+        self._clock: Clock = client.clock
+        self._messages = MessageBuffer(compression)
+        self._home: TransactionHome | None = None
+        self._databases: LastResourceBlock | XaBlock | None = None
+        self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
+        self._entered: Entered | None = None
+        self._lock = Lock()
+        self._savepoints = self._in_savepoints = 0  # made; open
+        self._acks: TransactionAcks | None = None
+        self._process = 0  # that began the block
+        self._state: Literal["new", "open", "over"] = "new"
+
+    # --- in the block ------------------------------------------------------------------------------------------------
+
+    def send(
+        self, topic: str, value: bytes, key: bytes | None = None, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send a message as part of this transaction; arguments as ``Producer.send``.
+
+        Returns:
+            A result with status PENDING; ``results`` has the offsets once the block is over.
+        """
+        self._require_use()
+        result: SendResult = self._producer.send_in(
+            self, topic, value, key=key, headers=headers, tag=tag, partition=partition
+        )
+        return result
+
+    def add(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None,
+        headers: Sequence[tuple[str, bytes]], timestamp_ms: int,
+    ) -> SendResult:  # fmt: skip
+        """Append a message whose partition is chosen; for producers.
+
+        Raises:
+            TransactionStateError: the block is over.
+            RolledBackError: the transaction outgrew one request, and the broker refused a part sent ahead.
+        """
+        with self._lock:
+            home = self._require_open()
+            result = self._messages.add(topic, partition, (key, value, headers, timestamp_ms))
+            if self._messages.size_bytes > _STREAM_AT_BYTES:
+                self._stream(home)
+        return result
+
+    def ack(self, message: Message) -> None:
+        """A message that a consumer delivered is dealt with, exactly when this transaction commits.
+
+        Its offset is saved in the broker together with the decision. Acknowledge a partition's messages in order. When
+        the block has rolled back the message is as it was: reject it, or run the block again.
+
+        Raises:
+            TransactionStateError: a message before it is not acknowledged; it is not under way, or another
+                transaction's.
+            RolledBackError: its partition is somebody else's now, or an earlier transaction's outcome is not known yet.
+            ConfigError: the consumer's offsets are not in the broker.
+
+        Durability: with the decision.
+        """
+        self._require_use()
+        if self._in_savepoints:
+            raise TransactionStateError("an offset cannot be taken back: acknowledge outside of the savepoint")
+        with self._lock:
+            home = self._require_open()
+            home.acks = self._acks = self._acks or TransactionAcks(self.client)
+            self._acks.add(message)
+
+    def connection(self, resource: LastResource | XAResource) -> Any:
+        """The database connection of this transaction: the driver's own, without commit, rollback and close."""
+        entered = self._require_use()
+        if self._databases is None:
+            raise TransactionStateError(f"{resource!r} takes no part in this transaction")
+        connection = self._databases.connection(resource)
+        tell_of_use(connection, lambda: note_use(entered))
+        return connection
+
+    @contextmanager
+    def savepoint(self, resource: LastResource | XAResource) -> Iterator[None]:
+        """A block in which a statement may fail without dooming the transaction.
+
+        An exception that leaves it undoes its rows, and takes back the messages sent in it, and goes on::
+
+            try:
+                with tx.savepoint(db):
+                    tx.connection(db).execute("INSERT ...")
+                    tx.send("orders", b"created")
+            except IntegrityError:
+                ...  # was there already; the transaction goes on
+
+        Left normally, what it did stays; a statement that failed in it did nothing (``xa/last_resource/savepoint.py``).
+
+        Raises:
+            TransactionStateError: the resource takes no part in the transaction.
+            RolledBackError: left normally, and PostgreSQL keeps nothing behind a statement that failed; or messages
+                sent in it were sent ahead, and cannot be taken back: the transaction is doomed.
+        """
+        connection = self.connection(resource)
+        count, self._savepoints = len(self._messages), self._savepoints + 1
+        point = Savepoint(connection, self._savepoints)
+        self._in_savepoints += 1
+        try:
+            try:
+                yield
+            except BaseException:
+                point.roll_back()
+                raise
+            point.release()
+        except BaseException:
+            self._take_back(count)
+            raise
+        finally:
+            self._in_savepoints -= 1
+
+    def _take_back(self, count: int) -> None:
+        with self._lock:
+            if self._state == "open" and not self._messages.take_back(count) and self._failure is None:
+                self._failure = RolledBackError(
+                    "a savepoint was rolled back whose messages were sent ahead of the decision", retriable=False
+                )
+
+    @property
+    def txid(self) -> str:
+        """The transaction's id; taken from the broker's session when first asked for."""
+        if self._home is None:
+            raise TransactionStateError("the transaction has not begun: use it as a context manager")
+        return self._home.txid
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Who is still to be told of the decision: "broker", or names of XA resources; empty when all is done."""
+        return () if self._databases is None else self._databases.pending
+
+    @property
+    def results(self) -> list[SendResult]:
+        """One result a message, in order of sending; with offsets once the broker has told them."""
+        return self._messages.results
+
+    # --- the block ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Transaction:
+        if self._state != "new":
+            raise TransactionStateError("a transaction is for one block: make another one")
+        if current_transaction() is not None:
+            raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
+        home = TransactionHome(self.client, self._clock, self._timeout)
+        home.reach()
+        if self._resource is not None or self._xa_resources:
+            self._databases = self._begin(home)
+        self._home, self._state, self._process = home, "open", current_process()
+        self._entered = enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if self._is_parents:
+            self._left_by_child(error)
+            return False
+        home = self._require_open()
+        with self._lock:
+            self._state = "over"
+        self._leave_contexts()
+        try:
+            if self._databases is not None:
+                self._end_databases(self._databases, error)
+            elif error is None:
+                self._commit_local(home)
+            else:
+                self._undo_local(home)
+        finally:
+            if self._acks is not None:
+                self._acks.ended(self._told_outcome(), home.txid if home.has_txid else None)
+        return False
+
+    def _leave_contexts(self) -> None:
+        if self._entered is not None:
+            self._entered.end()
+
+    def _left_by_child(self, error: BaseException | None) -> None:
+        self._leave_contexts()
+        if error is None:
+            self._require_open()
+
+    def _told_outcome(self) -> Outcome:
+        databases = self._databases
+        return databases.told(self.outcome) if isinstance(databases, LastResourceBlock) else self.outcome
+
+    def _require_use(self) -> Entered:
+        """The block is open, and used by its name: a context that does not stand in it is to remember that."""
+        self._require_open()
+        entered = self._entered
+        assert entered is not None
+        note_use(entered)
+        return entered
+
+    def _require_open(self) -> TransactionHome:
+        if self._state != "open" or self._home is None:
+            word = "has not begun" if self._state == "new" else "is over"
+            raise TransactionStateError(f"the transaction {word}: use it inside its with block")
+        if self._is_parents:
+            raise TransactionStateError("the block is that of the process which this one was forked from")
+        return self._home
+
+    @property
+    def _is_parents(self) -> bool:
+        return self._process not in (0, current_process())
+
+    def _begin(self, home: TransactionHome) -> LastResourceBlock | XaBlock:
+        try:
+            home.txid  # noqa: B018  takes the session
+        except TxmqError as error:
+            raise_rolled_back(error, None)
+        try:
+            if self._resource is not None:
+                return LastResourceBlock(home, self._resource, self._messages, resolver_of(self.client))
+            return XaBlock(home, self._xa_resources, self._messages, resolver_of(self.client))
+        except BaseException:
+            home.finished()
+            raise
+
+    def _stream(self, home: TransactionHome) -> None:
+        if self._failure is not None:
+            raise anew(self._failure)
+        self._failure = RolledBackError("sending messages ahead was interrupted")
+        try:
+            if isinstance(self._databases, LastResourceBlock):
+                self._databases.parts_streamed()
+            home.stream(home.take_parts(self._messages))
+        except TxmqError as error:
+            self._failure = rolled_back(error, home.txid if home.has_txid else None)
+            raise anew(self._failure) from self._failure.__cause__
+        self._failure = None
+
+    # --- local -------------------------------------------------------------------------------------------------------
+
+    def _commit_local(self, home: TransactionHome) -> None:
+        if not self._messages and not self._acks:
+            self._ended(home, Outcome.COMMITTED)
+            return
+        try:
+            if self._failure is not None:
+                local.withdraw(home)
+                raise anew(self._failure)
+            lines = local.commit(home, self._messages)
+        except RolledBackError:
+            self._ended(home, Outcome.ROLLED_BACK)
+            raise
+        except BaseException:  # unknown, or an interrupt in the middle
+            home.lost()
+            raise
+        self._messages.place(lines)
+        self._ended(home, _COMMITTED)
+        home.find_lost()
+
+    def _undo_local(self, home: TransactionHome) -> None:
+        # Nothing was asked to be decided: it is rolled back whatever becomes of the request.
+        self._ended(home, Outcome.ROLLED_BACK)
+        local.withdraw(home)
+
+    def _ended(self, home: TransactionHome, outcome: Outcome) -> None:
+        self.outcome = outcome
+        home.finished()
+
+    # --- with databases ----------------------------------------------------------------------------------------------
+
+    def _end_databases(self, databases: LastResourceBlock | XaBlock, error: BaseException | None) -> None:
+        self.outcome, problem = databases.end(error, self._failure)
+        run = databases.run
+        if run.lines is not None:
+            self._messages.place(run.lines)
+        if error is not None:  # the body's own: it goes on, unchanged
+            if isinstance(problem, HeuristicError):
+                error.add_note(str(problem))
+            return
+        if run.interrupt is not None:
+            raise run.interrupt
+        if problem is not None:
+            raise problem
+
+
+def _sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnection | None, Sequence[Resource]]:
+    """The last resource, and the XA resources; not both."""
+    if not resources:
+        return None, ()
+    last: list[LastResource | UsedConnection] = []
+    for resource in resources:
+        if isinstance(resource, LastResource | UsedConnection):
+            last.append(resource)
+        elif not is_xa(resource):
+            raise ConfigError(f"{resource!r} is not a resource: expected a LastResource, or what its using() answers")
+    if len(last) > 1:
+        raise ConfigError("a transaction takes one last resource: its COMMIT is the decision")
+    if last and len(resources) > 1:
+        raise ConfigError(
+            "a last resource and XA resources do not mix: one decides by its own COMMIT, the others by the broker's "
+            "decision; use MySQLResource for all of them"
+        )
+    if last:
+        return last[0], ()
+    refuse_twins(resources)
+    return None, resources

@@ -1,0 +1,380 @@
+"""One transaction's conversation with its home broker: parts, prepare, commit, rollback, under one transaction id.
+
+Theory of operation. The id is taken when it is first needed, from the session of that moment, and stands for that
+session's broker for good. Every request may be repeated under the same id: the broker executes it once and gives the
+same answer. What is not known after a lost connection is asked again here until the deadline; what a refusal means is
+left to the caller, together with whether an earlier attempt may have been executed (``may_have_arrived``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from txmq.client.transaction.acks import TransactionAcks
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer, Streamed
+from txmq.client.transport.reconnecting import AWAY_S_MAX
+from txmq.errors import (
+    ConnectionLostError,
+    FencedError,
+    RequestTimeoutError,
+    RolledBackError,
+    SessionFullError,
+    TransactionAwayError,
+    TransactionConflictError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+    UnknownTransactionError,
+)
+from txmq.model import Outcome
+from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
+from txmq.runtime.ports import Buffer, Clock
+from txmq.xa.database.hazard import Hazard
+from txmq.xid import TxId
+
+RETRY_S = 0.02  # between attempts that failed without taking time themselves
+ROLLBACK_TIMEOUT_S = 2.0  # nobody's outcome depends on its answer
+LOST = (ConnectionLostError, UnavailableError)  # not answered, and the broker may be away
+_UNANSWERED = (*LOST, RequestTimeoutError)
+_ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
+# What was refused is this transaction's id: the block has another one when it is run again.
+_OF_THIS_ID = (TransactionConflictError, FencedError, UnknownTransactionError)
+_REQUEST_OVERHEAD_BYTES = 300  # one part's line
+
+Extensions = dict[str, str | int | bytes | None]
+Numbers = dict[str, int]
+
+
+class TransactionHome:
+    """See the module's docstring.
+
+    Attributes:
+        deadline: monotonic time.
+        streamed: what was sent ahead.
+        may_have_arrived: a request that decides was sent and was not answered.
+        acks: what is acknowledged together with the messages.
+    """
+
+    def __init__(self, client: Any, clock: Clock, timeout_s: float) -> None:
+        self.client, self._clock = client, clock
+        self.timeout_s = timeout_s
+        self.deadline = clock.monotonic() + timeout_s
+        self.streamed = Streamed()
+        self.may_have_arrived = False
+        self.acks: TransactionAcks | None = None
+        self._control: Any = None
+        self._session: Any = None
+        self._counter = 0
+        self._txid = ""
+
+    # --- identity and time -------------------------------------------------------------------------------------------
+
+    @property
+    def txid(self) -> str:
+        """The transaction's id; taken from the session when first asked for."""
+        if not self._txid:
+            # The connection goes with the session: this one's owner it is, whatever the client takes for its next.
+            self._control = control = self.client.control
+            session = control.session
+            if session is None:
+                _, session = control.session_link(self._clock.monotonic() + self.client.timeout)
+            self._session = session
+            self._counter, self._txid = session.next_txid_text()
+        return self._txid
+
+    @property
+    def has_txid(self) -> bool:
+        """Whether an id was taken."""
+        return self._txid != ""
+
+    @property
+    def cluster(self) -> str:
+        """The broker's cluster, 16 hex digits."""
+        self.txid  # noqa: B018  takes the session
+        return f"{self._session.cluster:016x}"
+
+    @property
+    def request_size_bytes_max(self) -> int:
+        """Largest body of a request."""
+        self.txid  # noqa: B018  takes the session
+        limit: int = self._session.request_size_bytes_max
+        return limit
+
+    @property
+    def remaining_s(self) -> float:
+        """Until the deadline; negative behind it."""
+        return self.deadline - self._clock.monotonic()
+
+    @property
+    def deadline_ms(self) -> int:
+        """The deadline as wall time of the broker, which refuses what comes later."""
+        self.txid  # noqa: B018  takes the session
+        ahead_ms: int = self._session.clock_ahead_ms
+        return ahead_ms + int(self.deadline * 1000)
+
+    def check_deadline(self) -> None:
+        """Refuse to go on behind the deadline.
+
+        Raises:
+            TransactionTimeoutError: it has passed.
+        """
+        if self._clock.monotonic() >= self.deadline:
+            text = "timeout= passed before the end of the block, or before the broker was reached; nothing happened"
+            raise TransactionTimeoutError(text, self._txid or None)
+
+    def was_refused(self, error: TxmqError) -> None:
+        """A prepare was: for being late, by a clock that was set meanwhile, if here it is not. The next one is not."""
+        self.leave_full_session(error)
+        if isinstance(error, TransactionConflictError) and self.remaining_s > 0:
+            with suppress(TxmqError):
+                self._control.measure_clock(self._session, ROLLBACK_TIMEOUT_S)
+
+    def leave_full_session(self, error: TxmqError) -> None:
+        """A request was refused; where that was for its session, the client's next transactions have another one."""
+        if isinstance(error, SessionFullError):
+            self.client.leave_session(self._session)
+
+    def reach(self) -> None:
+        """Make sure that the broker is there: before the body, which locks rows, and before its end is begun.
+
+        Raises:
+            TransactionAwayError: it is not.
+        """
+        try:
+            (self._control or self.client.control).reach(self.deadline)
+        except TxmqError as error:
+            raise_rolled_back(error, self._txid or None)
+
+    def is_back(self) -> bool:
+        """The broker was lost before it answered: whether it is there again, within ``AWAY_S_MAX``."""
+        try:
+            self._control.regain(min(self.deadline, self._clock.monotonic() + AWAY_S_MAX))
+        except TxmqError:
+            return False
+        return True
+
+    def pause(self, seconds: float = RETRY_S) -> None:
+        """Wait before the same thing is tried again."""
+        self._clock.sleep(seconds)
+
+    def keep(self) -> None:
+        """A resolver needs the outcome from the broker until ``finished``, whoever is told it meanwhile."""
+        if self._txid:
+            self._session.keep(self._counter)
+
+    def finished(self) -> None:
+        """The end is known: the broker need not keep it for us. Once."""
+        if self._txid:
+            self._session.finished(self._counter)
+
+    def lost(self) -> None:
+        """The end was not seen, and nobody but this session's later transactions will ask for it."""
+        if self._txid:
+            self._session.lost.append(self._counter)
+
+    def find_lost(self) -> None:
+        """Ask for the end of one lost transaction, now that the broker answers.
+
+        It holds the session's floor, and the broker refuses a session (429) that leaves too many outcomes unfinished.
+        ``fence`` makes the answer final: its deadline is over, so what never arrived must not arrive now.
+        """
+        session = self._session
+        try:
+            counter = session.lost.popleft()
+        except IndexError:
+            return
+        txid = str(TxId(session.cluster, session.home, session.id, counter))
+        is_found = False
+        try:
+            reply = self._control.call("outcome", txid, extensions={"fence": None}, timeout=ROLLBACK_TIMEOUT_S)
+            outcome = _ENDS.get(parse_outcome(reply)[0])
+            if outcome is not None:
+                session.found(counter, outcome)
+                is_found = True
+        except FencedError:  # nothing is kept of it
+            session.finished(counter)
+            is_found = True
+        except TxmqError:
+            pass
+        finally:
+            if not is_found:
+                session.lost.append(counter)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def take_parts(self, messages: MessageBuffer, *, keyed: bool = True) -> list[EncodedPart]:
+        """What was not taken yet, in parts that the broker takes."""
+        return messages.take_parts(self.txid, self.request_size_bytes_max // 2, keyed=keyed)
+
+    def stream(self, parts: Sequence[EncodedPart]) -> None:
+        """Send parts ahead of the decision.
+
+        Raises:
+            TxmqError: the stream is broken; what was sent is rolled back by the broker, or by ``rollback``.
+        """
+        for part in parts:
+            self.check_deadline()
+            extensions: Extensions = {"tx": self.txid}
+            # Stated before it is sent: an unanswered part makes the decision fail, never pass without it.
+            self.streamed.add(part.batch)
+            self._call(self._patience_s, "put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
+
+    def fits_one_request(self, parts: Sequence[EncodedPart], beside_bytes: int = 0) -> bool:
+        """Whether the parts can go with the decision, and with ``beside_bytes`` of something else."""
+        size = beside_bytes + (len(self.acks.stated()) if self.acks is not None else 0)
+        for part in parts:
+            size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
+        return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
+
+    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str) -> Any:
+        """Send ``prepare`` of a last resource; its answer is to be waited for.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
+        given: dict[str, str | int] = {"resource": resource, "uuid": uuid, "table": table}
+        stated = given | {"deadline": self.deadline_ms} | self._floor() | self._stated()
+        head = f"prepare {self.txid} last-resource"
+        return self._control.submit_transaction(head, stated, self._body(parts), self._until(0.0))
+
+    def submit_prepare_as(self, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> Any:
+        """Send ``prepare`` of any kind, with the words of that kind; its answer is to be waited for.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
+        txid = self.txid
+        return self._control.submit(
+            "prepare", txid, kind, extensions=given | self._floor() | self._stated(),
+            body=self._body(parts), timeout=max(self.remaining_s, 0.0),
+        )  # fmt: skip
+
+    def commit_local(self, parts: Sequence[EncodedPart]) -> list[PartResult]:
+        """Decide: messages and decision in one request, repeated under the same id until it is answered.
+
+        Raises:
+            BrokerError: refused.
+            TransactionTimeoutError: the deadline passed and nothing was ever sent.
+            ConnectionLostError, RequestTimeoutError, UnavailableError: the deadline passed without an answer.
+        """
+        body, stated = self._body(parts), self._stated()
+        while True:
+            if not self.may_have_arrived:
+                self.check_deadline()
+            is_sent, head = False, f"commit {self.txid}"
+            try:
+                reply = self._control.submit_transaction(head, self._floor() | stated, body, self.deadline)
+                is_sent = True
+                return parse_result_lines(reply.result())
+            except SessionFullError as error:
+                self.leave_full_session(error)
+                raise
+            except _UNANSWERED:
+                self.may_have_arrived |= is_sent
+                # What may be committed is asked for as long as there is time; what was never sent is not waited for.
+                if self.remaining_s <= 0 if self.may_have_arrived else not self.is_back():
+                    raise
+                self.pause()
+
+    def submit_commit(self, timeout_s: float) -> Any:
+        """Send ``commit`` of what is prepared; its answer is to be waited for."""
+        until = self._clock.monotonic() + timeout_s
+        head = f"commit {self.txid}"
+        return self._control.submit_transaction(head, self._floor(), (), until)
+
+    def submit_decide(self, parts: Sequence[EncodedPart], branches: Sequence[bytes], timeout_s: float) -> Any:
+        """Send ``decide`` with every branch, as ``encode_branch`` made them; its answer is to be waited for.
+
+        Raises:
+            TxmqError: nothing was sent.
+        """
+        stated = {"branches": len(branches), **self._floor(), **self._stated()}
+        until, body = self._clock.monotonic() + timeout_s, [*branches, *self._body(parts)]
+        return self._control.submit_transaction(f"decide {self.txid}", stated, body, until)
+
+    def submit_complete(self, uuid: str) -> Any:
+        """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
+        until = self._until(ROLLBACK_TIMEOUT_S)
+        return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
+
+    def rollback(self, hazard: Hazard | None = None) -> None:
+        """Roll back, also what has not arrived yet.
+
+        Args:
+            hazard: what the broker is to keep of it, until it is forgotten.
+
+        Raises:
+            TransactionConflictError: it is committed, or about to be.
+            TxmqError: the broker could not be told.
+        """
+        stated: Extensions = {**self._floor()}
+        if hazard is not None:
+            stated |= hazard.extensions()
+        self._call(ROLLBACK_TIMEOUT_S, "rollback", self.txid, extensions=stated)
+
+    def try_rollback(self) -> None:
+        """As ``rollback``, where the broker rolls it back by itself in the end."""
+        with suppress(TxmqError):
+            self.rollback()
+
+    def outcome(self) -> tuple[str, list[PartResult]]:
+        """Ask what became of it: the word of ``outcome`` and the places of a commit."""
+        return parse_outcome(self._call(self._patience_s, "outcome", self.txid))
+
+    @property
+    def _patience_s(self) -> float:
+        return max(self.remaining_s, RETRY_S)
+
+    def _call(self, timeout: float, verb: str, *arguments: str | int, **named: Any) -> bytes:
+        """Ask in the session of the id."""
+        try:
+            body: bytes = self._control.call(verb, *arguments, timeout=timeout, **named)
+        except SessionFullError as error:
+            self.leave_full_session(error)
+            raise
+        return body
+
+    def _until(self, seconds_min: float) -> float:
+        """The deadline; later where it is closer than that."""
+        return max(self.deadline, self._clock.monotonic() + seconds_min)
+
+    def _stated(self) -> Numbers:
+        """What was streamed, and what stands in front of the parts."""
+        streamed = self.streamed.extensions()
+        return streamed if self.acks is None else {"offsets": len(self.acks.stated()), **streamed}
+
+    def _body(self, parts: Sequence[EncodedPart]) -> list[Buffer]:
+        return _body(parts) if self.acks is None else [self.acks.stated(), *_body(parts)]
+
+    def _floor(self) -> Numbers:
+        floor = self._session.floor if self._session is not None else 0
+        return {"floor": floor} if floor else {}
+
+
+def _body(parts: Sequence[EncodedPart]) -> list[Buffer]:
+    return [buffer for part in parts for buffer in encode_part(part.topic, part.partition, part.batch, part.keys)]
+
+
+def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
+    """What a refusal before the decision is to the caller: nothing happened. The refusal is its cause."""
+    if isinstance(error, RolledBackError):
+        return error
+    if isinstance(error, LOST):
+        wrapped: RolledBackError = TransactionAwayError(f"the broker is away: {error}; nothing happened", txid)
+    elif isinstance(error, RequestTimeoutError):
+        wrapped = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
+    else:
+        text = f"refused: {error}" if str(error) else f"refused: {type(error).__name__}"
+        wrapped = RolledBackError(text, txid, retriable=error.retriable or isinstance(error, _OF_THIS_ID))
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def raise_rolled_back(error: TxmqError, txid: str | None) -> NoReturn:
+    """Raise what ``rolled_back`` makes of the error that is being handled.
+
+    Not ``raise rolled_back(error, ...) from error``: an error that needs no wrapping would become its own cause.
+    """
+    raise rolled_back(error, txid)

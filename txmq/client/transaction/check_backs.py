@@ -1,0 +1,223 @@
+"""The check-back thread: a member of a producer group is asked what became of halves that nobody decided.
+
+Theory of operation. One thread for each producer group of a client, with a connection of its own, long-polls
+``checks``: the broker hands out halves whose owner has gone, or whose deadline has passed, and waits longer each time
+(1 s, doubling to a minute). The application's checker answers COMMIT, ROLLBACK or UNKNOWN; the first two are told to
+the broker, UNKNOWN is not: the broker asks again, for ever. The thread also tells what the owner decided while the
+broker could not be reached.
+
+Invariants:
+    * a checker that raises, or answers anything but a ``Resolution``, has answered UNKNOWN, and that is logged;
+    * nothing is settled without an answer of the checker;
+    * the thread ends with the client; a forked child has one of its own once it uses the group.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from txmq.client.transaction.half_message import Half
+from txmq.client.transaction.prepared import settle
+from txmq.client.transport.reconnecting import Connection
+from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
+from txmq.log.records import TAG_HEADER, Record, decode
+from txmq.model import Message, Resolution
+from txmq.protocol.halves import DueHalf, split_halves
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.owner import current_owner
+from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
+
+WAIT_MS = 1000  # of a long poll; what is to be told waits so long at most
+HALVES_PER_POLL = 20  # a slow checker must not hold many that another member could be asked about
+PAUSE_S = 1.0  # after an error that is not a lost connection
+TELL_TIMEOUT_S = 1.0
+_THREAD_NAME = "txmq-checks"
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMessage:
+    """What a checker is asked about.
+
+    Attributes:
+        txid: as ``Half.txid`` when it was sent.
+        message: what was sent; its offset is -1.
+        attempt: how often it was asked about since the broker's start; 0 where its own block has just failed.
+        age_ms: since it was prepared.
+    """
+
+    txid: str
+    message: Message
+    attempt: int
+    age_ms: int
+
+    @property
+    def topic(self) -> str:
+        """Of the message."""
+        return self.message.topic
+
+    @property
+    def key(self) -> bytes | None:
+        """Of the message."""
+        return self.message.key
+
+    @property
+    def value(self) -> bytes:
+        """Of the message."""
+        return self.message.value or b""
+
+
+Checker = Callable[[HalfMessage], Resolution]
+
+
+class CheckBacks:
+    """See the module's docstring.
+
+    Args:
+        client: its ``control`` settles.
+        connection: makes the connection to poll on.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self, client: Any, group: str, checker: Checker, connection: Callable[[], Connection]) -> None:
+        self.group, self.checker = group, checker
+        self._client, self._new_connection = client, connection
+        self._connection: Connection | None = None
+        self._log = get_logger(group=group)
+        self._untold: deque[tuple[Half, Resolution]] = deque()
+        self._lock = Lock()
+        self._signal = Signal()
+        self._process: int | None = None
+        self._is_stopping = self._is_away = False
+        watch_forks(self)
+
+    # --- for halves of this process ----------------------------------------------------------------------------------
+
+    def ask(self, txid: str, topic: str, partition: int, record: Record) -> Resolution:
+        """See ``half.Desk``."""
+        key, value, headers, timestamp_ms = record
+        tag = next((content.decode() for name, content in headers if name == TAG_HEADER), None)
+        rest = {name: content for name, content in headers if name != TAG_HEADER}
+        message = Message(topic, partition, -1, key, value, rest, tag, timestamp_ms, txid)
+        return self._answer(HalfMessage(txid, message, 0, 0))
+
+    def leave(self, half: Half, resolution: Resolution) -> None:
+        """See ``half.Desk``."""
+        self._untold.append((half, resolution))
+        self.start()
+        self._signal.set()
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread, if it does not run in this process."""
+        process = current_owner()[0]
+        if self._process == process or self._is_stopping:
+            return
+        with self._lock:
+            if self._process != process:
+                self._process, self._connection = process, self._new_connection()
+                start_daemon(_THREAD_NAME, partial(self._run, self._connection))
+
+    def stop(self) -> None:
+        """End the thread soon; what is undecided is asked of another member."""
+        self._is_stopping = True
+        self._signal.set()
+        if self._connection is not None:
+            self._connection.close()
+
+    def forked(self) -> None:
+        """In a forked child: no thread runs, and what the parent is still to tell it tells itself."""
+        self._lock, self._signal = Lock(), Signal()
+        self._untold.clear()
+
+    def _run(self, connection: Connection) -> None:
+        try:
+            self._serve()
+        finally:
+            connection.close()  # also what was being connected while the client was closed
+
+    def _serve(self) -> None:
+        while not self._is_stopping:
+            try:
+                self.tell_untold()
+                self.poll()
+                self._is_away = False
+            except ClosedError:
+                return
+            except ConnectionLostError as error:  # the connection waits out its back-off by itself
+                self._tell_once(error)
+            except TxmqError as error:
+                self._tell_once(error)
+                self._signal.wait(PAUSE_S)
+
+    def _tell_once(self, error: TxmqError) -> None:
+        if not self._is_away and not self._is_stopping:
+            self._log.warning("no check-backs for the moment", error=str(error))
+        self._is_away = True
+
+    def poll(self, wait_ms: int = WAIT_MS) -> int:
+        """Ask the broker for what is due, and the checker about it; how many there were.
+
+        Raises:
+            TxmqError: the broker could not be asked.
+        """
+        connection = self._connection or self._client.control
+        given = {"limit": HALVES_PER_POLL, "wait": wait_ms}
+        timeout_s = wait_ms / 1000 + self._client.timeout
+        due = split_halves(connection.call("checks", self.group, extensions=given, timeout=timeout_s))
+        for half in due:
+            if self._is_stopping:
+                break
+            self._check(half)
+        return len(due)
+
+    def _check(self, due: DueHalf) -> None:
+        try:
+            [message] = [m for topic, partition, batch in due.parts for m in decode(batch, topic, partition)]
+        except (TxmqError, ValueError) as error:  # ValueError: its topic was deleted
+            self._log.warning("a half message cannot be read", txid=due.txid, error=str(error))
+            return
+        message.offset = -1
+        resolution = self._answer(HalfMessage(due.txid, message, due.attempt, due.age_ms))
+        if resolution is Resolution.UNKNOWN:
+            return
+        crash_point("client.check.answered")
+        try:
+            settle(self._client, due.txid, resolution, TELL_TIMEOUT_S)
+        except TransactionConflictError:
+            self._log.error("a half message was decided otherwise before", txid=due.txid, answer=resolution.value)
+        except TxmqError as error:  # the broker hands it out again
+            self._log.warning("check-back not delivered", txid=due.txid, answer=resolution.value, error=str(error))
+
+    def _answer(self, half: HalfMessage) -> Resolution:
+        try:
+            answer: object = self.checker(half)
+        except Exception as error:  # noqa: BLE001  the application's code: whatever it raises, it has not answered
+            self._log.error(
+                "the checker failed", txid=half.txid, attempt=half.attempt, error=repr(error), exc_info=error
+            )
+            return Resolution.UNKNOWN
+        if not isinstance(answer, Resolution):
+            self._log.error("the checker answered no Resolution", txid=half.txid, answer=repr(answer)[:80])
+            return Resolution.UNKNOWN
+        return answer
+
+    def tell_untold(self) -> None:
+        """Tell what this process decided and the broker has not heard.
+
+        Raises:
+            TxmqError: the broker cannot be told now.
+        """
+        while self._untold:
+            half, resolution = self._untold[0]
+            try:
+                half.tell(resolution, TELL_TIMEOUT_S)
+            except TransactionError as error:
+                self._log.error("a half message ended otherwise than decided", error=str(error))
+            self._untold.popleft()

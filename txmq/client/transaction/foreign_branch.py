@@ -1,0 +1,143 @@
+"""One branch of a foreign transaction manager in this client: its messages until they are prepared, and its state.
+
+```
+             start            end(TMSUCCESS)            prepare               commit, rollback
+  (none) -----------> ACTIVE -----------------> IDLE -----------> PREPARED -------------------> (none)
+                      | ^  \\                    | ^ |
+  end(TMSUSPEND)      | |   \\ end(TMFAIL)       | | | commit(TMONEPHASE), rollback, prepare of nothing --> (none)
+                      v |    v                   | |
+                   SUSPENDED  ROLLBACK_ONLY      +-+ start(TMJOIN): ACTIVE
+```
+
+UNSURE: prepare, or a commit in one phase, was sent and not answered. Source: X/Open XA, tables 6-2 and 6-4.
+
+Laws:
+    * a pair that is missing from ``TRANSITIONS`` is XAER_PROTO and changes nothing;
+    * a branch that is not prepared lives in this client (and in parts streamed ahead): it is gone with its connection;
+    * from PREPARED on the broker's journal is the branch; this object is not needed any more.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+from txmq.client.transaction.broker_side import TransactionHome, raise_rolled_back
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.errors import TransactionStateError, TxmqError, XAError
+from txmq.model import SendResult
+from txmq.runtime.threads import Lock
+from txmq.xa.xopen import XACode
+from txmq.xid import Xid
+
+_STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead
+
+
+class BranchState(enum.Enum):
+    """See the drawing."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    IDLE = "idle"
+    ROLLBACK_ONLY = "rollback only"
+    PREPARED = "prepared"
+    UNSURE = "unsure"
+    ENDED = "ended"
+
+
+class Call(enum.Enum):
+    """What a transaction manager asks of a branch that exists."""
+
+    JOIN = "start(TMJOIN)"
+    RESUME = "start(TMRESUME)"
+    END = "end(TMSUCCESS)"
+    END_FAILED = "end(TMFAIL)"
+    SUSPEND = "end(TMSUSPEND)"
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    COMMIT_ONE_PHASE = "commit(TMONEPHASE)"
+    ROLLBACK = "rollback"
+
+
+_S, _C = BranchState, Call
+TRANSITIONS: dict[tuple[BranchState, Call], BranchState] = {
+    (_S.ACTIVE, _C.END): _S.IDLE,
+    (_S.ACTIVE, _C.END_FAILED): _S.ROLLBACK_ONLY,
+    (_S.ACTIVE, _C.SUSPEND): _S.SUSPENDED,
+    (_S.SUSPENDED, _C.RESUME): _S.ACTIVE,
+    (_S.SUSPENDED, _C.END): _S.IDLE,
+    (_S.SUSPENDED, _C.END_FAILED): _S.ROLLBACK_ONLY,
+    (_S.IDLE, _C.JOIN): _S.ACTIVE,
+    (_S.IDLE, _C.PREPARE): _S.PREPARED,
+    (_S.IDLE, _C.COMMIT_ONE_PHASE): _S.ENDED,
+    (_S.IDLE, _C.ROLLBACK): _S.ENDED,
+    (_S.ROLLBACK_ONLY, _C.END): _S.ROLLBACK_ONLY,
+    (_S.ROLLBACK_ONLY, _C.END_FAILED): _S.ROLLBACK_ONLY,
+    (_S.ROLLBACK_ONLY, _C.PREPARE): _S.ROLLBACK_ONLY,  # answered XA_RBROLLBACK
+    (_S.ROLLBACK_ONLY, _C.COMMIT_ONE_PHASE): _S.ROLLBACK_ONLY,
+    (_S.ROLLBACK_ONLY, _C.ROLLBACK): _S.ENDED,
+    (_S.PREPARED, _C.COMMIT): _S.ENDED,
+    (_S.PREPARED, _C.ROLLBACK): _S.ENDED,
+    (_S.UNSURE, _C.COMMIT): _S.ENDED,
+    (_S.UNSURE, _C.COMMIT_ONE_PHASE): _S.ENDED,
+    (_S.UNSURE, _C.ROLLBACK): _S.ENDED,
+}
+
+
+class ForeignBranch:
+    """See the module's docstring.
+
+    Attributes:
+        state: moved by ``BrokerXAResource``, by way of ``next_state``.
+
+    Thread safety: ``add`` from any thread.
+    """
+
+    def __init__(self, client: Any, xid: Xid, timeout_s: float) -> None:
+        self.client, self.xid = client, xid
+        self.state = BranchState.ACTIVE
+        self.home = TransactionHome(client, client.clock, timeout_s)
+        self.messages = MessageBuffer()
+        self._lock = Lock()
+
+    def next_state(self, call: Call) -> BranchState:
+        """Where a call leads.
+
+        Raises:
+            XAError: XAER_PROTO.
+        """
+        following = TRANSITIONS.get((self.state, call))
+        if following is None:
+            raise XAError(XACode.XAER_PROTO, f"{call.value} of a branch that is {self.state.value}")
+        return following
+
+    def add(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None,
+        headers: Sequence[tuple[str, bytes]], timestamp_ms: int,
+    ) -> SendResult:  # fmt: skip
+        """Append a message whose partition is chosen; for producers.
+
+        Raises:
+            TransactionStateError: the branch is not active.
+            RolledBackError: it outgrew one request, and the broker refused a part sent ahead: it can only roll back.
+        """
+        with self._lock:
+            if self.state is not BranchState.ACTIVE:
+                raise TransactionStateError(f"the branch is {self.state.value}: send between start and end")
+            result = self.messages.add(topic, partition, (key, value, headers, timestamp_ms))
+            if self.messages.size_bytes > _STREAM_AT_BYTES:
+                self._stream()
+        return result
+
+    def renew_deadline(self) -> None:
+        """Each call of the transaction manager has the whole timeout."""
+        self.home.deadline = self.client.clock.monotonic() + self.home.timeout_s
+
+    def _stream(self) -> None:
+        self.renew_deadline()
+        try:
+            self.home.stream(self.home.take_parts(self.messages, keyed=False))
+        except TxmqError as error:
+            self.state = BranchState.ROLLBACK_ONLY
+            raise_rolled_back(error, self.home.txid if self.home.has_txid else None)

@@ -1,0 +1,254 @@
+"""Half messages: ``with producer.half("orders", b"created", key=b"42"): save_order(42)``.
+
+Theory of operation. The message is prepared in the broker, forced and invisible, before the block begins. The block
+does the application's own work, in whatever store, and commits that. Then ``commit`` lets the message out. Whoever dies
+in between, the broker asks a live member of the producer group (``checks``), and that one's checker says what became of
+the application's work.
+
+An exception in the block does not say whether the work was done: the connection to a database may be lost while it
+commits. So the checker is asked there and then: COMMIT commits, ROLLBACK rolls back, UNKNOWN leaves the half to the
+check-backs. The exception goes on unchanged. What is no ``Exception`` (Ctrl-C, the end of the process) is left to them,
+too.
+
+Invariants:
+    * nothing but the application's word (the end of the block, ``commit``, ``rollback``, its checker) settles a half;
+    * what the broker could not be told is told by the check-back thread (``pending``), or asked by it;
+    * a commit that meets a durable rollback raises, and the other way round.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from txmq.client.transaction.broker_side import LOST, ROLLBACK_TIMEOUT_S, Extensions, TransactionHome, raise_rolled_back
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.prepared import prepare, settle
+from txmq.errors import (
+    FencedError,
+    HeuristicCommitError,
+    HeuristicRollbackError,
+    NotOwnerError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    TransactionConflictError,
+    TransactionError,
+    TransactionStateError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.log.records import Record
+from txmq.model import Outcome, Resolution, SendResult
+from txmq.protocol.parts import PartResult
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.owner import current_process
+from txmq.runtime.threads import Lock
+
+SETTLE_S = 5.0  # how long the broker is tried to be told before the check-back thread goes on with it
+_OUTCOMES = {Resolution.COMMIT: Outcome.COMMITTED, Resolution.ROLLBACK: Outcome.ROLLED_BACK}
+
+
+class Desk(Protocol):
+    """What a half needs of its producer group."""
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+
+    def start(self) -> None:
+        """See to it that somebody asks and tells, in this process."""
+
+    def ask(self, txid: str, topic: str, partition: int, record: Record) -> Resolution:
+        """What the application's checker says of a half of this process. Never raises Exception."""
+
+    def leave(self, half: Half, resolution: Resolution) -> None:
+        """Go on telling the broker."""
+
+
+class Half:
+    """One half message; made, and prepared, by ``Producer.half``. Usable as a block.
+
+    Attributes:
+        txid: its transaction id. Write it into your row, and your checker needs to look for nothing else.
+        outcome: COMMITTED or ROLLED_BACK once that is durable in the broker; UNKNOWN before.
+        pending: ("broker",) while the broker is still to be told of your decision.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self, client: Any, desk: Desk, timeout_s: float, compression: str | None) -> None:
+        self._client, self._desk = client, desk
+        self._home = TransactionHome(client, client.clock, timeout_s)
+        self._messages = MessageBuffer(compression)
+        self._record: tuple[str, int, Record] | None = None
+        self._decided: Resolution | None = None
+        self._process = 0  # that stands in the block
+        self._lock = Lock()
+        self.outcome = Outcome.UNKNOWN
+        self.pending: tuple[str, ...] = ()
+
+    def reach(self) -> Self:
+        """For ``Producer``: raises TransactionAwayError where the broker is away."""
+        self._home.reach()
+        return self
+
+    def prepare(self, topic: str, partition: int, record: Record) -> Self:
+        """For ``Producer``: force the message in the broker. Once.
+
+        Raises:
+            RolledBackError: nothing happened; TransactionAwayError where the broker is away.
+        """
+        self._record = (topic, partition, record)
+        self._messages.add(topic, partition, record)
+        try:
+            given: Extensions = {"group": self._desk.group, "deadline": self._home.deadline_ms}
+            prepare(self._home, "half", given, self._messages)
+        except (RequestTimeoutError, TransactionTimeoutError) as error:
+            self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
+            raise_rolled_back(error, self._txid_or_none())
+        except TxmqError as error:
+            if self._home.may_have_arrived and isinstance(error, LOST):
+                self._decided = Resolution.ROLLBACK
+                self._leave(Resolution.ROLLBACK)
+            elif self._home.has_txid:
+                self._home.finished()
+            raise_rolled_back(error, self._txid_or_none())
+        except BaseException:
+            self._withdraw()
+            raise
+        crash_point("client.half.prepared")
+        return self
+
+    @property
+    def txid(self) -> str:
+        """See the class."""
+        return self._home.txid
+
+    @property
+    def result(self) -> SendResult:
+        """Where the message is: PENDING, or ACKNOWLEDGED with its offset after ``commit``."""
+        return self._messages.results[0]
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Your work is done, durably: let the message out.
+
+        Returns with ``pending`` where the broker cannot be told now; the check-back thread goes on telling it.
+
+        Raises:
+            HeuristicRollbackError: it was rolled back before, durably: by another member's checker, or an operator.
+            OutcomeUnknownError: the broker no longer knows.
+            TransactionStateError: it was rolled back here.
+
+        Durability: readers see the message when this returns, unless it is ``pending``.
+        """
+        self._decide(Resolution.COMMIT)
+
+    def rollback(self) -> None:
+        """Your work was not done, and will not be: drop the message.
+
+        Raises:
+            HeuristicCommitError: it was committed before, durably.
+            OutcomeUnknownError, TransactionStateError: as ``commit``.
+        """
+        self._decide(Resolution.ROLLBACK)
+
+    def _decide(self, resolution: Resolution) -> None:
+        with self._lock:
+            if self._decided is resolution:
+                return
+            if self._decided is not None:
+                raise TransactionStateError(f"it was decided before: {self._decided.value}", self.txid)
+            self._decided = resolution
+        crash_point("client.half.decided")
+        timeout_s = SETTLE_S if resolution is Resolution.COMMIT else ROLLBACK_TIMEOUT_S
+        try:
+            self.tell(resolution, timeout_s)
+        except TransactionError:
+            raise
+        except TxmqError:
+            self._leave(resolution)
+        except BaseException:  # Ctrl-C while the broker is told: the decision stands
+            self._leave(resolution)
+            raise
+
+    def tell(self, resolution: Resolution, timeout_s: float) -> None:
+        """Tell the broker; for the check-back thread, too.
+
+        Raises:
+            HeuristicError, OutcomeUnknownError: as ``commit`` and ``rollback``.
+            TxmqError: it could not be told.
+        """
+        try:
+            lines = settle(self._client, self.txid, resolution, timeout_s)
+        except TransactionConflictError as error:
+            self._ended(Outcome.COMMITTED if resolution is Resolution.ROLLBACK else Outcome.ROLLED_BACK)
+            if resolution is Resolution.COMMIT:
+                raise HeuristicRollbackError("your work is done, its message was rolled back", self.txid) from error
+            raise HeuristicCommitError("your work was not done, its message went out", self.txid) from error
+        except (FencedError, NotOwnerError, UnknownTransactionError) as error:
+            self.pending = ()
+            raise OutcomeUnknownError(f"the broker does not know it: {error}", self.txid) from error
+        self._ended(_OUTCOMES[resolution], lines)
+
+    def _ended(self, outcome: Outcome, lines: list[PartResult] | None = None) -> None:
+        if lines:
+            self._messages.place(lines)
+        self.outcome, self.pending = outcome, ()
+        self._home.finished()
+
+    def _leave(self, resolution: Resolution) -> None:
+        self.pending = ("broker",)
+        self._desk.leave(self, resolution)
+
+    def _withdraw(self) -> None:
+        """The work was never begun: roll back what may be prepared."""
+        self._decided = Resolution.ROLLBACK
+        if not self._home.has_txid:
+            return
+        try:
+            self.tell(Resolution.ROLLBACK, ROLLBACK_TIMEOUT_S)
+        except TransactionError:
+            pass
+        except TxmqError:
+            self._leave(Resolution.ROLLBACK)
+
+    def _txid_or_none(self) -> str | None:
+        return self.txid if self._home.has_txid else None
+
+    # --- the block ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if self._decided is not None:
+            raise TransactionStateError("it is decided already", self.txid)
+        self._process = current_process()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if self._process != current_process():
+            if error is None:  # the parent's work may not be done yet; a child that knows says commit() or rollback()
+                text = "the block is that of the process which this one was forked from"
+                raise TransactionStateError(text, self.txid)
+        elif error is None:
+            if self._decided is None:
+                self.commit()
+        elif isinstance(error, Exception) and self._decided is None:
+            self._ask(error)
+        return False
+
+    def _ask(self, error: Exception) -> None:
+        """The block failed: let the checker say what became of the work."""
+        if self._record is None:
+            return
+        resolution = self._desk.ask(self.txid, *self._record)
+        if resolution is Resolution.UNKNOWN:
+            error.add_note(f"half message {self.txid} is undecided: the checker will be asked again")
+            return
+        try:
+            self._decide(resolution)
+        except TransactionError as failure:  # the block's own error says more
+            error.add_note(f"half message: {failure}")

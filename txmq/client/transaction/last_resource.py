@@ -1,0 +1,253 @@
+"""Carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits.
+
+Every effect becomes exactly one event, whatever is raised meanwhile: a driver's error, the broker's refusal, a lost
+connection, Ctrl-C. The first error that led away from the commit is kept for the caller.
+
+Invariant: nothing is decided here. Which effect follows which event stands in the coordinator's table.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from txmq.client.transaction.broker_side import LOST, RETRY_S, TransactionHome, rolled_back
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.errors import (
+    ConnectionLostError,
+    HeuristicError,
+    HeuristicHazardError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionAwayError,
+    TransactionConflictError,
+    TransactionError,
+    TransactionStateError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.model import TransactionKind
+from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.runtime.crashpoints import SimulatedCrash, crash_point
+from txmq.xa.database.hazard import Hazard
+from txmq.xa.last_resource.coordinator import Coordinator, Effect, Event, State
+from txmq.xa.last_resource.proof import Step, prove
+from txmq.xa.last_resource.resource import Branch
+
+SETTLE_S_MIN = 1.0  # after the decision, and for looking it up, even where the deadline is closer
+LOOK_UP_PAUSE_S = 0.05
+
+
+class LastResourceRun:
+    """One block's end, or its undoing.
+
+    Attributes:
+        error: what led away from the commit, as the caller is to see it.
+        interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
+        lines: where the parts went, once the broker has told.
+        is_told: whether the broker has acknowledged the rollback; None where it was not asked for one.
+        hazard: what the broker is to keep, where the body had ended the database's transaction by itself.
+    """
+
+    def __init__(self, home: TransactionHome, branch: Branch, messages: MessageBuffer) -> None:
+        self._home, self._branch, self._messages = home, branch, messages
+        self.coordinator = Coordinator()
+        self.error: TransactionError | None = None
+        self.interrupt: BaseException | None = None
+        self.lines: list[PartResult] | None = None
+        self._reply: Any = None
+        self.is_told: bool | None = None
+        self.hazard: Hazard | None = None
+        self._parts: list[Any] = []
+
+    def run(self, event: Event) -> State:
+        """Feed an event, and carry out what follows until the end."""
+        effects: deque[Effect] = deque()
+        found: Event | None = event
+        while True:
+            try:
+                if found is not None:
+                    step, found = found, None
+                    effects = deque(self.coordinator.step(step))
+                if not effects:
+                    return self.coordinator.state
+                found = self._carry_out(effects.popleft())
+            except (SimulatedCrash, TransactionStateError):
+                raise
+            except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
+                if self.interrupt is None:
+                    self.interrupt = interrupt
+                effects.clear()
+                found = None if self.coordinator.is_over else Event.INTERRUPTED
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Effect.SEND_PREPARE:
+                return self._send_prepare()
+            case Effect.INSERT_MARKER:
+                return self._insert_marker()
+            case Effect.AWAIT_PREPARED:
+                return self._await_prepared()
+            case Effect.COMMIT_DATABASE:
+                return self._commit_database()
+            case Effect.SEND_COMMIT:
+                return self._send_commit()
+            case Effect.LOOK_UP:
+                return self._look_up()
+            case Effect.ROLL_BACK_DATABASE:
+                return self._roll_back_database()
+            case Effect.SEND_ROLLBACK:
+                return self._send_rollback()
+            case Effect.REPORT_HAZARD:
+                return self._send_rollback(self.hazard)
+
+    # --- towards the decision ----------------------------------------------------------------------------------------
+
+    def _send_prepare(self) -> Event | None:
+        crash_point("client.tx.body_done")
+        try:
+            self._parts = self._home.take_parts(self._messages)
+            if self._home.streamed.parts or not self._home.fits_one_request(self._parts):
+                self._home.stream(self._parts)
+                self._parts = []
+            self._submit_prepare()
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            if self._home.streamed.parts:
+                return self._refused(error)  # the broker rolls back what was streamed
+            self._reply = None  # sent again while it is waited for
+        except TxmqError as error:
+            return self._refused(error)
+        return None
+
+    def _submit_prepare(self) -> None:
+        resource = self._branch.resource
+        self._reply = self._home.submit_prepare(
+            self._parts, resource.name, resource.uuid or "", resource.installation.table
+        )
+        crash_point("client.tx.prepare_sent")
+
+    def _insert_marker(self) -> Event:
+        try:
+            self._branch.insert_marker(self._home.txid, self._home.timeout_s)
+        except (RolledBackError, HeuristicError) as error:
+            self.error = error
+            return Event.MARKER_REFUSED
+        crash_point("client.tx.marker_inserted")
+        return Event.MARKER_INSERTED
+
+    def _await_prepared(self) -> Event:
+        while True:
+            try:
+                self._home.check_deadline()
+                if self._reply is None:
+                    self._submit_prepare()
+                self._reply.result()
+            except LOST as error:
+                if not self._home.is_back():  # the rows of the body are locked meanwhile
+                    self.error = rolled_back(error, self._home.txid)
+                    return Event.PREPARE_UNKNOWN
+                self._reply = None  # the same id: it is prepared once
+                self._home.pause()
+            except (RequestTimeoutError, TransactionTimeoutError) as error:
+                self.error = rolled_back(error, self._home.txid)
+                return Event.PREPARE_UNKNOWN
+            except TxmqError as error:
+                return self._refused(error)
+            else:
+                crash_point("client.tx.prepared")
+                return Event.PREPARED
+
+    def _refused(self, error: TxmqError) -> Event:
+        self._home.was_refused(error)
+        self.error = rolled_back(error, self._home.txid if self._home.has_txid else None)
+        return Event.PREPARE_REFUSED
+
+    def _commit_database(self) -> Event:
+        try:
+            self._branch.commit()
+        except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
+            is_retriable = self._branch.is_retriable(error)
+            self.error = RolledBackError(f"COMMIT failed: {error}", self._home.txid, retriable=is_retriable)
+            self.error.__cause__ = error
+            return Event.DATABASE_REFUSED if self._branch.is_still_open else Event.DATABASE_UNKNOWN
+        crash_point("client.tx.db_committed")
+        self._branch.finish()
+        return Event.DATABASE_COMMITTED
+
+    def _look_up(self) -> Event:
+        self._branch.abandon()
+        until_s = self._patience_ends_s()
+        while True:
+            step = self._proved()
+            if step is Step.TELL_COMMIT:
+                return Event.PROVED_COMMITTED
+            if step is Step.TELL_ROLLBACK:
+                return Event.PROVED_ROLLED_BACK
+            if self._home.remaining_s <= until_s:
+                return Event.LOOKUP_FAILED
+            self._home.pause(LOOK_UP_PAUSE_S)
+
+    def _patience_ends_s(self) -> float:
+        """The deadline, as what ``remaining_s`` will be; later where it is closer than SETTLE_S_MIN."""
+        return min(self._home.remaining_s, SETTLE_S_MIN) - SETTLE_S_MIN
+
+    def _proved(self) -> Step:
+        try:
+            database = self._branch.resource.open_settling(self._home.cluster)
+        except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
+            return Step.UNDECIDED
+        try:
+            return prove(database, self._home.txid, self._home.deadline_ms)[0]
+        finally:
+            database.close()
+
+    # --- after it ----------------------------------------------------------------------------------------------------
+
+    def _send_commit(self) -> Event:
+        until_s = self._patience_ends_s()
+        while True:
+            try:
+                reply = self._home.submit_commit(max(self._home.remaining_s - until_s, RETRY_S))
+                crash_point("client.tx.commit_sent")
+                self.lines = parse_result_lines(reply.result())
+            except (TransactionConflictError, UnknownTransactionError) as error:
+                self.error = TransactionError(str(error), self._home.txid)
+                return Event.BROKER_CONTRADICTS
+            except LOST:
+                if self._home.remaining_s <= until_s or not self._home.is_back():
+                    return Event.BROKER_UNKNOWN
+                self._home.pause(RETRY_S)
+            except TxmqError:
+                return Event.BROKER_UNKNOWN
+            else:
+                crash_point("client.tx.committed")
+                return Event.BROKER_COMMITTED
+
+    def _roll_back_database(self) -> Event:
+        if self._branch.roll_back():
+            return Event.DATABASE_UNDONE
+        resource, reason = self._branch.resource, self._branch.ended_by_body
+        if not isinstance(self.error, HeuristicError):
+            reason = f"{reason}: {self.error}" if self.error is not None else reason
+            cause, self.error = self.error, HeuristicHazardError(reason, self._home.txid)
+            self.error.__cause__ = cause
+        kind, uuid = TransactionKind.LAST_RESOURCE, resource.uuid or ""
+        self.hazard = Hazard(self._home.txid, kind, resource.name, uuid, str(self.error))
+        return Event.DATABASE_ENDED
+
+    def _send_rollback(self, hazard: Hazard | None = None) -> Event:
+        self.is_told = False
+        if isinstance(self.error, TransactionAwayError):
+            return Event.BROKER_UNKNOWN
+        try:
+            self._home.rollback(hazard)
+        except TransactionConflictError:
+            with suppress(TxmqError):
+                self.lines = self._home.outcome()[1]
+            return Event.BROKER_CONTRADICTS
+        except TxmqError:
+            return Event.BROKER_UNKNOWN
+        self.is_told = True
+        return Event.BROKER_ROLLED_BACK

@@ -1,0 +1,168 @@
+"""The last resource's side of a transaction block: its branch from the beginning to what the caller is told of the end.
+
+What the run (``transaction_last_resource``) could not finish is left to the client's resolver, which is told by what
+outcome to finish it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.last_resource import LastResourceRun
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.xa_block import Ending
+from txmq.errors import (
+    HeuristicCommitError,
+    HeuristicMixedError,
+    OutcomeUnknownError,
+    RolledBackError,
+    TransactionError,
+    TransactionStateError,
+    anew,
+)
+from txmq.model import Outcome
+from txmq.runtime.logging import get_logger
+from txmq.xa import LastResource
+from txmq.xa.database import marker
+from txmq.xa.database.hazard import Hazard
+from txmq.xa.last_resource.coordinator import Event, State
+from txmq.xa.last_resource.resource import Unsettled, UsedConnection
+
+
+class Settler(Protocol):
+    """The client's resolver, as a block sees it."""
+
+    def add(self, resource: Any) -> None:
+        """Settle for this resource, too."""
+
+    def wake(self) -> None:
+        """Something was left: look at once."""
+
+    def report(self, hazard: Hazard) -> None:
+        """The broker could not be told of it: go on telling."""
+
+
+class LastResourceBlock:
+    """See the module's docstring. Begun when made.
+
+    Attributes:
+        run: what carries the end out.
+        pending: ("broker",) while the broker is still to be told of the decision.
+    """
+
+    def __init__(
+        self, home: TransactionHome, given: LastResource | UsedConnection, messages: MessageBuffer, settler: Settler
+    ) -> None:
+        self._home, self._settler = home, settler
+        self.pending: tuple[str, ...] = ()
+        self._resource, own = given if isinstance(given, UsedConnection) else (given, None)
+        self._branch = self._resource.enlist(home.cluster, own)
+        settler.add(self._resource)
+        self.run = LastResourceRun(home, self._branch, messages)
+
+    def connection(self, resource: Any) -> Any:
+        """The database connection of the branch."""
+        if self._resource is not resource:
+            raise TransactionStateError(f"{resource!r} takes no part in this transaction")
+        return self._branch.connection
+
+    def parts_streamed(self) -> None:
+        """A part of the messages is about to be sent ahead."""
+        self.run.coordinator.step(Event.PARTS_STREAMED)
+
+    def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
+        """Bring it to its end.
+
+        Args:
+            body_error: what the body raised.
+            failure: a part sent ahead was refused.
+        """
+        if body_error is not None:
+            self._branch.note(body_error)
+        is_sound = body_error is None and self._is_body_sound(failure)
+        return self._concluded(self.run.run(Event.BODY_DONE if is_sound else Event.BODY_FAILED))
+
+    def told(self, outcome: Outcome) -> Outcome:
+        """What the broker is known to have made of it: a database that decided may not have told it yet."""
+        state = self.run.coordinator.state
+        if state is State.COMMITTED:
+            return Outcome.COMMITTED
+        is_over = (outcome is Outcome.ROLLED_BACK or state is State.HAZARD) and self.run.is_told is not False
+        return Outcome.ROLLED_BACK if is_over and state is not State.BROKER_ALONE else Outcome.UNKNOWN
+
+    def _is_body_sound(self, failure: RolledBackError | None) -> bool:
+        run = self.run
+        try:
+            self._branch.end_body()
+            self._home.check_deadline()
+            self._home.reach()
+            if failure is not None:
+                raise anew(failure)
+        except TransactionError as error:
+            run.error = error
+        except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone
+            run.interrupt = interrupt
+        else:
+            return True
+        return False
+
+    def _concluded(self, state: State) -> Ending:
+        """Leave the rest to the resolver; what the caller is told."""
+        home, run = self._home, self.run
+        if state in (State.COMMITTED, State.COMMITTED_PENDING):
+            self._committed(state)
+            return Ending(Outcome.COMMITTED, None)
+        if state is State.COMMITTED_ALONE:
+            home.finished()
+            text = f"the rows are committed, the messages were given up: {run.error}"
+            return Ending(Outcome.COMMITTED, HeuristicMixedError(text, home.txid))
+        if state is State.UNKNOWN:
+            self._leave(None)
+            text = f"COMMIT was not answered: {run.error or run.interrupt}"
+            return Ending(Outcome.UNKNOWN, OutcomeUnknownError(text, home.txid))
+        if state is State.HAZARD:
+            return self._hazarded()
+        if state is State.BROKER_ALONE:
+            home.finished()
+            text = "the rows are rolled back, the broker committed the messages"
+            return Ending(Outcome.ROLLED_BACK, HeuristicCommitError(text, home.txid))
+        return self._undone()
+
+    def _committed(self, state: State) -> None:
+        home = self._home
+        if state is State.COMMITTED:
+            home.finished()
+            self._resource.finished.append(home.txid)
+            return
+        self.pending = ("broker",)
+
+        def settled() -> None:
+            self.pending = ()
+            home.finished()
+
+        self._resource.unsettled.append(Unsettled(home.txid, marker.COMMITTED, home.deadline_ms, settled))
+        self._settler.wake()
+
+    def _hazarded(self) -> Ending:
+        home, run = self._home, self.run
+        home.finished()
+        if run.hazard is not None and run.is_told is False:
+            self._settler.report(run.hazard)
+        log = get_logger(resource=self._resource.name, txid=home.txid)
+        log.error("heuristic: the body ended the transaction by itself", error=str(run.error))
+        return Ending(Outcome.UNKNOWN, run.error)
+
+    def _undone(self) -> Ending:
+        if self.run.is_told is False:
+            self._leave(marker.ROLLED_BACK)
+        else:
+            self._home.finished()
+        error = self.run.error or RolledBackError("the transaction was rolled back", self._home.txid)
+        return Ending(Outcome.ROLLED_BACK, error)
+
+    def _leave(self, outcome: str | None) -> None:
+        """Let the resolver tell the broker, by this outcome or (None) by what the database proves."""
+        home = self._home
+        self._resource.unsettled.append(Unsettled(home.txid, outcome, home.deadline_ms, home.finished))
+        self._settler.wake()

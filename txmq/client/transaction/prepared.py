@@ -1,0 +1,105 @@
+"""Transactions that somebody outside of txmq decides: to prepare one, and to tell the broker what was decided.
+
+Used by half messages and by the XA resource. Both requests are repeated under the same id until they are answered:
+the broker executes them once and gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from txmq.client.transaction.broker_side import LOST, RETRY_S, Extensions, TransactionHome
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer
+from txmq.errors import (
+    OverloadedError,
+    SessionFullError,
+    TransactionConflictError,
+    TransactionTimeoutError,
+    TxmqError,
+)
+from txmq.model import Resolution
+from txmq.protocol.parts import PartResult, parse_result_lines
+
+_PASSING = (*LOST, OverloadedError)
+OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
+
+
+def prepare(home: TransactionHome, kind: str, given: Extensions, messages: MessageBuffer) -> None:
+    """Prepare all messages that were not sent ahead.
+
+    Raises:
+        TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
+        ConnectionLostError, UnavailableError: the broker is away; ``home.may_have_arrived`` says if it may be prepared.
+        TxmqError: refused, not prepared.
+
+    Durability: the messages are in the broker's journal when this returns, and stay until somebody decides.
+    """
+    parts = home.take_parts(messages, keyed=False)
+    if home.streamed.parts or not home.fits_one_request(parts):
+        home.stream(parts)
+        parts = []
+    repeat_prepare(home, kind, given, parts)
+
+
+def repeat_prepare(home: TransactionHome, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> None:
+    """Prepare parts that fit one request, again until it is answered.
+
+    Raises as ``prepare``; the cause of a timeout is what kept the broker from answering.
+    """
+    last: TxmqError | None = None
+    while True:
+        try:
+            home.check_deadline()
+        except TransactionTimeoutError as error:
+            raise error from last
+        try:
+            reply = home.submit_prepare_as(kind, given, parts)
+            home.may_have_arrived = True
+            reply.result()
+        except SessionFullError as error:
+            home.leave_full_session(error)
+            raise
+        except OverloadedError as error:
+            last = error
+            home.pause(OVERLOADED_PAUSE_S)
+        except LOST as error:
+            if not home.is_back():
+                raise
+            last = error
+            home.pause()
+        except TransactionConflictError as error:
+            home.was_refused(error)
+            raise
+        else:
+            return
+
+
+def settle(client: Any, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
+    """Tell the broker COMMIT or ROLLBACK of what is prepared.
+
+    Args:
+        timeout_s: until then the request is repeated after a lost answer.
+
+    Returns:
+        Where the messages went; none after a rollback.
+
+    Raises:
+        TransactionConflictError: it ended the other way.
+        FencedError, UnknownTransactionError, NotOwnerError: this broker does not know (any more).
+        ConnectionLostError, RequestTimeoutError, ...: not told, or told and not answered.
+
+    Durability: settled, in the broker's journal, when this returns.
+    """
+    deadline = client.clock.monotonic() + timeout_s
+    named: dict[str, Any] = {"body": ()} if resolution is Resolution.COMMIT else {}
+    while True:
+        remaining = max(deadline - client.clock.monotonic(), RETRY_S)
+        try:
+            answer: bytes = client.control.call(resolution.value, txid, timeout=remaining, **named)
+        except _PASSING:
+            if client.clock.monotonic() >= deadline:
+                raise
+            client.clock.sleep(RETRY_S)
+        else:
+            return parse_result_lines(answer)

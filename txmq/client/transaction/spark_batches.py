@@ -1,0 +1,128 @@
+"""``client.queries``: batches that many writers prepare in parts and one driver decides, each exactly once.
+
+A driver's life draws an ``epoch`` (once, before its first batch); every writer opens the query with it, prepares its
+parts (``prepare_part``), and hands their ids to the driver, whose one ``commit`` makes the winners visible. What a life
+left is rolled back when a later one opens the query. Used by ``df.write.format("txmq")``; see docs/how-to/spark.md.
+
+Requests are repeated until they are answered: the broker executes each once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from txmq.client.arguments import require_wait
+from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.messages import EncodedPart
+from txmq.client.transaction.prepared import repeat_prepare
+from txmq.model import TransactionKind
+
+Fields = dict[str, Any]
+FieldsList = list[Fields]
+ANY_QUERY = "*"
+
+
+class Attempt(NamedTuple):
+    """Who writes: one attempt of one task of a batch of a query, in a life of its driver."""
+
+    query: str
+    epoch: int
+    batch: int
+    task: int
+    attempt: int
+
+
+class Queries:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, client: Any, timeout: float) -> None:
+        self._client, self._timeout = client, timeout
+
+    def new_epoch(self) -> int:
+        """Draw a number for a life of a driver: higher than any drawn before, for whichever query."""
+        epoch: int = self._ask("epoch", ANY_QUERY, {})["epoch"]
+        return epoch
+
+    def open(self, query: str, epoch: int, *, timeout: float | None = None) -> int | None:
+        """This life writes from now on; former ones are fenced, and what they prepared is rolled back.
+
+        Returns:
+            The newest committed batch, or None.
+
+        Raises:
+            FencedError: a later life has opened it.
+            OverloadedError: too many queries are kept.
+
+        Durability: forced when this returns.
+        """
+        batch: int | None = self._ask("open", query, {"epoch": epoch}, timeout)["batch"]
+        return batch
+
+    def prepare_part(self, attempt: Attempt, home: TransactionHome, parts: Sequence[EncodedPart]) -> None:
+        """Prepare one transaction of an attempt, with ``home.txid``; it is invisible until ``commit`` names it.
+
+        Call ``home.finished`` at the end, whatever became of it: who wants to know asks for the batch.
+
+        Raises:
+            TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
+            TransactionConflictError: the batch is committed already.
+            FencedError, UnknownQueryError: a later life has opened the query, or nobody.
+            TxmqError: refused, not prepared.
+
+        Durability: the messages are in the broker's journal when this returns.
+        """
+        repeat_prepare(home, TransactionKind.SPARK.value, {**attempt._asdict()}, parts)
+
+    def commit(self, query: str, epoch: int, batch: int, txids: Sequence[str], *, timeout: float | None = None) -> bool:
+        """Decide a batch: the messages of ``txids`` are visible, in that order, all or none.
+
+        What else is prepared for the query up to this batch is rolled back.
+
+        Returns:
+            False where the batch was committed before, by whomever: nothing happened.
+
+        Raises:
+            TransactionConflictError: a transaction is not prepared, or not of this batch; nothing happened.
+            FencedError, UnknownQueryError: a later life has opened the query, or nobody.
+
+        Durability: decided, in the broker's journal, when this returns.
+        """
+        body = "".join(f"{txid}\n" for txid in txids).encode()
+        answer = self._ask("commit", query, {"epoch": epoch, "batch": batch}, timeout, body)
+        return not answer["already_committed"]
+
+    def abort(self, query: str, *, epoch: int | None = None, batch: int | None = None) -> int:
+        """Roll back what is prepared for a query: of one life, of one batch, or all. Returns how many transactions."""
+        given = {name: number for name, number in (("epoch", epoch), ("batch", batch)) if number is not None}
+        count: int = self._ask("abort", query, given)["rolled_back"]
+        return count
+
+    def list(self) -> FieldsList:
+        """Every query: ``query``, ``epoch``, newest ``batch``, ``time_ms``; ``prepared`` parts and their bytes."""
+        found: FieldsList = self._ask("list", ANY_QUERY, {})["queries"]
+        return found
+
+    def delete(self, query: str, *, epoch: int | None = None) -> None:
+        """Forget a query that never writes again, and roll back what is prepared for it.
+
+        A batch of it that is written again after that is written twice.
+
+        Args:
+            epoch: only while this life is the newest.
+
+        Raises:
+            UnknownQueryError: it is not there (any more).
+        """
+        self._ask("delete", query, {} if epoch is None else {"epoch": epoch})
+
+    def _ask(
+        self, action: str, query: str, given: dict[str, int], timeout: float | None = None, body: bytes = b""
+    ) -> Fields:
+        require_wait(timeout)
+        seconds = self._timeout if timeout is None else timeout
+        answer: Fields = json.loads(
+            self._client.control.repeat("query", action, query, timeout=seconds, extensions=given, body=[body])
+        )
+        return answer

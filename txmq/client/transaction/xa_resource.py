@@ -1,0 +1,401 @@
+"""``client.xa_resource()``: the broker as a resource of a foreign transaction manager (X/Open XA).
+
+Theory of operation. Between ``start`` and ``end`` what the calling thread sends with a producer of this client joins
+the branch. ``prepare`` forces its messages in the broker's journal, under a transaction id of ours that carries the
+foreign xid; from then on any client's ``commit``, ``rollback``, ``recover`` and ``forget`` find it by its xid.
+``commit`` and ``rollback`` ask the broker first what it has under that xid, so that they are the same for the process
+that prepared and for one that recovers.
+
+Calls answer an ``XACode`` or raise ``XAError`` with one, as the specification lists them. XAER_RMFAIL: the broker
+cannot be reached; nothing is known, call again.
+
+Invariants:
+    * what is not prepared is rolled back when the client goes away; what is prepared stays until it is settled;
+    * "not there" (XAER_NOTA) is answered only by the broker, or for a branch that never left this process;
+    * a heuristic outcome is told (XA_HEURCOM, XA_HEURRB) each time, until ``forget``.
+
+Source: X/Open CAE Specification, The XA Specification, chapters 5 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from txmq.client.transaction import local
+from txmq.client.transaction.broker_side import LOST
+from txmq.client.transaction.current import current_transaction
+from txmq.client.transaction.foreign_branch import BranchState, Call, ForeignBranch
+from txmq.client.transaction.prepared import prepare, settle
+from txmq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    FencedError,
+    ForbiddenError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionConflictError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+    UnknownTransactionError,
+    XAError,
+)
+from txmq.model import Resolution, TransactionKind
+from txmq.runtime.threads import Lock
+from txmq.xa.broker_port import Wanted, recover_rows
+from txmq.xa.xopen import BQUAL_BYTES_MAX, FORMAT_ID_MAX, GTRID_BYTES_MAX, XACode, XAFlag
+from txmq.xid import Xid
+
+_UNREACHABLE = (ConnectionLostError, RequestTimeoutError, UnavailableError, ClosedError)
+_LOST_SESSION = (TransactionConflictError, FencedError, ForbiddenError)
+_RECOVER_LIMIT = 1000
+_HEURISTICS = {"committed": XACode.XA_HEURCOM, "rolled-back": XACode.XA_HEURRB}
+_START = {XAFlag.TMNOFLAGS: None, XAFlag.TMJOIN: Call.JOIN, XAFlag.TMRESUME: Call.RESUME}
+_END = {XAFlag.TMSUCCESS: Call.END, XAFlag.TMFAIL: Call.END_FAILED, XAFlag.TMSUSPEND: Call.SUSPEND}
+
+_associated: ContextVar[tuple[ForeignBranch, ...]] = ContextVar("txmq_foreign_branches", default=())
+
+Row = dict[str, Any]
+
+
+def associated_branch(client: Any) -> ForeignBranch | None:
+    """The branch that the caller's sends with producers of this client join."""
+    for branch in _associated.get():
+        if branch.client is client and branch.state is not BranchState.ENDED:
+            return branch
+    return None
+
+
+class BrokerXAResource:
+    """See the module's docstring. Made by ``client.xa_resource``.
+
+    Args:
+        timeout: seconds for each call that asks the broker.
+
+    Thread safety: any thread; ``end`` belongs to the thread that called ``start``, unless it is suspended.
+    """
+
+    def __init__(self, client: Any, timeout: float) -> None:
+        self._client, self._timeout = client, timeout
+        self._branches: dict[Xid, ForeignBranch] = {}
+        self._lock = Lock()
+        self._scan: list[Xid] | None = None
+
+    # --- association -------------------------------------------------------------------------------------------------
+
+    def start(self, xid: Xid, flags: int = XAFlag.TMNOFLAGS) -> XACode:
+        """Begin a branch, join one that is idle (TMJOIN), or resume one that is suspended (TMRESUME).
+
+        Raises:
+            XAError: XAER_DUPID, XAER_NOTA, XAER_PROTO, XAER_INVAL, XAER_OUTSIDE (the thread is in a transaction
+                block), XA_RBROLLBACK (it can only be rolled back), XAER_RMFAIL.
+        """
+        xid, flag = _checked(xid), _flag(flags, _START)
+        if current_transaction() is not None:
+            raise XAError(XACode.XAER_OUTSIDE, "the thread is in a transaction block of txmq's")
+        if associated_branch(self._client) is not None:
+            raise XAError(XACode.XAER_PROTO, "the thread is associated with a branch already")
+        call = _START[flag]
+        branch = self._begin(xid) if call is None else self._known(xid)
+        with self._lock:
+            if call is not None:
+                if branch.state is BranchState.ROLLBACK_ONLY:
+                    raise XAError(XACode.XA_RBROLLBACK, "the branch can only be rolled back")
+                branch.state = branch.next_state(call)
+        _associated.set((*_associated.get(), branch))
+        return XACode.XA_OK
+
+    def _begin(self, xid: Xid) -> ForeignBranch:
+        if xid in self._branches or self._row(xid) is not None:
+            raise XAError(XACode.XAER_DUPID, "a branch of that xid exists")
+        branch = ForeignBranch(self._client, xid, self._timeout)
+        with self._lock:
+            if self._branches.setdefault(xid, branch) is not branch:
+                raise XAError(XACode.XAER_DUPID, "a branch of that xid exists")
+        return branch
+
+    def end(self, xid: Xid, flags: int = XAFlag.TMSUCCESS) -> XACode:
+        """End the association: TMSUCCESS, TMFAIL (it can only be rolled back then) or TMSUSPEND.
+
+        Raises:
+            XAError: XAER_NOTA, XAER_PROTO, XAER_INVAL, XA_RBROLLBACK (it is over, and can only be rolled back).
+        """
+        branch, call = self._known(_checked(xid)), _END[_flag(flags, _END)]
+        associated = _associated.get()
+        with self._lock:
+            if branch not in associated and branch.state in (BranchState.ACTIVE, BranchState.ROLLBACK_ONLY):
+                raise XAError(XACode.XAER_PROTO, "the thread is not associated with this branch")
+            branch.state = branch.next_state(call)
+        _associated.set(tuple(one for one in associated if one is not branch))
+        if branch.state is BranchState.ROLLBACK_ONLY and call is not Call.END_FAILED:
+            raise XAError(XACode.XA_RBROLLBACK, "the broker refused what was sent: the branch can only be rolled back")
+        return XACode.XA_OK
+
+    # --- the two phases ----------------------------------------------------------------------------------------------
+
+    def prepare(self, xid: Xid) -> XACode:
+        """First phase.
+
+        Returns:
+            XA_OK, or XA_RDONLY where nothing was sent: the branch is over.
+
+        Raises:
+            XAError: XA_RB* (it is rolled back, and over), XAER_NOTA, XAER_PROTO, XAER_RMFAIL (unknown: roll back).
+
+        Durability: the messages are in the broker's journal when this returns XA_OK, until somebody settles them.
+        """
+        branch = self._known(_checked(xid))
+        following = branch.next_state(Call.PREPARE)
+        if branch.state is BranchState.ROLLBACK_ONLY:
+            self._drop(branch)
+            raise XAError(XACode.XA_RBROLLBACK, "the branch was rolled back")
+        if not branch.messages:
+            self._forget(branch)
+            return XACode.XA_RDONLY
+        branch.renew_deadline()
+        try:
+            prepare(branch.home, TransactionKind.FOREIGN.value, {"xid": _text(branch.xid)}, branch.messages)
+        except (RequestTimeoutError, TransactionTimeoutError) as error:
+            branch.state = BranchState.UNSURE
+            raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
+        except TxmqError as error:
+            if branch.home.may_have_arrived and isinstance(error, LOST):
+                branch.state = BranchState.UNSURE
+                raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
+            self._drop(branch)
+            raise XAError(_rolled_back_code(error), f"the branch is rolled back: {error}") from error
+        except BaseException:
+            branch.state = BranchState.UNSURE
+            raise
+        branch.state = following
+        return XACode.XA_OK
+
+    def commit(self, xid: Xid, flags: int = XAFlag.TMNOFLAGS) -> XACode:
+        """Second phase; or, with TMONEPHASE, both in one request.
+
+        Raises:
+            XAError: XA_HEURRB, XA_HEURCOM (until ``forget``), XA_RB* (one phase: it is rolled back), XAER_NOTA,
+                XAER_PROTO, XAER_INVAL, XAER_RMFAIL (unknown: call again).
+
+        Durability: readers see the messages when this returns.
+        """
+        xid = _checked(xid)
+        if _flag(flags, (XAFlag.TMNOFLAGS, XAFlag.TMONEPHASE)) is XAFlag.TMONEPHASE:
+            return self._commit_one_phase(self._known(xid))
+        branch = self._branches.get(xid)
+        if branch is not None:
+            branch.next_state(Call.COMMIT)
+        row = self._required_row(xid)
+        self._settle(row["txid"], Resolution.COMMIT, XACode.XA_HEURRB)
+        self._forget(branch)
+        return XACode.XA_OK
+
+    def rollback(self, xid: Xid) -> XACode:
+        """Roll back, in any state but an association's.
+
+        Raises:
+            XAError: XA_HEURCOM, XA_HEURRB (until ``forget``), XAER_NOTA, XAER_PROTO, XAER_RMFAIL (unknown: again).
+        """
+        xid = _checked(xid)
+        branch = self._branches.get(xid)
+        if branch is not None:
+            branch.next_state(Call.ROLLBACK)
+            if branch.state in (BranchState.IDLE, BranchState.ROLLBACK_ONLY):
+                self._drop(branch)
+                return XACode.XA_OK
+        # What was not answered is fenced by its id: it may still be on its way.
+        is_unsure = branch is not None and branch.state is BranchState.UNSURE
+        txid = branch.home.txid if branch is not None and is_unsure else self._required_row(xid)["txid"]
+        self._settle(txid, Resolution.ROLLBACK, XACode.XA_HEURCOM)
+        self._forget(branch)
+        return XACode.XA_OK
+
+    def recover(self, flags: int = XAFlag.TMSTARTRSCAN | XAFlag.TMENDRSCAN) -> list[Xid]:
+        """Branches that are prepared, or were settled by an operator alone, whoever prepared them.
+
+        Args:
+            flags: TMSTARTRSCAN begins a scan and answers all; without it the scan has nothing more; TMENDRSCAN ends it.
+
+        Raises:
+            XAError: XAER_INVAL (no scan was begun), XAER_RMFAIL.
+        """
+        known = XAFlag.TMSTARTRSCAN | XAFlag.TMENDRSCAN
+        if int(flags) & ~int(known):
+            raise XAError(XACode.XAER_INVAL, f"recover takes TMSTARTRSCAN and TMENDRSCAN, not {int(flags):#x}")
+        if flags & XAFlag.TMSTARTRSCAN:
+            self._scan = [_parsed(row["xid"]) for row in self._rows() if row["kind"] == "foreign" and "xid" in row]
+        elif self._scan is None:
+            raise XAError(XACode.XAER_INVAL, "no scan was begun: TMSTARTRSCAN")
+        found, self._scan = self._scan, None if flags & XAFlag.TMENDRSCAN else []
+        return found
+
+    def forget(self, xid: Xid) -> XACode:
+        """Drop the heuristic outcome of a branch.
+
+        Raises:
+            XAError: XAER_NOTA (none is kept), XAER_PROTO (it is prepared), XAER_RMFAIL.
+        """
+        row = self._row(_checked(xid))
+        if row is None:
+            raise XAError(XACode.XAER_NOTA, "no such branch")
+        if row["state"] != "heuristic":
+            raise XAError(XACode.XAER_PROTO, "the branch is prepared")
+        with _as_xa(), _absent_is_over():
+            self._client.control.repeat("forget", row["txid"], timeout=self._timeout)
+        return XACode.XA_OK
+
+    # --- how -------------------------------------------------------------------------------------------------------
+
+    def _commit_one_phase(self, branch: ForeignBranch) -> XACode:
+        branch.next_state(Call.COMMIT_ONE_PHASE)
+        if branch.state is BranchState.ROLLBACK_ONLY:
+            self._drop(branch)
+            raise XAError(XACode.XA_RBROLLBACK, "the branch was rolled back")
+        if branch.state is BranchState.UNSURE:
+            return self._look_up(branch)
+        branch.renew_deadline()
+        try:
+            if branch.messages:
+                local.commit(branch.home, branch.messages)
+        except RolledBackError as error:
+            self._forget(branch)
+            raise XAError(_rolled_back_code(error.__cause__ or error), f"rolled back: {error}") from error
+        except OutcomeUnknownError as error:
+            branch.state = BranchState.UNSURE
+            raise XAError(XACode.XAER_RMFAIL, f"commit was not answered: {error}") from error
+        except BaseException:
+            branch.state = BranchState.UNSURE
+            raise
+        self._forget(branch)
+        return XACode.XA_OK
+
+    def _look_up(self, branch: ForeignBranch) -> XACode:
+        """A commit in one phase was not answered: make its outcome final, and tell it."""
+        branch.renew_deadline()
+        with _as_xa():
+            try:
+                branch.home.rollback()
+            except TransactionConflictError:
+                self._forget(branch)
+                return XACode.XA_OK
+        self._forget(branch)
+        raise XAError(XACode.XA_RBCOMMFAIL, "the commit never arrived: the branch is rolled back")
+
+    def _settle(self, txid: str, resolution: Resolution, contrary: XACode) -> None:
+        with _as_xa():
+            try:
+                settle(self._client, txid, resolution, self._timeout)
+            except TransactionConflictError as error:
+                raise XAError(contrary, f"the branch ended otherwise: {error}") from error
+            except (FencedError, UnknownTransactionError) as error:
+                raise XAError(XACode.XAER_NOTA, str(error)) from error
+
+    def _required_row(self, xid: Xid) -> Row:
+        """The prepared branch.
+
+        Raises:
+            XAError: XAER_NOTA, or its heuristic outcome.
+        """
+        row = self._row(xid)
+        if row is None:
+            self._forget(self._branches.get(xid))
+            raise XAError(XACode.XAER_NOTA, "no branch of that xid is prepared here")
+        if row["state"] == "heuristic":
+            self._forget(self._branches.get(xid))
+            outcome = row["outcome"]
+            raise XAError(_HEURISTICS.get(outcome, XACode.XA_HEURHAZ), f"an operator decided alone: {outcome}")
+        return row
+
+    def _known(self, xid: Xid) -> ForeignBranch:
+        branch = self._branches.get(xid)
+        if branch is None:
+            raise XAError(XACode.XAER_NOTA, "no branch of that xid was begun here")
+        return branch
+
+    def _drop(self, branch: ForeignBranch) -> None:
+        """It was never prepared: nobody else knows of it, but for parts streamed ahead."""
+        local.withdraw(branch.home)
+        self._forget(branch)
+
+    def _forget(self, branch: ForeignBranch | None) -> None:
+        if branch is not None:
+            branch.state = BranchState.ENDED
+            self._branches.pop(branch.xid, None)
+            branch.home.finished()
+
+    def _row(self, xid: Xid) -> Row | None:
+        return next(self._rows({"xid": _text(xid)}), None)
+
+    def _rows(self, words: dict[str, str] | None = None) -> Iterator[Row]:
+        return recover_rows(self._recover, {"state": "all", "limit": _RECOVER_LIMIT, **(words or {})})
+
+    def _recover(self, wanted: Wanted) -> bytes:
+        with _as_xa():
+            body: bytes = self._client.control.repeat("recover", extensions=wanted, timeout=self._timeout)
+            return body
+
+
+@contextmanager
+def _as_xa() -> Iterator[None]:
+    try:
+        yield
+    except _UNREACHABLE as error:
+        raise XAError(XACode.XAER_RMFAIL, str(error) or type(error).__name__) from error
+    except XAError:
+        raise
+    except TxmqError as error:
+        raise XAError(XACode.XAER_RMERR, str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def _absent_is_over() -> Iterator[None]:
+    try:
+        yield
+    except UnknownTransactionError as error:
+        raise XAError(XACode.XAER_NOTA, str(error)) from error
+
+
+def _rolled_back_code(error: BaseException) -> XACode:
+    if isinstance(error, TransactionTimeoutError | RequestTimeoutError):
+        return XACode.XA_RBTIMEOUT
+    if isinstance(error, (*_LOST_SESSION, ConnectionLostError)):
+        return XACode.XA_RBCOMMFAIL
+    return XACode.XA_RBTRANSIENT if isinstance(error, TxmqError) and error.retriable else XACode.XA_RBOTHER
+
+
+def _checked(xid: Xid) -> Xid:
+    try:
+        found = Xid(*xid)
+        is_sound = (
+            0 <= found.format_id <= FORMAT_ID_MAX
+            and 1 <= len(found.gtrid) <= GTRID_BYTES_MAX
+            and len(found.bqual) <= BQUAL_BYTES_MAX
+        )
+        if is_sound:
+            return Xid(int(found.format_id), bytes(found.gtrid), bytes(found.bqual))
+    except TypeError:
+        pass
+    raise XAError(XACode.XAER_INVAL, "not an xid: (format id, gtrid of 1 to 64 bytes, bqual of 0 to 64 bytes)")
+
+
+def _flag(flags: int, allowed: Sequence[XAFlag] | dict[XAFlag, Any]) -> XAFlag:
+    if int(flags) & int(XAFlag.TMASYNC):
+        raise XAError(XACode.XAER_ASYNC, "no asynchronous calls")
+    for flag in allowed:
+        if int(flags) == int(flag):
+            return flag
+    names = ", ".join(str(flag.name) for flag in allowed)
+    raise XAError(XACode.XAER_INVAL, f"flags {int(flags):#x}: expected one of {names}")
+
+
+def _text(xid: Xid) -> str:
+    return f"{xid.format_id}.{xid.gtrid.hex()}.{xid.bqual.hex()}"
+
+
+def _parsed(text: str) -> Xid:
+    format_id, gtrid, bqual = text.split(".")
+    return Xid(int(format_id), bytes.fromhex(gtrid), bytes.fromhex(bqual))

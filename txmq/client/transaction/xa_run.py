@@ -1,0 +1,324 @@
+"""Carries out what the two-phase coordinator asks for (``txmq.xa.two_phase.coordinator``): branches, broker, waits.
+
+Every effect becomes at most one event, whatever is raised meanwhile: a driver's error, the broker's refusal, a lost
+connection, Ctrl-C. What is for all branches is done for all at once (``parallel``). The first error that led away from
+the commit is kept for the caller. What is for one branch only is called, without a job: of 669 calls of Python a
+transaction in the client 484 are left (together with lines that are not read back, states that hash without a call, and
+an xid that is written once).
+
+Invariants:
+    * nothing is decided here: which effect follows which event stands in the coordinator's table;
+    * a branch's state is set before what may change it is called, and again behind its answer: who is interrupted in
+      between finds the more careful one;
+    * a branch that a late thread still uses is touched by that thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, TransactionHome, rolled_back
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer
+from txmq.client.transaction.parallel import Job, run_all
+from txmq.errors import (
+    BrokerError,
+    FencedError,
+    HeuristicError,
+    RolledBackError,
+    TransactionConflictError,
+    TransactionError,
+    TransactionStateError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+)
+from txmq.model import Outcome
+from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
+from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
+from txmq.runtime.crashpoints import SimulatedCrash, crash_point
+from txmq.xa.two_phase.branch import PrepareUnknownError, XABranch
+from txmq.xa.two_phase.coordinator import BranchState, Coordinator, Effect, Event, State, committed, undone, vote
+
+DECIDE_PATIENCE_S = 1.0  # behind the deadline, where decide was sent and not answered
+_ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
+_MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
+_ALONE = Job()  # of every branch that is the only one: what is for it is called, and never late
+_ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK, BranchState.LEFT)
+
+
+class Side:
+    """One branch, and where it stands.
+
+    Attributes:
+        complete: the answer to ``complete``, once that was sent.
+    """
+
+    __slots__ = ("branch", "complete", "error", "job", "state")
+
+    def __init__(self, branch: XABranch, job: Job) -> None:
+        self.branch, self.job, self.state = branch, job, BranchState.ACTIVE
+        self.error: TransactionError | None = None
+        self.complete: Any = None
+
+    def prepare(self, txid: str) -> None:
+        """Ask the database to prepare; afterwards ``state`` says what is known."""
+        self.state = BranchState.PREPARING
+        try:
+            self.branch.prepare()
+        except (RolledBackError, HeuristicError) as error:
+            self.error, self.state = error, BranchState.REFUSED
+        except Exception as error:  # noqa: BLE001  a driver's: it may be prepared
+            self.error = _maybe_prepared(error, txid)
+        else:
+            self.state = BranchState.PREPARED
+            crash_point("client.xa.prepared")
+
+    def commit(self) -> None:
+        """Commit what is prepared and decided."""
+        self.state = BranchState.ENDING
+        if self.branch.commit():
+            self.state = BranchState.COMMITTED
+            crash_point("client.xa.committed")
+        else:
+            self.state = BranchState.LEFT
+
+    def roll_back(self) -> None:
+        """Roll back; fenced before, where it may be prepared."""
+        is_prepared = self.state in _MAY_BE_PREPARED
+        self.state = BranchState.ENDING
+        if self.branch.roll_back(is_prepared):
+            self.state = BranchState.ROLLED_BACK
+            crash_point("client.xa.rolled_back")
+        else:
+            self.state = BranchState.LEFT
+
+    def leave(self) -> None:
+        """Close the connection, where the branch has not ended."""
+        if self.state not in _ENDED:
+            # Where it is not prepared, that rolls it back; a resolver that looks for it finds nothing.
+            self.state = BranchState.LEFT
+            with suppress(Exception):
+                self.branch.abandon()
+
+
+class XaRun:
+    """One block's end, or its undoing.
+
+    Attributes:
+        sides: the branches.
+        error: what led away from the commit, as the caller is to see it.
+        interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
+        lines: where the parts went, once the broker has told.
+    """
+
+    def __init__(self, home: TransactionHome, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
+        self._home, self._messages = home, messages
+        self.sides = [Side(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
+        self.coordinator = Coordinator()
+        self.error: TransactionError | None = None
+        self.interrupt: BaseException | None = None
+        self.lines: list[PartResult] | None = None
+        self._parts: list[EncodedPart] = []
+
+    def run(self, event: Event) -> State:
+        """Feed an event, and carry out what follows until the end."""
+        effects: deque[Effect] = deque()
+        found: Event | None = event
+        while True:
+            try:
+                if found is not None:
+                    step, found = found, None
+                    effects = deque(self.coordinator.step(step))
+                if not effects:
+                    return self.coordinator.state
+                found = self._carry_out(effects.popleft())
+                if found is not None:
+                    effects.clear()  # what was to follow stands in the table under the event
+            except (SimulatedCrash, TransactionStateError):
+                raise
+            except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
+                if self.interrupt is None:
+                    self.interrupt = interrupt
+                effects.clear()
+                found = None if self.coordinator.is_over else Event.INTERRUPTED
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        match effect:
+            case Effect.SEND_PARTS:
+                return self._send_parts()
+            case Effect.PREPARE_BRANCHES:
+                return self._prepare_branches()
+            case Effect.SEND_DECIDE:
+                return self._send_decide()
+            case Effect.COMMIT_BRANCHES:
+                return self._commit_branches()
+            case Effect.SEND_COMPLETE:
+                return self._send_complete()
+            case Effect.SEND_ROLLBACK:
+                return self._send_rollback()
+            case Effect.ROLL_BACK_BRANCHES:
+                return self._roll_back_branches()
+            case Effect.WITHDRAW:
+                self._withdraw()
+            case Effect.CLOSE_BRANCHES:
+                self._close_branches()
+            case Effect.LEAVE:
+                return self._leave()
+        return None
+
+    # --- towards the decision ----------------------------------------------------------------------------------------
+
+    def _send_parts(self) -> Event | None:
+        crash_point("client.xa.body_done")
+        home = self._home
+        try:
+            home.check_deadline()
+            self._parts = home.take_parts(self._messages, keyed=False)
+            beside = len(self.sides) * _ENTRY_SIZE_BYTES_MAX
+            if home.streamed.parts or not home.fits_one_request(self._parts, beside):
+                home.stream(self._parts)
+                self._parts = []
+        except TxmqError as error:
+            self.error = rolled_back(error, home.txid)
+            return Event.PARTS_REFUSED
+        return None
+
+    def _prepare_branches(self) -> Event:
+        self._on_all([partial(side.prepare, self._home.txid) for side in self.sides])
+        self.error = next((side.error for side in self.sides if side.error is not None), None)
+        return vote(side.state for side in self.sides)
+
+    def _send_decide(self) -> Event:
+        """The same request until it is answered: the broker executes it once."""
+        crash_point("client.xa.all_prepared")
+        home, is_doubtful = self._home, False
+        entries = [_entry(side.branch) for side in self.sides]
+        while True:
+            left_s = home.remaining_s + (DECIDE_PATIENCE_S if is_doubtful else 0.0)
+            if left_s <= 0:
+                self.error = TransactionTimeoutError("the deadline passed before decide was answered", home.txid)
+                return Event.DECIDE_UNKNOWN if is_doubtful else Event.DECIDE_REFUSED
+            try:
+                reply = home.submit_decide(self._parts, entries, left_s)
+            except TxmqError as error:
+                # Rows are locked meanwhile; behind a decide that may have arrived they stay so, whatever is told here.
+                is_hopeless = not error.retriable or (not is_doubtful and not home.is_back())
+                found = self._refused(error, is_doubtful=is_doubtful) if is_hopeless else None
+            else:
+                crash_point("client.xa.decide_sent")
+                found = self._decided(reply, is_doubtful=is_doubtful)
+                is_doubtful = True
+            if found is not None:
+                return found
+            home.pause(RETRY_S)
+
+    def _decided(self, reply: Any, *, is_doubtful: bool) -> Event | None:
+        """Wait for the answer to ``decide``; None where there was none."""
+        try:
+            self.lines = parse_result_lines(reply.result())
+        except UnavailableError:
+            return None
+        except BrokerError as error:
+            return self._refused(error, is_doubtful=is_doubtful)
+        except TxmqError:
+            return None  # lost, late, or garbled: whether it was executed is not known
+        crash_point("client.xa.decided")
+        return Event.DECIDED
+
+    def _refused(self, error: TxmqError, *, is_doubtful: bool) -> Event:
+        self._home.leave_full_session(error)
+        self.error = rolled_back(error, self._home.txid)
+        return Event.DECIDE_DOUBTFUL if is_doubtful else Event.DECIDE_REFUSED
+
+    # --- after it ----------------------------------------------------------------------------------------------------
+
+    def _commit_branches(self) -> Event:
+        self._on_all([side.commit for side in self.sides])
+        return committed(side.state for side in self.sides)
+
+    def _send_complete(self) -> Event:
+        """Not awaited: whoever answers for the branch finds it by the broker's list where this is lost."""
+        crash_point("client.xa.all_committed")
+        try:
+            for side in self.sides:
+                if side.state is BranchState.COMMITTED and side.complete is None:
+                    side.complete = self._home.submit_complete(side.branch.resource.uuid or "")
+        except TxmqError:
+            return Event.NOT_TOLD
+        crash_point("client.xa.complete_sent")
+        return Event.TOLD
+
+    # --- away from it ------------------------------------------------------------------------------------------------
+
+    def _send_rollback(self) -> Event:
+        try:
+            self._home.rollback()
+        except TransactionConflictError:
+            return self._asked()
+        except FencedError:
+            return Event.FORGOTTEN
+        except TxmqError:
+            return Event.FENCE_UNKNOWN
+        crash_point("client.xa.fenced")
+        return Event.FENCED
+
+    def _asked(self) -> Event:
+        """A rollback was refused: what has the broker decided?"""
+        home = self._home
+        try:
+            word, lines = parse_outcome(home.client.control.call("outcome", home.txid, timeout=ROLLBACK_TIMEOUT_S))
+        except TxmqError:
+            return Event.FENCE_UNKNOWN
+        if word != Outcome.COMMITTED.value:
+            return Event.FENCE_UNKNOWN
+        self.lines = lines
+        return Event.DECIDED
+
+    def _roll_back_branches(self) -> Event:
+        self._on_all([side.roll_back for side in self.sides])
+        return undone(side.state for side in self.sides)
+
+    def _withdraw(self) -> None:
+        if self._home.streamed.parts:
+            self._home.try_rollback()
+
+    def _close_branches(self) -> None:
+        for side in self.sides:
+            side.job.when_free(side.leave)
+
+    def _leave(self) -> Event:
+        self._close_branches()
+        return Event.LEFT
+
+    def _on_all(self, works: Sequence[Callable[[], None]]) -> None:
+        if len(works) == 1:
+            works[0]()
+            return
+        late = [side for side in self.sides if side.job.is_busy]
+        if not late:
+            run_all([side.job for side in self.sides], works)
+            return
+        # Behind an interrupt: what is late ends in its own thread, the others here.
+        for side, work in zip(self.sides, works, strict=True):
+            if side.job.is_busy:
+                side.job.when_free(side.leave)
+            else:
+                work()
+
+
+def _maybe_prepared(error: Exception, txid: str) -> RolledBackError:
+    """What the caller is to see of it: it is never decided, so nothing will have happened."""
+    cause = error.__cause__ if isinstance(error, PrepareUnknownError) else error
+    if isinstance(cause, RolledBackError):
+        return cause
+    wrapped = RolledBackError(f"XA PREPARE was not answered: {error}", txid)
+    wrapped.__cause__ = cause
+    return wrapped
+
+
+def _entry(branch: XABranch) -> bytes:
+    return encode_branch(branch.resource.name, branch.resource.uuid or "", branch.details())

@@ -1,0 +1,1 @@
+"""One live connection, the connection that reconnects, the session."""

@@ -1,0 +1,1 @@
+"""The audit: rows of a table against messages of a topic."""

@@ -1,0 +1,278 @@
+"""The audit: rows against messages, one to one, in order, whole. ``txmq audit`` is the command; this is the library.
+
+    from txmq.spark.audit.audit import audit
+    from txmq.spark.audit.spec import AuditSpec, parse_terms
+
+    messages = spark.read.format("txmq").option("bootstrap", "127.0.0.1:8123").option("topic", "orders") \\
+        .option("includeHeaders", "true").load()
+    rows = spark.read.parquet("orders/")
+    result = audit(messages, rows, AuditSpec("orders", parse_terms(["id = key"])))
+    result.is_clean, result.counts, result.findings.show()
+
+Theory of operation. ``audit_match`` puts the two side by side; the pairs are kept on the executors' disks, because
+everything else is read from them, several times. What has no partner is a candidate; the ``Surroundings`` are asked
+what excuses it. Findings are rows of one DataFrame.
+
+Invariants:
+    * the log and the table are read once each;
+    * nothing that grows with the number of messages is held by the driver: samples, runs of 65,536 offsets and buckets
+      of time are;
+    * the number of tasks follows the size of the data, whatever the cluster's defaults are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from txmq.spark.audit import figures as audit_figures
+from txmq.spark.audit import findings as audit_findings
+from txmq.spark.audit.figures import Moment, PartitionFigures, Totals
+from txmq.spark.audit.gaps import HOLES_MAX, Hole, Ranges, Run, between_runs
+from txmq.spark.audit.match import Window, identities, pair
+from txmq.spark.audit.spec import AuditSpec, Kind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# How an audit is planned. Spark's default of 200 partitions a shuffle made 2,606 tasks of 2,000 rows: nearly all of
+# them empty, and 129 s on a cluster of two cores.
+_PLANNING = {
+    # Without this the join would shuffle by identity and number what is already shuffled by identity.
+    "spark.sql.requireAllClusterKeysForCoPartition": "false",
+    # Partitions that a shuffle left small are joined to at least 1 MiB each, also in what is persisted.
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.enabled": "true",
+    "spark.sql.adaptive.coalescePartitions.minPartitionSize": "1m",
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """A transaction that waits for its outcome."""
+
+    txid: str
+    prepared_ms: int
+    age_ms: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What lies around the window, asked only when something has no partner.
+
+    Attributes:
+        ranges: the offsets that were to be read, by partition.
+        older_rows: of the identities (one column ``id``) those that have a row outside of what was read; None: there
+            is no outside.
+        later_messages: messages that came after the window was read; None: there are none.
+        in_doubt: what the broker lists as in doubt; None: it cannot be asked.
+        together: the messages of the other topics, by name, over the same window with its margins.
+        unmade: checks that cannot be made, and why; what the spec leaves out is added.
+    """
+
+    ranges: Ranges | None = None
+    older_rows: Callable[[DataFrame], DataFrame] | None = None
+    later_messages: Callable[[], DataFrame] | None = None
+    in_doubt: Callable[[], Sequence[InDoubt]] | None = None
+    together: Mapping[str, DataFrame] = field(default_factory=dict)
+    unmade: Mapping[Kind, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """What was found.
+
+    Attributes:
+        findings: one row a finding, columns of ``audit_findings.SCHEMA``.
+        counts: findings by kind; kinds that were not checked are not in it.
+        unchecked: kinds that could not be checked, and why.
+        bucket_s: seconds of each of ``moments``.
+    """
+
+    spec: AuditSpec
+    window: Window
+    findings: DataFrame
+    counts: Mapping[Kind, int]
+    unchecked: Mapping[Kind, str]
+    totals: Totals
+    bucket_s: int
+    moments: Sequence[Moment]
+    partitions: Sequence[PartitionFigures]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found."""
+        return not any(self.counts.values())
+
+    def sample(self, kind: Kind, limit: int) -> list[dict[str, object]]:
+        """The first findings of a kind, in the order of the log."""
+        chosen = self.findings.filter(F.col("kind") == kind.value)
+        rows = chosen.orderBy("partition", "offset", "row_time", "identity", "txid").limit(limit).collect()
+        return [row.asDict() for row in rows]
+
+
+def audit(
+    messages: DataFrame,
+    rows: DataFrame,
+    spec: AuditSpec,
+    window: Window | None = None,
+    around: Surroundings | None = None,
+) -> AuditResult:
+    """Compare the messages of a topic with the rows of a table.
+
+    Args:
+        messages: columns as ``spark.read.format("txmq")`` has them (key, value, partition, offset, timestamp, txid, and
+            headers where the spec names one), of ``spec.topic``, of the window with its margins.
+        rows: at least ``spec.columns``, of the window with its margins.
+        window: default: everything.
+        around: default: nothing lies around.
+
+    Raises:
+        ConfigError: a column is missing, or not of the type that the spec says.
+
+    Thread safety: one audit at a time in a session.
+    """
+    with _planned(messages.sparkSession):
+        return _audited(messages, rows, spec, window or Window(), around or Surroundings())
+
+
+@contextmanager
+def _planned(session: SparkSession) -> Iterator[None]:
+    before = {name: session.conf.get(name, None) for name in _PLANNING}
+    for name, value in _PLANNING.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, former in before.items():
+            if former is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, former)
+
+
+def _audited(
+    messages: DataFrame, rows: DataFrame, spec: AuditSpec, window: Window, around: Surroundings
+) -> AuditResult:
+    pairs = pair(messages, rows, spec, window).persist(StorageLevel.DISK_ONLY)
+    figures = audit_figures.totals(pairs)
+    runs = audit_figures.runs(pairs)
+    unchecked = _unchecked(spec, around)
+    found = _Findings(pairs, messages, rows, spec, window, around).of(runs, unchecked)
+    findings = found.persist(StorageLevel.MEMORY_AND_DISK)
+    counted = {Kind(row["kind"]): row["count"] for row in findings.groupBy("kind").count().collect()}
+    bucket_s, moments = audit_figures.moments(pairs, figures)
+    counts = {kind: counted.get(kind, 0) for kind in Kind if kind not in unchecked}
+    return AuditResult(
+        spec, window, findings, counts, unchecked, figures, bucket_s, moments, audit_figures.by_partition(runs)
+    )
+
+
+def _unchecked(spec: AuditSpec, around: Surroundings) -> dict[Kind, str]:
+    why = dict(around.unmade)
+    if spec.order is None:
+        why.setdefault(Kind.OUT_OF_ORDER, "no order column is named")
+    if not spec.compare and spec.row_txid is None:
+        why.setdefault(Kind.DIFFERS, "nothing to compare is named")
+    if spec.row_txid is None and spec.transaction_size is None and not spec.together:
+        why.setdefault(Kind.TORN, "nothing says what belongs to a transaction: a column, a size or other topics")
+    if around.in_doubt is None:
+        why.setdefault(Kind.IN_DOUBT, "no broker was asked")
+    if around.older_rows is None:
+        why.setdefault(Kind.LATE, "all rows were read")
+    return why
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """The parts of the findings, put together."""
+
+    pairs: DataFrame
+    messages: DataFrame
+    rows: DataFrame
+    spec: AuditSpec
+    window: Window
+    around: Surroundings
+
+    def of(self, runs: Sequence[Run], unchecked: Mapping[Kind, str]) -> DataFrame:
+        doubts = list(self.around.in_doubt()) if self.around.in_doubt else []
+        parts = [*self._alone(unchecked, doubts), *self._torn(), *self._gaps(runs)]
+        if Kind.DIFFERS not in unchecked:
+            parts.append(audit_findings.differing(self.pairs, self.spec))
+        if Kind.OUT_OF_ORDER not in unchecked:
+            parts.append(audit_findings.disordered(self.pairs, self.spec))
+        if overdue := [doubt for doubt in doubts if doubt.age_ms >= self.spec.settle_ms]:
+            parts.append(audit_findings.in_doubt(self._frame_of(overdue), self.spec.topic))
+        return reduce(lambda left, right: left.unionByName(right), parts)
+
+    def _alone(self, unchecked: Mapping[Kind, str], doubts: Sequence[InDoubt]) -> list[DataFrame]:
+        """Rows and messages without partner, after everything that may excuse them was asked."""
+        alone = audit_findings.candidates(self.pairs).persist(StorageLevel.DISK_ONLY)
+        sent = audit_findings.is_message(alone)
+        older = None
+        if self.around.older_rows is not None:
+            wanted = sent.filter("copy = 1 and id is not null").select("id").distinct()
+            older = wanted.limit(0) if wanted.isEmpty() else self.around.older_rows(wanted)
+        parts = [audit_findings.unknown_messages(sent, older, self.spec)]
+        if Kind.MISSING in unchecked:
+            return parts
+        absent = self._not_excused(audit_findings.is_row(alone), doubts)
+        if self.spec.row_txid is not None:
+            torn, absent = audit_findings.torn_rows(absent, self.pairs, self.spec.topic)
+            parts.append(torn)
+        return [*parts, audit_findings.missing(absent, self.spec.topic)]
+
+    def _not_excused(self, absent: DataFrame, doubts: Sequence[InDoubt]) -> DataFrame:
+        if absent.isEmpty():
+            return absent
+        if doubts:
+            pending = self._frame_of(doubts).select(F.col("txid").alias("r_txid"))
+            absent = absent.join(F.broadcast(pending), "r_txid", "left_anti")
+        if self.around.later_messages is not None:
+            came = identities(self.around.later_messages(), self.rows, self.spec)
+            absent = absent.join(came, "id", "left_anti")
+        return absent.persist(StorageLevel.DISK_ONLY)
+
+    def _torn(self) -> list[DataFrame]:
+        parts = []
+        if self.spec.transaction_size is not None:
+            parts.append(audit_findings.torn_by_size(self.pairs, self.spec.topic))
+        if self.around.together:
+            inside = replace(self.window, offsets=None).holds_message()
+            others = {
+                name: frame.select("txid", F.coalesce(inside, F.lit(True)).alias("inside"))
+                for name, frame in self.around.together.items()
+            }
+            parts.append(audit_findings.torn_between(self.pairs, others, self.spec.topic))
+        return parts
+
+    def _gaps(self, runs: Sequence[Run]) -> list[DataFrame]:
+        holes = between_runs(runs, self.around.ranges)
+        if broken := [(run.partition, run.bucket) for run in runs if not run.adds_up]:
+            inside = audit_findings.holes_in(self.pairs, broken).limit(HOLES_MAX).collect()
+            holes += [Hole(**row.asDict()) for row in inside]
+        holes = [hole for hole in holes if self._is_inside(hole)]
+        lines = [
+            (Kind.GAP.value, None, self.spec.topic, hole.partition, hole.first, None, None, None, None, str(hole))
+            for hole in sorted(holes)[:HOLES_MAX]
+        ]
+        if not lines:
+            return []
+        return [self.pairs.sparkSession.createDataFrame(lines, audit_findings.SCHEMA)]
+
+    def _is_inside(self, hole: Hole) -> bool:
+        """Whether it lies behind the offsets that were audited before."""
+        return self.window.offsets is None or hole.last >= self.window.offsets.get(hole.partition, 0)
+
+    def _frame_of(self, doubts: Sequence[InDoubt]) -> DataFrame:
+        lines = [(doubt.txid, doubt.detail, doubt.prepared_ms) for doubt in doubts]
+        frame = self.pairs.sparkSession.createDataFrame(lines, "txid string, detail string, prepared_ms long")
+        return frame.withColumn("prepared", F.timestamp_millis("prepared_ms"))

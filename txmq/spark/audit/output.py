@@ -1,0 +1,32 @@
+"""What an audit leaves: a dataset of all findings, one JSON object, one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from txmq.spark.audit.audit import AuditResult
+from txmq.spark.audit.page import page
+from txmq.spark.audit.summary import Summary
+
+DATASET, OBJECT, PAGE = "findings", "audit.json", "audit.html"
+
+
+def save(result: AuditResult, summary: Summary, directory: Path, dataset: str | None = None) -> Summary:
+    """Write all three; what was there of an earlier audit is replaced.
+
+    Args:
+        directory: on this machine; made where it is missing.
+        dataset: where Spark writes the findings (Parquet); default: in ``directory``. On a cluster a path that every
+            executor reaches.
+
+    Returns:
+        The summary, with the dataset's place.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    place = dataset or str((directory / DATASET).absolute())
+    result.findings.write.mode("overwrite").parquet(place)
+    summary = {**summary, "dataset": place}
+    (directory / OBJECT).write_text(json.dumps(summary, indent=1, ensure_ascii=True, default=str) + "\n")
+    (directory / PAGE).write_text(page(summary), "utf-8")
+    return summary

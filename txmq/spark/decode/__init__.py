@@ -1,0 +1,1 @@
+"""Record batches to Arrow columns, without a loop over records."""

@@ -1,0 +1,1 @@
+"""The source that reads a data directory without a broker."""

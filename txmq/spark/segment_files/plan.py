@@ -1,0 +1,333 @@
+"""Reading segment files without a broker: which bytes of which files, by whom.
+
+What is known committed? A segment file holds only what the journal held before, forced: whole batches in it are
+committed, whoever died when. What readers may see of them, where the partition ends, and which topic it is, only the
+journal says. So:
+
+* below a data directory the journal is asked (``path_state``). Nothing above the high watermark is given out. Where a
+  file ends before it, the rest is only in the journal; that is an error, or a warning (``failOnDataLoss=false``).
+* in a copy of segments alone, all whole batches are given out, also of an XA decision whose rows are not all committed
+  yet. A last segment that ends inside a batch ends before it; anything else that is not whole is damage.
+
+Large segments are cut at batches, found by following the headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from txmq.errors import ConfigError, CorruptRecordError, DataLossError, StorageError
+from txmq.log import records
+from txmq.log.batch import HEADER, HEADER_SIZE, MAGIC, place_checksum
+from txmq.log.partition import Partition
+from txmq.log.verify import whole_batch_follows
+from txmq.model import Storage
+from txmq.runtime.logging import get_logger
+from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.ports import File
+from txmq.spark.segment_files.layout import ARCHIVE, Place, Segment, segments_below
+from txmq.spark.segment_files.state import Folded, fold, is_data_directory, locked
+from txmq.spark.source.batch import within
+from txmq.spark.source.catalog import Held, check_offsets, placed
+from txmq.spark.source.options import SourceOptions, Where
+from txmq.spark.source.ranges import Range
+
+_UNEVEN: Final = 1.25  # a segment that is larger than a task's share by less is not cut
+
+
+@dataclass(frozen=True, slots=True)
+class FileTask:
+    """A part of one segment file, whole batches.
+
+    Attributes:
+        offset: of the batch at ``position``; ``start`` and ``end``: which rows of what is there.
+    """
+
+    root: str
+    path: str
+    topic: str
+    place: Place
+    position: int
+    end_position: int
+    offset: int
+    start: int
+    end: int
+
+
+class Batch(NamedTuple):
+    """A batch by its header."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    row_count: int
+    max_timestamp_ms: int
+
+
+def plan(options: SourceOptions, root: str, tasks_min: int) -> list[tuple[FileTask, ...]]:
+    """What each task reads of the files below ``root``.
+
+    Raises:
+        ConfigError: no segments there, an unknown topic, offsets that are not there.
+        DirectoryInUseError: a broker runs on the directory.
+        CorruptRecordError, StorageError: the journal, or a header on the way, is damaged.
+        DataLossError: messages that were to be read are not in the files.
+    """
+    disk = OSDisk(root)
+    try:
+        is_whole = is_data_directory(disk)
+        with locked(disk) if is_whole else nullcontext():
+            folded = _folded(disk, options) if is_whole else None
+            return _Planner(disk, root, options, folded).run(tasks_min)
+    finally:
+        disk.close()
+
+
+def _folded(disk: OSDisk, options: SourceOptions) -> Folded | None:
+    try:
+        return fold(disk)
+    except StorageError as error:
+        text = f"the journal cannot be read: {error}"
+        if options.fails_on_loss:
+            advice = "option failOnDataLoss=false reads the segments alone, topics then have their ids for names"
+            raise StorageError(f"{text}; {advice}") from error
+        get_logger().warning("segments are read without their journal", text=text)
+        return None
+
+
+class _Planner:
+    def __init__(self, disk: OSDisk, root: str, options: SourceOptions, folded: Folded | None) -> None:
+        self._disk, self._root, self._options = disk, root, options
+        self._state = None if folded is None else folded.state
+        self._forced = {} if folded is None else folded.forced
+        self._chains: dict[Place, list[Segment]] = {}
+
+    def run(self, tasks_min: int) -> list[tuple[FileTask, ...]]:
+        held = self._held()
+        options = self._options
+        check_offsets(options.start, held, "startingOffsets")
+        check_offsets(options.end, held, "endingOffsets")
+        chosen = [
+            within(each, *self._bounds(each, options.start, options.end), fails_on_loss=options.fails_on_loss)
+            for topic in held
+            for each in topic.partitions.values()
+        ]
+        parts = [part for each in chosen for part in self._files(each)]
+        total = sum(part.end_position - part.position for part in parts)
+        share = max(min(options.task_size_bytes, -(-total // tasks_min)), 1)
+        return list(_packed([task for part in parts for task in self._cut(part, share)], share))
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def _held(self) -> list[Held]:
+        """The topics that are wanted, with what their files hold."""
+        topics: dict[str, Held] = {}
+        names: dict[str, None] = {}
+        found = segments_below(self._disk, self._root)
+        for place in sorted({*found, *self._known_places()}):
+            name = self._name(place[0])
+            if name is not None:
+                names[name] = None
+            if name is None or not self._options.takes(name):
+                continue
+            chain, end = self._chain(place, found.get(place, []))
+            self._chains[place] = chain
+            start = chain[0].base_offset if chain else end
+            size_bytes = sum(segment.size_bytes for segment in chain)
+            held = topics.setdefault(name, Held(name, place[0], {}))
+            held.partitions[place[1]] = Range(name, place[0], place[1], start, end, size_bytes)
+        for name in self._options.topics or ():
+            if name not in topics:
+                raise ConfigError(f"no topic {name!r} below {self._root}; there are {', '.join(names) or 'none'}")
+        return list(topics.values())
+
+    def _known_places(self) -> Iterator[Place]:
+        if self._state is not None:
+            for partition in self._state.all_partitions():
+                if partition.config.storage is Storage.DISK:
+                    yield partition.topic_id, partition.number
+
+    def _name(self, topic_id: int) -> str | None:
+        """The topic's name, its id where no journal says its name; None where it was deleted and is not asked for."""
+        if self._state is None:
+            return str(topic_id)
+        topic = self._state.topics.with_id(topic_id)
+        if topic is not None:
+            return topic.config.name
+        return str(topic_id) if str(topic_id) in (self._options.topics or ()) else None
+
+    def _chain(self, place: Place, segments: list[Segment]) -> tuple[list[Segment], int]:
+        """The segments that follow each other, and the offset behind the last message that may be read."""
+        partition = None if self._state is None else self._state.partition(*place)
+        if partition is not None:
+            return self._known_chain(partition, segments)
+        if not segments:
+            return [], 0
+        return segments, self._end_of_copy(place, segments[-1])
+
+    def _known_chain(self, partition: Partition, segments: list[Segment]) -> tuple[list[Segment], int]:
+        """As the journal knows it, behind what was archived."""
+        files = {segment.base_offset: segment for segment in segments}
+        known = {each.base_offset: each.size_bytes for each in partition.segments}
+        first = min(known, default=partition.next_offset)
+        chain = [s for s in segments if s.base_offset < first and s.path.startswith(ARCHIVE)]
+        for base, size_bytes in known.items():
+            file = files.get(base)
+            if file is None or file.size_bytes < size_bytes:
+                return self._short(partition, chain, file, base)
+            chain.append(file._replace(size_bytes=size_bytes))
+        return chain, partition.high_watermark
+
+    def _short(
+        self, partition: Partition, chain: list[Segment], file: Segment | None, base: int
+    ) -> tuple[list[Segment], int]:
+        """A file that is not as long as the journal says."""
+        place, end = (partition.topic_id, partition.number), base
+        if file is not None:
+            for batch in self._batches(place, file):
+                end = batch.base_offset + batch.row_count
+                file = file._replace(size_bytes=batch.position + batch.size_bytes)
+            chain.append(file)
+        if end >= partition.high_watermark:
+            return chain, partition.high_watermark
+        if end < self._forced.get(place, 0) and self._options.fails_on_loss:
+            path, size = (partition.segment_path(base), 0) if file is None else (file.path, file.size_bytes)
+            raise CorruptRecordError(f"{self._root}/{path}", size, f"ends at offset {end}; more was forced into it")
+        text = (
+            f"{partition.topic}-{partition.number}: offsets {end} to {partition.high_watermark - 1} are not in the "
+            "segment files; start the broker on the directory once: it writes them again from its journal"
+        )
+        if self._options.fails_on_loss:
+            raise DataLossError(f"{text}. Set the option failOnDataLoss=false to read without them")
+        get_logger().warning("messages are not in the segment files", text=text)
+        return chain, end
+
+    def _end_of_copy(self, place: Place, segment: Segment) -> int:
+        """Where whole batches end in the last segment; damage if more of them follow behind."""
+        end, position = segment.base_offset, 0
+        for batch in self._batches(place, segment):
+            end, position = batch.base_offset + batch.row_count, batch.position + batch.size_bytes
+        if position < segment.size_bytes:
+            file = self._disk.open(segment.path, writable=False)
+            try:
+                if whole_batch_follows(file, place, position + 1) and self._options.fails_on_loss:
+                    raise CorruptRecordError(f"{self._root}/{segment.path}", position, "no batch; whole batches follow")
+            finally:
+                file.close()
+        return end
+
+    # --- where -------------------------------------------------------------------------------------------------------
+
+    def _bounds(self, held: Range, start: Where, end: Where) -> tuple[int, int]:
+        return (
+            placed(held, start, self._offset_at, is_end=False),
+            placed(held, end, self._offset_at, is_end=True),
+        )
+
+    def _offset_at(self, held: Range, timestamp_ms: int) -> int:
+        place = (held.topic_id, held.partition)
+        for segment in self._chains[place]:
+            for batch in self._batches(place, segment):
+                if batch.max_timestamp_ms >= timestamp_ms:
+                    return min(self._first_at(held, segment, batch, timestamp_ms), held.end)
+        return held.end
+
+    def _first_at(self, held: Range, segment: Segment, batch: Batch, timestamp_ms: int) -> int:
+        file = self._disk.open(segment.path, writable=False)
+        try:
+            content = file.pread(batch.size_bytes, batch.position)
+        finally:
+            file.close()
+        messages = records.decode(content, held.topic, held.partition, topic_id=held.topic_id)
+        found = (message.offset for message in messages if message.timestamp_ms >= timestamp_ms)
+        return next(
+            found, batch.base_offset + batch.row_count
+        )  # the header may name a later time than its messages have
+
+    def _batches(self, place: Place, segment: Segment) -> Iterator[Batch]:
+        file = self._disk.open(segment.path, writable=False)
+        try:
+            yield from batches_of(file, place, segment.size_bytes)
+        finally:
+            file.close()
+
+    # --- tasks -------------------------------------------------------------------------------------------------------
+
+    def _files(self, chosen: Range) -> Iterator[FileTask]:
+        """One task for each segment that holds something of the range."""
+        place = (chosen.topic_id, chosen.partition)
+        chain = self._chains[place]
+        for number, segment in enumerate(chain):
+            following = chain[number + 1].base_offset if number + 1 < len(chain) else chosen.end
+            start, end = max(chosen.start, segment.base_offset), min(chosen.end, following)
+            if start < end:
+                yield FileTask(
+                    self._root,
+                    segment.path,
+                    chosen.topic,
+                    place,
+                    0,
+                    segment.size_bytes,
+                    segment.base_offset,
+                    start,
+                    end,
+                )
+
+    def _cut(self, task: FileTask, share: int) -> Iterator[FileTask]:
+        """Cut a task at batches into parts of about ``share`` bytes; what is before its first row is left out."""
+        size = task.end_position
+        if size <= share * _UNEVEN and task.start == task.offset:
+            yield task
+            return
+        pieces = -(-size // share)
+        marks = [(task.position, task.offset)]
+        for batch in self._batches(task.place, Segment(task.path, task.offset, task.end_position)):
+            if batch.position == 0 and batch.base_offset != task.offset:
+                yield task  # misnamed: its reader says so
+                return
+            if batch.base_offset <= task.start:
+                marks = [(batch.position, batch.base_offset)]
+            elif batch.position >= marks[-1][0] + size // pieces:
+                marks.append((batch.position, batch.base_offset))
+        for number, (position, offset) in enumerate(marks):
+            is_last = number + 1 == len(marks)
+            end_position = task.end_position if is_last else marks[number + 1][0]
+            end = task.end if is_last else min(task.end, marks[number + 1][1])
+            start = max(task.start, offset)
+            if start < end:
+                yield FileTask(task.root, task.path, task.topic, task.place, position, end_position, offset, start, end)
+
+
+def _packed(tasks: list[FileTask], share: int) -> Iterator[tuple[FileTask, ...]]:
+    """Small ones together, so that thousands of small segments are not thousands of Spark tasks."""
+    gathered: list[FileTask] = []
+    size = 0
+    for task in tasks:
+        added = task.end_position - task.position
+        if gathered and size + added > share * _UNEVEN:
+            yield tuple(gathered)
+            gathered, size = [], 0
+        gathered.append(task)
+        size += added
+    if gathered:
+        yield tuple(gathered)
+
+
+def batches_of(file: File, place: Place, end_position: int) -> Iterator[Batch]:
+    """Follow the headers from the beginning, as long as they are sound; their batches are not looked into."""
+    position = 0
+    while position + HEADER_SIZE <= end_position:
+        header = file.pread(HEADER_SIZE, position)
+        if len(header) < HEADER_SIZE:
+            return
+        base, length, stamp, magic, crc, _, _, _, max_ms, _, _, _, count = HEADER.unpack(header)
+        size = length + 12
+        if magic != MAGIC or size < HEADER_SIZE or position + size > end_position or count < 1:
+            return
+        if stamp & 0xFFFFFFFF != place_checksum(*place, base, length, crc):
+            return
+        yield Batch(position, size, base, count, max_ms)
+        position += size

@@ -1,0 +1,108 @@
+"""What the journal of a stopped broker says of its partition files: which topics there are, and what readers may see.
+
+Theory of operation. The log is behind the journal: partition files are written after the journal's record is forced,
+and not synced before the next checkpoint. So the newest good checkpoint and the journal behind it are folded into a
+state as recovery does it, but nothing is written, cut or removed. The state says of every partition where it begins,
+which segments it has and how long they are, and where its high watermark is (messages of a decision whose branches
+have not all committed are held behind it). Files may be shorter than that: then the last messages are only in the
+journal, and a start of the broker writes them.
+
+Invariants: nothing in the directory changes, but for the lock, which is held meanwhile where it can be had.
+
+Thread safety: one thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from txmq.broker.commit.payloads import PayloadFiles
+from txmq.broker.commit.redo_records import Redo
+from txmq.broker.context import new_state
+from txmq.broker.state.state import State
+from txmq.config import BrokerSettings
+from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
+from txmq.log.partition import Partition
+from txmq.redo import checkpoint, identity, inspect
+from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.ports import Buffer, Disk
+
+
+@contextmanager
+def locked(disk: OSDisk) -> Iterator[None]:
+    """Keep a broker from starting on the directory meanwhile; a copy that cannot be written to is taken as it is.
+
+    Raises:
+        DirectoryInUseError: a broker runs on it. Other readers do not mind.
+    """
+    with ExitStack() as stack:
+        try:
+            lock = disk.lock(identity.LOCK_PATH, is_shared=True)
+        except OSError:
+            pass
+        except DirectoryInUseError as error:
+            advice = "read through that broker (option bootstrap), or read a copy of the directory"
+            raise DirectoryInUseError(f"{str(error).rpartition(':')[0]}: {advice}") from None
+        else:
+            stack.callback(lock.release)
+        yield
+
+
+def is_data_directory(disk: Disk) -> bool:
+    """Whether it is a broker's, and not a copy of some of its segments."""
+    return disk.exists(identity.PATH)
+
+
+class Folded(NamedTuple):
+    """The state that a start of the broker would come back with.
+
+    ``forced``: by topic id and partition, the offset up to which the checkpoint knows the files to be on disk.
+    """
+
+    state: State
+    forced: dict[tuple[int, int], int]
+
+
+def fold(disk: Disk) -> Folded:
+    """Read checkpoint and journal.
+
+    Raises:
+        StorageError: checkpoint or journal is damaged or missing.
+    """
+    state = new_state(BrokerSettings())
+    lsn = _restore(disk, state)
+    forced = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
+    redo = Redo(state, _write_nothing, {})
+    for record in inspect.dump(disk, from_lsn=lsn):
+        if record.kind == "group":
+            redo.record(record.payload)
+    state.publish_recovered()
+    return Folded(state, forced)
+
+
+def _write_nothing(_partition: Partition, _segment_base: int, _position: int, _data: Buffer) -> None:
+    pass
+
+
+def _restore(disk: Disk, state: State) -> int:
+    """Take the newest good checkpoint; the LSN from which the journal goes on."""
+    damage: StorageError | None = None
+    for lsn in reversed(checkpoint.list_lsns(disk)):
+        try:
+            snapshot = checkpoint.read(disk, lsn, node_id=None).state
+        except CorruptRecordError as error:
+            damage = error
+            continue
+        state.restore(json.loads(snapshot))
+        payloads = PayloadFiles(disk)
+        for transaction in state.transactions.values():
+            for body in payloads.read(transaction):
+                state.attach_payload(transaction, body)
+        state.restored()
+        return lsn
+    if damage is not None:
+        raise StorageError(f"no checkpoint can be read ({damage})") from damage
+    return 0

@@ -1,0 +1,1 @@
+"""The sink: exactly once, one transaction a batch."""

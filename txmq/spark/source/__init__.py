@@ -1,0 +1,1 @@
+"""The source: batches and streams through a broker."""

@@ -1,0 +1,1 @@
+"""Checkers that read a history and say which promise was broken."""

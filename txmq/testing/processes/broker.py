@@ -1,0 +1,154 @@
+"""A real broker as a child process, to be killed and restarted: for tests, the demo and benchmarks.
+
+Theory of operation. ``txmq broker`` is started with ``--ready-file``; ``start`` returns when that file holds the
+address. With port 0 a free port is chosen *below the ephemeral range* and kept over restarts: clients that reconnect
+while the broker is away then cannot connect to themselves on that port, nor can the system hand it to somebody else.
+In the block of a ``ForkServer`` the broker is forked (``fork_server.py``), in all else the same.
+
+Invariants, beside those of ``child.py``:
+* The child inherits no ``TXMQ_*`` variable: what it runs with is what the caller said.
+* The log is beside the data directory.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from txmq.config import ENVIRONMENT_PREFIX, split_address
+from txmq.errors import TxmqError
+from txmq.testing.processes.child import ChildProcess
+
+START_TIMEOUT_S = 60.0
+_PORT_MIN, _PORT_MAX = 18_000, 31_999  # Linux hands out 32768 and up by itself
+_PORT_TRIES_MAX = 100
+_START_TRIES_MAX = 5  # two test processes may choose the same port at the same moment
+
+
+class BrokerFailedError(TxmqError):
+    """The broker process ended, or did not serve or stop in time; the text ends with the end of its log."""
+
+
+class BrokerProcess(ChildProcess):
+    """One broker over one data directory. Usable as a block: killed at the end, whatever happened.
+
+    Args:
+        data_dir: the broker's data directory; made by the broker.
+        listen: HOST:PORT; port 0 takes a free one at the first start and keeps it.
+        settings: any settings of the broker by name.
+        env: environment variables for the broker, such as ``TXMQ_CRASH``; they hold for every start unless
+            ``start`` is given others.
+    """
+
+    failure = BrokerFailedError
+    title = "the broker"
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        listen: str = "127.0.0.1:0",
+        settings: Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        super().__init__(self.data_dir.with_name(self.data_dir.name + ".log"))
+        self._ready_file = self.data_dir.with_name(self.data_dir.name + ".ready")
+        self._host, self._port = split_address(listen)
+        self._port_is_free = self._port == 0
+        self._settings = dict(settings or {})
+        self._env = dict(env or {})
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:  # Ctrl-C while it starts: no block will end that could kill it
+            self.kill()
+            raise
+
+    @property
+    def address(self) -> str:
+        """``txmq://HOST:PORT`` for ``txmq.connect``."""
+        return f"txmq://{self._host}:{self._port}"
+
+    @property
+    def host(self) -> str:
+        """The host it serves on."""
+        return self._host
+
+    @property
+    def port(self) -> int:
+        """The port it serves on; 0 before the first start."""
+        return self._port
+
+    def start(self, *, env: Mapping[str, str] | None = None, timeout: float = START_TIMEOUT_S) -> Self:
+        """Start the broker and wait until it serves.
+
+        Raises:
+            BrokerFailedError: it ended, or does not serve after ``timeout`` seconds.
+        """
+        for last in (False,) * (_START_TRIES_MAX - 1) + (True,):
+            self.launch(env=env)
+            try:
+                return self.wait_until_ready(timeout)
+            except BrokerFailedError as error:
+                if last or not self._port_is_free or "address already in use" not in str(error).lower():
+                    raise
+                self._port = 0
+        raise AssertionError("the last try returns or raises")
+
+    def launch(self, *, env: Mapping[str, str] | None = None) -> None:
+        """Start the broker without waiting, for instance one that is to die while it recovers."""
+        self._require_stopped()
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+        self._ready_file.unlink(missing_ok=True)
+        if self._port == 0:
+            self._port = free_port(self._host)
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        self._spawn(self._command(), inherited | (self._env if env is None else dict(env)))
+
+    def wait_until_ready(self, timeout: float = START_TIMEOUT_S) -> Self:
+        """Wait until the broker serves; see ``start``."""
+        self._wait_until(self._ready_file.exists, timeout)
+        served = self._ready_file.read_text("utf-8").strip().removeprefix("txmq://")
+        self._host, self._port = split_address(served)
+        return self
+
+    def restart(self, *, env: Mapping[str, str] | None = None) -> Self:
+        """Kill (if it runs) and start again, at the same address."""
+        self.kill()
+        return self.start(env=env)
+
+    def _command(self) -> list[str]:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        command = [sys.executable, "-m", "txmq.cli.main", "broker", "--data", str(self.data_dir)]
+        command += ["--listen", f"{host}:{self._port}", "--ready-file", str(self._ready_file)]
+        for name, value in self._settings.items():
+            command += ["--set", f"{name}={_word(value)}"]
+        return command
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on, outside the range that the system gives to outgoing connections."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(_PORT_TRIES_MAX):
+        port = _PORT_MIN + secrets.randbelow(_PORT_MAX - _PORT_MIN + 1)
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise BrokerFailedError(f"no free port on {host} between {_PORT_MIN} and {_PORT_MAX}")
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

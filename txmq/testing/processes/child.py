@@ -1,0 +1,159 @@
+"""A real server as a child process, to be killed, paused and restarted: what all launchers share.
+
+Invariants:
+* No wait without a deadline; a child that ends early is reported at once, with the end of its log.
+* The log is one file, appended to by every start.
+* The child is killed when the object's block ends, and when this process ends in an orderly way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from txmq.errors import TxmqError
+from txmq.testing.processes.fork_server import Process, start_logged
+
+STOP_TIMEOUT_S = 60.0
+_LOG_TAIL_BYTES = 2000
+_POLL_S = 0.005
+
+
+class ChildProcess:
+    """One server; its launcher derives from this. Usable as a block: killed at the end, whatever happened.
+
+    Args:
+        log_file: where its output goes.
+
+    Attributes:
+        failure: what is raised where it does not start, serve or stop; the text ends with the end of the log.
+        title: what it is called in errors.
+    """
+
+    failure: ClassVar[type[TxmqError]]
+    title: ClassVar[str]
+
+    def __init__(self, log_file: Path) -> None:
+        self.log_file = log_file
+        self._process: Process | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int | None:
+        """The running process; None where there is none."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there."""
+        return self.pid is not None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status of the last process; minus the signal's number where a signal ended it."""
+        return None if self._process is None else self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would; no error where nothing runs."""
+        atexit.unregister(self.kill)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self, timeout: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM, wait for the end; returns the exit status.
+
+        Raises:
+            TxmqError: nothing runs, or it did not end in time (and was killed).
+        """
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGTERM)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float) -> int:
+        """Wait until the process has ended by itself; returns the exit status.
+
+        Raises:
+            TxmqError: it did not end in time, and was killed.
+        """
+        if self._process is None:
+            raise self.failure(f"{self.title} was not started")
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise self.failure(f"{self.title} did not end within {timeout} s\n{self.log_tail()}") from None
+        atexit.unregister(self.kill)
+        return status
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): connections stay open and nobody answers.
+
+        Returns when every thread stands still: the signal reaches one of them, which stops the others in its turn, and
+        until then they answer.
+        """
+        pid = self.pid
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not _stands_still(pid):
+            if time.monotonic() > deadline:
+                raise self.failure(f"{self.title} runs {STOP_TIMEOUT_S:.0f} s after SIGSTOP\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGCONT)
+
+    def logs(self) -> str:
+        """Everything it has logged, over all starts."""
+        return self.log_file.read_text("utf-8", "replace") if self.log_file.exists() else ""
+
+    def log_tail(self) -> str:
+        """The end of the log, for an error."""
+        return self.logs()[-_LOG_TAIL_BYTES:]
+
+    # --- for launchers -----------------------------------------------------------------------------------------------
+
+    def _require_stopped(self) -> None:
+        if self.is_running:
+            raise self.failure(f"{self.title} is running already")
+
+    def _spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        """Start ``command``; what it writes goes to the log."""
+        self._process = start_logged(command, self.log_file, os.environ if env is None else env)
+        atexit.register(self.kill)
+
+    def _wait_until(self, serves: Callable[[], bool], timeout: float) -> Self:
+        """Wait until ``serves`` says so."""
+        deadline = time.monotonic() + timeout
+        while not serves():
+            if not self.is_running:
+                raise self.failure(f"{self.title} ended with status {self.returncode}\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise self.failure(f"{self.title} does not serve after {timeout} s\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+        return self
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped, or it has ended; where that cannot be seen, it is supposed."""
+    states = []
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            states.append(status.read_text().rpartition(")")[2].split()[0])
+    return all(state in "TtZX" for state in states)

@@ -1,0 +1,380 @@
+"""A home broker in memory, as far as transactions see one: for tests of what a client does when answers go missing.
+
+It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``, and for
+``decide`` and ``complete`` of transactions that are decided one after the other (no watermark is held), and for
+``checks`` and ``resource report``; the
+same contract tests run against it and against a real broker (tests/services/test_home_contract.py). Faults are planned
+per verb: an answer lost before or behind the execution, or a refusal. The clock is turned by lost answers, so that
+deadlines pass without waiting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from txmq.client.transaction.messages import Streamed
+from txmq.client.transport.session import Session
+from txmq.errors import (
+    BadRequestError,
+    BrokerAwayError,
+    ConnectionLostError,
+    TransactionConflictError,
+    TxmqError,
+    UnknownTopicError,
+    UnknownTransactionError,
+)
+from txmq.log.records import decode
+from txmq.model import Message
+from txmq.protocol.branches import split_branches
+from txmq.protocol.halves import DueHalf, encode_half
+from txmq.protocol.parts import encode_result_line, parse_parts
+from txmq.runtime.ports import Buffer
+from txmq.testing.simulated.clock import SimClock
+
+LOST_AFTER_S = 1.0
+_DECIDED = ("decided", "committed")
+Extensions = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One planned mishap: the request is executed, or not, and then ``error`` is what the client sees."""
+
+    error: TxmqError
+    is_executed: bool = False
+
+
+def lost(*, is_executed: bool) -> Fault:
+    """The connection ends before, or behind, the execution."""
+    return Fault(ConnectionLostError("planned"), is_executed)
+
+
+@dataclass
+class _Held:
+    """What the broker has of one transaction."""
+
+    state: str = "open"
+    parts: list[tuple[str, int, bytearray]] = field(default_factory=list)
+    streamed: Streamed = field(default_factory=Streamed)
+    meta: dict[str, Any] = field(default_factory=dict)
+    lines: bytes = b""
+    branches: list[dict[str, Any]] = field(default_factory=list)
+    heuristics: list[tuple[str, str]] = field(default_factory=list)
+    checks: int = 0
+
+
+class FakeReply:
+    """An answer that is there already, or the mishap in its place."""
+
+    def __init__(self, body: bytes, error: TxmqError | None) -> None:
+        self._body, self._error = body, error
+
+    done = True
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """The answer's body."""
+        if self._error is not None:
+            raise self._error
+        return self._body
+
+
+class FakeHome:
+    """The broker, the connection to it, and the client: ``control``, ``session`` and ``clock`` are its own.
+
+    Attributes:
+        faults: per verb, what happens to its next requests; None lets one pass.
+        requests: verbs received, in order.
+        reports: resources that resolvers reported, and what they said.
+        log: per topic and partition, the messages that readers see.
+        owner_connected: what ``recover`` says of every owner.
+        is_away: no connection can be had.
+        timeout: as ``Client.timeout``.
+    """
+
+    def __init__(self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20) -> None:
+        self.clock = SimClock()
+        self.control = self
+        self._request_size_bytes_max = request_size_bytes_max
+        self.session = self._new_session(7)
+        self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
+        self.requests: list[str] = []
+        self.reports: list[tuple[str, dict[str, Any]]] = []
+        self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
+        self.owner_connected, self.is_away = True, False
+        self.timeout = 5.0
+        self._topics = frozenset(topics)
+        self._held: dict[str, _Held] = {}
+        self._assigned: dict[tuple[str, int], int] = defaultdict(int)
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def _new_session(self, number: int) -> Session:
+        return Session(
+            {
+                "cluster": "00000000000000c1", "home": "00000000000000a1", "session": f"{number:x}", "epoch": 0,
+                "secret": f"{number:032x}", "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
+                "time_ms": self.clock.now_ms(),
+            },
+            int(self.clock.monotonic() * 1000),
+        )  # fmt: skip
+
+    def leave_session(self, full: Session) -> None:
+        """As ``Client.leave_session``."""
+        if self.session is full:
+            self.session = self._new_session(full.id + 1)
+
+    def measure_clock(self, session: Session, timeout: float) -> None:
+        """As ``Connection.measure_clock``."""
+        session.clock_ahead_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
+
+    def reach(self, deadline: float) -> None:
+        """As ``Connection.reach``."""
+        if self.is_away:
+            raise BrokerAwayError("planned")
+
+    def regain(self, deadline: float) -> None:
+        """As ``Connection.regain``."""
+        if self.is_away:
+            self.clock.advance(max(deadline - self.clock.monotonic(), 0.0))
+            raise BrokerAwayError("planned")
+
+    def call(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
+        """As ``Connection.call``."""
+        return self.submit(verb, *arguments, timeout=timeout, **named).result()
+
+    def submit(
+        self, verb: str, *arguments: str | int, timeout: float,
+        extensions: Extensions | None = None, body: Sequence[Buffer] | None = None,
+    ) -> FakeReply:  # fmt: skip
+        """As ``Connection.submit``."""
+        if timeout < 0:
+            raise ValueError(f"timeout {timeout}")
+        if self.is_away:
+            raise BrokerAwayError("planned")
+        self.requests.append(verb)
+        plan = self.faults[verb]
+        fault = plan.popleft() if plan else None
+        if fault is not None and not fault.is_executed:
+            return self._failed(fault)
+        whole = b"".join(bytes(buffer) for buffer in body or ())
+        try:
+            answer = getattr(self, f"_{verb}")(*arguments, dict(extensions or {}), whole)
+        except TxmqError as error:
+            return FakeReply(b"", error)
+        return FakeReply(answer, None) if fault is None else self._failed(fault)
+
+    def repeat(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
+        """As ``Connection.repeat``, except that a planned loss is not tried again."""
+        return self.call(verb, *arguments, timeout=timeout, **named)
+
+    def submit_transaction(
+        self, head: str, stated: Mapping[str, str | int], body: Sequence[Buffer] | None, deadline: float
+    ) -> FakeReply:
+        """As ``Connection.submit_transaction``."""
+        verb, *arguments = head.split(" ")
+        timeout = max(deadline - self.clock.monotonic(), 0.0)
+        return self.submit(verb, *arguments, extensions=dict(stated), body=body, timeout=timeout)
+
+    def _failed(self, fault: Fault) -> FakeReply:
+        if isinstance(fault.error, ConnectionLostError):
+            self.clock.advance(LOST_AFTER_S)
+            # The broker rolls back what a lost connection was streaming.
+            for held in self._held.values():
+                if held.state == "open":
+                    held.state = "rolled-back"
+        return FakeReply(b"", fault.error)
+
+    # --- the verbs ---------------------------------------------------------------------------------------------------
+
+    def _put(self, topic: str, partition: int, given: Extensions, body: bytes) -> bytes:
+        held = self._held.setdefault(given["tx"], _Held())
+        self._require(held, "open")
+        self._add(held, topic, partition, bytearray(body))
+        held.streamed.add(body)
+        return b"%d" % (len(held.parts) - 1)
+
+    def _prepare(self, txid: str, kind: str, given: Extensions, body: bytes) -> bytes:
+        held = self._held.get(txid) or _Held()
+        if held.state == "prepared":
+            return b""
+        self._require(held, "open")
+        if 0 < given.get("deadline", 0) <= self.clock.now_ms():
+            raise TransactionConflictError("the deadline has passed")
+        if "xid" in given and any(
+            h.state == "prepared" and h.meta.get("xid") == given["xid"] for h in self._held.values()
+        ):
+            raise TransactionConflictError("that xid is prepared already")
+        self._add_all(held, given, body)
+        self._held[txid] = held
+        held.state = "prepared"
+        held.meta = {
+            "kind": kind, "resource": given.get("resource", ""), "uuid": given.get("uuid", ""),
+            "deadline_ms": given.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
+            **{name: given[name] for name in ("table", "group", "xid") if name in given},
+        }  # fmt: skip
+        return b""
+
+    def _checks(self, group: str, given: Extensions, _body: bytes) -> bytes:
+        """All halves of the group are due whenever somebody asks."""
+        due: list[bytes] = []
+        for txid, held in self._held.items():
+            if held.state == "prepared" and held.meta.get("group") == group and len(due) < given.get("limit", 100):
+                held.checks += 1
+                age_ms = self.clock.now_ms() - held.meta["prepared_ms"]
+                due.append(encode_half(DueHalf(txid, held.checks, age_ms, tuple(held.parts))))
+        return b"".join(due)
+
+    def _commit(self, txid: str, given: Extensions, body: bytes) -> bytes:
+        held = self._held.get(txid) or _Held()
+        if held.state in _DECIDED:
+            return held.lines
+        if held.state == "prepared" and body:
+            raise TransactionConflictError("prepared otherwise")
+        if held.state != "prepared":
+            self._require(held, "open")
+            if not body and txid not in self._held:
+                raise UnknownTransactionError(txid)
+            self._add_all(held, given, body)
+        self._held[txid] = held
+        held.state, held.lines = "committed", b"".join(self._place(*part) for part in held.parts)
+        return held.lines
+
+    def _rollback(self, txid: str, given: Extensions, _body: bytes) -> bytes:
+        held = self._held.setdefault(txid, _Held())
+        if held.state in _DECIDED:
+            raise TransactionConflictError("committed")
+        if "hazard" in given and not held.heuristics:
+            held.heuristics.append(("hazard", unquote(given["hazard"])))
+        held.state = "rolled-back"
+        return b""
+
+    def _decide(self, txid: str, given: Extensions, body: bytes) -> bytes:
+        held = self._held.get(txid) or _Held()
+        if held.state in _DECIDED:
+            return held.lines
+        self._require(held, "open")
+        branches, start = split_branches(body, given["branches"])
+        self._add_all(held, given, body[start:])
+        self._held[txid] = held
+        held.state = "decided"
+        held.branches = [{**branch, "complete": False, "heuristic": None} for branch in branches]
+        held.meta = {"kind": "xa", "resource": "", "uuid": "", "deadline_ms": 0, "prepared_ms": self.clock.now_ms()}
+        # Readers see it when every branch is complete; the offsets are assigned now.
+        held.lines = b"".join(self._assign(*part) for part in held.parts)
+        return held.lines
+
+    def _complete(self, txid: str, given: Extensions, _body: bytes) -> bytes:
+        held = self._held.get(txid)
+        if held is None or held.state not in _DECIDED:
+            raise (UnknownTransactionError if held is None else TransactionConflictError)(txid)
+        branch = next((b for b in held.branches if b["uuid"] == given["uuid"]), None)
+        if branch is None:
+            raise BadRequestError("no such branch")
+        if not branch["complete"] and "heuristic" in given:
+            branch["heuristic"] = given["heuristic"]
+            held.heuristics.append((given["heuristic"], given["reason"]))
+        branch["complete"] = True
+        if held.state == "decided" and all(b["complete"] for b in held.branches):
+            held.state = "committed"
+            for part in held.parts:
+                self._place(*part)
+        return b""
+
+    def _outcome(self, txid: str, given: Extensions, _body: bytes) -> bytes:
+        held = self._held.get(txid)
+        if "fence" in given and (held is None or held.state == "open"):
+            held = self._held[txid] = _Held("rolled-back")
+        if held is not None and held.state in _DECIDED:
+            return b"committed\n" + held.lines
+        word = "unknown" if held is None or held.state == "open" else held.state
+        owner = "owner connected" if self.owner_connected else "owner gone 5000"
+        return f"{word}\n{owner}\n".encode() if "owner" in given else f"{word}\n".encode()
+
+    def _resource(self, _action: str, name: str, _given: Extensions, body: bytes) -> bytes:
+        self.reports.append((name, json.loads(body)))
+        return b"{}"
+
+    def _recover(self, given: Extensions, _body: bytes) -> bytes:
+        state = given.get("state")
+        wanted = (state,) if state not in (None, "all") else ("prepared", "decided", "heuristic")[: 3 if state else 2]
+        listed = [
+            held.meta | {
+                "txid": txid, "state": held.state, "client": "test", "parts": [], "branches": held.branches,
+                "age_ms": self.clock.now_ms() - held.meta["prepared_ms"],
+                "owner_connected": self.owner_connected,
+                "owner_gone_ms": 0 if self.owner_connected else 5000,
+            }
+            for txid, held in self._held.items()
+            if held.state in wanted and self._concerns(held, given.get("uuid"), given.get("xid"))
+        ]  # fmt: skip
+        start = int(given.get("after", 0))
+        end = start + given.get("limit", 1000)
+        return json.dumps({"transactions": listed[start:end], "next": str(end) if end < len(listed) else None}).encode()
+
+    # --- what tests look at ------------------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, str]:
+        """Every transaction's state."""
+        return {txid: held.state for txid, held in self._held.items()}
+
+    def heuristics(self, txid: str) -> list[tuple[str, str]]:
+        """What was reported of lone decisions: kind and reason."""
+        return self._held[txid].heuristics
+
+    def values(self, topic: str) -> list[bytes | None]:
+        """What readers see of a topic, partition by partition."""
+        return [m.value for place, found in sorted(self.log.items()) if place[0] == topic for m in found]
+
+    def send(self, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:
+        """A producer's send inside a block."""
+        from txmq.client.transaction.current import current_transaction
+
+        transaction = current_transaction()
+        if transaction is None:
+            raise BadRequestError("the fake sends in blocks only")
+        return self.send_in(transaction, topic, value, key)
+
+    def send_in(self, transaction: Any, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:
+        """The same in a block that is named, to partition 0 (or, for keys, the one of their first byte modulo 2)."""
+        return transaction.add(topic, key[0] % 2 if key else 0, key, value, [], self.clock.now_ms())
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _concerns(self, held: _Held, uuid: str | None, xid: str | None) -> bool:
+        if uuid is None:
+            return xid is None or held.meta.get("xid") == xid
+        incomplete = {branch["uuid"] for branch in held.branches if not branch["complete"]}
+        return uuid == held.meta["uuid"] or uuid in incomplete
+
+    def _require(self, held: _Held, state: str) -> None:
+        if held.state != state:
+            raise TransactionConflictError(f"it is {held.state}")
+
+    def _add_all(self, held: _Held, given: Extensions, body: bytes) -> None:
+        stated = tuple(given.get(name, 0) for name in ("parts", "bytes", "crc"))
+        if stated != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
+            raise TransactionConflictError("streamed otherwise")
+        for part in parse_parts(body):
+            self._add(held, part.topic, part.partition, part.batch)
+
+    def _add(self, held: _Held, topic: str, partition: int, batch: bytearray) -> None:
+        if topic not in self._topics:
+            raise UnknownTopicError(topic)
+        held.parts.append((topic, partition, batch))
+
+    def _assign(self, topic: str, partition: int, batch: bytearray) -> bytes:
+        base = self._assigned[topic, partition] = max(self._assigned[topic, partition], len(self.log[topic, partition]))
+        count = len(decode(batch, topic, partition))
+        self._assigned[topic, partition] += count
+        return encode_result_line(topic, partition, base, count)
+
+    def _place(self, topic: str, partition: int, batch: bytearray) -> bytes:
+        place = self.log[topic, partition]
+        base = len(place)
+        place.extend(decode(batch, topic, partition))
+        return encode_result_line(topic, partition, base, len(place) - base)

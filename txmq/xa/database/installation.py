@@ -1,0 +1,313 @@
+"""Which database a resource is, and whether a transaction may begin on one of its connections.
+
+Theory of operation. ``install`` creates the tables and stores who the database is (name, uuid, cluster). ``verify``
+looks at a connection before its first use: not in autocommit and idle, durable commits, tables that can roll back, the
+identity the expected one, the privileges that settling needs. The first uuid seen is the one that holds.
+
+Deadlines are judged by the database's clock: its distance to ours is measured when a connection is verified, and again
+each minute, together with the tables.
+
+Invariants:
+    * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
+    * what could only be found out when a transaction is to be settled (a missing privilege) is found out before the
+      first one begins;
+    * ``install`` touches nothing where everything is there: a transaction in doubt holds locks on the tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from txmq.errors import ConfigError, TransactionStateError
+from txmq.model import is_valid_name
+from txmq.runtime.logging import get_logger
+from txmq.runtime.owner import silence
+from txmq.runtime.ports import Clock, Random
+from txmq.runtime.threads import watch_forks
+from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error
+from txmq.xa.database.marker import Identity, MarkerTable
+from txmq.xa.database.sqlite_file import main_file
+
+CHECK_EVERY_S = 60.0
+_UUID = re.compile(r"[0-9a-f]{32}\Z")
+_TABLES_SHOWN_MAX = 5
+
+
+class Session:
+    """A verified connection.
+
+    Attributes:
+        clock_ahead_ms: the database's clock minus ours, when it was measured.
+        checked: when that was, on the monotonic clock.
+        is_bound_to_thread: only the thread that opened it may use it.
+        takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
+        begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock; the results of that
+            are unread.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "begun_at",
+        "checked",
+        "clock_ahead_ms",
+        "connection",
+        "is_bound_to_thread",
+        "table",
+        "takes_packets",
+    )
+
+    def __init__(self, connection: Any, table: MarkerTable) -> None:
+        self.connection, self.table = connection, table
+        self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
+        self.checked = self.begun_at = float("-inf")
+
+    def on(self, connection: Any) -> Session:
+        """What is known of this connection, with a reference to it or (None) without."""
+        session = copy(self)
+        session.connection = connection
+        return session
+
+
+class Lent:
+    """Connections of callers, verified once for as long as they live; never kept alive by that.
+
+    One of a driver whose connections cannot be watched over (the plain ones of sqlite3) is verified each time.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[Any, tuple[str, Session]] = WeakKeyDictionary()
+
+    def recall(self, connection: Any, cluster: str) -> Session | None:
+        """The session on a connection that was verified for this cluster."""
+        with suppress(TypeError):  # it cannot be watched over
+            verified_for, session = self._known.get(innermost(connection), ("", None))
+            if session is not None and verified_for == cluster:
+                return session.on(connection)
+        return None
+
+    def remember(self, session: Session, cluster: str) -> None:
+        """It was verified, and measured as the session says."""
+        with suppress(TypeError):
+            self._known[innermost(session.connection)] = (cluster, session.on(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What a resource asks of its database.
+
+    Attributes:
+        allow_weak_durability: accept a database that may lose an acknowledged commit.
+        ignore_tables: tables (``table`` or ``schema.table``) that may be of an engine that cannot roll back.
+        two_phase: its engines must be able to prepare, too.
+    """
+
+    allow_weak_durability: bool = False
+    ignore_tables: Collection[str] = ()
+    two_phase: bool = False
+
+
+class Installation:
+    """A resource's database, once it is known.
+
+    Args:
+        name: of the resource.
+        table: name of the marker table, and of ``<table>_identity``.
+        dialect: ``sqlite``, ``mysql`` or ``postgresql``; None to tell by the driver.
+    """
+
+    def __init__(self, name: str, table: str, dialect: str | None, demands: Demands, clock: Clock) -> None:
+        if not is_valid_name(name):
+            raise ConfigError(f"resource name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+        if isinstance(demands.ignore_tables, str):
+            raise ConfigError(f"resource {name!r}: ignore_tables= takes a list of names, not one text")
+        self.name, self.uuid = name, None  # type: str, str | None
+        self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
+        self._has_privileges = self._is_server_checked = False
+        self._own: WeakSet[Session] = WeakSet()
+        watch_forks(self)
+
+    @property
+    def required_uuid(self) -> str:
+        """The identity, by one who has verified a connection."""
+        if self.uuid is None:
+            raise ConfigError(f"resource {self.name!r} has no identity yet")
+        return self.uuid
+
+    def install(self, connection: Connection, cluster: str | None, random: Random, *, adopt: bool = False) -> None:
+        """Create tables, identity and known server where they are missing. Idempotent; see ``LastResource.install``."""
+        table = self._table_on(connection)
+        if adopt:
+            self._check_identity(connection, table, cluster)  # what is not installed is not adopted, but mistaken
+        if not table.is_there(connection):
+            with self._named(connection, table, ": its tables cannot be created"):
+                table.create(connection)
+        if table.identity(connection) is None:
+            self._put_identity(connection, table, Identity(self.name, f"{random.bits(128):032x}", ""))
+        self._check_identity(connection, table, cluster)
+        known, found = table.known_server(connection), table.found_server(connection)
+        if known is None or (adopt and known != found):
+            table.put_server(connection, found)
+            get_logger(resource=self.name).info("server known from now on", server=found, before=known)
+
+    def sqlite_path(self, connection: Connection) -> str:
+        """The file of an SQLite database, which whoever settles opens; one in memory has none.
+
+        Raises:
+            ConfigError: it is in memory. No demand lifts that: nobody else could ever read its markers.
+        """
+        path = main_file(connection)
+        if path:
+            return path
+        raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
+
+    def verify(self, connection: Any, cluster: str) -> Session:
+        """Make sure that a transaction may begin on this connection.
+
+        Raises:
+            TransactionStateError: it is in autocommit or in a transaction.
+            ConfigError: see the module.
+        """
+        table = self._table_on(connection)
+        weakness = table.dialect.weakness(connection)
+        if weakness is not None and not self._demands.allow_weak_durability:
+            raise ConfigError(
+                f"resource {self.name!r} may lose acknowledged commits: {weakness}; "
+                "correct it, or accept it with allow_weak_durability=True"
+            )
+        self._check_identity(connection, table, cluster)
+        self._check_privileges(connection, table)
+        self._check_server(connection, table)
+        session = Session(connection, table)
+        self.recheck(session)
+        return session
+
+    def _table_on(self, connection: Connection) -> MarkerTable:
+        table = MarkerTable.on(connection, self.table, self._dialect)
+        self.require_idle(connection, table)
+        if table.dialect.name == "sqlite":
+            self.sqlite_path(connection)
+        return table
+
+    def keep(self, session: Session) -> None:
+        """Know a connection of the resource's own, for when this process is forked."""
+        self._own.add(session)
+
+    def forked(self) -> None:
+        """In a forked child: the driver, letting go of its copies of connections, must not tell the server good-bye."""
+        for session in list(self._own):
+            descriptor = getattr(session.connection, "fileno", None)  # SQLite's have none, and say nothing
+            if descriptor is not None:
+                with suppress(Exception):  # closed before
+                    silence(descriptor())
+        self._own.clear()
+
+    def require_idle(self, connection: Any, table: MarkerTable) -> None:
+        """Refuse a connection on which a transaction cannot begin."""
+        why = table.dialect.why_not_idle(connection)
+        if why is not None:
+            raise TransactionStateError(f"resource {self.name!r}: cannot begin on this connection: {why}")
+
+    def recheck(self, session: Session) -> None:
+        """Measure the clock and look at the tables, where that was a minute ago. Outside any transaction."""
+        now = self._clock.monotonic()
+        if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
+            return
+        self._check_tables(session)
+        session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
+        session.checked = now
+
+    def deadline_ms(self, session: Session, remaining_s: float) -> int:
+        """A moment from now, on the database's clock."""
+        self.recheck(session)
+        return self._clock.now_ms() + session.clock_ahead_ms + int(remaining_s * 1000)
+
+    def _check_tables(self, session: Session) -> None:
+        found = session.table.tables_without_rollback(session.connection, two_phase=self._demands.two_phase)
+        ignored = self._demands.ignore_tables
+        bad = [
+            (name, engine) for name, engine in found if name not in ignored and name.partition(".")[2] not in ignored
+        ]
+        if bad:
+            shown = ", ".join(f"{name} ({engine})" for name, engine in bad[:_TABLES_SHOWN_MAX])
+            more = f" and {len(bad) - _TABLES_SHOWN_MAX} more" if len(bad) > _TABLES_SHOWN_MAX else ""
+            raise ConfigError(
+                f"resource {self.name!r} has tables that cannot roll back: {shown}{more}; "
+                "make them InnoDB, or name those that no transaction writes to in ignore_tables="
+            )
+
+    def _check_privileges(self, connection: Connection, table: MarkerTable) -> None:
+        if self._has_privileges:
+            return
+        needs = ": the database user needs SELECT, INSERT, UPDATE and DELETE on its marker table"
+        with self._named(connection, table, needs):
+            table.probe(connection)
+        self._has_privileges = True
+
+    def _check_server(self, connection: Connection, table: MarkerTable) -> None:
+        """Say once where absence will prove nothing. Transactions may go on there: what commits is proved."""
+        if self._is_server_checked:
+            return
+        with self._named(connection, table, " was installed by an older txmq; call install() once"):
+            known, found = table.known_server(connection), table.found_server(connection)
+        if known is None:
+            raise ConfigError(f"resource {self.name!r} was installed by an older txmq; call install() once")
+        if known != found:
+            get_logger(resource=self.name).warning(
+                "not the known server: what a dead client leaves stays in doubt; see txmq resolver adopt",
+                known=known, found=found,
+            )  # fmt: skip
+        self._is_server_checked = True
+
+    def _check_identity(self, connection: Connection, table: MarkerTable, cluster: str | None) -> None:
+        with self._named(connection, table, " cannot be identified; call install() once"):
+            identity = table.identity(connection)
+        if identity is None:
+            raise ConfigError(f"resource {self.name!r} is not installed: call install() once")
+        if identity.name != self.name:
+            raise ConfigError(
+                f"resource {self.name!r}: this database is installed as {identity.name!r}: give it that name, whatever "
+                "kind of resource it is, or another table="
+            )
+        if self.uuid not in (None, identity.uuid):
+            raise ConfigError(f"resource {self.name!r}: another database answers: {identity.uuid}, not {self.uuid}")
+        if not _UUID.match(identity.uuid):
+            raise ConfigError(f"resource {self.name!r}: its identity is damaged: uuid {identity.uuid[:80]!r}")
+        if cluster is not None and identity.cluster != cluster:
+            if not identity.cluster:
+                self._bind(connection, table, cluster)
+                return
+            raise ConfigError(
+                f"resource {self.name!r} belongs to cluster {identity.cluster}, not {cluster}: connect to the "
+                "broker it was installed with; lost for ever: docs/operations.md, The broker's disk is lost"
+            )
+        self.uuid = identity.uuid
+
+    def _bind(self, connection: Connection, table: MarkerTable, cluster: str) -> None:
+        with self._named(connection, table, " cannot be bound to its cluster"):
+            table.bind_cluster(connection, cluster)
+        self._check_identity(connection, table, cluster)
+
+    def _put_identity(self, connection: Connection, table: MarkerTable, identity: Identity) -> None:
+        try:
+            table.put_identity(connection, identity)
+        except Exception as error:
+            if not is_integrity_error(error):  # another process was first
+                raise
+
+    @contextmanager
+    def _named(self, connection: Connection, table: MarkerTable, says: str) -> Iterator[None]:
+        """What the database refuses is an error of the configuration; a lost connection stays what it is."""
+        try:
+            yield
+        except Exception as error:
+            if not is_error(error) or table.dialect.is_lost(connection, error):
+                raise
+            raise ConfigError(f"resource {self.name!r}{says}: {error}") from error

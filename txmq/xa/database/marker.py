@@ -1,0 +1,363 @@
+"""The marker table: one row per last-resource transaction, and the row is its outcome. And the database's identity.
+
+Theory of operation. The owner inserts ``(txid, 'committed')`` inside the application's transaction; the database's
+COMMIT makes rows and marker durable together. Whoever doubts inserts ``(txid, 'rolled-back')`` in a transaction of its
+own first: the primary key lets exactly one of the two in. If that insert is acknowledged, the owner's cannot come in
+any more: rolled back, for good. If it meets the owner's row, that one is read in a new transaction which also writes to
+it and commits, so that what was seen is durable before anybody is told.
+
+Tables::
+
+    <table>          txid (primary key), outcome ('committed' | 'rolled-back'), deadline_ms, written_ms, seen
+    <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
+    <table>_server   id (always 1), fingerprint of the known server (``fingerprint``)
+
+Invariants:
+    * absence proves a rollback in the known server only, and the rolled-back row gets in there only; the row of the
+      known server may change, and stands beside the identity's, which writers lock at REPEATABLE READ;
+    * an outcome never changes; a row leaves only as DESIGN.md section 5 allows;
+    * the owner's row gets in only where the identity is the expected one, and before the deadline on the database's
+      clock; both are conditions of the INSERT itself;
+    * rows are deleted by their keys, at most EXPIRED_SIZE at once: whoever writes other rows does not wait for it;
+    * methods with "own transaction" in their docstring commit before they return, or raise and leave nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from txmq.errors import ConfigError
+from txmq.model import is_valid_table
+from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
+from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of
+from txmq.xa.database.fingerprint import StrangeServerError, fingerprint
+from txmq.xa.database.sqlite_turns import Place
+
+COMMITTED, ROLLED_BACK = "committed", "rolled-back"
+ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
+EXPIRED_SIZE = 500  # rows in one DELETE
+_LITERAL = re.compile(r"[0-9A-Za-z.-]{1,200}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a database is. ``uuid`` is 32 hex digits; ``cluster`` the broker's 16, or empty where no client was yet."""
+
+    name: str
+    uuid: str
+    cluster: str
+
+
+@contextmanager
+def own_transaction(connection: Connection, dialect: Dialect, place: Place | None = None) -> Iterator[None]:
+    """A transaction of txmq's own: committed at the end, rolled back on any exception."""
+    turn = None
+    if place is not None:
+        turn = place.begin(connection, dialect.begin)
+    elif dialect.begin:
+        run(connection, dialect.begin)
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(Exception):
+            connection.rollback()
+        raise
+    finally:
+        if turn is not None:
+            turn.release()
+
+
+class MarkerTable:
+    """The statements on one database's tables. Has no connection of its own and keeps no state.
+
+    Attributes:
+        place: in the queue of the writers to an SQLite file; None for any other database.
+    """
+
+    def __init__(self, table: str, dialect: Dialect, placeholder: str) -> None:
+        if not is_valid_table(table):
+            raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
+        self.dialect, self.name, self._mark = dialect, table, placeholder
+        self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
+        self._delete = dialect.delete.format(table=table)
+        self.place: Place | None = None
+        self._insert_committed = self._written(
+            f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+            f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, 0 FROM {table}_identity "
+            f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?"
+        )
+
+    @classmethod
+    def on(cls, connection: Connection, table: str, dialect_name: str | None) -> MarkerTable:
+        """The tables as seen through a connection's driver."""
+        driver = driver_of(connection)
+        dialect = dialect_for(driver, dialect_name)
+        return cls(table, dialect, placeholder_of(driver, dialect))
+
+    def create(self, connection: Connection) -> None:
+        """Create the tables where they are missing. Databases commit that by themselves, or here."""
+        d, table = self.dialect, self.name
+        marker = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
+        marker += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
+        identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
+        identity += f"cluster {d.text} NOT NULL"
+        server = f"id {d.number} NOT NULL PRIMARY KEY, fingerprint {d.text} NOT NULL"
+        with own_transaction(connection, d):
+            run(connection, f"CREATE TABLE IF NOT EXISTS {table} ({marker}){d.table_options}")
+            run(connection, f"CREATE TABLE IF NOT EXISTS {table}_identity ({identity}){d.table_options}")
+            run(connection, f"CREATE TABLE IF NOT EXISTS {table}_server ({server}){d.table_options}")
+
+    def is_there(self, connection: Connection) -> bool:
+        """Whether all tables can be read. False where they are missing, or for somebody who may not read them."""
+        try:
+            for table in (self.name, f"{self.name}_identity", f"{self.name}_server"):
+                self._read(connection, f"SELECT 1 FROM {table} WHERE 1 = 0")  # noqa: S608
+        except Exception as error:
+            if not is_error(error):
+                raise
+            return False
+        return True
+
+    def probe(self, connection: Connection) -> None:
+        """Try the statements that settling needs, without effect. Own transaction, rolled back.
+
+        Raises:
+            the driver's error: a privilege is missing, or the database is read-only.
+        """
+        if not self.dialect.has_privileges:
+            return
+        try:
+            self._run(
+                connection,
+                f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"SELECT name, uuid, 0, 0, 0 FROM {self.name}_identity WHERE 1 = 0",
+            )
+            self._run(connection, f"UPDATE {self.name} SET seen = seen + 1 WHERE 1 = 0")  # noqa: S608
+            self._run(connection, f"{self._delete} WHERE 1 = 0")
+        finally:
+            with suppress(Exception):
+                connection.rollback()
+
+    def tables_without_rollback(self, connection: Connection, *, two_phase: bool) -> list[tuple[str, str]]:
+        """Tables of the connection's database whose engine cannot roll back (or prepare): ``schema.table``, engine."""
+        statement = self.dialect.engines_two_phase if two_phase else self.dialect.engines
+        if not statement:
+            return []
+        schema = self.name.partition(".")[0] if "." in self.name else ""
+        return [(text(name), text(engine)) for name, engine in self._read(connection, statement, (schema,))]
+
+    def put_identity(self, connection: Connection, identity: Identity) -> None:
+        """Store who this database is. Own transaction.
+
+        Raises:
+            the driver's IntegrityError: somebody did before.
+        """
+        with own_transaction(connection, self.dialect):
+            self._run(
+                connection,
+                f"INSERT INTO {self.name}_identity (id, name, uuid, cluster) VALUES (1, ?, ?, ?)",  # noqa: S608
+                (identity.name, identity.uuid, identity.cluster),
+            )
+
+    def known_server(self, connection: Connection) -> str | None:
+        """The fingerprint of the known server; None where none was put.
+
+        Raises:
+            the driver's error: the table is missing.
+        """
+        rows = self._read(connection, self._known_server)
+        return text(rows[0][0]) if rows else None
+
+    def found_server(self, connection: Connection) -> str:
+        """The fingerprint of the server that answers."""
+        try:
+            return fingerprint(connection, self.dialect)
+        finally:
+            with suppress(Exception):  # drivers that begin by themselves have begun a transaction
+                connection.rollback()
+
+    def put_server(self, connection: Connection, found: str) -> None:
+        """Make this server the known one, whichever was. Own transaction."""
+        with own_transaction(connection, self.dialect):
+            self._run(connection, f"DELETE FROM {self.name}_server WHERE id = 1")  # noqa: S608
+            self._run(connection, f"INSERT INTO {self.name}_server (id, fingerprint) VALUES (1, ?)", (found,))  # noqa: S608
+
+    def require_known(self, connection: Connection) -> None:
+        """Make sure that the server that answers is the known one; within a transaction, it is the one that answers it.
+
+        Raises:
+            StrangeServerError: it is another one: perhaps a copy.
+        """
+        rows, _ = self._run(connection, self._known_server)
+        known, found = text(rows[0][0]) if rows else "none", fingerprint(connection, self.dialect)
+        if known != found:
+            raise StrangeServerError(
+                f"this database is not the known one, but perhaps a copy ({found}; known: {known}): a marker that is "
+                "missing here proves nothing. If it was moved or failed over, and the old one is off for good: "
+                "txmq resolver adopt, or install(adopt=True)"
+            )
+
+    def bind_cluster(self, connection: Connection, cluster: str) -> None:
+        """Store the cluster where none was stored yet. Own transaction."""
+        with own_transaction(connection, self.dialect):
+            self._run(
+                connection,
+                f"UPDATE {self.name}_identity SET cluster = ? WHERE id = 1 AND cluster = ''",  # noqa: S608
+                (cluster,),
+            )
+
+    def identity(self, connection: Connection) -> Identity | None:
+        """Who this database is; None where nobody was put.
+
+        Raises:
+            the driver's error: the table is missing.
+        """
+        rows = self._read(connection, f"SELECT name, uuid, cluster FROM {self.name}_identity WHERE id = 1")  # noqa: S608
+        return Identity(*map(text, rows[0])) if rows else None
+
+    def now_ms(self, connection: Connection) -> int:
+        """The database's clock."""
+        ((now_ms,),) = self._read(connection, f"SELECT {self.dialect.now_ms}")
+        return int(now_ms)
+
+    def insert_committed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
+        """The owner's row, in the transaction that is open.
+
+        Args:
+            deadline_ms: on the database's clock.
+
+        Returns:
+            False where the deadline has passed, or the database is not ``uuid``: nothing was inserted.
+
+        Raises:
+            the driver's IntegrityError: somebody settled the transaction before.
+        """
+        _, count = run(connection, self._insert_committed, (txid, deadline_ms, uuid, deadline_ms))
+        return count == 1
+
+    def insert_committed_statement(self, txid: str, uuid: str, deadline_ms: int) -> str:
+        """The same row as SQL without parameters, to be sent together with other statements.
+
+        Raises:
+            ValueError: txid or uuid are not what they are called.
+        """
+        if not _LITERAL.match(txid) or not _LITERAL.match(uuid):
+            raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
+        now = self.dialect.now_ms
+        return (
+            f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+            f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, 0 FROM {self.name}_identity "
+            f"WHERE id = 1 AND uuid = '{uuid}' AND {now} < {int(deadline_ms)}"
+        )
+
+    def touch(self, connection: Connection) -> None:
+        """Commit a small write, so that what was done before is durable too. Own transaction; MySQL and MariaDB."""
+        now = self.dialect.now_ms
+        with own_transaction(connection, self.dialect):
+            self._run(
+                connection,
+                f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"VALUES ('-', 'touch', 0, {now}, 0) ON DUPLICATE KEY UPDATE seen = seen + 1",
+            )
+
+    def insert_rolled_back(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
+        """The doubter's row. Own transaction: when this returns True, the transaction is rolled back for good.
+
+        Returns:
+            False where the database is not ``uuid``: nothing was inserted, nothing is known.
+
+        Raises:
+            StrangeServerError: perhaps a copy of the database; nothing was inserted.
+            the driver's IntegrityError: there is a row; read it.
+        """
+        with own_transaction(connection, self.dialect, self.place):
+            self.require_known(connection)
+            _, count = self._run(
+                connection,
+                f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
+                f"SELECT ?, '{ROLLED_BACK}', ?, {self.dialect.now_ms}, 0 FROM {self.name}_identity "
+                "WHERE id = 1 AND uuid = ?",
+                (txid, deadline_ms, uuid),
+            )
+        return count == 1
+
+    def read_durably(self, connection: Connection, txid: str) -> str | None:
+        """The outcome of a row, made durable by a write of our own to it. Own transaction.
+
+        Returns:
+            ``committed``, ``rolled-back``, or None where the row has gone.
+        """
+        with own_transaction(connection, self.dialect, self.place):
+            _, count = self._run(
+                connection,
+                f"UPDATE {self.name} SET seen = seen + 1 WHERE txid = ?",  # noqa: S608
+                (txid,),
+            )
+            rows, _ = self._run(connection, f"SELECT outcome FROM {self.name} WHERE txid = ?", (txid,))  # noqa: S608
+        return text(rows[0][0]) if rows and count == 1 else None
+
+    def committed_before(self, connection: Connection, age_ms: int, after: str, limit: int) -> list[str]:
+        """Transaction ids of committed rows older than ``age_ms`` and behind ``after``, in order."""
+        rows = self._read(
+            connection,
+            f"SELECT txid FROM {self.name} WHERE outcome = '{COMMITTED}' AND txid > ? "  # noqa: S608
+            f"AND written_ms < {self.dialect.now_ms} - ? ORDER BY txid LIMIT {int(limit)}",
+            (after, age_ms),
+        )
+        return [text(txid) for (txid,) in rows]
+
+    def delete_committed(self, connection: Connection, txids: Sequence[str]) -> None:
+        """Remove committed rows. Own transaction. The broker's ``commit`` of each must be durable."""
+        if not txids:
+            return
+        marks = ", ".join("?" * len(txids))
+        with own_transaction(connection, self.dialect, self.place):
+            self._run(
+                connection,
+                f"{self._delete} WHERE outcome = '{COMMITTED}' AND txid IN ({marks})",
+                txids,
+            )
+
+    def delete_expired_rolled_back(self, connection: Connection) -> int:
+        """Remove rolled-back rows 24 h after their deadline (and 24 h old), some at a time. Own transaction."""
+        limit = f"{self.dialect.now_ms} - {ROLLED_BACK_KEPT_MS}"
+        # Looked for first, without locks: a DELETE by anything but the key would wait for every open transaction.
+        expired = self._read(
+            connection,
+            f"SELECT txid FROM {self.name} WHERE outcome = '{ROLLED_BACK}' "  # noqa: S608
+            f"AND deadline_ms < {limit} AND written_ms < {limit} LIMIT {EXPIRED_SIZE}",
+        )
+        if not expired:
+            return 0
+        marks = ", ".join("?" * len(expired))
+        with own_transaction(connection, self.dialect):
+            _, count = self._run(
+                connection,
+                f"{self._delete} WHERE outcome = '{ROLLED_BACK}' AND txid IN ({marks})",
+                [text(txid) for (txid,) in expired],
+            )
+        return count
+
+    def _read(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Read outside any transaction: no lock is waited for, and none is left behind."""
+        try:
+            return self._run(connection, operation, parameters)[0]
+        finally:
+            # Drivers that begin by themselves have begun one. Where this fails, the connection is lost: the next
+            # statement says so.
+            with suppress(Exception):
+                connection.rollback()
+
+    def _run(
+        self, connection: Connection, operation: str, parameters: Sequence[Any] = ()
+    ) -> tuple[list[tuple[Any, ...]], int]:
+        return run(connection, self._written(operation), parameters)
+
+    def _written(self, operation: str) -> str:
+        """As the driver wants its parameters marked."""
+        return operation if self._mark == "?" else operation.replace("?", self._mark)

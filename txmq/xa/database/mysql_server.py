@@ -1,0 +1,174 @@
+"""How MySQL and MariaDB are spoken to: statements in one packet, their error numbers, what a server is.
+
+Theory of operation. Statements without results go out together in one packet where the connection allows it (several
+statements in one text): XA costs four round trips, where bare XA has five statements, although savepoint and marker row
+come on top. The server stops at the first that fails.
+
+Sources: MariaDB 10.11, "XA Transactions"; MySQL 8.0 Reference Manual, 15.3.8 "XA Transactions", error reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from txmq.errors import ConfigError
+from txmq.runtime.build import how_to_install
+from txmq.runtime.logging import get_logger
+from txmq.xa.database.dbapi import driver_of, innermost, run, text
+from txmq.xa.database.dialects import mysql_variables
+from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.two_phase.branch import xid_sql
+from txmq.xid import Xid
+
+NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
+RMFAIL: Final = 1399  # not in this state
+OUTSIDE: Final = 1400
+RMERR: Final = 1401  # MySQL 8 also: XA RECOVER without XA_RECOVER_ADMIN
+DUPID: Final = 1440
+ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK
+NO_SUCH_SAVEPOINT: Final = 1305
+ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
+UNKNOWN_THREAD: Final = 1094
+# What MySQL and MariaDB have given out; the libraries' own are 2000 to 2999 and 5000 to 5999. Whatever is not surely a
+# server's is none.
+_OF_SERVERS: Final = (range(1000, 2000), range(3000, 5000))
+
+
+class Server:
+    """What a connection's server is and can.
+
+    Attributes:
+        is_mariadb: else MySQL.
+        connection_id: the server's number for the connection; KILL takes it.
+        takes_packets: several statements may be sent in one text.
+    """
+
+    __slots__ = ("connection_id", "is_mariadb", "takes_packets", "version")
+
+    def __init__(self, connection: Any) -> None:
+        ((version, number),) = run(connection, "SELECT VERSION(), CONNECTION_ID()")[0]
+        self.version, self.connection_id = text(version), int(number)
+        self.is_mariadb = "mariadb" in self.version.lower()
+        self.takes_packets = _takes_packets(connection)
+
+
+def code_of(error: BaseException) -> int | None:
+    """The server's or the client library's error number."""
+    return error.args[0] if error.args and isinstance(error.args[0], int) else None
+
+
+def is_answer_of_server(error: BaseException) -> bool:
+    """Whether an error is the server's answer to a statement, rather than the client library's word for having none."""
+    code = code_of(error)
+    return code is not None and any(code in numbers for numbers in _OF_SERVERS)
+
+
+def require_driver(connection: Any, name: str) -> None:
+    """Refuse connections of another driver: what a failed XA statement means is known of this one."""
+    driver = driver_of(connection)
+    if driver is not mysql_driver() or not hasattr(connection, "next_result"):
+        which = type(connection).__qualname__ if driver in (None, mysql_driver()) else driver.__name__
+        raise ConfigError(
+            f"resource {name!r}: connect= must return a connection of MySQLdb ({how_to_install('mysql')}), "
+            f"not of {which}; LastResource takes any driver"
+        )
+
+
+def sends_packets(connection: Any) -> bool:
+    """Whether a connection, of whatever driver, is one of MySQLdb and may send several statements in one text.
+
+    One that is wrapped is not asked: its wrapper is there to see each statement.
+    """
+    if innermost(connection) is not connection or not hasattr(connection, "next_result"):
+        return False
+    driver = driver_of(connection)
+    return driver is not None and driver.__name__ == "MySQLdb" and _takes_packets(connection)
+
+
+def send(connection: Any, statements: Sequence[str], *, in_one_packet: bool) -> tuple[list[int], Exception | None]:
+    """Run statements that give no rows, in order, up to the first that fails.
+
+    Returns:
+        How many rows each changed, of those that were done; and what the next one raised.
+    """
+    counts: list[int] = []
+    packets = ["; ".join(statements)] if in_one_packet else statements
+    try:
+        for packet in packets:
+            connection.query(packet)
+            counts.append(connection.affected_rows())
+        # Not asked for one more: each asking gives the interpreter's lock away.
+        while len(counts) < len(statements) and connection.next_result() == 0:
+            counts.append(connection.affected_rows())
+    except Exception as error:  # noqa: BLE001  the driver's; the caller judges it by its number
+        return counts, error
+    return counts, None
+
+
+def execute(connection: Any, statement: str) -> None:
+    """Run one statement that gives no rows."""
+    connection.query(statement)
+
+
+def discard_results(connection: Any) -> None:
+    """Read what a statement left unread.
+
+    Raises:
+        the driver's error: a later statement of the same text failed.
+    """
+    while connection.next_result() == 0:
+        connection.discard_result()
+
+
+def xa(verb: str, xid: Xid) -> str:
+    """An XA statement."""
+    return f"XA {verb} {xid_sql(xid)}"
+
+
+def listed_xids(connection: Any, *, is_mariadb: bool) -> list[Xid]:
+    """XA RECOVER: every prepared branch of the server, of whatever transaction manager.
+
+    Raises:
+        ConfigError: the user may not (MySQL: privilege XA_RECOVER_ADMIN).
+    """
+    try:
+        # MySQL converts to hex on request; MariaDB's column is binary, which the driver hands out as bytes.
+        rows = run(connection, "XA RECOVER" if is_mariadb else "XA RECOVER CONVERT XID")[0]
+    except Exception as error:
+        if code_of(error) in (RMERR, *ACCESS_DENIED):
+            raise ConfigError(
+                f"the database user may not XA RECOVER: GRANT XA_RECOVER_ADMIN to it ({error})"
+            ) from error
+        raise
+    return [_xid(*row) for row in rows]
+
+
+def warn_of_binary_log(connection: Any, name: str) -> None:
+    """Say that crashes and the binary log do not go together, where there is one."""
+    if mysql_variables(connection, "log_bin").get("log_bin") == "ON":
+        get_logger(resource=name).warning(
+            "binary log is on: its vendor does not promise that prepared XA branches survive a crash together with it",
+        )
+
+
+def why_no_xa(connection: Any) -> str | None:
+    """Why this server takes no XA transactions, or None."""
+    is_galera = mysql_variables(connection, "wsrep_on").get("wsrep_on") == "ON"
+    return "a Galera cluster (wsrep_on) does not support XA" if is_galera else None
+
+
+def _takes_packets(connection: Any) -> bool:
+    counts, error = send(connection, ("DO 1", "DO 1"), in_one_packet=True)
+    if error is not None and code_of(error) != 1064:
+        raise error
+    return len(counts) == 2
+
+
+def _xid(format_id: Any, gtrid_size: Any, bqual_size: Any, text: bytes | str) -> Xid:
+    raw = _unhex(text) if isinstance(text, str) else bytes(text)
+    return Xid(int(format_id), raw[: int(gtrid_size)], raw[int(gtrid_size) : int(gtrid_size) + int(bqual_size)])
+
+
+def _unhex(text: str) -> bytes:
+    return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,1 @@
+"""The database decides: coordinator, resource, proof of an outcome."""

@@ -1,0 +1,168 @@
+"""How a transaction in doubt is settled: the steps as a table, and the proof by the marker table.
+
+```
+ INSERT --INSERTED---------------------> TELL_ROLLBACK --TOLD--> SETTLED
+   |  \\--DUPLICATE--> READ --ROLLED_BACK----^   |
+   |                   | \\---COMMITTED--> TELL_COMMIT --TOLD--> SETTLED
+   |                   |                        |
+   +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
+   |
+   +--STRANGE--> READ_ELSEWHERE --COMMITTED--> TELL_COMMIT
+                       \\--FAILED--> UNDECIDED
+```
+
+STRANGE: perhaps a copy of the database answers. A committed marker proves a commit wherever it is found; nothing else
+that is or is not there proves anything.
+
+CONTRADICTED: the broker decided otherwise.
+
+Invariants:
+    * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
+    * nobody is told anything before the row it rests on is durable (``marker``);
+    * two who settle the same transaction meet at the primary key and come to the same end.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from txmq.errors import TransactionStateError
+from txmq.runtime.crashpoints import crash_point
+from txmq.xa.database import marker
+from txmq.xa.database.fingerprint import StrangeServerError
+
+
+class Step(enum.Enum):
+    """What is to be done next."""
+
+    INSERT = "insert the rolled-back marker"
+    READ = "read the marker, durably"
+    READ_ELSEWHERE = "look for a committed marker where absence proves nothing"
+    TELL_COMMIT = "tell the broker commit"
+    TELL_ROLLBACK = "tell the broker rollback"
+    SETTLED = "settled"
+    UNDECIDED = "undecided"
+    CONTRADICTED = "contradicted"
+
+
+class Found(enum.Enum):
+    """What came of it."""
+
+    INSERTED = "inserted"
+    DUPLICATE = "duplicate"
+    STRANGE = "not the known server"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    TOLD = "told"
+    CONTRADICTED = "contradicted"
+    FAILED = "failed"
+
+
+_S, _F = Step, Found
+TRANSITIONS: dict[tuple[Step, Found], Step] = {
+    (_S.INSERT, _F.INSERTED): _S.TELL_ROLLBACK,
+    (_S.INSERT, _F.DUPLICATE): _S.READ,
+    (_S.INSERT, _F.STRANGE): _S.READ_ELSEWHERE,
+    (_S.INSERT, _F.FAILED): _S.UNDECIDED,
+    (_S.READ, _F.COMMITTED): _S.TELL_COMMIT,
+    (_S.READ, _F.ROLLED_BACK): _S.TELL_ROLLBACK,
+    (_S.READ, _F.FAILED): _S.UNDECIDED,
+    (_S.READ_ELSEWHERE, _F.COMMITTED): _S.TELL_COMMIT,
+    (_S.READ_ELSEWHERE, _F.FAILED): _S.UNDECIDED,
+    (_S.TELL_COMMIT, _F.TOLD): _S.SETTLED,
+    (_S.TELL_COMMIT, _F.CONTRADICTED): _S.CONTRADICTED,
+    (_S.TELL_COMMIT, _F.FAILED): _S.UNDECIDED,
+    (_S.TELL_ROLLBACK, _F.TOLD): _S.SETTLED,
+    (_S.TELL_ROLLBACK, _F.CONTRADICTED): _S.CONTRADICTED,
+    (_S.TELL_ROLLBACK, _F.FAILED): _S.UNDECIDED,
+}
+
+
+def next_step(step: Step, found: Found) -> Step:
+    """Look up where a finding leads.
+
+    Raises:
+        TransactionStateError: the pair is not in the table (a defect; the text names both).
+    """
+    following = TRANSITIONS.get((step, found))
+    if following is None:
+        raise TransactionStateError(f"nothing follows {step.value} on {found.value}")
+    return following
+
+
+class Prover(Protocol):
+    """A database as the one who settles sees it (``last_resource.Settling``)."""
+
+    @property
+    def connection(self) -> Any:
+        """The DB-API connection."""
+
+    @property
+    def table(self) -> marker.MarkerTable:
+        """Its tables."""
+
+    @property
+    def uuid(self) -> str:
+        """Its identity."""
+
+    def is_duplicate(self, error: Exception) -> bool:
+        """Whether an INSERT failed because the row is there."""
+
+
+def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exception | None]:
+    """Settle the outcome in the database.
+
+    Args:
+        deadline_ms: of the transaction; the rolled-back row is kept until long after it.
+
+    Returns:
+        TELL_COMMIT or TELL_ROLLBACK: proved and durable. UNDECIDED, with what stood in the way: nothing is known, and
+        the connection should be given up.
+    """
+    error: Exception | None = None
+    step = Step.INSERT
+    while step in _IN_DATABASE:
+        try:
+            found = _IN_DATABASE[step](database, txid, deadline_ms)
+        except StrangeServerError as failure:
+            error, found = failure, Found.STRANGE
+        except Exception as failure:  # noqa: BLE001  whatever a driver raises, nothing is known
+            error, found = failure, Found.FAILED
+        step = next_step(step, found)
+    return step, error
+
+
+def _insert(database: Prover, txid: str, deadline_ms: int) -> Found:
+    try:
+        is_in = database.table.insert_rolled_back(database.connection, txid, database.uuid, deadline_ms)
+    except Exception as error:
+        if database.is_duplicate(error):
+            return Found.DUPLICATE
+        raise
+    if not is_in:
+        return Found.FAILED  # another database answers: unreachable
+    crash_point("resolver.marker_inserted")
+    return Found.INSERTED
+
+
+def _read_elsewhere(database: Prover, txid: str, _deadline_ms: int) -> Found:
+    is_committed = database.table.read_durably(database.connection, txid) == marker.COMMITTED
+    return Found.COMMITTED if is_committed else Found.FAILED
+
+
+def _read(database: Prover, txid: str, _deadline_ms: int) -> Found:
+    outcome = database.table.read_durably(database.connection, txid)
+    if outcome == marker.COMMITTED:
+        crash_point("resolver.read_committed")
+        return Found.COMMITTED
+    # A row that has gone was removed by somebody who had settled the transaction: the broker says so next time.
+    return Found.ROLLED_BACK if outcome == marker.ROLLED_BACK else Found.FAILED
+
+
+_IN_DATABASE: dict[Step, Callable[[Prover, str, int], Found]] = {
+    Step.INSERT: _insert,
+    Step.READ: _read,
+    Step.READ_ELSEWHERE: _read_elsewhere,
+}

@@ -1,0 +1,1 @@
+"""XA on MySQL and MariaDB."""

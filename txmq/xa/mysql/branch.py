@@ -1,0 +1,266 @@
+"""One transaction's branch in MySQL or MariaDB, on its owner's connection: from XA START to its end.
+
+Theory of operation::
+
+    begin       XA START; SAVEPOINT                                       one packet
+    body        the application's statements, through the guard
+    prepare     RELEASE SAVEPOINT; INSERT marker; XA END; XA PREPARE      one packet
+    commit      XA COMMIT              or    roll_back   XA END where needed; XA ROLLBACK; a small committed write
+
+Four round trips, one less than bare XA with its five statements. The savepoint is gone where the body ended the branch
+by hand. The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
+outcome. Without marker, a branch that did not write (by the session's own counters) is ended in ``prepare``; there is
+nothing to decide.
+
+Invariants:
+    * a statement that failed dooms the branch: the server itself would prepare half of the work (1205, 1062);
+    * the server does nothing of a packet behind the statement that fails. So only its own refusal says "not prepared":
+      of a statement in front of XA PREPARE, or by its number; whatever else is PrepareUnknownError, also a marker that
+      did not get in (too late, another database), since XA PREPARE stood behind it;
+    * a rollback of a prepared branch is acknowledged before it is durable: it counts once a later commit is;
+    * a connection goes back only when its branch has surely ended; in doubt it is closed, and the server lets go of the
+      prepared branch, for the resolver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
+
+from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.xa.database.dbapi import run
+from txmq.xa.database.guarded_connection import Guard, GuardedConnection
+from txmq.xa.database.installation import Session
+from txmq.xa.database.mysql_server import (
+    NO_SUCH_SAVEPOINT,
+    NOTA,
+    OUTSIDE,
+    RMFAIL,
+    ROLLED_BACK,
+    Server,
+    code_of,
+    discard_results,
+    execute,
+    is_answer_of_server,
+    send,
+)
+from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual, xid_sql
+from txmq.xid import FORMAT_ID, Xid
+
+_SAVEPOINT = "txmq_body"
+# Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
+_NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
+_WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
+
+
+class MySQLSession(Session):
+    """A verified connection, and what its server can."""
+
+    __slots__ = ("server",)
+
+    def __init__(self, verified: Session, server: Server) -> None:
+        super().__init__(verified.connection, verified.table)
+        self.clock_ahead_ms, self.checked, self.server = verified.clock_ahead_ms, verified.checked, server
+
+
+class Pool(XAResource, Protocol):
+    """The resource, as its branches know it."""
+
+    @property
+    def has_marker(self) -> bool:
+        """Whether branches carry a marker row."""
+
+    def give_back(self, session: MySQLSession) -> None:
+        """Keep a connection whose branch has ended."""
+
+
+class MySQLBranch:
+    """See ``branch.XABranch``. Begun when made.
+
+    Args:
+        session: idle; the branch's until it gives it back.
+        deadline_ms: of the transaction, on the database's clock.
+        is_own: the connection is the resource's, not the caller's.
+    """
+
+    def __init__(self, resource: Pool, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool) -> None:
+        self.resource: Pool = resource
+        self.is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
+        self._guard = Guard()
+        self.connection = GuardedConnection(session.connection, self._guard)
+        bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
+        self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))
+        self._xid_sql = xid_sql(self.xid)
+        self._wrote, self._has_ended, self._is_given_back = True, False, False
+        self.ended_by_body, self._may_be_prepared = False, False
+        self._writes_before = None if resource.has_marker else self._writes()
+        counts, error = self._send(self._xa("START"), f"SAVEPOINT {_SAVEPOINT}")
+        if error is not None:
+            if counts:
+                self.roll_back(prepared=False)  # a connection of the caller's must not stay in the branch
+            raise error
+        crash_point("client.xa.branch_started")
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error a statement of the body raised."""
+        return self._guard.error
+
+    def details(self) -> dict[str, Any]:
+        """What ``decide`` tells the broker."""
+        return {
+            "bqual": self.xid.bqual.decode("ascii"),
+            "connection": self._session.server.connection_id,
+            "wrote": self._wrote,
+            "marker": self.resource.has_marker,
+            "table": self._session.table.name,
+        }
+
+    def end_body(self) -> None:
+        """See ``XABranch``."""
+        self._guard.end()
+        if self._guard.error is None:
+            try:
+                discard_results(self._session.connection)
+            except Exception as error:  # noqa: BLE001  the driver's: a statement the body did not wait for
+                self._guard.error = error
+        if self._guard.error is not None:
+            raise self._rolled_back(f"a statement failed: {self._guard.error}", self._guard.error)
+        if self._writes_before is not None:
+            self._wrote = self._writes() != self._writes_before
+
+    def prepare(self) -> None:
+        """See ``XABranch``."""
+        work = [f"RELEASE SAVEPOINT {_SAVEPOINT}", self._xa("END")]
+        if not self._wrote:
+            self._end_unwritten(work)
+            return
+        has_marker = self.resource.has_marker
+        if has_marker:
+            uuid = self.resource.uuid or ""
+            work.insert(1, self._session.table.insert_committed_statement(self._txid, uuid, self.deadline_ms))
+        counts, error = self._send(*work, self._xa("PREPARE"))
+        self._may_be_prepared = len(counts) > 0
+        if error is not None:
+            self._refused(len(counts), len(work), error)
+        if has_marker and counts[1] != 1:
+            late = TransactionTimeoutError("the deadline has passed on the database's clock", self._txid)
+            raise PrepareUnknownError(f"{self.resource.name!r} is prepared without its marker", self._txid) from late
+
+    def commit(self) -> bool:
+        """See ``XABranch``."""
+        if self._has_ended:
+            return True
+        try:
+            execute(self._session.connection, self._xa("COMMIT"))
+        except Exception as error:  # noqa: BLE001  whatever it was, the resolver finds out
+            self._left_to_the_resolver("commit", error)
+            return False
+        self._has_ended = True
+        self.finish()
+        return True
+
+    def roll_back(self, prepared: bool) -> bool:
+        """See ``XABranch``."""
+        self._guard.end()
+        if self._has_ended:
+            return True
+        # Refused where the branch is idle, doomed or prepared already: the next statement says what matters.
+        self._send(self._xa("END"))
+        _, error = self._send(self._xa("ROLLBACK"))
+        if error is not None and code_of(error) not in ROLLED_BACK:
+            return self._not_rolled_back(prepared, error)
+        return self._made_durable(prepared)
+
+    def _made_durable(self, prepared: bool) -> bool:
+        try:
+            if prepared:
+                self._session.table.touch(self._session.connection)
+        except Exception as failure:  # noqa: BLE001  rolled back, but it may come back with a crash
+            self._left_to_the_resolver("rollback", failure)
+            return False
+        self._has_ended = True
+        self.finish()
+        return True
+
+    def finish(self) -> None:
+        """See ``XABranch``."""
+        self._guard.end()
+        if not self._is_given_back:
+            self._is_given_back = True
+            if self.is_own:
+                self.resource.give_back(self._session)
+
+    def abandon(self) -> None:
+        """See ``XABranch``."""
+        self._guard.end()
+        if not self._is_given_back:
+            self._is_given_back = True
+            with suppress(Exception):
+                self._session.connection.close()
+
+    def _refused(self, done: int, before_prepare: int, error: Exception) -> NoReturn:
+        name, session = self.resource.name, self._session
+        is_lost = session.table.dialect.is_lost(session.connection, error)  # also one that the server has killed
+        is_answer = is_answer_of_server(error) and not is_lost
+        if done < before_prepare and (is_answer or not session.server.takes_packets):
+            self._not_ended(done, error)
+        if is_answer and code_of(error) in _NOT_PREPARED:
+            raise self._rolled_back(f"{name!r} refused to prepare: {error}", error)
+        raise PrepareUnknownError(f"{name!r} may be prepared: {error}", self._txid) from error
+
+    def _not_ended(self, done: int, error: Exception) -> NoReturn:
+        if done == 0 and code_of(error) in (NO_SUCH_SAVEPOINT, RMFAIL):
+            raise HeuristicError(
+                f"the body ended the branch in {self.resource.name!r} by itself (XA END, XA COMMIT); its rows may be "
+                f"there, no message was sent: {error}",
+                self._txid,
+            ) from error
+        raise self._rolled_back(f"{self.resource.name!r}: the branch could not be ended: {error}", error)
+
+    def _rolled_back(self, text: str, cause: BaseException) -> RolledBackError:
+        is_retriable = self._session.table.dialect.is_retriable(self._session.connection, cause)
+        error = RolledBackError(text, self._txid, retriable=is_retriable)
+        error.__cause__ = cause
+        return error
+
+    def _end_unwritten(self, work: Sequence[str]) -> None:
+        counts, error = self._send(*work, self._xa("ROLLBACK"))
+        if error is not None and len(counts) < len(work):
+            self._not_ended(len(counts), error)
+        self._has_ended = True
+        if error is None:
+            self.finish()
+        else:
+            self.abandon()
+
+    def _not_rolled_back(self, prepared: bool, error: Exception) -> bool:
+        if not prepared:
+            # Gone, and by nobody's word but the body's. Otherwise it ends with its connection, which is not trusted.
+            self.ended_by_body = not self._may_be_prepared and code_of(error) in (NOTA, OUTSIDE, RMFAIL)
+            self._has_ended = True
+            self.abandon()
+            return True
+        if code_of(error) == NOTA:
+            # A resolver has rolled it back, perhaps a moment ago: it could still come back with a crash.
+            return self._made_durable(prepared)
+        self._left_to_the_resolver("rollback", error)
+        return False
+
+    def _left_to_the_resolver(self, what: str, error: Exception) -> None:
+        get_logger(resource=self.resource.name, txid=self._txid).warning(
+            "branch left to the resolver", what=what, error=repr(error)
+        )
+        self.abandon()
+
+    def _xa(self, verb: str) -> str:
+        return f"XA {verb} {self._xid_sql}"
+
+    def _writes(self) -> list[Any]:
+        return run(self._session.connection, _WRITES)[0]
+
+    def _send(self, *statements: str) -> tuple[list[int], Exception | None]:
+        return send(self._session.connection, statements, in_one_packet=self._session.server.takes_packets)

@@ -1,0 +1,149 @@
+"""A connection of one who settles XA branches in MySQL or MariaDB.
+
+Theory of operation. The connection is in autocommit: on any other one MariaDB refuses to end a branch that it did not
+begin (XAER_OUTSIDE). It waits for locks a second only, and leaves no locks on gaps between marker rows.
+
+"Not known" (XAER_NOTA) is answered for a branch that has ended and for one whose owner's connection lives; only a later
+``is_listed`` tells them apart, and ``kill`` ends the owner's session.
+
+Invariants:
+    * nothing but prepared branches with txmq's format id, this cluster and this database's uuid is listed;
+    * a rollback is not durable when it is acknowledged: it is after ``force``;
+    * what a marker row says is durable before it is answered (``marker.read_durably``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from txmq.runtime.logging import get_logger
+from txmq.xa.database.dbapi import run
+from txmq.xa.database.dialects import make_settling
+from txmq.xa.database.mysql_server import (
+    ACCESS_DENIED,
+    NOTA,
+    ROLLED_BACK,
+    UNKNOWN_THREAD,
+    code_of,
+    execute,
+    listed_xids,
+    xa,
+)
+from txmq.xa.mysql.branch import MySQLSession
+from txmq.xa.two_phase.branch import Ended, ListedXid, listed_xid
+from txmq.xid import Xid
+
+_TRANSACTIONS = "innodb_trx WHERE trx_mysql_thread_id"
+_TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from memory for 0.1 s after somebody has asked
+
+
+class MySQLRecovery:
+    """See ``branch.Recovery``.
+
+    Args:
+        session: verified, idle; from now on this object's.
+        cluster: 16 hex digits.
+    """
+
+    def __init__(self, session: MySQLSession, name: str, uuid: str, cluster: str) -> None:
+        self.uuid = uuid
+        self._session, self._connection, self._cluster = session, session.connection, int(cluster, 16)
+        self._log = get_logger(resource=name)
+        self._connection.autocommit(True)
+        make_settling(self._connection, session.table.dialect)
+
+    def prepared(self) -> list[ListedXid]:
+        """See ``Recovery``."""
+        found = (listed_xid(xid) for xid in self._listed())
+        return [
+            listed
+            for listed in found
+            if listed is not None and listed.uuid == self.uuid and listed.txid.cluster == self._cluster
+        ]
+
+    def is_listed(self, xid: Xid) -> bool:
+        """See ``Recovery``."""
+        return xid in self._listed()
+
+    def commit(self, xid: Xid) -> Ended:
+        """See ``Recovery``."""
+        return self._end("COMMIT", xid)
+
+    def rollback(self, xid: Xid) -> Ended:
+        """See ``Recovery``."""
+        return self._end("ROLLBACK", xid)
+
+    def force(self) -> None:
+        """See ``Recovery``."""
+        self._session.table.touch(self._connection)
+
+    def marker_outcome(self, txid: str) -> str | None:
+        """See ``Recovery``. A branch that is prepared holds the row: the driver's error for a lock, after a second."""
+        return self._session.table.read_durably(self._connection, txid)
+
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
+        """See ``Markers``."""
+        return self._session.table.committed_before(self._connection, age_ms, after, limit)
+
+    def delete_committed(self, txids: Sequence[str]) -> None:
+        """See ``Markers``."""
+        self._session.table.delete_committed(self._connection, txids)
+
+    def kill(self, connection: int) -> bool:
+        """See ``Recovery``.
+
+        The number is an innocent's where the server was restarted since: kill only for a branch that is listed and not
+        known, since a restarted server has let go of all.
+        """
+        if connection == self._session.server.connection_id or not self._is_in_transaction(connection):
+            return False
+        try:
+            execute(self._connection, f"KILL CONNECTION {int(connection)}")
+        except Exception as error:
+            if code_of(error) == UNKNOWN_THREAD:
+                return False
+            raise
+        self._log.info("session killed: it held a prepared branch", connection=connection)
+        return True
+
+    def now_ms(self) -> int:
+        """See ``Recovery``."""
+        return self._session.table.now_ms(self._connection)
+
+    def close(self) -> None:
+        """See ``Recovery``."""
+        with suppress(Exception):
+            self._connection.close()
+
+    def _end(self, verb: str, xid: Xid) -> Ended:
+        try:
+            execute(self._connection, xa(verb, xid))
+        except Exception as error:
+            code = code_of(error)
+            if code == NOTA:
+                return Ended.NOT_KNOWN
+            if code in ROLLED_BACK:
+                return Ended.ROLLED_BACK
+            raise
+        return Ended.DONE
+
+    def _listed(self) -> list[Xid]:
+        return listed_xids(self._connection, is_mariadb=self._session.server.is_mariadb)
+
+    def _is_in_transaction(self, connection: int) -> bool:
+        if not self._finds("processlist WHERE id", connection):
+            return False
+        try:
+            if self._finds(_TRANSACTIONS, connection):
+                return True
+            run(self._connection, f"SELECT SLEEP({_TRANSACTIONS_KEPT_S})")
+            return self._finds(_TRANSACTIONS, connection)
+        except Exception as error:
+            if code_of(error) not in ACCESS_DENIED:
+                raise
+            # Without the privilege PROCESS a user sees its own sessions only, and not what they hold.
+            return True
+
+    def _finds(self, where: str, number: int) -> bool:
+        return bool(run(self._connection, f"SELECT 1 FROM information_schema.{where} = {int(number)}")[0])  # noqa: S608

@@ -1,0 +1,183 @@
+"""MySQL and MariaDB as an XA resource: branches of two-phase commits, through the driver mysqlclient.
+
+Theory of operation. ``MySQLResource`` knows how to reach the database and who it is (``installed``), keeps idle
+connections for all threads of a process, and begins branches on them (``mysql_branch``). One connection serves one
+branch from XA START to its end. Whoever settles for an owner that has gone gets a connection of its own
+(``mysql_recovery``).
+
+A connection is verified before its first use. A pooled one is not asked again: where the server has ended it, the
+branch's first statement says so, and the next connection is taken.
+
+Invariants:
+    * a forked child never uses, and never closes, its parent's connections;
+    * what the server does not support or does not promise is refused or said before the first branch begins: Galera,
+      weak durability, engines without rollback, missing privileges, the binary log (a warning).
+
+MariaDB 10.11 is what the tests run against. MySQL 8 differs in its manual: XA RECOVER needs XA_RECOVER_ADMIN and gives
+binary xids with CONVERT XID, and since 8.0.29 a prepared branch leaves its connection (``xa_detach_on_prepare``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from txmq.errors import ConfigError
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.ports import Clock, Random
+from txmq.xa.database.connection_pool import ConnectionPool, close_connection
+from txmq.xa.database.installation import Demands, Installation, Lent
+from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
+from txmq.xa.last_resource.resource import cluster_of
+from txmq.xa.mysql.branch import MySQLBranch, MySQLSession
+from txmq.xa.mysql.recovery import MySQLRecovery
+from txmq.xa.two_phase.branch import UsedXAConnection
+from txmq.xid import TxId
+
+
+class MySQLResource:
+    """A MySQL or MariaDB database that takes part in two-phase commits. See ``branch.XAResource``.
+
+    Args:
+        name: as it shows in ``txmq tx list``; stored in the database at ``install``.
+        connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread. Give
+            it ``read_timeout``, or a server that is frozen holds whoever asks it. What a block changes in its session
+            (``SET``, ``USE``) is still so for the next block on that connection.
+        table: name of the marker table, and of ``<table>_identity``.
+        marker: put a marker row into each branch: it proves what became of it. Without, a branch that is not found
+            where it should be committed is reported as a hazard.
+        allow_weak_durability: accept a server that may lose an acknowledged prepare or commit.
+        ignore_tables: tables (``table`` or ``schema.table``) that no transaction writes to: theirs may be an engine
+            that cannot roll back.
+
+    Thread safety: yes.
+    """
+
+    def __init__(
+        self, name: str, connect: Callable[[], Any], *, table: str = "txmq_marker", marker: bool = True,
+        allow_weak_durability: bool = False, ignore_tables: Collection[str] = (), clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:  # fmt: skip
+        mysql_driver()
+        self.name, self.has_marker, self._connect = name, marker, connect
+        demands = Demands(allow_weak_durability, ignore_tables, two_phase=True)
+        self.installation = Installation(name, table, None, demands, clock or OSClock())
+        self._random: Random = random or OSRandom()
+        self._lent = Lent()
+        self._pool: ConnectionPool[MySQLSession] = ConnectionPool()
+        self._is_server_checked = False
+
+    def __repr__(self) -> str:
+        return f"MySQLResource({self.name!r})"
+
+    @property
+    def uuid(self) -> str | None:
+        """Identity of the database, 32 hex digits; None before the first connection."""
+        return self.installation.uuid
+
+    def install(self, client: Any = None, *, adopt: bool = False) -> None:
+        """Create the marker and identity tables where they are missing. Idempotent.
+
+        Args:
+            client: binds the database to this client's cluster now; without it the first transaction does.
+            adopt: this server or file is the database from now on, whichever was: it was moved, restored or failed
+                over, and the old one is off for good (docs/how-to/move-a-database.md).
+
+        Raises:
+            ConfigError: another resource or another cluster has been installed there, or the user may not.
+
+        Durability: the tables are committed when this returns.
+        """
+        connection = self._connect()
+        try:
+            require_driver(connection, self.name)
+            cluster = None if client is None else cluster_of(client)
+            self.installation.install(connection, cluster, self._random, adopt=adopt)
+        finally:
+            close_connection(connection)
+
+    def using(self, connection: Any) -> UsedXAConnection:
+        """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
+
+        The connection stays the caller's, and is given back idle. It is closed only where a branch on it could not be
+        ended.
+        """
+        return UsedXAConnection(self, connection)
+
+    def enlist(self, cluster: str, txid: str, timeout_s: float, connection: Any = None) -> MySQLBranch:
+        """Begin a branch. See ``XAResource``."""
+        TxId.parse(txid)
+        if connection is not None:
+            return self._enlist_lent(cluster, txid, timeout_s, connection)
+        while (session := self._pool.take()) is not None:
+            try:
+                return self._begin(session, txid, timeout_s)
+            except Exception as error:
+                close_connection(session.connection)
+                if not session.table.dialect.is_lost(session.connection, error):
+                    raise
+        session = self._open(cluster)
+        try:
+            return self._begin(session, txid, timeout_s)
+        except BaseException:
+            close_connection(session.connection)
+            raise
+
+    def _enlist_lent(self, cluster: str, txid: str, timeout_s: float, connection: Any) -> MySQLBranch:
+        session = self._lent.recall(connection, cluster)
+        if not isinstance(session, MySQLSession):
+            session = self._verified(connection, cluster)
+        else:
+            self.installation.require_idle(connection, session.table)
+        branch = self._begin(session, txid, timeout_s, is_own=False)
+        self._lent.remember(session, cluster)
+        return branch
+
+    def open_recovery(self, cluster: str) -> MySQLRecovery:
+        """A connection for one who settles. See ``XAResource``."""
+        session = self._open(cluster)
+        try:
+            session.table.require_known(session.connection)  # a copy has prepared branches, too, and lacks others
+            session.connection.rollback()
+            return MySQLRecovery(session, self.name, self.installation.required_uuid, cluster)
+        except BaseException:
+            close_connection(session.connection)
+            raise
+
+    def close(self) -> None:
+        """Close the idle connections of this process."""
+        self._pool.close()
+
+    def give_back(self, session: MySQLSession) -> None:
+        """Keep a connection whose branch has ended."""
+        self._pool.give_back(session)
+
+    def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
+        deadline_ms = self.installation.deadline_ms(session, timeout_s)
+        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own)
+
+    def _open(self, cluster: str) -> MySQLSession:
+        connection = self._connect()
+        try:
+            session = self._verified(connection, cluster)
+        except BaseException:
+            close_connection(connection)
+            raise
+        self.installation.keep(session)
+        return session
+
+    def _verified(self, connection: Any, cluster: str) -> MySQLSession:
+        require_driver(connection, self.name)
+        session = MySQLSession(self.installation.verify(connection, cluster), Server(connection))
+        if not self._is_server_checked:
+            self._check_server(session)
+            self._is_server_checked = True
+        return session
+
+    def _check_server(self, session: MySQLSession) -> None:
+        why = why_no_xa(session.connection)
+        if why is not None:
+            raise ConfigError(f"resource {self.name!r}: {why}; LastResource works there")
+        listed_xids(session.connection, is_mariadb=session.server.is_mariadb)  # may this user?
+        warn_of_binary_log(session.connection, self.name)

@@ -1,0 +1,1 @@
+"""The broker decides: XA coordinator, branches, their resolver and verdict."""

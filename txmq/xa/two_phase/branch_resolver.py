@@ -1,0 +1,438 @@
+"""Finishes XA branches that their owners left: one desk per XA resource.
+
+Theory of operation. A round knows two lists, the broker's decisions with a branch here that is not complete, and what
+XA RECOVER lists as prepared, and works on both:
+
+*Decided*. Each branch is committed, as soon as its owner has gone or has had a second; ``verdict`` says what the
+database's answer means. Where it says that the branch is done (or how it ended otherwise), ``complete`` is sent.
+
+*Prepared without a decision*. The broker is asked for the outcome. Committed: it was decided a moment ago, and the next
+round has it in the first list; one that is not there even then is committed all the same. Rolled back: XA ROLLBACK.
+Unknown: when the owner has gone for a second or the deadline has passed by a second, the broker is made to roll it back
+(which refuses a ``decide`` that comes later), and then the branch is. Waiting is courtesy; the broker's word is what
+makes it safe. 410, or a state in which somebody else decides: left to the operator, said once.
+
+*Not known, and listed* means that the owner's session still holds the branch: it is ended (KILL) where the owner may be
+given up, and the branch tried again.
+
+Invariants:
+    * only xids with our format id, this cluster and this database's uuid are touched (``branch.Recovery.prepared``),
+      and only of transactions whose home is this broker;
+    * nothing is rolled back unless the broker has said so durably; nothing is committed unless it has decided;
+    * what looks lost is looked at again a round later before it is told;
+    * a round ends with a forced write, so that its rollbacks do not come back;
+    * a marker leaves only when ``complete`` of its branch is durable: answered, or not in the broker's list any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from txmq.errors import (
+    ClosedError,
+    FencedError,
+    NotOwnerError,
+    OverloadedError,
+    TransactionConflictError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.model import Outcome, TransactionKind
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.xa.broker_port import (
+    FAILURES_PER_ROUND_MAX,
+    OWNER_GONE_MS,
+    PAGE_SIZE,
+    REQUEST_TIMEOUT_S,
+    Answer,
+    Client,
+    is_at_home,
+    list_transactions,
+)
+from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.reporter import Hanging, Reporter
+from txmq.xa.two_phase.branch import Ended, ListedXid, Recovery, XAResource
+from txmq.xa.two_phase.branch_work import Decided, Orphan, Watched, Work, is_gone
+from txmq.xa.two_phase.verdict import Verdict, verdict
+from txmq.xid import FORMAT_ID, Xid
+
+IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet
+OWNER_TURN_MS = 1000  # a living owner commits its own branches; it has had its turn when the decision is older
+DEADLINE_PASSED_MS = 1000
+KILLED_PAUSE_S = 0.02  # until a killed session has let go of its branch
+KILLED_TRIES = 10
+REMEMBERED_MAX = 10_000
+_T = TypeVar("_T")
+
+
+class XaDesk:
+    """One XA resource's share of a resolver.
+
+    Attributes:
+        resource: whose branches.
+        has_failed: the last round left something undone.
+        problem: what kept the last round from the database or the broker, if anything did.
+
+    Thread safety: ``completed`` and ``watch`` from any thread; the rest from one.
+    """
+
+    def __init__(self, client: Client, resource: XAResource, clock: Clock) -> None:
+        self.resource, self.has_failed = resource, False
+        self.problem: Exception | None = None
+        self._client, self._clock = client, clock
+        self._recovery: Recovery | None = None
+        # To ``complete``, appended by owners. What falls off costs its marker a later removal, by age.
+        self._answers: deque[tuple[str, Answer]] = deque(maxlen=REMEMBERED_MAX)
+        self._left: deque[Watched] = deque()
+        self._watched: dict[str, Watched] = {}
+        self._sweep = MarkerSweep(client, clock, name=resource.name)
+        self._suspects: set[str] = set()  # looked lost in the round before
+        self._committed_before: set[str] = set()  # orphans that the broker called committed in the round before
+        self._told_once: dict[str, str] = {}
+        self._reporter = Reporter(client, resource, TransactionKind.XA, clock)
+        self._is_reached = False  # in this round
+        self._failures = 0
+        self._log = get_logger(resource=resource.name)
+
+    # --- told by owners ----------------------------------------------------------------------------------------------
+
+    def completed(self, txid: str, answer: Answer) -> None:
+        """``complete`` of a branch was sent; its marker may go once that is answered."""
+        self._answers.append((txid, answer))
+
+    def watch(self, txid: str, on_settled: Callable[[], None]) -> None:
+        """Call when nothing of this transaction is in doubt here; its owner in this process has given it up."""
+        self._left.append(Watched(txid, on_settled))
+
+    def await_answers(self, until: float) -> None:
+        """Wait for the answers to what was told by ``completed``, until a monotonic time."""
+        for _, answer in list(self._answers):
+            with suppress(TxmqError):
+                answer.result(max(until - self._clock.monotonic(), 0.0))
+
+    # --- rounds ------------------------------------------------------------------------------------------------------
+
+    @property
+    def hanging(self) -> list[Hanging]:
+        """Branches that were left prepared."""
+        return self._reporter.hanging
+
+    @property
+    def wants_another_look(self) -> bool:
+        """Whether the last round saw what it tells only when it has seen it twice."""
+        return bool(self._suspects or self._committed_before)
+
+    def round(self) -> set[str]:
+        """Finish what is due, then keep house; the txids whose branch here is finished."""
+        was_failing, self.has_failed, self._failures = self.has_failed, False, 0
+        self.problem, self._is_reached = None, False
+        settled: set[str] = set()
+        try:
+            self._take_answers()
+            settled = self._settle()
+            self._sweep.keep(self._database)
+        except ClosedError:
+            raise
+        except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
+            self._failed("resource or broker away", error, is_new=not was_failing)
+            self.close()
+        self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
+        return settled
+
+    def end(self) -> None:
+        """Remove the last markers, if the database is there, and close the connection to it."""
+        with suppress(Exception):
+            self._take_answers()
+            self._sweep.delete_finished(self._database)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection to the database."""
+        if self._recovery is not None:
+            self._recovery.close()
+            self._recovery = None
+
+    def _settle(self) -> set[str]:
+        while self._left:
+            left = self._left.popleft()
+            self._watched[left.txid] = left
+        database = self._database()
+        rows = {row["txid"]: row for row in list_transactions(self._client, database.uuid, "decided", PAGE_SIZE)}
+        listed = database.prepared()
+        now_ms = database.now_ms() if listed else 0
+        self._is_reached = True
+        self._report(listed, rows, now_ms)
+        deadlines = {entry.xid: entry.deadline_ms for entry in listed}
+        due = [found for row in rows.values() if (found := self._due(row, deadlines, now_ms)) is not None]
+        finished = self._commit_decided(due)
+        orphans = [
+            Orphan(entry, txid, txid in self._watched or now_ms > entry.deadline_ms + DEADLINE_PASSED_MS)
+            for entry in listed
+            if (txid := str(entry.txid)) not in rows and self._is_ours(txid)
+        ]
+        undone = self._roll_back(self._to_roll_back(orphans))
+        open_ones = rows.keys() | {str(entry.txid) for entry in listed}
+        self._tell_watchers(open_ones - finished - undone)
+        self._report((entry for entry in listed if str(entry.txid) not in finished | undone), rows, now_ms)
+        return finished | undone
+
+    def _report(self, left: Iterable[ListedXid], decided: Container[str], now_ms: int) -> None:
+        found = []
+        for entry in left:
+            txid = str(entry.txid)
+            why = "decided to commit, not committed here yet" if txid in decided else "nobody has decided yet"
+            why = self._told_once.get(txid, why)
+            found.append(Hanging(txid, entry.xid.bqual.decode("ascii"), now_ms - entry.deadline_ms, why))
+        self._reporter.saw(found)
+
+    def _is_ours(self, txid: str) -> bool:
+        if is_at_home(self._client.session, txid):
+            return True
+        # Another broker's, whose own resolver settles it; or this one's from before its journal was lost or replaced.
+        self._say_once(txid, "prepared branch of another home: its resolver, or the operator, settles it")
+        return False
+
+    def _due(self, row: Mapping[str, Any], deadlines: Mapping[Xid, int], now_ms: int) -> Decided | None:
+        """The branch of a decision here, where its owner has gone or has had its turn."""
+        txid = row["txid"]
+        branch = next(
+            (b for b in row["branches"] if b["uuid"] == self.resource.uuid and not b["complete"]),
+            None,
+        )
+        is_gone = not row["owner_connected"] and row["owner_gone_ms"] >= OWNER_GONE_MS
+        is_left = txid in self._watched
+        if branch is None or not (is_left or not row["owner_connected"] or row["age_ms"] >= OWNER_TURN_MS):
+            return None
+        xid = Xid(FORMAT_ID, txid.encode("ascii"), branch["bqual"].encode("ascii"))
+        may_kill = is_gone or is_left or now_ms > deadlines.get(xid, now_ms)
+        return Decided(txid, xid, branch["marker"], branch["wrote"], may_kill)
+
+    # --- decided -----------------------------------------------------------------------------------------------------
+
+    def _commit_decided(self, due: Iterable[Decided]) -> set[str]:
+        """Commit, then look at what was not known, all of it behind one later XA RECOVER; txids that are finished."""
+        work, doubtful = Work(), list[tuple[Decided, Ended]]()
+        for item in due:
+            ended = self._attempt(item.txid, lambda item=item: self._database().commit(item.xid))  # type: ignore[misc]
+            if ended is Ended.DONE:
+                crash_point("resolver.xa.committed")
+                self._send_complete(item, work)
+            elif ended is not None:
+                doubtful.append((item, ended))
+        if doubtful:
+            listed = {entry.xid: entry for entry in self._database().prepared()}
+            for item, ended in doubtful:
+                self._judge(item, ended, listed.get(item.xid), work)
+        self._suspects = work.suspects
+        self._await_answers(work, 0)
+        return work.finished
+
+    def _judge(self, item: Decided, ended: Ended, held: ListedXid | None, work: Work) -> None:
+        if held is not None:
+            if item.may_kill and self._end_of_held(held, commits=True):
+                self._send_complete(item, work)
+            return
+        outcome = None
+        if item.has_marker:
+            outcome = self._attempt(item.txid, lambda: self._database().marker_outcome(item.txid) or "none")
+            if outcome is None:
+                return  # not answered: nothing is known
+        found = verdict(ended, is_listed=False, outcome=outcome, has_marker=item.has_marker, wrote=item.wrote)
+        if found is Verdict.DONE:
+            self._send_complete(item, work)
+        elif item.txid in self._suspects:
+            self._send_complete(item, work, found)
+        else:
+            work.suspects.add(item.txid)
+            self.has_failed = True
+
+    def _send_complete(self, item: Decided, work: Work, found: Verdict = Verdict.DONE) -> None:
+        extensions: dict[str, str | int | bytes | None] = {"uuid": self._database().uuid}
+        if found is not Verdict.DONE:
+            extensions["heuristic"] = "rollback" if found is Verdict.LOST else "hazard"
+            extensions["reason"] = quote(f"branch in {self.resource.name} {found.value}", safe="")
+        answer = self._client.control.submit("complete", item.txid, extensions=extensions, timeout=REQUEST_TIMEOUT_S)
+        work.sent.append((item.txid, found, answer))
+        self._await_answers(work, IN_FLIGHT_MAX)
+
+    def _await_answers(self, work: Work, left: int) -> None:
+        while len(work.sent) > left:
+            txid, found, answer = work.sent.popleft()
+            if self._is_complete(txid, answer):
+                crash_point("resolver.xa.completed")
+                work.finished.add(txid)
+                if found is Verdict.DONE:
+                    self._sweep.finished.append(txid)
+                    self._log.info("transaction settled", txid=txid, outcome="committed")
+                else:
+                    self._log.error("heuristic: decided to commit, the branch is not", txid=txid, verdict=found.value)
+
+    def _is_complete(self, txid: str, answer: Answer) -> bool:
+        try:
+            answer.result(REQUEST_TIMEOUT_S)  # from now: the database's work since the request may have taken longer
+        except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
+            self._say_once(txid, "broker does not know of a decision it made", error=str(error))
+        except TxmqError as error:
+            self._failed("broker could not be told", error, txid=txid)
+        else:
+            return True
+        return False
+
+    # --- prepared without a decision ---------------------------------------------------------------------------------
+
+    def _to_roll_back(self, orphans: Iterable[Orphan]) -> list[tuple[Orphan, bool]]:
+        """What the broker has rolled back, durably, and whether its owner's session may be ended."""
+        found: list[tuple[Orphan, bool]] = []
+        fenced: list[Orphan] = []
+        committed: set[str] = set()
+        for orphan, body in self._answered(orphans, "outcome", ("owner",)):
+            word, _, rest = body.decode("ascii", "replace").partition("\n")
+            is_given_up = orphan.is_given_up or is_gone(rest)
+            if word == Outcome.ROLLED_BACK.value:
+                found.append((orphan, is_given_up))
+            elif word == Outcome.COMMITTED.value:
+                committed.add(orphan.txid)
+                if orphan.txid in self._committed_before:
+                    self._commit_forgotten(orphan)
+            elif word == Outcome.UNKNOWN.value and is_given_up:
+                fenced.append(orphan)
+            elif word != Outcome.UNKNOWN.value:
+                self._say_once(orphan.txid, "prepared branch of a transaction that somebody else decides", state=word)
+        self._committed_before = committed
+        for orphan, _ in self._answered(fenced, "rollback", ()):
+            crash_point("resolver.xa.fenced")
+            found.append((orphan, True))
+        return found
+
+    def _answered(self, orphans: Iterable[Orphan], verb: str, words: tuple[str, ...]) -> Iterable[tuple[Orphan, bytes]]:
+        """Ask for all, many at a time; those that were answered."""
+        extensions: dict[str, str | int | bytes | None] = dict.fromkeys(words)
+        sent: deque[tuple[Orphan, Answer]] = deque()
+        waiting = deque(orphans)
+        while waiting or sent:
+            while waiting and len(sent) < IN_FLIGHT_MAX:
+                orphan = waiting.popleft()
+                control = self._client.control
+                sent.append(
+                    (orphan, control.submit(verb, orphan.txid, extensions=extensions, timeout=REQUEST_TIMEOUT_S))
+                )
+            orphan, answer = sent.popleft()
+            try:
+                yield orphan, answer.result(REQUEST_TIMEOUT_S)
+            except FencedError as error:
+                self._say_once(
+                    orphan.txid, "prepared branch whose outcome nobody keeps: the operator settles it", error=str(error)
+                )
+            except TransactionConflictError:
+                pass  # decided meanwhile: the next round sees it
+            except OverloadedError as error:  # its session is full of fences: no reason to leave the others alone
+                self._say_once(orphan.txid, "prepared branch that the broker does not fence yet", error=str(error))
+            except NotOwnerError as error:
+                self._say_once(orphan.txid, "prepared branch of another home", error=str(error))
+
+    def _commit_forgotten(self, orphan: Orphan) -> None:
+        """The broker has committed and holds the branch for complete; the database has it prepared (an old copy?)."""
+        ended = self._attempt(orphan.txid, lambda: self._database().commit(orphan.listed.xid))
+        if ended is Ended.NOT_KNOWN and orphan.is_given_up:
+            self._end_of_held(orphan.listed, commits=True)
+        self._log.warning("branch was prepared behind its completion", txid=orphan.txid, ended=str(ended))
+
+    def _roll_back(self, orphans: Iterable[tuple[Orphan, bool]]) -> set[str]:
+        """Roll the branches back, and make that durable; txids that are finished."""
+        done: set[str] = set()
+        doubtful: list[tuple[Orphan, bool]] = []
+        for orphan, may_kill in orphans:
+            xid, txid = orphan.listed.xid, orphan.txid
+            ended = self._attempt(txid, lambda xid=xid: self._database().rollback(xid))  # type: ignore[misc]
+            if ended in (Ended.DONE, Ended.ROLLED_BACK):
+                done.add(txid)
+            elif ended is Ended.NOT_KNOWN:
+                doubtful.append((orphan, may_kill))
+        listed = {entry.xid for entry in self._database().prepared()} if doubtful else set()
+        for orphan, may_kill in doubtful:
+            is_held = orphan.listed.xid in listed
+            # Where it is not held, its owner was faster.
+            if not is_held or (may_kill and self._end_of_held(orphan.listed, commits=False)):
+                done.add(orphan.txid)
+        if done:
+            crash_point("resolver.xa.rolled_back")
+            self._database().force()
+            for txid in done:
+                self._log.info("transaction settled", txid=txid, outcome="rolled-back")
+        return done
+
+    # --- held by a session -------------------------------------------------------------------------------------------
+
+    def _end_of_held(self, held: ListedXid, *, commits: bool) -> bool:
+        """End the session that holds a branch, then the branch; whether it has ended."""
+        return bool(self._attempt(str(held.txid), lambda: self._killed_and_ended(held, commits=commits)))
+
+    def _killed_and_ended(self, held: ListedXid, *, commits: bool) -> bool:
+        database = self._database()
+        is_killed = database.kill(held.connection)
+        if is_killed:
+            self._log.warning("session ended: it held a prepared branch", txid=str(held.txid))
+        for _ in range(KILLED_TRIES if is_killed else 1):
+            ended = database.commit(held.xid) if commits else database.rollback(held.xid)
+            if ended is Ended.DONE or (ended is Ended.ROLLED_BACK and not commits):
+                return True
+            self._clock.sleep(KILLED_PAUSE_S)
+        self.has_failed = True
+        return False
+
+    # --- house -------------------------------------------------------------------------------------------------------
+
+    def _take_answers(self) -> None:
+        """Look at what owners of this process were answered."""
+        while self._answers and self._answers[0][1].done:
+            txid, answer = self._answers.popleft()
+            try:
+                answer.result()
+            except TxmqError as error:
+                self._log.debug("complete was not answered: the broker lists it", txid=txid, error=str(error))
+            else:
+                self._sweep.finished.append(txid)
+
+    def _tell_watchers(self, still_open: set[str]) -> None:
+        for txid in [txid for txid in self._watched if txid not in still_open]:
+            self._watched.pop(txid).on_settled()
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def _database(self) -> Recovery:
+        if self._recovery is None:
+            self._recovery = self.resource.open_recovery(f"{self._client.session.cluster:016x}")
+        return self._recovery
+
+    def _attempt(self, txid: str, work: Callable[[], _T]) -> _T | None:
+        """Do something for one transaction; None where the driver raised: the others go on on a new connection."""
+        try:
+            return work()
+        except TxmqError:
+            raise
+        except Exception as error:
+            self._failures += 1
+            self.close()
+            if self._failures >= FAILURES_PER_ROUND_MAX:
+                raise
+            self._failed("transaction undecided", error, txid=txid)
+            return None
+
+    def _say_once(self, txid: str, event: str, **fields: object) -> None:
+        if txid not in self._told_once:
+            if len(self._told_once) >= REMEMBERED_MAX:
+                self._told_once.clear()
+            self._told_once[txid] = event
+            self._log.warning(event, txid=txid, **fields)
+
+    def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:
+        self.has_failed = True
+        self.problem = self.problem or error
+        say: Callable[..., None] = self._log.warning if is_new else self._log.debug
+        say(event, error=repr(error), **fields)

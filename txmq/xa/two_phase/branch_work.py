@@ -1,0 +1,60 @@
+"""What a round of an XA desk works on: values, and what they gather. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from txmq.xa.broker_port import OWNER_GONE_MS, Answer
+from txmq.xa.two_phase.branch import ListedXid
+from txmq.xa.two_phase.verdict import Verdict
+from txmq.xid import Xid
+
+
+class Decided(NamedTuple):
+    """A branch of this resource that the broker has decided to commit."""
+
+    txid: str
+    xid: Xid
+    has_marker: bool
+    wrote: bool
+    may_kill: bool
+
+
+class Orphan(NamedTuple):
+    """A prepared branch whose transaction is not among the decided ones."""
+
+    listed: ListedXid
+    txid: str
+    is_given_up: bool  # the deadline has passed by a second, or this process itself has left it
+
+
+class Work:
+    """What a round has done about decided branches.
+
+    Attributes:
+        sent: ``complete`` requests whose answers are not awaited yet, and what each tells.
+        finished: txids whose branch here is complete.
+        suspects: txids whose branch looks lost.
+    """
+
+    __slots__ = ("finished", "sent", "suspects")
+
+    def __init__(self) -> None:
+        self.sent: deque[tuple[str, Verdict, Answer]] = deque()
+        self.finished: set[str] = set()
+        self.suspects: set[str] = set()
+
+
+class Watched(NamedTuple):
+    """Something this process left, and who wants to know its end."""
+
+    txid: str
+    on_settled: Callable[[], None]
+
+
+def is_gone(owner_line: str) -> bool:
+    """Read ``owner connected`` or ``owner gone <ms>``."""
+    words = owner_line.split()
+    return words[:2] == ["owner", "gone"] and len(words) == 3 and int(words[2]) >= OWNER_GONE_MS
