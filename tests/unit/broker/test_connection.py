@@ -35,7 +35,7 @@ class Transport:
     def set_write_buffer_limits(self, high: int) -> None: ...
 
     def get_extra_info(self, name: str) -> Any:
-        return self if name == "socket" else name
+        return self if name == "socket" else ("10.0.0.7", 40001)
 
     def setsockopt(self, level: int, name: int, value: int) -> None:
         self.options[level, name] = value
@@ -247,6 +247,6 @@ def test_the_log_says_who_was_cut_off_and_why(told: io.StringIO) -> None:
     slow, _, host = connected()
     looked_at(slow, host, TIMEOUT_S + 0.1)
     lines = [json.loads(line) for line in told.getvalue().splitlines()]
-    assert [(line["level"], line["address"]) for line in lines] == [("debug", "peername")] * 2
+    assert [(line["level"], line["address"]) for line in lines] == [("debug", "10.0.0.7:40001")] * 2
     assert lines[0]["reason"] == "unknown verb; type: help"
     assert lines[1]["reason"] == "handshake_timeout_ms"
