@@ -229,7 +229,10 @@ class FileCache:
         for changed in self._disk.add_directories(directory):  # not synced: 3 ms for each of 10,000 new partitions
             self._changed(changed)
         crash_point("segment.roll")
-        file = self._disk.open(path, create=True)
+        try:
+            file = self._disk.open(path, create=True)
+        except FileNotFoundError:
+            return self._open(path, create=True)  # the directory was removed in between, to make room on a full disk
         self._changed(directory)
         return file
 

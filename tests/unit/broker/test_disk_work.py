@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from txmq.broker.commit import pipeline
-from txmq.broker.commit.pipeline import UNAPPLIED_GROUPS_MAX
+from txmq.broker.commit.pipeline import APPLY_RETRY_S, UNAPPLIED_GROUPS_MAX
 from txmq.broker.commit.steps import Append, Apply, Checkpoint, Place, Prepare, Remove, Step
 from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
 from txmq.testing.simulated.disk import Kind
@@ -161,6 +161,62 @@ def test_a_removal_that_fails_otherwise_ends_the_broker() -> None:
     with pytest.raises(OSError, match="log/1"):
         broker.pump()
     assert broker.pipeline.has_failed
+
+
+def held_up_removal() -> tuple[Node, Remove]:
+    """A full disk: a topic is deleted to make room, and a group that waits for space has batches of it."""
+    broker = node()
+    client = broker.connect()
+    put(client, b"1")
+    put(client, b"2", partition=1)
+    broker.disk.fail_at(1, errno.ENOSPC, "write", forever=True, path_prefix="log/")
+    put(client, b"3")
+    client.send("topic", "delete", "a")
+    removing = run(broker, until=Remove)[-1]
+    assert isinstance(removing, Remove)
+    return broker, removing
+
+
+def all_goes(broker: Node) -> bool:
+    """Whether nothing is left when there is space again."""
+    broker.disk.clear_faults()
+    broker.clock.advance(RETRY_S)
+    broker.run_steps()
+    return not broker.disk.list_directory("log") and not restarted(broker).disk.list_directory("log")
+
+
+def test_what_is_removed_to_make_room_may_be_written_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, removing = held_up_removal()
+    remove = broker.disk.remove_directory
+
+    def remove_directory(path: str) -> None:
+        monkeypatch.undo()
+        broker.clock.advance(APPLY_RETRY_S)
+        assert Apply in kinds(run(broker))
+        remove(path)
+
+    monkeypatch.setattr(broker.disk, "remove_directory", remove_directory)
+    finish(broker, removing)
+    assert all_goes(broker)
+
+
+def test_what_is_written_may_lose_its_directory_to_who_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, removing = held_up_removal()
+    for name in broker.disk.list_directory("log/1/0"):
+        broker.store.files.unlink(f"log/1/0/{name}")
+    broker.disk.remove_directory("log/1/0")
+    add = broker.disk.add_directories
+
+    def add_directories(path: str) -> list[str]:
+        monkeypatch.undo()
+        made = add(path)
+        finish(broker, removing)
+        return made
+
+    monkeypatch.setattr(broker.disk, "add_directories", add_directories)
+    broker.clock.advance(APPLY_RETRY_S)
+    assert Apply in kinds(run(broker))
+    assert all_goes(broker)
 
 
 def test_the_next_journal_file_is_prepared_beside_the_load() -> None:

@@ -8,6 +8,7 @@ Invariants:
     * what is removed here was journaled and forced before, so that a crash in between leaves files, never holes: the
       next start finds them below the log start, or under no topic, and removes them;
     * a segment is archived when its bytes are forced, under a name that nothing replaces;
+    * what is removed early, to make room, is removed once more in its turn: what waits for room writes there again;
     * what is queued leaves the queue when it is done: a failure for want of descriptors or space is tried again.
 
 Thread safety: one thread queues, one carries out.
@@ -15,6 +16,7 @@ Thread safety: one thread queues, one carries out.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -78,8 +80,7 @@ class Removals:
             topics.add(f"log/{partition.topic_id}")
             self._drop_directory(f"log/{partition.topic_id}/{partition.number}")
         for directory in topics:
-            if self._disk.exists(directory) and not self._disk.list_directory(directory):
-                self._disk.remove_directory(directory)
+            self._drop_if_empty(directory)
 
     def drop_topic(self, directory: str) -> None:
         """Remove the directory of a topic that is not known any more."""
@@ -91,5 +92,13 @@ class Removals:
         """Remove a partition's directory with the files in it."""
         for name in self._disk.list_directory(directory):
             self._files.unlink(f"{directory}/{name}")
-        if self._disk.exists(directory):
-            self._disk.remove_directory(directory)
+        self._drop_if_empty(directory)
+
+    def _drop_if_empty(self, directory: str) -> None:
+        """It is not where a group that waits for space has written there again meanwhile: then it goes in its turn."""
+        try:
+            if self._disk.exists(directory):
+                self._disk.remove_directory(directory)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
