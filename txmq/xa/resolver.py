@@ -92,7 +92,7 @@ class Resolver:
     ) -> None:
         self.client, self._clock = client, clock or OSClock()
         self._desks: list[_Desk | XaDesk] = []
-        self._hazards: deque[Hazard] = deque()
+        self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:
             self.add(resource)
 
@@ -142,13 +142,14 @@ class Resolver:
         self._tell_hazards()
         return {txid for desk in list(self._desks) for txid in desk.round()}
 
-    def report(self, hazard: Hazard) -> None:
-        """Tell the broker of it in the next round, and again until it keeps it."""
-        self._hazards.append(hazard)
+    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
+        """Tell the broker of it in the next round, and again until it keeps it; then call ``on_told``."""
+        self._hazards.append((hazard, on_told))
 
     def _tell_hazards(self) -> None:
         for _ in range(len(self._hazards)):
-            hazard, log = self._hazards[0], get_logger(resource=self._hazards[0].resource)
+            hazard, on_told = self._hazards[0]
+            log = get_logger(resource=hazard.resource)
             try:
                 self.client.control.submit(
                     "rollback", hazard.txid, extensions=hazard.extensions(), timeout=TELL_TIMEOUT_S
@@ -160,6 +161,7 @@ class Resolver:
             except TxmqError:
                 return  # away, or full of them: the next round
             self._hazards.popleft()
+            on_told()
 
     @property
     def wants_another_look(self) -> bool:

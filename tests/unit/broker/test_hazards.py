@@ -77,3 +77,13 @@ def test_there_is_an_end_to_how_many_are_kept(monkeypatch: pytest.MonkeyPatch) -
     assert (codes, len(heuristics(made))) == ([200, 200, 429], 2)
     assert client.ask("forget", made.txid(1, 1)).code == 200
     assert hazard(client, made.txid(1, 3)).code == 200
+
+
+def test_of_what_its_client_has_finished_nothing_is_kept_any_more() -> None:
+    """So a client finishes it when it is told, and not before."""
+    made = node(outcomes_kept=1)
+    client = made.session()
+    for counter in (2, 3, 4):
+        assert client.ask("rollback", made.txid(1, counter), extensions={"floor": counter - 1}).code == 200
+    assert hazard(client, made.txid(1, 1)).code == 410
+    assert heuristics(made) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ class Quiet:
     def __init__(self) -> None:
         self.wakes = 0
         self.resources: list[LastResource] = []
-        self.hazards: list[Hazard] = []
+        self.hazards: list[tuple[Hazard, Callable[[], None]]] = []
 
     def add(self, resource: LastResource) -> None:
         """See ``BackgroundResolver``."""
@@ -155,9 +155,9 @@ class Quiet:
         """See ``BackgroundResolver``."""
         self.wakes += 1
 
-    def report(self, hazard: Hazard) -> None:
+    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
         """See ``BackgroundResolver``."""
-        self.hazards.append(hazard)
+        self.hazards.append((hazard, on_told))
 
 
 def quiet_resolver(monkeypatch: pytest.MonkeyPatch) -> Quiet:

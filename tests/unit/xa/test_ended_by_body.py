@@ -131,10 +131,10 @@ def test_a_broker_that_cannot_be_told_is_told_by_the_resolver_and_keeps_it_once(
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")
-    (hazard,) = quiet.hazards
+    ((hazard, on_told),) = quiet.hazards
     assert (hazard.txid, hazard.resource) == (tx.txid, NAME)
     resolver = Resolver(world.home, [], world.home.clock)
-    resolver.report(hazard)
+    resolver.report(hazard, on_told)
     world.home.faults["rollback"].append(lost(is_executed=False))
     resolver.run_once()
     resolver.run_once()
@@ -149,12 +149,31 @@ def test_a_broker_that_is_away_is_told_when_it_is_back(world: World, quiet: Quie
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")
         world.home.faults["rollback"].append(Fault(BrokerAwayError("away")))
-    (hazard,) = quiet.hazards
+    ((hazard, on_told),) = quiet.hazards
     resolver = Resolver(world.home, [], world.home.clock)
-    resolver.report(hazard)
+    resolver.report(hazard, on_told)
     resolver.run_once()
     assert len(world.home.heuristics(tx.txid)) == 1
     resolver.close()
+
+
+def test_what_the_broker_was_not_told_of_is_not_finished(world: World, quiet: Quiet) -> None:
+    """A later commit that says so, and a thousand others: the broker refused to keep it (410)."""
+    with pytest.raises(HeuristicHazardError), world.block() as tx:
+        world.insert(tx, b"x")
+        tx.connection(world.resource).execute("COMMIT")
+        world.home.faults["rollback"].append(Fault(BrokerAwayError("away")))
+    with world.block() as later:
+        world.insert(later, b"y")
+        later.send("orders", b"y")
+    session = world.home.session
+    session.saw_outcome(1)
+    assert session.floor == 0
+    resolver = Resolver(world.home, [], world.home.clock)
+    resolver.report(*quiet.hazards[0])
+    resolver.run_once()
+    resolver.close()
+    assert session.floor == 2
 
 
 def test_a_broker_that_has_committed_is_not_asked_for_ever(world: World, quiet: Quiet) -> None:
@@ -164,8 +183,8 @@ def test_a_broker_that_has_committed_is_not_asked_for_ever(world: World, quiet: 
         world.home.faults["rollback"].append(Fault(TransactionConflictError("committed")))
     assert tx.outcome is Outcome.UNKNOWN
     resolver = Resolver(world.home, [], world.home.clock)
-    for hazard in quiet.hazards:
-        resolver.report(hazard)
+    for hazard, on_told in quiet.hazards:
+        resolver.report(hazard, on_told)
     world.home.faults["rollback"].append(Fault(TransactionConflictError("committed")))
     resolver.run_once()
     asked = world.home.requests.count("rollback")

@@ -7,6 +7,7 @@ known to others; a rollback comes back with a crash until something was committe
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -385,9 +386,9 @@ class Notes:
         """See ``Settler``."""
         self.wakes += 1
 
-    def report(self, hazard: Any) -> None:
+    def report(self, hazard: Any, on_told: Callable[[], None]) -> None:
         """See ``Settler``."""
-        self.resolver.report(hazard)
+        self.resolver.report(hazard, on_told)
 
     def completed(self, resource: Any, txid: str, answer: Any) -> None:
         """See ``Settler``."""

@@ -61,9 +61,9 @@ class BackgroundResolver:
         """Something was left unsettled: look at once."""
         self._signal.set()
 
-    def report(self, hazard: Hazard) -> None:
+    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
         """The broker could not be told that a body has ended its database's transaction: go on telling it."""
-        self._resolver.report(hazard)
+        self._resolver.report(hazard, on_told)
         self.wake()
 
     def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:

@@ -6,6 +6,7 @@ outcome to finish it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from txmq.client.transaction.broker_side import TransactionHome
@@ -39,7 +40,7 @@ class Settler(Protocol):
     def wake(self) -> None:
         """Something was left: look at once."""
 
-    def report(self, hazard: Hazard) -> None:
+    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
         """The broker could not be told of it: go on telling."""
 
 
@@ -146,9 +147,11 @@ class LastResourceBlock:
 
     def _hazarded(self) -> Ending:
         home, run = self._home, self.run
-        home.finished()
-        if run.hazard is not None and run.is_told is False:
-            self._settler.report(run.hazard)
+        if run.hazard is not None and not run.is_told:
+            home.keep()  # of what is finished the broker soon takes nothing more
+            self._settler.report(run.hazard, home.finished)
+        else:
+            home.finished()
         log = get_logger(resource=self._resource.name, txid=home.txid)
         log.error("heuristic: the body ended the transaction by itself", error=str(run.error))
         return Ending(Outcome.UNKNOWN, run.error)

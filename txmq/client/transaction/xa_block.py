@@ -41,7 +41,7 @@ class Settler(Protocol):
     def wake(self) -> None:
         """Something was left: look at once."""
 
-    def report(self, hazard: Hazard) -> None:
+    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
         """The broker could not be told of it: go on telling."""
 
     def completed(self, resource: XAResource, txid: str, answer: Any) -> None:
@@ -71,6 +71,7 @@ class XaBlock:
     ) -> None:
         self._home, self._settler = home, settler
         self.pending: tuple[str, ...] = ()
+        self._untold = 0  # hazards that the broker has yet to hear of
         self._branches = self._begun(resources)
         self.run = XaRun(home, self._branches, messages)
 
@@ -90,9 +91,10 @@ class XaBlock:
         """
         is_sound = body_error is None and self._is_body_sound(failure)
         state = self.run.run(Event.BODY_DONE if is_sound else Event.BODY_FAILED)
-        self._tell_settler(state)
         ended = [side.branch.resource for side in self.run.sides if side.branch.ended_by_body]
-        return self._hazarded(ended) if ended else self._concluded(state)
+        hazard = self._hazarded(ended) if ended else None
+        self._tell_settler(state)
+        return self._concluded(state) if hazard is None else hazard
 
     # --- the beginning -----------------------------------------------------------------------------------------------
 
@@ -139,12 +141,12 @@ class XaBlock:
                 self._settler.completed(resource, txid, side.complete)
             elif side.state not in _ENDED or state is State.COMMITTED_PENDING:
                 left.append(resource)
-        if state in (State.COMMITTED, State.COMMITTED_PENDING, State.ROLLED_BACK):
+        if state in (State.COMMITTED, State.COMMITTED_PENDING, State.ROLLED_BACK) and not self._untold:
             # Whatever floor the session states, the broker keeps a decision until every branch is complete.
             self._home.finished()
             on_end = _nothing
         else:
-            on_end = self._home.finished
+            on_end = self._finish
         if not left:
             return
         if on_end is not _nothing:
@@ -162,6 +164,14 @@ class XaBlock:
 
         return settled
 
+    def _told(self) -> None:
+        self._untold -= 1
+        self._finish()
+
+    def _finish(self) -> None:
+        if not (self._untold or self.pending):
+            self._home.finished()
+
     def _hazarded(self, resources: Sequence[XAResource]) -> Ending:
         """Bodies have ended branches by themselves: have the broker keep that."""
         txid, cause = self._home.txid, self.run.error
@@ -177,7 +187,9 @@ class XaBlock:
             try:
                 self._home.rollback(hazard)
             except TxmqError:
-                self._settler.report(hazard)
+                self._home.keep()  # of what is finished the broker soon takes nothing more
+                self._untold += 1
+                self._settler.report(hazard, self._told)
         get_logger(txid=txid).error("heuristic: the body ended its branch by itself", error=str(error))
         return Ending(Outcome.UNKNOWN, error)
 
