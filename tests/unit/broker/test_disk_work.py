@@ -200,6 +200,18 @@ def test_what_is_removed_to_make_room_may_be_written_again_meanwhile(monkeypatch
     assert all_goes(broker)
 
 
+def test_while_the_disk_stays_full_room_is_made_once_and_the_rest_waits() -> None:
+    """Each attempt left a file to be removed, and each removal was a reason to try again at once."""
+    broker, removing = held_up_removal()
+    finish(broker, removing)
+    steps: list[Step] = []
+    while len(steps) < 20 and (step := broker.pipeline.next_step(broker.clock.monotonic())) is not None:
+        finish(broker, step)
+        steps.append(step)
+    assert kinds(steps) == [Apply]
+    assert all_goes(broker)
+
+
 def test_what_is_written_may_lose_its_directory_to_who_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, removing = held_up_removal()
     for name in broker.disk.list_directory("log/1/0"):

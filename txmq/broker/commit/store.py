@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from txmq.broker.commit.commit_group import Group
@@ -101,6 +102,7 @@ class Store:
         self._payloads = PayloadFiles(disk)
         self.removals = Removals(disk, files)
         self._unapplied: deque[Group] = deque()
+        self._making_room = 0  # so many of them, from the front, have let go early of what they let go of
         self.unapplied_bytes = 0
         self.checkpoint_lsn = checkpoint_lsn
 
@@ -142,6 +144,7 @@ class Store:
                 self._make_room()
                 return done
             self._unapplied.popleft()
+            self._making_room = max(0, self._making_room - 1)
             self.unapplied_bytes -= group.size_bytes
             done.append(group)
         return done
@@ -150,11 +153,13 @@ class Store:
         """Remove what groups further behind let go of: else what frees the disk would wait for the disk to be free.
 
         Their records are forced, and each is carried out once more in its turn: what groups before it write there goes
-        again. Segments are archived only in their turn, when they are whole.
+        again. Once early is enough: else each attempt would leave something to remove, and each removal be a reason to
+        try again at once. Segments are archived only in their turn, when they are whole.
         """
         if not self.removals.is_empty:
             return
-        for group in self._unapplied:
+        first, self._making_room = self._making_room, len(self._unapplied)
+        for group in islice(self._unapplied, first, None):
             for partition, paths in group.unlinked:
                 if partition.config.retention_policy is RetentionPolicy.DELETE:
                     self.removals.queue_segments(partition, paths)
