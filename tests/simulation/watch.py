@@ -51,7 +51,8 @@ class Watch:
             raise Violation(f"liveness: a group is not forced and applied after {now - self._oldest_since:.2f} s")
         store = node.store
         is_hindered = store.has_unapplied or node.disk.free_bytes() < ROOM_BYTES
-        if is_hindered or not store.due_for_checkpoint() or store.checkpoint_lsn != self._checkpoint_lsn:
+        is_due = store.journal.next_lsn >= store.checkpoint_due_lsn
+        if is_hindered or not is_due or store.checkpoint_lsn != self._checkpoint_lsn:
             self._due_since, self._checkpoint_lsn = now, store.checkpoint_lsn
         elif now - self._due_since > self._stable_s + CHECKPOINT_RETRY_S:
             raise Violation(f"liveness: a checkpoint is due for {now - self._due_since:.2f} s")

@@ -201,7 +201,8 @@ class Core:
         context = self.context
         if context.full:
             return context.full[0]
-        return None if context.group.is_empty else context.group
+        group = context.group
+        return group if group.items or group.waiters or group.relaxed_waiters or group.puts else None
 
     def cut(self) -> Group | None:
         """Close the group in the making, so that later requests are in another record.

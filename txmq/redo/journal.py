@@ -120,9 +120,10 @@ class Journal:
         length = len(payload)
         if length > self.payload_size_bytes_max:
             raise TooLargeError(f"{length} bytes in one journal record; at most {self.payload_size_bytes_max}")
-        if not self.has_room(length):
-            self._rotate(length)
         end = self.next_lsn + record_size(length)
+        if end > self._end:
+            self._rotate(length)
+            end = self.next_lsn + record_size(length)
         record, crc = pack_record(kind, self.epoch, self.chain, self.next_lsn, self.durable_lsn, payload)
         crash_point("journal.append.before")
         try:

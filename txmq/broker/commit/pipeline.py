@@ -43,11 +43,13 @@ from __future__ import annotations
 import enum
 from collections import deque
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from txmq.broker.commit.commit_delay import Patience
 from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commits import Commits
 from txmq.broker.commit.steps import (
+    LOOP,
     Append,
     Apply,
     Checkpoint,
@@ -61,7 +63,6 @@ from txmq.broker.commit.steps import (
 )
 from txmq.broker.commit.store import PendingCheckpoint, Store, is_lacking
 from txmq.broker.commit.upkeep import Upkeep
-from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.model import Lsn
 from txmq.runtime.crashpoints import crash_point
@@ -76,35 +77,6 @@ UNAPPLIED_GROUPS_MAX: Final = 1000
 APPLY_RETRY_S: Final = 0.05
 CHECKPOINT_RETRY_S: Final = 1.0
 MARK_BUSY_S: Final = 1.0
-
-
-class Commits(Protocol):
-    """What the pipeline needs of the core."""
-
-    @property
-    def state(self) -> State:
-        """The assigned state."""
-
-    def next_group(self) -> Group | None:
-        """The group that ``seal`` would take; None if nothing is queued."""
-
-    def seal(self) -> Group:
-        """Take that group."""
-
-    def cut(self) -> Group | None:
-        """Close the group in the making. The newest group that is not forced; None if all are."""
-
-    def written(self, group: Group) -> None:
-        """Its record is written: release what does not wait for the sync."""
-
-    def synced(self) -> None:
-        """The journal was forced."""
-
-    def forced(self, group: Group) -> None:
-        """Its record is stable: release all its answers."""
-
-    def applied(self, group: Group) -> None:
-        """It is in the partition files: move the watermarks."""
 
 
 class _Phase(enum.Enum):
@@ -126,6 +98,16 @@ class CommitPipeline:
         has_failed: a step failed; there is no next one.
     """
 
+    # docs/benchmarks.md, "A lone put"
+    __slots__ = (
+        "_apply", "_apply_retry_at", "_checkpoint", "_checkpoint_at", "_checkpoint_due_lsn", "_checkpoint_group",
+        "_checkpoint_phase", "_checkpoint_retry_at", "_clock", "_core", "_inline_sync_ms", "_inline_sync_size_bytes",
+        "_is_checkpoint_wanted", "_is_mark_wanted", "_is_marked", "_is_relaxed", "_is_sync_wanted", "_journal_step",
+        "_last_write_at", "_look_at", "_mark_at", "_messages_max", "_patience", "_settings", "_stable",
+        "_stable_bytes", "_stable_runs", "_store", "_sync_delay_s", "_sync_due_at", "_sync_interval_s", "_unstable",
+        "_unsynced_bytes", "_unsynced_messages", "_upkeep", "has_failed", "is_stopping", "sync_ms",
+    )  # fmt: skip
+
     def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self._core, self._store, self._settings, self._clock = core, store, settings, clock
         self._is_relaxed = settings.sync != "always"
@@ -138,10 +120,12 @@ class CommitPipeline:
         self._sync_due_at = inf
         self._is_sync_wanted = self._is_checkpoint_wanted = self._is_mark_wanted = False
         self._stable: list[Group] = []  # answered, to be applied
-        self._stable_bytes = 0
+        self._stable_bytes = self._stable_runs = 0
         self._apply: Apply | None = None
         self._apply_retry_at = inf  # finite while a full disk holds groups up
         self._upkeep = Upkeep(store, clock.monotonic())
+        self._look_at = 0.0  # see ``_next_due``
+        self._checkpoint_due_lsn = store.checkpoint_due_lsn
         self._is_marked = False  # the recovered tail is not
         self._checkpoint_phase = _Phase.NONE
         self._checkpoint: PendingCheckpoint | None = None
@@ -151,6 +135,8 @@ class CommitPipeline:
         self._checkpoint_at = now + settings.checkpoint_interval_ms / 1000
         self._checkpoint_retry_at = 0.0
         relaxed_ms = settings.sync_interval_ms if settings.sync == "interval" else BACKGROUND_SYNC_MS
+        self._inline_sync_size_bytes, self._inline_sync_ms = settings.inline_sync_size_bytes, settings.inline_sync_ms
+        self._sync_delay_s = settings.sync_delay_ms / 1000
         self._sync_interval_s = relaxed_ms / 1000
         self._messages_max = settings.sync_interval_messages if settings.sync == "interval" else 1 << 62
 
@@ -162,6 +148,22 @@ class CommitPipeline:
             return None
         if self._apply is None and (self._stable or now >= self._apply_retry_at):
             return self._next_apply()
+        if (
+            now >= self._look_at
+            or self.is_stopping
+            # Only the newest can be told after its seal that somebody waits for it (``Context.send_settled``).
+            or (self._unstable and self._unstable[-1].forced)
+        ) and (step := self._next_due(now)) is not None:
+            return step
+        if self._journal_step is not None or (group := self._core.next_group()) is None:
+            return None
+        return self._next_append(group, now)
+
+    def _next_due(self, now: float) -> Step | None:
+        """What goes before the next group. If there is nothing, ``_look_at`` is when time makes something due.
+
+        What else can make something due sets ``_look_at`` to 0, or is asked for in ``next_step`` itself.
+        """
         is_free = self._journal_step is None
         if is_free and self._checkpoint is None and self._is_checkpoint_due(now):
             self._take_checkpoint(now)
@@ -169,16 +171,30 @@ class CommitPipeline:
             return upkeep
         if self._checkpoint is not None and (checkpoint := self._next_checkpoint(now)) is not None:
             return checkpoint
-        if is_free:
-            self._journal_step = self._due_on_journal(now) or self._next_append(now)
-            return self._journal_step
+        if is_free and (step := self._due_on_journal(now)) is not None:
+            self._journal_step = step
+            return step
+        self._look_at = self._next_look() if is_free and self._checkpoint is None else 0.0
         return None
+
+    def _next_look(self) -> float:
+        self._checkpoint_due_lsn = self._store.checkpoint_due_lsn
+        if self._store.journal.next_lsn >= self._checkpoint_due_lsn:
+            return 0.0  # put off for want of space
+        mark_at = min(self._mark_at, self._last_write_at + self._settings.mark_idle_ms / 1000)
+        return min(
+            self._upkeep.look_at,
+            self._sync_due_at,
+            max(self._checkpoint_at, self._checkpoint_retry_at),
+            inf if self._is_marked else mark_at,
+        )
 
     def wake_at(self) -> float:
         """When time alone makes a step due that a tick every 50 ms would be late for; infinite if nothing waits."""
         if self._journal_step is not None or self.has_failed:
             return inf
-        return min(self._patience.until, self._sync_due_at)
+        patient_until, sync_due_at = self._patience.until, self._sync_due_at
+        return patient_until if patient_until < sync_due_at else sync_due_at
 
     @property
     def is_idle(self) -> bool:
@@ -202,28 +218,35 @@ class CommitPipeline:
 
     def want_sync(self) -> None:
         """Sync as soon as the journal is free."""
-        self._is_sync_wanted = bool(self._unstable)
+        self._is_sync_wanted, self._look_at = bool(self._unstable), 0.0
 
     def want_checkpoint(self) -> None:
         """Take a checkpoint as soon as the journal is free, whether one is due or not; a full disk puts it off."""
-        self._is_checkpoint_wanted = True
+        self._is_checkpoint_wanted, self._look_at = True, 0.0
 
     def want_mark(self) -> None:
         """Write a mark as soon as the journal is free."""
-        self._is_mark_wanted = True
+        self._is_mark_wanted, self._look_at = True, 0.0
 
     # --- what drivers report -----------------------------------------------------------------------------------------
 
     def done(self, step: Step, now: float) -> None:
         """A step has run: release answers, move watermarks."""
+        if isinstance(step, Append):
+            self._journal_step = None
+            self._appended(step, now)
+            self._release_stable(step.syncs)
+        elif isinstance(step, Apply):
+            self._applied(step, now)
+        else:
+            self._look_at = 0.0
+            self._done_beside(step, now)
+
+    def _done_beside(self, step: Step, now: float) -> None:
+        """A step has run that is not on the path of a group."""
         if isinstance(step, JournalStep):
             self._journal_step = None
-            self._journal_done(step, now)
-        elif isinstance(step, Apply):
-            self._apply = None
-            for group in step.applied:
-                self._core.applied(group)
-            self._apply_retry_at = now + APPLY_RETRY_S if self._store.has_unapplied else inf
+            self._journal_done(step)
         elif isinstance(step, Checkpoint):
             self._checkpoint_phase = _Phase.WRITTEN
         else:
@@ -233,6 +256,7 @@ class CommitPipeline:
 
     def failed(self, step: Step, error: BaseException, now: float) -> bool:
         """A step raised. Whether the broker must end; else only this step is given up."""
+        self._look_at = 0.0
         if is_lacking(error) and isinstance(step, Checkpoint | Prepare | Remove):
             if isinstance(step, Checkpoint):
                 self._give_checkpoint_up(now)
@@ -249,7 +273,7 @@ class CommitPipeline:
         if self._checkpoint is not None and self._checkpoint_phase is _Phase.WRITTEN:
             return Release(self._store, self._checkpoint)
         if self._unstable and self._is_sync_due(now):
-            return self._append(None, Place.WRITER, syncs=True)
+            return Append(self._store, Place.WRITER, None, True, self._clock, self._sync_delay_s)
         if self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
             return Mark(self._store)
         return None
@@ -258,12 +282,14 @@ class CommitPipeline:
         return (
             self._is_sync_wanted
             or self.is_stopping
-            # Only the newest can be told after its seal that somebody waits for it (``Context.send_settled``).
             or self._unstable[-1].forced
             or now >= self._sync_due_at
-            or self._unsynced_messages >= self._messages_max
-            or self._unsynced_bytes >= UNSYNCED_BYTES_MAX
+            or self._is_much_unsynced
         )
+
+    @property
+    def _is_much_unsynced(self) -> bool:
+        return self._unsynced_messages >= self._messages_max or self._unsynced_bytes >= UNSYNCED_BYTES_MAX
 
     def _is_mark_due(self, now: float) -> bool:
         if now >= self._mark_at:
@@ -271,33 +297,30 @@ class CommitPipeline:
         is_quiet = (now - self._last_write_at) * 1000 >= self._settings.mark_idle_ms
         return is_quiet and not self._unstable and self._core.next_group() is None
 
-    def _next_append(self, now: float) -> Append | None:
-        group = self._core.next_group()
-        if group is None or self._is_behind or (not self.is_stopping and self._patience.keeps(group, now)):
+    def _next_append(self, group: Group, now: float) -> Append | None:
+        if self._apply is not None and self._is_behind:
             return None
-        self._patience.end()
+        if group.patient and not self.is_stopping and self._patience.keeps(group, now):
+            return None
+        self._patience.until = inf
         group = self._core.seal()
         self._unstable.append(group)
         crash_point("broker.put.accepted")
         syncs = not self._is_relaxed or group.forced
-        return self._append(group, self._place(group, syncs), syncs=syncs)
+        place = self._place(group.size_bytes, syncs)
+        self._journal_step = step = Append(self._store, place, group, syncs, self._clock, self._sync_delay_s)
+        return step
 
-    def _append(self, group: Group | None, place: Place, *, syncs: bool) -> Append:
-        return Append(self._store, place, group, self._clock, self._settings.sync_delay_ms, syncs=syncs)
-
-    def _place(self, group: Group, syncs: bool) -> Place:
+    def _place(self, size_bytes: int, syncs: bool) -> Place:
         """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/shell/server.py``)."""
-        if not self._store.journal.has_room(group.size_bytes):
-            return Place.WRITER  # another file begins
-        if not syncs:
-            return Place.LOOP if group.size_bytes <= INLINE_WRITE_SIZE_BYTES else Place.WRITER
-        is_small = group.size_bytes <= self._settings.inline_sync_size_bytes
-        return Place.LOOP if is_small and self.sync_ms <= self._settings.inline_sync_ms else Place.WRITER
+        if syncs:
+            is_fast = size_bytes <= self._inline_sync_size_bytes and self.sync_ms <= self._inline_sync_ms
+        else:
+            is_fast = size_bytes <= INLINE_WRITE_SIZE_BYTES
+        return LOOP if is_fast and self._store.journal.has_room(size_bytes) else Place.WRITER  # another file
 
-    def _journal_done(self, step: JournalStep, now: float) -> None:
-        if isinstance(step, Append):
-            self._appended(step, now)
-        elif isinstance(step, Mark):
+    def _journal_done(self, step: JournalStep) -> None:
+        if isinstance(step, Mark):
             self._is_marked, self._is_mark_wanted = True, False
             self._upkeep.want_prepare()
         else:
@@ -311,10 +334,12 @@ class CommitPipeline:
         group = step.group
         if group is None:
             return
-        group.end_lsn = self._store.journal.next_lsn
+        group.end_lsn = end = self._store.journal.next_lsn
+        if end >= self._checkpoint_due_lsn:
+            self._look_at = 0.0
         self._last_write_at = now
         if self._is_marked:
-            self._is_marked, self._mark_at = False, now + MARK_BUSY_S
+            self._is_marked, self._mark_at, self._look_at = False, now + MARK_BUSY_S, 0.0
         if group is self._checkpoint_group:
             self._pin_checkpoint()
         if not step.syncs:
@@ -322,6 +347,7 @@ class CommitPipeline:
             self._unsynced_messages += group.message_count
             self._unsynced_bytes += group.size_bytes
             self._sync_due_at = min(self._sync_due_at, now + self._sync_interval_s)
+            self._look_at = 0.0 if self._is_much_unsynced else min(self._look_at, self._sync_due_at)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -338,6 +364,7 @@ class CommitPipeline:
             self._core.forced(group)
             self._stable.append(group)
             self._stable_bytes += group.size_bytes
+            self._stable_runs += len(group.placed)
         if is_synced or not unstable:
             self._unsynced_messages = self._unsynced_bytes = 0
             self._sync_due_at, self._is_sync_wanted = inf, False
@@ -345,27 +372,28 @@ class CommitPipeline:
     # --- partition files ---------------------------------------------------------------------------------------------
 
     def _next_apply(self) -> Apply:
-        self._apply = Apply(self._store, self._apply_place(), self._stable)
-        self._stable, self._stable_bytes = [], 0
-        return self._apply
+        # The loop itself if that waits for no disk: into the page cache, no file synced to close it for another.
+        is_small = self._stable and self._stable_bytes <= INLINE_APPLY_SIZE_BYTES
+        place = LOOP if is_small and self._store.files.takes(self._stable_runs) else Place.FILES
+        self._apply = step = Apply(self._store, place, self._stable)
+        self._stable, self._stable_bytes, self._stable_runs = [], 0, 0
+        return step
 
-    def _apply_place(self) -> Place:
-        """The loop itself if that waits for no disk: into the page cache, no file synced to close it for another."""
-        groups = self._stable
-        if (
-            groups
-            and self._stable_bytes <= INLINE_APPLY_SIZE_BYTES
-            and self._store.files.takes(sum(len(group.placed) for group in groups))
-        ):
-            return Place.LOOP
-        return Place.FILES
+    def _applied(self, step: Apply, now: float) -> None:
+        self._apply = None
+        for group in step.applied:
+            self._core.applied(group)
+            if group.unlinked or group.deleted:
+                self._look_at = 0.0
+        # Nothing was held up before, and everything is there: nothing is now.
+        if self._apply_retry_at < inf or len(step.applied) < len(step.groups):
+            self._apply_retry_at = now + APPLY_RETRY_S if self._store.has_unapplied else inf
+            self._look_at = 0.0
 
     @property
     def _is_behind(self) -> bool:
         """Whether partition files are too far behind the journal."""
-        return self._apply is not None and (
-            len(self._stable) >= UNAPPLIED_GROUPS_MAX or self._stable_bytes >= UNAPPLIED_BYTES_MAX
-        )
+        return len(self._stable) >= UNAPPLIED_GROUPS_MAX or self._stable_bytes >= UNAPPLIED_BYTES_MAX
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -375,9 +403,8 @@ class CommitPipeline:
         if now < self._checkpoint_retry_at:
             return False
         store = self._store
-        return store.due_for_checkpoint() or (
-            now >= self._checkpoint_at and store.journal.next_lsn > store.checkpoint_lsn
-        )
+        end = store.journal.next_lsn
+        return end >= store.checkpoint_due_lsn or (now >= self._checkpoint_at and end > store.checkpoint_lsn)
 
     def _take_checkpoint(self, now: float) -> None:
         """Copy the state as of the newest group. The journal is free: that group is queued, or written."""

@@ -184,9 +184,10 @@ class Store:
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
-    def due_for_checkpoint(self) -> bool:
-        """Whether enough journal has gathered since the last one."""
-        return self.journal.next_lsn - self.checkpoint_lsn >= self.settings.checkpoint_interval_bytes
+    @property
+    def checkpoint_due_lsn(self) -> Lsn:
+        """Where enough journal has gathered since the last one."""
+        return Lsn(self.checkpoint_lsn + self.settings.checkpoint_interval_bytes)
 
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
         """Copy the state as of the newest group; what is assigned later is in no copy."""

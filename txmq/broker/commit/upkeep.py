@@ -40,6 +40,11 @@ class Upkeep:
                 return self._begin(Prepare(self._store))
         return None
 
+    @property
+    def look_at(self) -> float:
+        """When ``next_step`` is to be asked next, whatever happens until then but ``done``, ``failed`` and removals."""
+        return self._prepare_at if self._store.removals.is_empty else 0.0
+
     def _begin(self, step: Step) -> Step:
         self._under_way.add(type(step))
         return step

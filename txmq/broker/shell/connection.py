@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         host = self._host
         host.context.now_ms = host.clock.now_ms()
-        may_be_long = not self._parked and host.answers.admits(self)
+        may_be_long = not self._parked and (not host.answers.used or host.answers.admits(self))
         try:
             taken = host.core.receive_some(self.peer, requests, 0, may_be_long=may_be_long)
         except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
@@ -206,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
                 data = out[0] if len(out) == 1 else b"".join(out)
                 self._given_bytes += len(data)
                 self._transport.write(data)
-                if len(data) > OWN_BYTES or self._host.answers.is_holding(self):
+                if len(data) > OWN_BYTES or (self._host.answers.used and self._host.answers.is_holding(self)):
                     self.look()
         if self._is_full and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
             self._is_full = False

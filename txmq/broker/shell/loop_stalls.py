@@ -13,7 +13,7 @@ from typing import Final
 
 WINDOW_S: Final = 60.0
 _SLOT_S: Final = 10.0
-_NOTICED_S: Final = 0.002
+NOTICED_S: Final = 0.002
 
 
 class LoopStalls:
@@ -34,8 +34,8 @@ class LoopStalls:
         self._saw(now, late_s, self._waited_s - waited_s)
 
     def worked(self, now: float, took_s: float) -> None:
-        """A callback took so long; cheap for all but the longest."""
-        if took_s >= _NOTICED_S:
+        """A callback took so long; nothing is noted below ``NOTICED_S``."""
+        if took_s >= NOTICED_S:
             self._saw(now, took_s, self._waits_s() - self._waited_s)
 
     def _saw(self, now: float, stall_s: float, waited_s: float) -> None:

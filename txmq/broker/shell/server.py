@@ -33,14 +33,14 @@ from typing import Any
 from txmq.broker.client_connection import Peer
 from txmq.broker.commit.pipeline import CommitPipeline
 from txmq.broker.commit.retention import retire
-from txmq.broker.commit.steps import Place, Step
+from txmq.broker.commit.steps import LOOP, Place, Step
 from txmq.broker.commit.store import Store
 from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.busy_poll import BusyPoll
 from txmq.broker.shell.connection import Connection
-from txmq.broker.shell.loop_stalls import LoopStalls
+from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
 from txmq.broker.state.liveness import TICK_MS
 from txmq.config import BrokerSettings
@@ -204,29 +204,33 @@ class Server:
         if self.context.moved:
             self.core.wake_memory()
         started = self.clock.monotonic()
-        while (step := self.pipeline.next_step(started)) is not None:
-            if step.place is Place.LOOP:
-                self._run_here(step, started)
-            else:
+        pipeline, context = self.pipeline, self.context
+        while (step := pipeline.next_step(started)) is not None:
+            if step.place is not LOOP:
                 self._run_in_thread(step)
-        if self.paused and self.context.queued_bytes() < QUEUED_BYTES_MAX // 2:
+                continue
+            try:
+                for part in step.parts():
+                    part()
+            except (OSError, StorageError) as error:
+                self._step_failed(step, error)
+                continue
+            pipeline.done(step, started)
+            if context.ready:
+                for peer in self.core.take_ready():
+                    self._send(peer)
+        if self.paused and context.queued_bytes() < QUEUED_BYTES_MAX // 2:
             self.paused = False
             for connection in self.connections:
                 connection.release()
         self._flush()
-        wake_at = self.pipeline.wake_at()
+        wake_at = pipeline.wake_at()
         if wake_at < self._wakes_at:
             self._wake_at(wake_at)
-        self._worked_since(started)
+        now = self.clock.monotonic()
+        if now - started >= NOTICED_S:
+            self._stalls.worked(now, now - started)
         self._busy_poll.answered()
-
-    def _run_here(self, step: Step, now: float) -> None:
-        try:
-            step.run()
-        except (OSError, StorageError) as error:
-            self._step_failed(step, error)
-        else:
-            self._step_done(step, now)
 
     def _run_in_thread(self, step: Step) -> None:
         self._jobs += 1
@@ -239,13 +243,10 @@ class Server:
         if error is not None:
             self._step_failed(step, error)
         elif not self._failed:
-            self._step_done(step, self.clock.monotonic())
+            self.pipeline.done(step, self.clock.monotonic())
+            self._flush()
         self._pump()
         self._end_if_quiet()
-
-    def _step_done(self, step: Step, now: float) -> None:
-        self.pipeline.done(step, now)
-        self._flush()
 
     def _step_failed(self, step: Step, error: BaseException) -> None:
         if self.pipeline.failed(step, error, self.clock.monotonic()):
@@ -270,7 +271,7 @@ class Server:
     def _flush(self) -> None:
         core, context = self.core, self.context
         later: list[Read] = []
-        while context.ready or context.reads or context.lookups:  # asked for first: mostly there is one answer at most
+        while context.ready or context.reads or context.lookups:  # asked for first: mostly there is nothing
             reads = core.take_reads()
             later += reads[READS_A_TURN:]
             for read in reads[:READS_A_TURN]:
@@ -317,15 +318,12 @@ class Server:
             self._retention_at = now + self.settings.retention_check_interval_ms / 1000
             retire(self.context, self.clock.now_ms())
         self._schedule()
-        self._worked_since(now)
+        ended = self.clock.monotonic()
+        self._stalls.worked(ended, ended - now)
 
     def _next_tick(self, now: float) -> None:
         self._tick_at = now + TICK_MS / 1000
         self._timer = self._loop.call_later(TICK_MS / 1000, self._tick)
-
-    def _worked_since(self, started: float) -> None:
-        now = self.clock.monotonic()
-        self._stalls.worked(now, now - started)
 
     def _watch_disk(self) -> None:
         free = self.store.disk.free_bytes()

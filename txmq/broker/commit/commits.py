@@ -1,0 +1,37 @@
+"""What the commit pipeline needs of the core: groups to commit, and somebody to tell what became of them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from txmq.broker.commit.commit_group import Group
+from txmq.broker.state.state import State
+
+
+class Commits(Protocol):
+    """See the module's docstring; ``broker/core.py`` is it."""
+
+    @property
+    def state(self) -> State:
+        """The assigned state."""
+
+    def next_group(self) -> Group | None:
+        """The group that ``seal`` would take; None if nothing is queued."""
+
+    def seal(self) -> Group:
+        """Take that group."""
+
+    def cut(self) -> Group | None:
+        """Close the group in the making. The newest group that is not forced; None if all are."""
+
+    def written(self, group: Group) -> None:
+        """Its record is written: release what does not wait for the sync."""
+
+    def synced(self) -> None:
+        """The journal was forced."""
+
+    def forced(self, group: Group) -> None:
+        """Its record is stable: release all its answers."""
+
+    def applied(self, group: Group) -> None:
+        """It is in the partition files: move the watermarks."""
