@@ -299,9 +299,9 @@ def broker_error(code: int, body: bytes) -> BrokerError:
 
     Args:
         code: the answer's code, 400 to 599.
-        body: ``<wire-name> <text>`` in UTF-8.
+        body: ``<wire-name> <text>\\n`` in UTF-8.
     """
-    text = body.decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace").removesuffix("\n")
     name, _, rest = text.partition(" ")
     cls = _BY_WIRE_NAME.get(name)
     if cls is None:

@@ -118,7 +118,8 @@ class Client:
     def take(self) -> None:
         """Read what the core wrote."""
         data, self.peer.out = b"".join(self.peer.out), []
-        for code, opaque, body, _is_value in self._reader.feed(data):
+        for code, opaque, body, is_value in self._reader.feed(data):
+            assert is_value or not body or body.endswith(b"\n"), body
             self.received[opaque] = Answer(code, body)
             self.node.disk.note(("told", opaque, code, body))
 

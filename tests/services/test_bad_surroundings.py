@@ -214,7 +214,7 @@ def test_a_broker_that_was_stopped_for_a_while_goes_on(broker: BrokerProcess) ->
         eventually(lambda: "State:\tT" in stopped.read_text(), "it does not stop")
         os.kill(pid, signal.SIGCONT)
         assert wire.hear(1).codes == [200]
-        assert wire.ask(b"offset t 0 latest 1\r\n")[1] == b"1 0 1"
+        assert wire.ask(b"offset t 0 latest 1\r\n")[1] == b"1 0 1\n"
 
 
 def test_members_whose_heartbeats_waited_in_the_sockets_of_a_stopped_broker_keep_what_they_have(

@@ -148,8 +148,8 @@ class Watch:
                 while not done.is_set():
                     timed(b"ping 1\r\n")
                     begun.set()
-                    offset = timed(b"put prober 0 raw 5 1\r\nprobe")
-                    timed(b"get prober 0 %b 4096 1\r\n" % offset)
+                    offset = int(timed(b"put prober 0 raw 5 1\r\nprobe"))
+                    timed(b"get prober 0 %d 4096 1\r\n" % offset)
 
         prober = threading.Thread(target=probe)
         prober.start()

@@ -58,7 +58,9 @@ class Wire:
                 data = b""
             if not data:
                 return Heard(answers, is_closed=True)
-            answers += [(code, opaque, body) for code, opaque, body, _ in self._reader.feed(data)]
+            for code, opaque, body, is_value in self._reader.feed(data):
+                assert is_value or not body or body.endswith(b"\n"), body
+                answers.append((code, opaque, body))
         return Heard(answers, is_closed=False)
 
     def ask(self, data: bytes) -> tuple[int, bytes]:

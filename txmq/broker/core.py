@@ -260,17 +260,17 @@ class Core:
                 get.wake_polls(self.context, partition)
 
     def _release_puts(self, group: Group) -> None:
-        """Answer them. Hot: 0.2 us a put; how many digits an offset has is found out when that changes."""
+        """Answer them. Hot: 0.2 us a put; how long an offset's line is is found out when that changes."""
         ready = self.context.ready
-        digits = low = high = 0
+        size = low = high = 0
         for peer, opaque, offset in group.puts:
             if peer.gone:
                 continue
             peer.unanswered.discard(opaque)
             if not low <= offset < high:
-                digits = len(b"%d" % offset)
-                low, high = 10 ** (digits - 1) if offset else 0, 10**digits
-            peer.out.append(b"result 200 %d %b\r\n%d" % (digits, opaque, offset))
+                size = len(b"%d\n" % offset)
+                low, high = 10 ** (size - 2) if offset else 0, 10 ** (size - 1)
+            peer.out.append(b"result 200 %d %b\r\n%d\n" % (size, opaque, offset))
             if not peer.ready:
                 peer.ready = True
                 ready.append(peer)

@@ -1,9 +1,10 @@
 """Answers, both ways: what the broker writes, and the client's reader.
 
 Byte layout
-    ``result <code> <length> <opaque>\\r\\n<body>`` with code 200 or 400 to 599; the body of an error is
-    ``<error-name> <text>``.
-    ``value <length> <opaque>\\r\\n<record batches>``, whose code is 200.
+    ``result <code> <length> <opaque>\\r\\n<body>`` with code 200 or 400 to 599. The body is empty or lines of text, the
+    last one ended too: in a terminal the next answer begins on a line of its own. That of an error is
+    ``<error-name> <text>\\n``.
+    ``value <length> <opaque>\\r\\n<record batches>``, whose code is 200; they are binary, and have no end of their own.
 
 Theory of operation
     ``AnswerReader.feed`` mirrors ``RequestReader.feed``: whole answers out, only the unfinished one is kept, and what
@@ -29,6 +30,7 @@ Answer = tuple[int, bytes, bytes, bool]
 
 BODY_SIZE_BYTES_MAX = 64 << 20  # longest answer a reader takes by default; a get may ask for several batches of 16 MiB
 _LINE_SIZE_BYTES_MAX = 64  # the longest, "result 200 <10 digits> <16 of opaque>\r\n", has 40
+_NEWLINE = 10
 _OUTSIDE_PRINTABLE = re.compile(r"[^ -~]")
 
 
@@ -36,13 +38,15 @@ _OUTSIDE_PRINTABLE = re.compile(r"[^ -~]")
 
 
 def result(code: int, opaque: bytes, body: bytes = b"") -> bytes:
-    """A whole ``result`` answer."""
-    return b"result %d %d %b\r\n%b" % (code, len(body), opaque, body)
+    """A whole ``result`` answer. A body whose last line has no end gets it here."""
+    if not body or body[-1] == _NEWLINE:
+        return b"result %d %d %b\r\n%b" % (code, len(body), opaque, body)
+    return b"result %d %d %b\r\n%b\n" % (code, len(body) + 1, opaque, body)
 
 
 def put_result(opaque: bytes, base_offset: int) -> bytes:
     """The 200 of a put: ``result`` for its hot path."""
-    body = b"%d" % base_offset
+    body = b"%d\n" % base_offset
     return b"result 200 %d %b\r\n%b" % (len(body), opaque, body)
 
 
@@ -64,8 +68,8 @@ def violation(violation: Violation) -> bytes:
 def _error_body(name: str, text: str) -> bytes:
     text = text[:ERROR_SIZE_BYTES_MAX]
     body = f"{name} {_OUTSIDE_PRINTABLE.sub(_escaped, text)}".encode("ascii")
-    if len(body) > ERROR_SIZE_BYTES_MAX:
-        body = body[: ERROR_SIZE_BYTES_MAX - 3] + b"..."
+    if len(body) >= ERROR_SIZE_BYTES_MAX:  # with its line end
+        body = body[: ERROR_SIZE_BYTES_MAX - 4] + b"..."
     return body
 
 

@@ -99,7 +99,7 @@ def test_a_topic_of_a_deleted_ones_name_is_empty_and_has_another_id() -> None:
     assert told["topic_id"] == 3
     assert values(broker) == []
     assert broker.disk.list_directory("log/1/0") == []
-    assert put(client, b"2").text == "0"
+    assert put(client, b"2").text == "0\n"
     broker = restarted(broker)
     assert values(broker) == [b"2"]
     assert broker.disk.list_directory("log") == ["3"]
@@ -108,9 +108,20 @@ def test_a_topic_of_a_deleted_ones_name_is_empty_and_has_another_id() -> None:
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
+def test_each_answer_that_is_typed_for_begins_on_a_line_of_its_own() -> None:
+    client = node().connect()
+    client.send_bytes(b"ping 1\r\noffset a 0 latest 2\r\nget a 0 9 100 3\r\nwhat\r\n")
+    assert b"".join(client.peer.out) == (
+        b"result 200 5 1\r\npong\n"
+        b"result 200 6 2\r\n0 0 0\n"
+        b"result 404 54 3\r\noffset-out-of-range offset 9 of a-0 is outside [0, 0]\n"
+        b"result 400 37 -\r\nbad-request unknown verb; type: help\n"
+    )
+
+
 def test_ping_version_help_quit() -> None:
     client = node().connect()
-    assert client.ask("ping").text == "pong"
+    assert client.ask("ping").text == "pong\n"
     assert client.ask("version").text == "txmq 0.1.0 protocol 1\n"
     assert "put <topic>" in client.ask("help", "*").text
     assert client.ask("help", "commit").text.startswith("commit <txid>")

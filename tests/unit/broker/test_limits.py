@@ -51,7 +51,7 @@ def test_a_body_its_verb_does_not_take_is_refused_at_once_and_the_connection_goe
     client = broker.connect()
     client.send_bytes(b"group join g member=m topics=a 300000 J\r\n")
     broker.pump()
-    assert client.received.pop(b"J") == (413, b"too-large a body of 300000 bytes: group takes at most 262144")
+    assert client.received.pop(b"J") == (413, b"too-large a body of 300000 bytes: group takes at most 262144\n")
     client.send_bytes(bytes(300_000) + b"ping P\r\n")
     broker.pump()
     assert client.received.pop(b"P").code == 200
@@ -92,8 +92,8 @@ def test_what_lacks_while_applying_keeps_the_watermark_and_it_goes_on_when_it_is
     client = broker.session()
     put(client, b"1")
     broker.disk.fail_at(1, lacking, "write", forever=True, path_prefix="log/")
-    assert put(client, b"2").text == "1"
-    assert put(client, b"3").text == "2"
+    assert put(client, b"2").text == "1\n"
+    assert put(client, b"3").text == "2\n"
     assert values(broker) == [b"1"]
     assert broker.store.has_unapplied
     assert broker.store.unapplied_bytes > 0

@@ -249,7 +249,7 @@ def test_a_delayed_save_does_not_take_back_what_a_transaction_saved() -> None:
     made, client, one = world()
     assert commit(client, made.txid(1, 1), offsets(5, order=8)).code == 200
     late = one.ask("save", [[*A0, 1, 2, None]], member="one", order=7)
-    assert late.text == '{"refused": []}'
+    assert late.text == '{"refused": []}\n'
     assert saved(made) == (5, None)
     one.ask("save", [[*A0, 1, 3, None]], member="one", order=9)  # it went back: seek
     assert saved(made) == (3, None)

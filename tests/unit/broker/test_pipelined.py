@@ -15,6 +15,7 @@ from txmq.config import BrokerSettings
 from txmq.log.batch import checksum, walk
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
+from txmq.protocol.answers import put_result
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
 from txmq.testing.simulated.clock import SimRandom
@@ -106,6 +107,13 @@ def test_batches_are_stamped_with_their_own_place() -> None:
     assert [(base, count) for _, _, base, count, _ in walk(run.buffers[0], 1, 1, 0, full=True)] == [
         (0, 2), (2, 2), (4, 2), (6, 2), (8, 2),
     ]  # fmt: skip
+
+
+def test_each_put_is_told_its_offset_however_many_digits_that_has() -> None:
+    core, peer = new_core()
+    core.receive(peer, [put_request(number, b"open", b"0", batch_of()) for number in range(102)])
+    finish(core)
+    assert peer.out == [put_result(b"%d" % number, number) for number in range(102)]
 
 
 def test_a_token_used_twice_in_one_read_closes_the_connection() -> None:

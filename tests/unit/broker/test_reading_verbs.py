@@ -61,7 +61,7 @@ def test_get_before_the_log_start_is_refused_with_both_ends() -> None:
     answer = client.ask("get", "c", 0, 0, 1000)
     assert answer.error == "offset-out-of-range"
     assert "[2, 4]" in answer.text
-    assert client.ask("offset", "c", 0, "earliest").text == "2 2 4"
+    assert client.ask("offset", "c", 0, "earliest").text == "2 2 4\n"
 
 
 def test_get_from_nowhere_is_refused() -> None:
@@ -188,9 +188,9 @@ def test_a_stopping_broker_lets_polls_go() -> None:
 def test_offset_tells_both_ends() -> None:
     client = node().connect()
     put(client, b"1", b"2")
-    assert client.ask("offset", "a", 0, "earliest").text == "0 0 2"
-    assert client.ask("offset", "a", 0, "latest").text == "2 0 2"
-    assert client.ask("offset", "a", 1, "latest").text == "0 0 0"
+    assert client.ask("offset", "a", 0, "earliest").text == "0 0 2\n"
+    assert client.ask("offset", "a", 0, "latest").text == "2 0 2\n"
+    assert client.ask("offset", "a", 1, "latest").text == "0 0 0\n"
 
 
 def test_offset_by_time_is_the_first_batch_not_older() -> None:

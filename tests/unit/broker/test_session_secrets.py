@@ -136,9 +136,9 @@ def test_who_takes_over_may_repeat_what_the_older_holder_had_sent_under_its_epoc
     put(older, b"1", producer=1)
     newer = broker.connect()
     _hello(newer, f"1.1.{secret}")
-    assert put(newer, b"1", producer=1).text == "0"
-    assert put(newer, b"2", producer=1, sequence=1).text == "1"
-    assert put(newer, b"3", producer=1, epoch=1, sequence=2).text == "2"
+    assert put(newer, b"1", producer=1).text == "0\n"
+    assert put(newer, b"2", producer=1, sequence=1).text == "1\n"
+    assert put(newer, b"3", producer=1, epoch=1, sequence=2).text == "2\n"
     assert put(newer, b"4", producer=1, epoch=2, sequence=3).error == "fenced"
     assert values(broker) == [b"1", b"2", b"3"]
 

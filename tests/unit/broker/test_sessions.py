@@ -97,7 +97,7 @@ def test_what_arrives_on_the_older_connection_after_the_take_over_is_never_store
     assert not [older.received[opaque] for opaque in sent if opaque in older.received]
     assert values(broker) == []
     assert broker.state.transactions == {}
-    assert put(newer, b"1", producer=1).text == "0"
+    assert put(newer, b"1", producer=1).text == "0\n"
     older.send("put", "a", 0, body=batch(b"1", producer=1))
     older.disconnect()
     broker.pump()
@@ -115,8 +115,8 @@ def test_what_the_older_connection_had_sent_before_the_take_over_is_a_duplicate_
     following = newer.send("put", "a", 0, body=batch(b"2", producer=1, sequence=1))
     broker.pump()
     assert newer.received[hello].code == 200
-    assert (newer.received[again].text, newer.received[following].text) == ("0", "1")
-    assert older.received[first].text == "0"
+    assert (newer.received[again].text, newer.received[following].text) == ("0\n", "1\n")
+    assert older.received[first].text == "0\n"
     assert values(broker) == [b"1", b"2"]
 
 

@@ -21,7 +21,7 @@ def _outcome(client: Client, txid: str) -> str:
 
 def _stream(client: Client, txid: str, *contents: bytes) -> list[bytes]:
     for number, content in enumerate(contents):
-        assert client.ask("put", "a", 0, extensions={"tx": txid}, body=content).text == str(number)
+        assert client.ask("put", "a", 0, extensions={"tx": txid}, body=content).text == f"{number}\n"
     return list(contents)
 
 

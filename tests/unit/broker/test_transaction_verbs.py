@@ -227,7 +227,7 @@ def test_a_prepared_transaction_is_invisible_and_holds_nobody_up() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     assert prepare(client, txid, ("a", 0, batch(b"1", b"2")), ("b", 0, batch(b"3"))) == (200, b"")
-    assert put(client, b"0").text == "0"
+    assert put(client, b"0").text == "0\n"
     assert values(broker) == [b"0"]
     assert client.ask("commit", txid, body=b"").text == "a 0 1 2\nb 0 0 1\n"
     assert (values(broker), values(broker, "b")) == ([b"0", b"1", b"2"], [b"3"])

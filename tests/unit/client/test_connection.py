@@ -42,7 +42,7 @@ def link_of(connection: Connection, broker: ScriptedBroker) -> Link:
 
 
 def test_a_call_returns_the_answers_body(broker: ScriptedBroker) -> None:
-    assert connection_to(broker).call("ping", timeout=1) == b"pong"
+    assert connection_to(broker).call("ping", timeout=1) == b"pong\n"
     assert broker.verbs == ["hello", "ping"]
 
 
@@ -56,17 +56,17 @@ def test_what_the_protocol_cannot_carry_is_refused_before_anything_is_sent(broke
     with pytest.raises(LocalProtocolError):
         connection.call("meta", "a b", timeout=1)
     assert broker.verbs == ["hello"]
-    assert connection.call("ping", timeout=1) == b"pong"
+    assert connection.call("ping", timeout=1) == b"pong\n"
 
 
 def test_answers_may_overtake_each_other(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     broker.hold = {"offset"}
     first = connection.submit("offset", "t", 0, "latest", timeout=9)
-    assert connection.call("ping", timeout=1) == b"pong"
+    assert connection.call("ping", timeout=1) == b"pong\n"
     assert not first.done
     broker.release()
-    assert first.result() == b"0 0 0"
+    assert first.result() == b"0 0 0\n"
 
 
 def test_an_answer_in_pieces_is_put_together_and_a_request_in_pieces_is_sent(broker: ScriptedBroker) -> None:
@@ -75,7 +75,7 @@ def test_an_answer_in_pieces_is_put_together_and_a_request_in_pieces_is_sent(bro
     stream = broker.streams[0]
     stream.takes = deque([1, 3, 0, 2])
     stream.reads = deque([1, 1, 1, 5])
-    assert connection.call("offset", "t", 0, "latest", timeout=1) == b"0 0 0"
+    assert connection.call("offset", "t", 0, "latest", timeout=1) == b"0 0 0\n"
 
 
 def test_without_an_answer_the_call_times_out_and_the_late_answer_is_dropped(broker: ScriptedBroker) -> None:
@@ -85,7 +85,7 @@ def test_without_an_answer_the_call_times_out_and_the_late_answer_is_dropped(bro
         connection.call("ping", timeout=1)
     broker.release()
     broker.hold = set()
-    assert connection.call("offset", "t", 0, "latest", timeout=1) == b"0 0 0"
+    assert connection.call("offset", "t", 0, "latest", timeout=1) == b"0 0 0\n"
     assert len(broker.streams) == 1
 
 
@@ -96,7 +96,7 @@ def test_a_broker_that_answers_nothing_any_more_is_given_up(broker: ScriptedBrok
         with pytest.raises(RequestTimeoutError):
             connection.call("ping", timeout=0.1)
     broker.hold = set()
-    assert connection.call("ping", timeout=1) == b"pong"
+    assert connection.call("ping", timeout=1) == b"pong\n"
     assert len(broker.streams) == 2
 
 
@@ -107,7 +107,7 @@ def test_a_result_may_be_waited_for_twice(broker: ScriptedBroker) -> None:
     with pytest.raises(RequestTimeoutError):
         reply.result(timeout=0.3)
     broker.release()
-    assert reply.result() == b"pong"
+    assert reply.result() == b"pong\n"
 
 
 @pytest.mark.parametrize("answer", [b"result 200 0 zzz\r\n", b"HTTP/1.1 400 Bad\r\n"])
@@ -147,7 +147,7 @@ def test_the_next_call_after_a_lost_connection_makes_another(broker: ScriptedBro
     broker.lose_answer = {"ping": 1}
     with pytest.raises(ConnectionLostError):
         connection.call("ping", timeout=1)
-    assert connection.call("ping", timeout=1) == b"pong"
+    assert connection.call("ping", timeout=1) == b"pong\n"
 
 
 def test_a_link_that_ended_while_idle_is_replaced_before_it_is_used(broker: ScriptedBroker) -> None:
@@ -155,12 +155,12 @@ def test_a_link_that_ended_while_idle_is_replaced_before_it_is_used(broker: Scri
     connection.call("ping", timeout=1)
     broker.cut()
     broker.clock.now += 1
-    assert connection.call("ping", timeout=1) == b"pong"
+    assert connection.call("ping", timeout=1) == b"pong\n"
 
 
 def test_requests_that_only_ask_are_repeated(broker: ScriptedBroker) -> None:
     broker.lose_answer = {"ping": 3}
-    assert connection_to(broker).repeat("ping", timeout=5) == b"pong"
+    assert connection_to(broker).repeat("ping", timeout=5) == b"pong\n"
 
 
 def test_a_refused_connection_is_reported_at_once_and_then_backs_off(broker: ScriptedBroker) -> None:
@@ -173,7 +173,7 @@ def test_a_refused_connection_is_reported_at_once_and_then_backs_off(broker: Scr
     with pytest.raises(ConnectionLostError):
         connection.call("ping", timeout=5)
     assert broker.clock.now == pytest.approx(started + 0.02)
-    assert connection.call("ping", timeout=5) == b"pong"
+    assert connection.call("ping", timeout=5) == b"pong\n"
     assert broker.clock.now == pytest.approx(started + 0.06)
 
 
@@ -273,7 +273,7 @@ def test_a_link_that_ended_before_answers_nobody_waits_for_is_known_for_it(broke
 
 def test_the_next_address_is_tried_where_one_refuses(broker: ScriptedBroker) -> None:
     broker.connections_refused = 1
-    assert connection_to(broker, addresses=2).call("ping", timeout=1) == b"pong"
+    assert connection_to(broker, addresses=2).call("ping", timeout=1) == b"pong\n"
 
 
 def test_a_closed_connection_refuses(broker: ScriptedBroker) -> None:
@@ -343,7 +343,7 @@ def test_a_refused_greeting_is_the_callers_error_and_leaves_no_link(broker: Scri
     with pytest.raises(OverloadedError):
         connection.call("ping", timeout=1)
     assert broker.streams[0].is_closed
-    assert connection.call("ping", timeout=1) == b"pong"
+    assert connection.call("ping", timeout=1) == b"pong\n"
 
 
 def test_a_forked_child_begins_anew_and_leaves_the_parents_conversation_alone(broker: ScriptedBroker) -> None:
@@ -393,7 +393,7 @@ def test_the_leader_reads_for_the_followers_and_hands_over(broker: ScriptedBroke
     broker.release()
     for thread in followers:
         thread.join(10)
-    assert results == [b"pong"] * 3
+    assert results == [b"pong\n"] * 3
 
 
 def test_followers_wake_up_when_the_link_fails(broker: ScriptedBroker) -> None:

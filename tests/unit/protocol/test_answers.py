@@ -119,14 +119,23 @@ def test_a_value_of_many_pieces_is_one_body() -> None:
     body = bytes(range(256)) * 4000
     stream = answers.value_header(len(body), b"A1") + body + answers.put_result(b"A2", 7)
     pieces = [stream[start : start + 65_536] for start in range(0, len(stream), 65_536)]
-    assert _read(pieces) == ([(200, b"A1", body, True), (200, b"A2", b"7", False)], False, False)
+    assert _read(pieces) == ([(200, b"A1", body, True), (200, b"A2", b"7\n", False)], False, False)
 
 
 @given(opaque=st.from_regex(rb"[0-9A-Za-z]{1,16}", fullmatch=True), offset=st.integers(0, 10**20 - 1), body=st.binary())
 def test_what_the_broker_writes_the_client_reads(opaque: bytes, offset: int, body: bytes) -> None:
     assert answers.put_result(opaque, offset) == answers.result(200, opaque, b"%d" % offset)
     stream = answers.result(200, opaque, body) + answers.value_header(len(body), opaque) + body
-    assert _read([stream]) == ([(200, opaque, body, False), (200, opaque, body, True)], False, False)
+    lines = body if not body or body.endswith(b"\n") else body + b"\n"
+    assert _read([stream]) == ([(200, opaque, lines, False), (200, opaque, body, True)], False, False)
+
+
+def test_a_body_ends_its_last_line_once_and_its_length_counts_that() -> None:
+    assert answers.result(200, b"A1", b"pong") == b"result 200 5 A1\r\npong\n"
+    assert answers.result(200, b"A1", b"a 0 0 1\n") == b"result 200 8 A1\r\na 0 0 1\n"
+    assert answers.result(200, b"A1") == b"result 200 0 A1\r\n"  # nothing: the line itself has ended
+    assert answers.put_result(b"A1", 10) == b"result 200 3 A1\r\n10\n"
+    assert answers.error(UnknownTopicError("t"), b"A1") == b"result 404 16 A1\r\nunknown-topic t\n"
 
 
 def _all_errors(base: type[BrokerError]) -> list[type[BrokerError]]:
@@ -146,9 +155,9 @@ def test_every_error_crosses_the_wire_as_itself(cls: type[BrokerError]) -> None:
 def test_text_from_outside_leaves_as_one_printable_line() -> None:
     evil = "topic 'a\r\nresult 200 0 A1\x1b[31m\x00\x7f\u202e\u0442\U0001f600'"
     ((_, _, body, _),) = AnswerReader().feed(answers.error(UnknownTopicError(evil), b"A1"))
-    assert body.decode("ascii").isprintable()
+    assert body[:-1].decode("ascii").isprintable()
     assert body == (
-        b"unknown-topic topic 'a\\r\\nresult 200 0 A1\\x1b[31m\\x00\\x7f\\u202e\\u0442\\U0001f600'"
+        b"unknown-topic topic 'a\\r\\nresult 200 0 A1\\x1b[31m\\x00\\x7f\\u202e\\u0442\\U0001f600'\n"
     )  # fmt: skip
 
 
@@ -156,7 +165,7 @@ def test_text_from_outside_leaves_as_one_printable_line() -> None:
 def test_a_long_text_is_cut_at_a_kilobyte(text: str) -> None:
     ((_, _, body, _),) = AnswerReader().feed(answers.error(OffsetOutOfRangeError(text), b"A1"))
     assert len(body) == ERROR_SIZE_BYTES_MAX
-    assert body.startswith(b"offset-out-of-range ") and body.endswith(b"...")  # noqa: PT018
+    assert body.startswith(b"offset-out-of-range ") and body.endswith(b"...\n")  # noqa: PT018
 
 
 def test_a_violation_is_answered_like_an_error() -> None:

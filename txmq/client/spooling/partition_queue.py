@@ -354,10 +354,10 @@ class Lane:
 
 
 def _offset(reply: Reply) -> int:
-    body = reply.result()
-    if not body.isdigit():
-        raise RemoteProtocolError(f"not an answer to put: {body[:80]!r}")
-    return int(body)
+    line = reply.result().removesuffix(b"\n")
+    if not line.isdigit():
+        raise RemoteProtocolError(f"not an answer to put: {line[:80]!r}")
+    return int(line)
 
 
 def _front(entries: Sequence[Entry], belongs: Callable[[Entry], bool]) -> list[Entry]:

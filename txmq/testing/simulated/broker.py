@@ -196,7 +196,7 @@ class FakeHome:
         self._require(held, "open")
         self._add(held, topic, partition, bytearray(body))
         held.streamed.add(body)
-        return b"%d" % (len(held.parts) - 1)
+        return b"%d\n" % (len(held.parts) - 1)
 
     def _prepare(self, txid: str, kind: str, given: Extensions, body: bytes) -> bytes:
         held = self._held.get(txid) or _Held()
@@ -297,7 +297,7 @@ class FakeHome:
 
     def _resource(self, _action: str, name: str, _given: Extensions, body: bytes) -> bytes:
         self.reports.append((name, json.loads(body)))
-        return b"{}"
+        return b"{}\n"
 
     def _recover(self, given: Extensions, _body: bytes) -> bytes:
         state = given.get("state")
@@ -314,7 +314,8 @@ class FakeHome:
         ]  # fmt: skip
         start = int(given.get("after", 0))
         end = start + given.get("limit", 1000)
-        return json.dumps({"transactions": listed[start:end], "next": str(end) if end < len(listed) else None}).encode()
+        page = {"transactions": listed[start:end], "next": str(end) if end < len(listed) else None}
+        return json.dumps(page).encode() + b"\n"
 
     # --- what tests look at ------------------------------------------------------------------------------------------
 
