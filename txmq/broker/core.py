@@ -88,6 +88,7 @@ class Core:
     ) -> None:  # fmt: skip
         self.context = Context(identity, settings, state, random, now_ms=now_ms, started_ms=now_ms)
         self._next_peer = 1
+        self._ticked_ms = now_ms
         for session in state.sessions.values():
             session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared
             session_expiry.went_away(self.context, session)
@@ -290,6 +291,9 @@ class Core:
             is_reading: False where the shell reads nobody, so that silence says nothing.
         """
         self.context.now_ms = now_ms
+        if now_ms < self._ticked_ms:
+            self._clock_set_back()
+        self._ticked_ms = now_ms
         get.expire_polls(self.context)
         transactions.expire_streams(self.context)
         xa.show_overdue(self.context)
@@ -297,6 +301,13 @@ class Core:
         groups.tick(self.context)
         session_expiry.tick(self.context)
         self.context.liveness.tick(is_reading=is_reading)
+
+    def _clock_set_back(self) -> None:
+        """Nobody went away in the future: else others would wait that long to settle what he prepared."""
+        for session in self.context.state.sessions.values():
+            if session.bound is None and session.gone_ms > self.context.now_ms:
+                session.gone_ms = self.context.now_ms
+                transactions.owner_gone(self.context, session)
 
     def wake_memory(self) -> None:
         """Partitions in memory moved their end by themselves: wake their polls."""

@@ -13,7 +13,7 @@ from txmq.redo import entries
 from ...growth import growth
 from ...images.check import comparable
 from ...images.node import Client, Node
-from .support import UUID, batch, node, part, prepare, put, restarted, values
+from .support import UUID, batch, listed_pages, node, part, prepare, put, restarted, values
 from .test_decisions import complete, decide
 
 DAY_MS = 24 * 3600 * 1000
@@ -29,6 +29,22 @@ def _age(broker: Node, ms: int = DAY_MS) -> None:
     """Through both steps, and as many ticks as they take."""
     _pass(broker, REST_MS)
     _pass(broker, ms - REST_MS)
+
+
+def test_an_owner_is_gone_also_where_the_clock_was_set_back_behind_that() -> None:
+    """It counted as just gone for as long as the clock was set back, and nobody settled what it had prepared."""
+    broker = node()
+    client, txid = broker.session(), broker.txid(1, 1)
+    assert prepare(client, txid, ("a", 0, batch(b"x"))).code == 200
+    broker.core.disconnected(client.peer)
+    broker.clock.jump(-DAY_MS)
+    _pass(broker, 0)
+    _pass(broker, 5000)
+    ((row,),) = listed_pages(broker.connect())
+    assert (row["txid"], row["owner_gone_ms"]) == (txid, 5000)
+    assert broker.connect().ask("rollback", txid).code == 200
+    _age(broker)
+    assert 1 not in broker.state.sessions
 
 
 def _committed(broker: Node, count: int) -> Client:
