@@ -241,6 +241,14 @@ def test_deciding_alone_wants_the_word_and_a_yes(desk: Desk, broker: BrokerProce
     assert b"something that never happened" in agreed.stderr
 
 
+def test_a_fence_of_what_is_prepared_says_that_it_fenced_nothing(desk: Desk, broker: BrokerProcess) -> None:
+    txid = desk.prepared()
+    said = run(broker, "fence", txid)
+    assert said.stderr.decode() == (
+        f"transaction {txid}: unknown yet, so nothing was fenced; why: txmq tx show {txid}\n"
+    )
+
+
 def test_settling_and_forgetting_speak_json(desk: Desk, broker: BrokerProcess) -> None:
     one, other, decided = desk.prepared(), desk.prepared(), desk.decided()
     committed = as_json(broker, "commit", one, "--heuristic", "--reason", "r", "--yes")

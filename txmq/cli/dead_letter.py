@@ -112,7 +112,7 @@ def replay(
         chosen = [letter for letter in found.letters() if letter.message.offset in wanted]
         missing = wanted - {letter.message.offset for letter in chosen}
         if missing:
-            output.fail(f"{found.topic} has no letters at {sorted(missing)}; nothing was sent")
+            output.fail(f"{found.topic} has no letter at {', '.join(map(str, sorted(missing)))}; nothing was sent")
         for replayed in found.replay(found.letters() if everything else chosen, to, again=again):
             counted[replayed.outcome] += 1
     if as_json:

@@ -233,7 +233,8 @@ def fence(txid: Txid, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as
     """
     with connected(bootstrap) as client:
         word = client.transactions.fence(txid).value
-    _said({"txid": txid, "outcome": word}, f"transaction {txid}: {word}", as_json=as_json)
+    open_still = f" yet, so nothing was fenced; why: txmq tx show {txid}" if word == "unknown" else ""
+    _said({"txid": txid, "outcome": word}, f"transaction {txid}: {word}{open_still}", as_json=as_json)
 
 
 @app.command()
