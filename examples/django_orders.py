@@ -3,6 +3,7 @@
 ``together`` is all there is to it; docs/how-to/django.md says how it goes with views, hooks and tests. Start a broker
 with ``txmq broker``, then, with what Django's DATABASES takes, as JSON::
 
+    pip install django
     python examples/django_orders.py '{"ENGINE": "django.db.backends.sqlite3", "NAME": "/tmp/shop.db"}'
     python examples/django_orders.py '{"ENGINE": "django.db.backends.mysql", "USER": "shop", "PASSWORD": "...",
         "NAME": "shop", "OPTIONS": {"read_timeout": 30}}'

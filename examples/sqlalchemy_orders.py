@@ -3,6 +3,7 @@
 ``together`` is all there is to it: it lends a connection of the engine's pool to a transaction of txmq's. Start a
 broker with ``txmq broker``, then::
 
+    pip install '.[mysql]' sqlalchemy
     python examples/sqlalchemy_orders.py 'mysql+mysqldb://shop:...@127.0.0.1/shop'
 """
 
