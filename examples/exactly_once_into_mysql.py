@@ -1,10 +1,10 @@
 """Messages into MySQL, each with its effect exactly once: the offset is saved in the transaction that books the amount.
 
-Amounts from the topic ``payments`` are added up per customer. Adding is not idempotent: a message that came twice would
+Amounts from the topic ``amounts`` are added up per customer. Adding is not idempotent: a message that came twice would
 be seen. Start a broker with ``txmq broker``; then, with what ``MySQLdb.connect`` takes for your server, as JSON::
 
     python examples/exactly_once_into_mysql.py '{"host": "127.0.0.1", "user": "shop", "passwd": "...", "db": "shop"}'
-    echo ada,250 | txmq produce --topic payments --key ,
+    echo ada,250 | txmq produce --topic amounts --key ,
 
 Kill it, the broker or the server at any moment, pause it while another one takes over, and start them again: the totals
 are right.
@@ -26,7 +26,7 @@ BOOK = "INSERT INTO totals (customer, amount) VALUES (%s, %s) ON DUPLICATE KEY U
 
 
 class Ledger:
-    """Books payments, over one connection; one thread."""
+    """Books amounts, over one connection; one thread."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._arguments = arguments
@@ -58,9 +58,9 @@ def main(arguments: str, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
     connection.cursor().execute(TOTALS)
     connection.close()
     with txmq.connect(bootstrap) as client:
-        client.topics.ensure("payments", partitions=4)
+        client.topics.ensure("amounts", partitions=4)
         # A database that is away is not the message's fault: no dead letters, however long that takes.
-        consumer = client.consumer("totals", ["payments"], offset_store=store, max_retries=1_000_000)
+        consumer = client.consumer("totals", ["amounts"], offset_store=store, max_retries=1_000_000)
         consumer.run(Ledger(database).book)
 
 

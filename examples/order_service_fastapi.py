@@ -26,7 +26,7 @@ from pydantic import BaseModel
 import txmq
 from txmq.xa import LastResource
 
-ORDERS = "CREATE TABLE IF NOT EXISTS orders (id INT PRIMARY KEY, customer VARCHAR(40)) ENGINE=InnoDB"
+ORDERS = "CREATE TABLE IF NOT EXISTS orders_fastapi (id INT PRIMARY KEY, customer VARCHAR(40)) ENGINE=InnoDB"
 
 
 class Order(BaseModel):
@@ -60,7 +60,7 @@ class Service:
         """
         with self.producer.transaction(self.orders_db, timeout=10.0) as tx:
             cursor = tx.connection(self.orders_db).cursor()
-            cursor.execute("INSERT INTO orders VALUES (%s, %s)", (number, customer))
+            cursor.execute("INSERT INTO orders_fastapi VALUES (%s, %s)", (number, customer))
             event = json.dumps({"order": number, "customer": customer})
             tx.send("orders", event.encode(), key=str(number).encode())
         return tx.txid

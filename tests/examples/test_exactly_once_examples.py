@@ -80,12 +80,12 @@ def has_members(client: txmq.Client, group: str) -> bool:
 def test_amounts_are_booked_once(bus: BrokerProcess, client: txmq.Client, mariadb: MariaDB) -> None:
     mariadb.execute("CREATE DATABASE books")
     database = mariadb.connect_arguments() | {"db": "books"}
-    client.topics.create("payments", partitions=4)
+    client.topics.create("amounts", partitions=4)
     expected: Counter[str] = Counter()
     for number in range(200):
         expected[f"c{number % 7}"] += number
     payments = [(f"c{number % 7}".encode(), b"%d" % number) for number in range(200)]
-    client.producer().send_many("payments", payments)
+    client.producer().send_many("amounts", payments)
     mariadb.execute("CREATE TABLE books.totals (customer VARCHAR(40) PRIMARY KEY, amount BIGINT NOT NULL)")
 
     def booked() -> int:
@@ -94,7 +94,7 @@ def test_amounts_are_booked_once(bus: BrokerProcess, client: txmq.Client, mariad
     command = [sys.executable, str(EXAMPLES / "exactly_once_into_mysql.py"), json.dumps(database), bus.address]
     torment(command, booked, expected.total(), bus, lambda: has_members(client, "totals"))
     assert {name: int(amount) for name, amount in mariadb.execute("SELECT * FROM books.totals")} == expected
-    rows = mariadb.execute("SELECT SUM(next_offset) FROM books.txmq_offset WHERE topic = 'payments'")
+    rows = mariadb.execute("SELECT SUM(next_offset) FROM books.txmq_offset WHERE topic = 'amounts'")
     assert int(rows[0][0]) == 200
 
 

@@ -109,7 +109,7 @@ def test_the_order_service_takes_each_order_once(
     broker.start()
     events = [(json.loads(value)["order"], json.loads(value)["customer"]) for _, value in sent(broker)]
     assert events == [(1, "ada"), (2, "ben")]
-    assert list(mariadb.execute(f"SELECT id, customer FROM {database['db']}.orders ORDER BY id")) == events
+    assert list(mariadb.execute(f"SELECT id, customer FROM {database['db']}.orders_fastapi ORDER BY id")) == events
 
 
 def test_a_transfer_between_two_databases(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
@@ -216,13 +216,13 @@ sys.path.insert(0, {folder!r})
 sys.argv = ["django_orders.py", *sys.argv[1:]]
 import django_orders as example
 from django.db import connection
-real = example.txmq.Producer.send
+real = example.Transaction.send
 calls = iter([0, 1])
 def send(self, *words, **named):
     if next(calls, 2) == 1:
         raise RuntimeError("planned")
     return real(self, *words, **named)
-example.txmq.Producer.send = send
+example.Transaction.send = send
 try:
     example.main(*sys.argv[1:])
 except RuntimeError as error:
