@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, scripted_broker
 from txmq.client.transport.connection import ABANDONED_MAX, Link, Waiter
-from txmq.client.transport.reconnecting import AWAY_S_MAX, SILENT_S, Connection
+from txmq.client.transport.reconnecting import AWAY_S_MAX, BACKOFF_S_MAX, SILENT_S, Connection
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,
@@ -239,6 +239,14 @@ def test_a_dead_broker_is_away_within_a_second_and_found_as_soon_as_it_is_back(b
     connection.reach(broker.clock.now + 600)
     assert broker.verbs[-1] == "hello"
     assert connection.patience_s > AWAY_S_MAX
+
+
+def test_a_broker_that_was_never_there_is_away_within_a_second(broker: ScriptedBroker) -> None:
+    """A service that was started before its broker (``lazy``)."""
+    connection = connection_to(broker)
+    broker.connections_refused = 1 << 30
+    for _ in range(2):
+        assert waited(broker, connection) == pytest.approx(AWAY_S_MAX, abs=BACKOFF_S_MAX)
 
 
 def test_a_broker_that_is_frozen_is_found_out_once_and_then_within_a_second(broker: ScriptedBroker) -> None:

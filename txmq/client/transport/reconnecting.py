@@ -173,12 +173,13 @@ class Connection:
             self._is_away = is_away
 
     def regain(self, deadline: float) -> None:
-        """Have a link again, trying until ``deadline``. Errors as ``link``."""
+        """Have a link again: until ``deadline``, or for ``AWAY_S_MAX`` if that fails at once. Errors as ``link``."""
+        refused_until = min(deadline, self._clock.monotonic() + AWAY_S_MAX)
         while True:
             try:
                 self.link(deadline)
             except ConnectionLostError:
-                if self._clock.monotonic() >= deadline:
+                if self._clock.monotonic() >= refused_until:
                     raise
             else:
                 return
