@@ -73,6 +73,10 @@ class Watch:
             assert wire.ask(b"topic create prober storage=memory retention_size_bytes=65536 1\r\n")[0] == 200
             assert wire.ask(put(batch()))[0] == 200
             wire.ask(b"put t 0 16777216 1\r\n" + bytes(16777216))  # the largest there is, refused
+            # Threads are begun when they are needed first, and each has an arena of memory of its own.
+            assert wire.ask(b"topic create gone 1\r\n")[0] == 200
+            assert wire.ask(b"put gone 0 %d 1\r\n%b" % (len(batch()), bytes(batch())))[0] == 200
+            assert wire.ask(b"topic delete gone 1\r\n")[0] == 200
         flood(broker)  # what an allocator keeps of the largest buffers is part of the baseline; a leak grows beyond it
         self.descriptors = self._descriptors()
         self.first_rss_bytes = self.rss_bytes = 0

@@ -50,6 +50,7 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BLOCK: Final = 4096
 FILE_SIZE_BYTES: Final = 64 << 20
 _STEP_BYTES: Final = 4 << 20  # of zeros between two syncs
+_ZEROS_BYTES: Final = 256 << 10  # in memory for it
 _BALLAST_SIZE_BYTES_MAX: Final = 16 << 20
 
 
@@ -169,10 +170,11 @@ class JournalFiles:
         try:
             file.reserve(size)  # first, so that a full disk shows at once
             file.fsync()
-            zeros = bytes(min(_STEP_BYTES, size))
+            zeros = bytes(min(_ZEROS_BYTES, size))
             for position in range(0, size if is_written else 0, len(zeros)):
                 file.pwrite(zeros[: size - position], position)
-                file.fdatasync()
+                if (position + len(zeros)) % _STEP_BYTES == 0 or position + len(zeros) >= size:
+                    file.fdatasync()
         finally:
             file.close()
 

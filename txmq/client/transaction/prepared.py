@@ -42,8 +42,13 @@ def prepare(home: TransactionHome, kind: str, given: Extensions, messages: Messa
     repeat_prepare(home, kind, given, parts)
 
 
-def repeat_prepare(home: TransactionHome, kind: str, given: Extensions, parts: Sequence[EncodedPart]) -> None:
+def repeat_prepare(
+    home: TransactionHome, kind: str, given: Extensions, parts: Sequence[EncodedPart], *, waits_for_broker: bool = False
+) -> None:
     """Prepare parts that fit one request, again until it is answered.
+
+    Args:
+        waits_for_broker: a broker that is away is asked again until the deadline: no row is locked meanwhile.
 
     Raises as ``prepare``; the cause of a timeout is what kept the broker from answering.
     """
@@ -64,7 +69,7 @@ def repeat_prepare(home: TransactionHome, kind: str, given: Extensions, parts: S
             last = error
             home.pause(OVERLOADED_PAUSE_S)
         except LOST as error:
-            if not home.is_back():
+            if not waits_for_broker and not home.is_back():
                 raise
             last = error
             home.pause()

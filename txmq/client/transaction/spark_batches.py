@@ -73,7 +73,8 @@ class Queries:
 
         Durability: the messages are in the broker's journal when this returns.
         """
-        repeat_prepare(home, TransactionKind.SPARK.value, {**attempt._asdict()}, parts)
+        given = {**attempt._asdict()}
+        repeat_prepare(home, TransactionKind.SPARK.value, given, parts, waits_for_broker=True)
 
     def commit(self, query: str, epoch: int, batch: int, txids: Sequence[str], *, timeout: float | None = None) -> bool:
         """Decide a batch: the messages of ``txids`` are visible, in that order, all or none.
