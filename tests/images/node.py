@@ -8,6 +8,7 @@ noted on the disk, so that a crash image knows what had been told by then:
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -15,9 +16,10 @@ from typing import NamedTuple
 from txmq.broker.commit.commit_delay import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
 from txmq.broker.commit.retention import retire
-from txmq.broker.commit.steps import JournalStep, Step
-from txmq.broker.commit.store import Recovered, open_store
+from txmq.broker.commit.steps import Checkpoint, JournalStep, Step
+from txmq.broker.commit.store import PendingCheckpoint, Recovered, open_store
 from txmq.broker.core import Core
+from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.log import records
@@ -26,6 +28,7 @@ from txmq.model import Message
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
+from txmq.redo import checkpoint
 from txmq.testing.simulated.clock import SimClock, SimRandom
 from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import TxId
@@ -64,6 +67,11 @@ class Answer(NamedTuple):
     def error(self) -> str:
         """The error's name; empty for 200."""
         return "" if self.code == 200 else self.text.split(" ", 1)[0]
+
+
+def encoded(state: State) -> bytes:
+    """What a checkpoint of this state holds: one JSON text."""
+    return json.dumps(state.snapshot(), separators=(",", ":")).encode()
 
 
 class Client:
@@ -136,6 +144,8 @@ class Node:
         self.core = Core(self.recovered.identity, settings, self.state, self.clock.now_ms(), chance)
         self.context = self.core.context
         self.pipeline = CommitPipeline(self.core, self.store, settings, self.clock)
+        self._pending: PendingCheckpoint | None = None
+        self._state_then = b""  # when that was taken
 
     def connect(self) -> Client:
         """A new connection."""
@@ -178,12 +188,20 @@ class Node:
     def run_steps(self, count_max: int = STEPS_MAX) -> None:
         """Every step of the pipeline that is due, and its effects; or the first ``count_max``."""
         for _ in range(count_max):
-            step = self.pipeline.next_step(self.clock.monotonic())
+            step = self.next_step()
             if step is None:
                 break
             if self.run_part(step, step.run):
                 self.step_done(step)
         self.flush()
+
+    def next_step(self) -> Step | None:
+        """The pipeline's. Where it has taken a checkpoint, the state as of now is kept, to compare with."""
+        step, pending = self.pipeline.next_step(self.clock.monotonic()), self.pipeline._checkpoint
+        if pending is not self._pending:
+            self._pending = pending
+            self._state_then = b"" if pending is None else encoded(self.state)
+        return step
 
     def run_part(self, step: Step, part: Callable[[], None]) -> bool:
         """Run a step, or a part of it; False if the step is given up."""
@@ -199,6 +217,9 @@ class Node:
         """Release what it allows, and hand that out."""
         if isinstance(step, JournalStep) and step.syncs:
             self.disk.note(("forced",))
+        if isinstance(step, Checkpoint):
+            state = checkpoint.read(self.disk, self.store.checkpoint_lsn, node_id=None).state
+            assert state == self._state_then, "P10: a checkpoint holds something else than the state when it was taken"
         self.pipeline.done(step, self.clock.monotonic())
         self.flush()
 

@@ -266,7 +266,7 @@ class Broker:
         """Begin every step that may run now; each of its parts runs at a time of its own."""
         pipeline, now = node.pipeline, node.clock.monotonic()
         self.feed(node)
-        while (step := pipeline.next_step(now)) is not None:
+        while (step := node.next_step()) is not None:
             self._run(step, list(step.parts()))
             self.feed(node)
         if pipeline.wake_at() < inf:

@@ -16,7 +16,7 @@ from typing import Any
 from txmq.errors import StorageError
 from txmq.log.batch import stamp
 from txmq.log.files import FileCache
-from txmq.log.partition import Partition
+from txmq.log.partition import Frozen, Partition
 from txmq.model import Storage, TopicConfig
 
 RETENTION_SIZE_BYTES = 64 << 20  # where the topic names none
@@ -135,9 +135,9 @@ class MemoryPartition(Partition):
             self._drop_oldest()
         self.log_start = max(self.log_start, min(offset, self.next_offset))
 
-    def snapshot(self) -> list[Any]:
+    def freeze(self) -> Frozen:
         """Where the offsets are; the messages are not kept."""
-        return [self.next_offset, self.next_offset, []]
+        return self.next_offset, self.next_offset, [], 0, 0, 0, 0
 
     def restore(self, snapshot: Sequence[Any]) -> None:
         """Empty, at the offsets of the snapshot."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError, UnknownTopicError
@@ -48,6 +48,10 @@ class Segment:
     ) -> None:
         self.base_offset, self.size_bytes = base_offset, size_bytes
         self.max_timestamp_ms, self.created_ms = max_timestamp_ms, created_ms
+
+
+# Log start, next offset, the segments and how many of them; size, newest timestamp and beginning of the last of them.
+Frozen = tuple[int, int, list[Segment], int, int, int, int]
 
 
 class Partition:
@@ -298,15 +302,38 @@ class Partition:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
+    def freeze(self) -> Frozen:
+        """A copy of the assigned side; ``row`` makes it JSON-able, in any thread.
+
+        The list of segments is replaced, or appended to, and all but the last are complete: its length is as good as a
+        copy.
+        """
+        segments = self.segments
+        if not segments:
+            return self.log_start, self.next_offset, segments, 0, 0, 0, 0
+        active = segments[-1]
+        return (
+            self.log_start, self.next_offset, segments, len(segments),
+            active.size_bytes, active.max_timestamp_ms, active.created_ms,
+        )  # fmt: skip
+
     def snapshot(self) -> list[Any]:
         """JSON-able assigned side."""
-        listed = [[s.base_offset, s.size_bytes, s.max_timestamp_ms, s.created_ms] for s in self.segments]
-        return [self.log_start, self.next_offset, listed]
+        return row(self.freeze())
 
     def restore(self, snapshot: Sequence[Any]) -> None:
         """The reverse of ``snapshot``; then ``redo`` what came after, then ``publish``."""
         self.log_start, self.next_offset, listed = snapshot
         self.segments = [Segment(*fields) for fields in listed]
+
+
+def row(frozen: Frozen) -> list[Any]:
+    """What ``Partition.restore`` takes."""
+    log_start, next_offset, segments, count, *active = frozen
+    listed = [[s.base_offset, s.size_bytes, s.max_timestamp_ms, s.created_ms] for s in islice(segments, count)]
+    if listed:
+        listed[-1][1:] = active
+    return [log_start, next_offset, listed]
 
 
 def _base_offset(segment: Segment) -> int:

@@ -33,7 +33,7 @@ _KEPT: Final = 2
 _SUFFIX: Final = ".checkpoint"
 _TEMPORARY: Final = ".tmp"
 _LINE_SIZE_MAX: Final = 256
-_PIECE_BYTES: Final = 8 << 20
+_PIECE_BYTES: Final = 1 << 20  # in one call: 0.2 ms of a CRC, or of a copy into the page cache
 _NAME: Final = re.compile(r"([0-9]{20})\.checkpoint\Z", re.ASCII)
 _LINE: Final = re.compile(
     rb"(txmq-checkpoint (\d{1,9}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,10}) (\d{1,10}) (\d{1,15}) ([0-9a-f]{8}))"
@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
     lsn: Lsn
     chain: int
     epoch: int
-    state: bytes
+    state: bytes | bytearray
 
 
 def path_of(lsn: int) -> str:
@@ -148,9 +148,17 @@ def read(disk: Disk, lsn: int, *, node_id: int | None) -> Checkpoint:
         state = file.pread(line.state_length, line.size)
     finally:
         file.close()
-    if crc32c(state) != line.state_crc:
+    if _crc(state) != line.state_crc:
         raise CorruptRecordError(path, line.size, "the state fails its CRC")
     return Checkpoint(Lsn(line.lsn), line.chain, line.epoch, state)
+
+
+def _crc(state: bytes | bytearray) -> int:
+    """Piece by piece: a call holds the interpreter's lock."""
+    crc, view = 0, memoryview(state)
+    for start in range(0, len(view), _PIECE_BYTES):
+        crc = crc32c(view[start : start + _PIECE_BYTES], crc)
+    return crc
 
 
 class _Line(NamedTuple):
@@ -166,7 +174,7 @@ class _Line(NamedTuple):
 def _encode_line(checkpoint: Checkpoint, node_id: int) -> bytes:
     text = (
         f"txmq-checkpoint {VERSION} {node_id:016x} {checkpoint.lsn} {checkpoint.chain} {checkpoint.epoch} "
-        f"{len(checkpoint.state)} {crc32c(checkpoint.state):08x}"
+        f"{len(checkpoint.state)} {_crc(checkpoint.state):08x}"
     ).encode()
     return text + f" {crc32c(text):08x}\n".encode()
 

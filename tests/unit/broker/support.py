@@ -60,7 +60,7 @@ def restarted(old: Node) -> Node:
 def checkpoint_under_way(of: Node) -> Iterator[None]:
     """The state is copied, its place known; the checkpoint is written when the block ends."""
     of.pipeline.want_checkpoint()
-    step = of.pipeline.next_step(of.clock.monotonic())
+    step = of.next_step()
     assert isinstance(step, Checkpoint)
     yield
     step.run()

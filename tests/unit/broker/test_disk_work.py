@@ -23,7 +23,7 @@ def send(client: Client, size: int = 1, partition: int = 0) -> None:
 def run(of: Node, until: type[Step] | None = None) -> list[Step]:
     """Run what is due, up to a step of that kind, which is then under way; all of them."""
     seen = []
-    while (step := of.pipeline.next_step(of.clock.monotonic())) is not None:
+    while (step := of.next_step()) is not None:
         seen.append(step)
         if type(step) is until:
             break
@@ -205,7 +205,7 @@ def test_while_the_disk_stays_full_room_is_made_once_and_the_rest_waits() -> Non
     broker, removing = held_up_removal()
     finish(broker, removing)
     steps: list[Step] = []
-    while len(steps) < 20 and (step := broker.pipeline.next_step(broker.clock.monotonic())) is not None:
+    while len(steps) < 20 and (step := broker.next_step()) is not None:
         finish(broker, step)
         steps.append(step)
     assert kinds(steps) == [Apply]

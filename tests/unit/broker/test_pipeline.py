@@ -48,7 +48,7 @@ class Endless:
             retire(node.context, node.clock.now_ms())
         if self._beside and self._beside[0][0] <= self._count:
             return self._run(self._beside.pop()[1])
-        step = node.pipeline.next_step(node.clock.monotonic())
+        step = node.next_step()
         assert step is not None, "nothing to do, although a group is queued"
         if isinstance(step, Checkpoint):
             self._beside.append((self._count + BESIDE, step))

@@ -67,6 +67,6 @@ def test_a_batch_may_span_the_wrap() -> None:
 
 def test_restore_is_the_reverse_of_snapshot() -> None:
     sequences = _after((0, 5, 11, 100), (5, 1, 12, 105))
-    restored = Sequences.restore(*sequences.snapshot())  # type: ignore[arg-type]
-    assert restored.snapshot() == sequences.snapshot()
+    restored = Sequences.restore(sequences.next, [list(batch) for batch in sequences.recent])
+    assert (restored.next, restored.recent) == (sequences.next, sequences.recent)
     assert restored.duplicate_of(0, 11) == 100

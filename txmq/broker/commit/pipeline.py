@@ -438,7 +438,7 @@ class CommitPipeline:
         if self._upkeep.is_removing:
             return None
         self._checkpoint_phase = _Phase.RUNNING
-        return Checkpoint(self._store, pending)
+        return Checkpoint(self._store, pending, self._clock)
 
     def _give_checkpoint_up(self, now: float) -> None:
         self._checkpoint_phase, self._checkpoint = _Phase.NONE, None

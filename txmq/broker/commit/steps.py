@@ -23,6 +23,8 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 
 Part = Callable[[], None]
+# Of the thread that writes a checkpoint: the event loop waits 5 ms for the interpreter's lock of one that never sleeps.
+GIVE_WAY_S: Final = 0.0001
 
 
 class Place(enum.Enum):
@@ -194,15 +196,18 @@ class Apply(Step):
 class Checkpoint(Step):
     """Sync the partition files and write the checkpoint."""
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_clock", "_pending")
 
-    def __init__(self, store: Store, pending: PendingCheckpoint) -> None:
+    def __init__(self, store: Store, pending: PendingCheckpoint, clock: Clock) -> None:
         super().__init__(store, Place.HELPER)
-        self._pending = pending
+        self._pending, self._clock = pending, clock
 
     def parts(self) -> Sequence[Part]:
         """Sync, write."""
         return (self.store.sync_files, self._write)
 
     def _write(self) -> None:
-        self.store.write_checkpoint(self._pending)
+        self.store.write_checkpoint(self._pending, self._give_way)
+
+    def _give_way(self) -> None:
+        self._clock.sleep(GIVE_WAY_S)

@@ -36,6 +36,7 @@ from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.removals import Removals
 from txmq.broker.context import Identity, new_state
+from txmq.broker.state.frozen_state import FrozenState, uncollected
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
@@ -61,13 +62,13 @@ def is_lacking(error: BaseException) -> bool:
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written.
+    """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written. It is written once.
 
     ``payloads``: transactions with parts that are in no file yet, and how many parts they have; more may arrive before
     they are written, and those belong to the journal behind this checkpoint.
     """
 
-    snapshot: dict[str, Any]
+    state: FrozenState
     epoch: int
     payloads: list[tuple[Transaction, int]]
     lsn: Lsn = _NOT_PINNED
@@ -192,7 +193,8 @@ class Store:
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
         """Copy the state as of the newest group; what is assigned later is in no copy."""
         payloads = [(t, len(t.parts)) for t in state.transactions.values() if t.file_parts < len(t.parts)]
-        return PendingCheckpoint(state.snapshot(), state.epoch, payloads)
+        with uncollected():
+            return PendingCheckpoint(state.freeze(), state.epoch, payloads)
 
     def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
         """The newest group's record was just written: this is the place that the state belongs to."""
@@ -204,15 +206,17 @@ class Store:
         self.files.sync_dirty()
         crash_point("checkpoint.files_synced")
 
-    def write_checkpoint(self, pending: PendingCheckpoint) -> None:
+    def write_checkpoint(self, pending: PendingCheckpoint, give_way: Callable[[], None]) -> None:
         """Write the checkpoint, behind ``sync_files``. Durability: when this returns, recovery starts at its lsn.
+
+        Args:
+            give_way: called between pieces of work of about a millisecond.
 
         Raises:
             OSError: nothing is left of it, and the older checkpoint holds; for want of space it may be tried again.
         """
         self._payloads.write(pending.payloads)
-        state = json.dumps(pending.snapshot, separators=(",", ":")).encode()
-        content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, state)
+        content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, pending.state.encode(give_way))
         checkpoint.write(self.disk, content, node_id=self.journal.node_id)
         self.checkpoint_lsn = pending.lsn
         crash_point("checkpoint.written")
@@ -220,7 +224,7 @@ class Store:
     def end_checkpoint(self, pending: PendingCheckpoint) -> None:
         """Release what the two kept checkpoints do not need."""
         self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
-        self._payloads.release(pending.snapshot["transactions"])
+        self._payloads.release(pending.state.transactions)
         crash_point("checkpoint.released")
 
     def close(self) -> None:

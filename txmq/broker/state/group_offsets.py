@@ -33,6 +33,9 @@ class Saved(NamedTuple):
     time_ms: int
 
 
+Frozen = tuple[str, dict[Place, Saved], dict[Place, int]]
+
+
 class SavedGroup:
     """One group."""
 
@@ -174,16 +177,13 @@ class SavedGroups:
             group = self.named[name] = SavedGroup()
         return group
 
+    def freeze(self) -> list[Frozen]:
+        """A copy; ``row`` makes each JSON-able, in any thread."""
+        return [(name, group.offsets.copy(), group.generations.copy()) for name, group in self.named.items()]
+
     def snapshot(self) -> list[Any]:
         """JSON-able state."""
-        return [
-            [
-                name,
-                [[*place, *saved] for place, saved in group.offsets.items()],
-                [[*place, generation] for place, generation in group.generations.items()],
-            ]
-            for name, group in self.named.items()
-        ]
+        return [row(frozen) for frozen in self.freeze()]
 
     def restore(self, snapshot: list[Any]) -> None:
         """The reverse of ``snapshot``."""
@@ -192,3 +192,13 @@ class SavedGroups:
             group.offsets = {(t, p): Saved(offset, aside, time_ms) for t, p, offset, aside, time_ms in offsets}
             group.generations = {(t, p): generation for t, p, generation in generations}
             self.size_bytes += group.size_bytes
+
+
+def row(frozen: Frozen) -> list[Any]:
+    """One group, as ``SavedGroups.restore`` takes it."""
+    name, offsets, generations = frozen
+    return [
+        name,
+        [[*place, *saved] for place, saved in offsets.items()],
+        [[*place, generation] for place, generation in generations.items()],
+    ]

@@ -9,8 +9,6 @@ Source: Kafka protocol guide, idempotent producer; DESIGN.md section 4.
 
 from __future__ import annotations
 
-from collections import deque
-
 from txmq.errors import SequenceError
 
 SEQUENCE_MASK = 0x7FFFFFFF
@@ -23,7 +21,7 @@ class Sequences:
 
     def __init__(self, following: int = 0) -> None:
         self.next = following
-        self.recent: deque[tuple[int, int, int]] = deque()
+        self.recent: tuple[tuple[int, int, int], ...] = ()  # replaced, never changed: checkpoints keep it
 
     def duplicate_of(self, sequence: int, crc: int) -> int | None:
         """The base offset the same batch got before, or None if this one is new.
@@ -43,17 +41,12 @@ class Sequences:
     def accept(self, sequence: int, count: int, crc: int, offset: int, kept_max: int) -> None:
         """Remember a new batch; ``accept`` is the fold, also in recovery."""
         self.next = (sequence + count) & SEQUENCE_MASK
-        self.recent.append((sequence, offset, crc))
-        if len(self.recent) > kept_max:
-            self.recent.popleft()
-
-    def snapshot(self) -> list[object]:
-        """JSON-able state."""
-        return [self.next, [list(batch) for batch in self.recent]]
+        recent = (*self.recent, (sequence, offset, crc))
+        self.recent = recent[1:] if len(recent) > kept_max else recent
 
     @classmethod
     def restore(cls, following: int, recent: list[list[int]]) -> Sequences:
-        """The reverse of ``snapshot``."""
+        """From ``next`` and ``recent``."""
         sequences = cls(following)
-        sequences.recent.extend((sequence, offset, crc) for sequence, offset, crc in recent)
+        sequences.recent = tuple((sequence, offset, crc) for sequence, offset, crc in recent)
         return sequences

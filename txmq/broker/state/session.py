@@ -12,7 +12,8 @@ Invariants:
     * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are
       kept;
     * however many unfinished ones stand in front, the finished ones behind them leave;
-    * ``_order`` names the counters of ``outcomes``, each once.
+    * ``_order`` names the counters of ``outcomes``, each once;
+    * while ``_is_frozen``, a checkpoint reads both: the first change behind it copies them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ EPOCH_MAX = 0x7FFF  # a record batch has 16 bits for it
 _PASSED_OVER_MAX = 2  # two for each that comes: no more stay than are unfinished, and as many again
 ROLLED_BACK = None
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
+Outcomes = dict[int, CommittedParts | None]
+Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str]
 
 
 class Session:
@@ -42,23 +45,26 @@ class Session:
     """
 
     __slots__ = (
-        "_order", "bound", "epoch", "finished", "floor", "gone_ms", "is_ended", "name", "number", "outcomes", "owed",
-        "secret", "used_ms",
+        "_is_frozen", "_order", "bound", "epoch", "finished", "floor", "gone_ms", "is_ended", "name", "number",
+        "outcomes", "owed", "secret", "used_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, epoch: int, name: str, used_ms: int, secret: str = "") -> None:
         self.number, self.epoch, self.name, self.used_ms, self.secret = number, epoch, name, used_ms, secret
         self.floor = self.finished = 0
-        self.outcomes: dict[int, CommittedParts | None] = {}
+        self.outcomes: Outcomes = {}
         # Oldest first. The first key of a dict would do, but finding it walks over every key that left since the dict
         # last grew: a microsecond of each transaction.
         self._order: deque[int] = deque()
+        self._is_frozen = False
         self.bound: int | None = None
         self.owed, self.is_ended = 0, False
         self.gone_ms = used_ms
 
     def keep(self, counter: int, outcome: CommittedParts | None, floor: int, kept_max: int) -> None:
         """Keep an outcome; let those leave that the client called finished, oldest first, beyond ``kept_max``."""
+        if self._is_frozen:
+            self.outcomes, self._order, self._is_frozen = self.outcomes.copy(), self._order.copy(), False
         if counter not in self.outcomes:
             self._order.append(counter)
         self.outcomes[counter] = outcome
@@ -87,15 +93,20 @@ class Session:
         """Its client is away: what it called finished leaves, nobody else asks for that."""
         kept = [counter for counter in self._order if counter > self.finished]
         self.outcomes = {counter: self.outcomes[counter] for counter in kept}
-        self._order = deque(kept)
+        self._order, self._is_frozen = deque(kept), False
         self.floor = max(self.floor, self.finished)
+
+    def freeze(self) -> Frozen:
+        """What nothing changes any more, however many outcomes; ``row`` makes it JSON-able, in any thread."""
+        self._is_frozen = True
+        return (
+            self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished, self._order, self.outcomes,
+            self.secret,
+        )  # fmt: skip
 
     def snapshot(self) -> list[object]:
         """JSON-able state."""
-        return [
-            self.number, self.epoch, self.name, self.used_ms, self.floor, self.finished,
-            [[counter, self.outcomes[counter]] for counter in self._order], self.secret,
-        ]  # fmt: skip
+        return row(self.freeze())
 
     @classmethod
     def restore(cls, number: int, epoch: int, name: str, used_ms: int, *rest: object) -> Session:
@@ -108,6 +119,12 @@ class Session:
         session.outcomes = {counter: _parts(outcome) for counter, outcome in outcomes}
         session._order.extend(session.outcomes)
         return session
+
+
+def row(frozen: Frozen) -> list[object]:
+    """What ``Session.restore`` takes."""
+    *fields, order, outcomes, secret = frozen
+    return [*fields, [[counter, outcomes[counter]] for counter in order], secret]
 
 
 def _parts(outcome: Iterable[Iterable[int]] | None) -> CommittedParts | None:
