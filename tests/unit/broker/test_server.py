@@ -93,7 +93,7 @@ class Load:
 def test_checkpoint_ends_while_the_writer_thread_stays_busy(tmp_path: Path, sync: str, value_bytes: int) -> None:
     """Three checkpoints: the next one begins only when the one before has ended.
 
-    The bound tells an end from none at all: a real thread writes the checkpoint, and small groups that nobody syncs pass
+    The bound tells an end from none: a real thread writes the checkpoint, and small groups that nobody syncs pass
     at 10,000 a second meanwhile. How many steps an end may take is counted in test_pipeline.py.
     """
     load = Load(tmp_path, value_bytes, sync=sync, inline_sync_size_bytes=0, checkpoint_interval_bytes=MIB)
