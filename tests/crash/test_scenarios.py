@@ -84,7 +84,7 @@ def test_a_batch_whose_answer_died_with_the_broker_is_stored_once(tmp_path: Path
         assert again.ask(f"hello 1 raw session={session}.0.{secret}")[0] == 200
         assert again.ask("offset t 0 latest")[1].split()[2] == str(sequence + is_stored)
         batch = _batch(int(session, 16), sequence)
-        assert [again.ask("put t 0", batch) for _ in range(2)] == [(200, str(sequence))] * 2
+        assert [again.ask("put t 0", batch) for _ in range(2)] == [(200, f"{sequence}\n")] * 2
         assert again.ask("offset t 0 latest")[1].split()[2] == str(sequence + 1)
         again.close()
 
@@ -100,7 +100,7 @@ def _put_until_it_dies(broker: BrokerProcess, session: str, secret: str) -> int:
             raw.close()
             assert broker.wait(WAIT_S) == KILLED
             return sequence
-        assert answer == (200, str(sequence))
+        assert answer == (200, f"{sequence}\n")
     raise AssertionError("the broker did not die")
 
 

@@ -174,9 +174,13 @@ def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) 
 def test_a_block_does_not_begin_while_the_broker_is_dead_and_a_restarted_one_is_found(shop: Shop) -> None:
     shop.order()
     shop.broker.kill()
+    # A connection that answered less than 0.05 s ago is not asked: that body may run, and is undone.
+    assert isinstance(soon(shop.order), RolledBackError)
+    bodies = shop.bodies
+    assert bodies <= 2
     for _ in range(3):
         assert isinstance(soon(shop.order), RolledBackError)
-    assert shop.bodies == 1
+    assert shop.bodies == bodies
     shop.broker.start()
     shop.order_when_it_is_back()
     assert shop.sold() == 2

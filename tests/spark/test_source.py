@@ -72,7 +72,7 @@ def test_fewer_columns_by_option_or_schema(spark: SparkSession, broker: BrokerPr
         ({"topic": "order"}, "UnknownTopicError: no topic 'order' at txmq://127.0.0.1:.*; did you mean 'orders'"),
         ({"startingOffset": "latest"}, "ConfigError: unknown option 'startingoffset'; did you mean 'startingOffsets'"),
         ({"columns": "offset,valu"}, "ConfigError: option columns: 'valu' is not one of key, value"),
-        ({"bootstrap": "txmq://127.0.0.1:1", "timeout": "0.2"}, r"ConnectionLostError: .*tried for 0.2 s"),
+        ({"bootstrap": "txmq://127.0.0.1:1", "timeout": "0.2"}, r"BrokerAwayError: .*tried for 0.2 s"),
     ],
 )
 def test_errors_are_sparks_own_and_say_what_is_wrong(
