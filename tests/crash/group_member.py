@@ -1,7 +1,7 @@
 """A member of the campaign's group: ``python -m tests.crash.group_member DIRECTORY ADDRESS NAME``.
 
 It deals with messages until SIGTERM, and writes to the history each message before it is acknowledged, every save with
-its answer, and every partition it is told to consume. What goes over the wire is heard at ``Connection.call``, so that
+its answer, and every partition it is told to consume. What goes over the wire is heard at ``ReconnectingConnection.call``, so that
 nothing the consumer believes is taken for what the broker said.
 """
 
@@ -18,7 +18,7 @@ import txmq
 from tests.crash.group_world import GROUP, TOPIC, GroupWorld, member_options
 from tests.crash.processes import connect
 from tests.crash.world import HistoryFile
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 
 THREADS = 2
 Call = Callable[..., bytes]
@@ -34,7 +34,7 @@ class Recorder:
         self._generations: dict[Slot, int] = {}  # the newest it heard of; kept when it is over: it may work on
 
     def call(self, call: Call, verb: str, *arguments: Any, **more: Any) -> bytes:
-        """In place of ``Connection.call``."""
+        """In place of ``ReconnectingConnection.call``."""
         if verb != "group":
             return call(verb, *arguments, **more)
         if arguments[0] == "save":
@@ -70,8 +70,8 @@ class Recorder:
 def main(directory: str, address: str, name: str) -> None:
     """Work until SIGTERM."""
     recorder = Recorder(HistoryFile(GroupWorld(Path(directory)).histories, name))
-    original = Connection.call
-    Connection.call = (  # type: ignore[method-assign]
+    original = ReconnectingConnection.call
+    ReconnectingConnection.call = (  # type: ignore[method-assign]
         lambda self, verb, *arguments, **more: recorder.call(partial(original, self), verb, *arguments, **more)
     )
     with connect(address, name) as client, client.consumer(GROUP, [TOPIC], options=member_options(name)) as consumer:

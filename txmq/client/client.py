@@ -40,8 +40,8 @@ from txmq.client.transaction.background_resolver import resolver_of, stop_resolv
 from txmq.client.transaction.check_backs import CheckBacks, Checker
 from txmq.client.transaction.spark_batches import Queries
 from txmq.client.transaction.xa_resource import BrokerXAResource
-from txmq.client.transport.reconnecting import Connection
-from txmq.client.transport.session import Session
+from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.session import ClientSession
 from txmq.config import split_address
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError
 from txmq.log.compression import CODECS
@@ -141,7 +141,7 @@ class Client:
         self.clock: Clock = clock or OSClock()
         self._addresses = addresses
         self.control = self._new_connection()
-        self._former: tuple[Connection, ...] = ()  # what was ``control``, of sessions that were full
+        self._former: tuple[ReconnectingConnection, ...] = ()  # what was ``control``, of sessions that were full
         self._reader = self._new_connection()
         self.topics = Topics(lambda: self.control, self.clock, timeout)
         self.transactions = Transactions(lambda: self.control, timeout, self._told)
@@ -156,12 +156,12 @@ class Client:
         self._closed = False
         watch_forks(self)
 
-    def new_connection(self) -> Connection:
+    def new_connection(self) -> ReconnectingConnection:
         """One more connection to the same broker, for a part of the client; whoever asks closes it."""
         return self._new_connection()
 
-    def _new_connection(self) -> Connection:
-        return Connection(self._addresses, self.name, self.clock, self.timeout)
+    def _new_connection(self) -> ReconnectingConnection:
+        return ReconnectingConnection(self._addresses, self.name, self.clock, self.timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -380,14 +380,14 @@ class Client:
     # --- the broker --------------------------------------------------------------------------------------------------
 
     @property
-    def session(self) -> Session:
+    def session(self) -> ClientSession:
         """The session of this client's transactions, made if need be. Errors as ``txmq.connect``."""
         session = self.control.session
         if session is None:
             _, session = self.control.session_link(self.clock.monotonic() + self.timeout)
         return session
 
-    def leave_session(self, full: Session) -> None:
+    def leave_session(self, full: ClientSession) -> None:
         """For transactions: the broker takes no more of them in this session; those that come next have another one.
 
         It has a connection of its own: batches and blocks of the session that is left go on in it until they end.

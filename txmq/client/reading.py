@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from txmq.client.topics import Topics
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import InvalidBatchError, OffsetOutOfRangeError, RemoteProtocolError
 from txmq.log import records
 from txmq.model import Message, PartitionRange
@@ -24,7 +24,9 @@ DAMAGED = "damaged where it was stored or made: look with txmq log verify there,
 class Fetcher:
     """Reads through one connection of its own: a long poll holds up nobody's sends. Thread safety: any thread."""
 
-    def __init__(self, connection: Callable[[], Connection], topics: Topics, clock: Clock, timeout: float) -> None:
+    def __init__(
+        self, connection: Callable[[], ReconnectingConnection], topics: Topics, clock: Clock, timeout: float
+    ) -> None:
         self._connection, self._topics, self._clock, self._timeout = connection, topics, clock, timeout
 
     def fetch_raw(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> bytes:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any
 
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -36,7 +36,7 @@ Setting = int | str | bool | Storage | RetentionPolicy | None
 class Topics:
     """``client.topics``. Thread safety: any thread."""
 
-    def __init__(self, connection: Callable[[], Connection], clock: Clock, timeout: float) -> None:
+    def __init__(self, connection: Callable[[], ReconnectingConnection], clock: Clock, timeout: float) -> None:
         self._connection, self._clock, self._timeout = connection, clock, timeout
         self._known: dict[str, tuple[Topic, float]] = {}
 

@@ -14,7 +14,7 @@ from txmq.client.spooling.partition_queue import Lane
 from txmq.client.spooling.sessions import Sessions, stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import Identity, Pin, Place
-from txmq.client.transport.connection import Link, Pending, Waiter
+from txmq.client.transport.connection import Connection, Pending, Waiter
 from txmq.errors import (
     BrokerError,
     ConnectionLostError,
@@ -138,7 +138,7 @@ class FakeLink:
         self._answers: list[tuple[Pending, Outcome]] = []
 
     def put(self, pending: Pending, _topic: bytes, _partition: int, batch: bytearray) -> None:
-        """As ``Link``."""
+        """As ``Connection``."""
         if self.failure is not None:
             raise self.failure
         outcome = self._partition.put(bytes(batch))
@@ -146,7 +146,7 @@ class FakeLink:
             self._answers.append((pending, outcome))
 
     def wait(self, waiter: Waiter, deadline: float) -> None:
-        """As ``Link``."""
+        """As ``Connection``."""
         if self.interrupts:
             self.interrupts = False
             raise KeyboardInterrupt
@@ -164,7 +164,7 @@ class FakeLink:
             self._clock.sleep(max(0.0, deadline - self._clock.monotonic()))
 
     def fail(self, error: TxmqError) -> None:
-        """As ``Link``."""
+        """As ``Connection``."""
         if self.failure is None:
             self.failure = error
             lost, self._answers = self._answers, []
@@ -172,7 +172,7 @@ class FakeLink:
                 pending.lost(error)
 
     def is_stale(self) -> bool:
-        """As ``Link``."""
+        """As ``Connection``."""
         return self.failure is not None
 
 
@@ -187,7 +187,7 @@ class Way:
         self.in_flight_max = partition.in_flight_max
         self.is_away = False
 
-    def bound(self, _deadline: float) -> tuple[Link, Identity, int]:
+    def bound(self, _deadline: float) -> tuple[Connection, Identity, int]:
         """As ``Sessions``."""
         if self.is_away:
             raise ConnectionLostError("away")
@@ -195,7 +195,7 @@ class Way:
         if self.link.failure is not None or self.link.session != session:
             self.link.fail(ConnectionLostError("another session"))
             self.link = FakeLink(self._partition, self._clock, session)
-        return cast(Link, self.link), Identity(1, 1, session, 0), self.in_flight_max
+        return cast(Connection, self.link), Identity(1, 1, session, 0), self.in_flight_max
 
     def current(self, deadline: float) -> Identity:
         """As ``Sessions``."""

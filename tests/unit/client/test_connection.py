@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, scripted_broker
-from txmq.client.transport.connection import ABANDONED_MAX, Link, Waiter
-from txmq.client.transport.reconnecting import AWAY_S_MAX, BACKOFF_S_MAX, SILENT_S, Connection
+from txmq.client.transport.connection import ABANDONED_MAX, Connection, Waiter
+from txmq.client.transport.reconnecting import AWAY_S_MAX, BACKOFF_S_MAX, SILENT_S, ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,
@@ -30,11 +30,13 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
     return scripted_broker(monkeypatch)
 
 
-def connection_to(broker: ScriptedBroker, addresses: int = 1) -> Connection:
-    return Connection([("host", number) for number in range(addresses)], "test", broker.clock, CONNECT_TIMEOUT_S)
+def connection_to(broker: ScriptedBroker, addresses: int = 1) -> ReconnectingConnection:
+    return ReconnectingConnection(
+        [("host", number) for number in range(addresses)], "test", broker.clock, CONNECT_TIMEOUT_S
+    )
 
 
-def link_of(connection: Connection, broker: ScriptedBroker) -> Link:
+def link_of(connection: ReconnectingConnection, broker: ScriptedBroker) -> Connection:
     return connection.link(broker.clock.now + 5)
 
 
@@ -210,7 +212,7 @@ def test_who_waits_while_another_thread_connects_in_vain_is_told_the_cause(broke
 # --- the broker is away ----------------------------------------------------------------------------------------------
 
 
-def waited(broker: ScriptedBroker, connection: Connection) -> float:
+def waited(broker: ScriptedBroker, connection: ReconnectingConnection) -> float:
     """How long ``reach`` takes to find that the broker is away."""
     began = broker.clock.now
     with pytest.raises(BrokerAwayError):
@@ -381,7 +383,7 @@ class Gate(ScriptedStream):
 
 def test_the_leader_reads_for_the_followers_and_hands_over(broker: ScriptedBroker) -> None:
     stream = Gate(broker)
-    link = Link(stream, broker.clock, "test")
+    link = Connection(stream, broker.clock, "test")
     broker.hold = {"ping"}
     first = link.request(broker.clock.now + 50, "ping")
     leader = threading.Thread(target=first.result)
@@ -406,7 +408,7 @@ def test_the_leader_reads_for_the_followers_and_hands_over(broker: ScriptedBroke
 
 def test_followers_wake_up_when_the_link_fails(broker: ScriptedBroker) -> None:
     stream = Gate(broker)
-    link = Link(stream, broker.clock, "test")
+    link = Connection(stream, broker.clock, "test")
     broker.hold = {"ping"}
     failures: list[BaseException] = []
 
@@ -429,7 +431,7 @@ def test_followers_wake_up_when_the_link_fails(broker: ScriptedBroker) -> None:
 
 
 def test_an_interrupt_while_answers_are_told_ends_the_link_and_tells_the_rest(broker: ScriptedBroker) -> None:
-    link = Link(ScriptedStream(broker), broker.clock, "test")
+    link = Connection(ScriptedStream(broker), broker.clock, "test")
 
     class Interrupting:
         def answered(self, code: int, body: bytes) -> None:

@@ -17,8 +17,8 @@ import pytest
 from tests.unit.client.scripted import scripted_broker
 from txmq.client.transport import connection as link_module
 from txmq.client.transport import reconnecting as connection_module
-from txmq.client.transport.connection import Link, Waiter
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.runtime.net import TcpStream
 from txmq.runtime.os_clock import OSClock
@@ -49,7 +49,7 @@ def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
 ) -> None:
     monkeypatch.setattr(link_module, "SLEEP_S_MAX", 0.01)
     ours, broker = socket.socketpair()
-    link = Link(TcpStream(ours), OSClock(), "broker")
+    link = Connection(TcpStream(ours), OSClock(), "broker")
     other = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
     broker.sendall(ANSWER % other.opaque + ANSWER % b"2")
     sys.setprofile(Strike(number, link_module.__file__))
@@ -74,7 +74,7 @@ def test_a_request_that_was_held_back_when_its_sender_was_interrupted_never_goes
             raise KeyboardInterrupt
 
     ours, broker = socket.socketpair()
-    link = Link(TcpStream(ours), OSClock(), "broker")
+    link = Connection(TcpStream(ours), OSClock(), "broker")
     link._woken.append(Waiter())
     link._out = Interrupting()
     with pytest.raises(KeyboardInterrupt):
@@ -88,7 +88,7 @@ def test_a_request_that_was_held_back_when_its_sender_was_interrupted_never_goes
 @pytest.mark.parametrize("number", range(1, STEPS))
 def test_an_interrupt_while_connecting_lets_the_next_one_connect(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = scripted_broker(monkeypatch)
-    connection = Connection([("host", 1)], "test", broker.clock, 5.0)
+    connection = ReconnectingConnection([("host", 1)], "test", broker.clock, 5.0)
     sys.setprofile(Strike(number, connection_module.__file__))
     with suppress(KeyboardInterrupt, TxmqError):
         connection.session_link(broker.clock.now + 5.0)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from txmq.client.transport.connection import HELD_BACK_MAX, Link, Pending, Reply, Waiter
+from txmq.client.transport.connection import HELD_BACK_MAX, Connection, Pending, Reply, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader, Violation
 from txmq.runtime.net import SLEEP_S_MAX, TcpStream
@@ -26,7 +26,7 @@ def ends() -> Iterator[tuple[TcpStream, socket.socket]]:
         yield TcpStream(ours), theirs
 
 
-def listed(link: Link, count: int) -> list[Reply]:
+def listed(link: Connection, count: int) -> list[Reply]:
     """Requests whose threads sleep."""
     replies = [link.request(link.clock.monotonic() + DEADLINE_S, "ping") for _ in range(count)]
     for reply in replies:
@@ -35,7 +35,7 @@ def listed(link: Link, count: int) -> list[Reply]:
 
 
 @contextmanager
-def somebody_reading(link: Link) -> Iterator[None]:
+def somebody_reading(link: Connection) -> Iterator[None]:
     link._leader = "somebody"
     yield
     link._leader = None
@@ -54,7 +54,7 @@ def answer(*replies: Reply) -> bytes:
 
 def test_followers_that_one_read_answered_wake_each_other_in_turn(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
-    link = Link(stream, OSClock(), "broker")
+    link = Connection(stream, OSClock(), "broker")
     replies = listed(link, 3)
     broker.sendall(answer(*replies))
     link.take_arrived()
@@ -65,7 +65,7 @@ def test_followers_that_one_read_answered_wake_each_other_in_turn(ends: tuple[Tc
 
 def test_a_follower_that_left_before_its_turn_is_passed_over(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
-    link = Link(stream, OSClock(), "broker")
+    link = Connection(stream, OSClock(), "broker")
     first, second, third = listed(link, 3)
     broker.sendall(answer(first, second, third))
     link.take_arrived()
@@ -77,7 +77,7 @@ def test_a_follower_that_left_before_its_turn_is_passed_over(ends: tuple[TcpStre
 
 def test_the_last_in_turn_wakes_one_to_lead(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
-    link = Link(stream, OSClock(), "broker")
+    link = Connection(stream, OSClock(), "broker")
     answered, other = listed(link, 2)
     broker.sendall(answer(answered))
     link.take_arrived()
@@ -87,7 +87,7 @@ def test_the_last_in_turn_wakes_one_to_lead(ends: tuple[TcpStream, socket.socket
 
 
 def test_nobody_is_woken_to_lead_while_another_reads(ends: tuple[TcpStream, socket.socket]) -> None:
-    link = Link(ends[0], OSClock(), "broker")
+    link = Connection(ends[0], OSClock(), "broker")
     (reply,) = listed(link, 1)
     with somebody_reading(link):
         link._pass_on()
@@ -99,7 +99,7 @@ def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
 ) -> None:
     stream, broker = ends
     clock = OSClock()
-    link = Link(stream, clock, "broker")
+    link = Connection(stream, clock, "broker")
     (first,) = listed(link, 1)
     second = link.request(clock.monotonic() + DEADLINE_S, "ping")
     link._leader = "somebody"
@@ -120,7 +120,7 @@ def test_a_thread_whose_wake_up_was_lost_looks_again_by_itself(
 ) -> None:
     stream, broker = ends
     monkeypatch.setattr("txmq.client.transport.connection.SLEEP_S_MAX", 0.01)
-    link = Link(stream, OSClock(), "broker")
+    link = Connection(stream, OSClock(), "broker")
     link._leader = "somebody"
     reply = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
     answers: list[bytes] = []
@@ -146,7 +146,7 @@ class Sleepless:
 
 
 def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: tuple[TcpStream, socket.socket]) -> None:
-    link = Link(ends[0], OSClock(), "broker")
+    link = Connection(ends[0], OSClock(), "broker")
 
     class Answering(dict[Waiter, bool]):
         """The answer comes right before the waiter is listed: the leader did not find it there."""
@@ -164,7 +164,7 @@ def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: t
 
 
 def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[TcpStream, socket.socket]) -> None:
-    link = Link(ends[0], OSClock(), "broker")
+    link = Connection(ends[0], OSClock(), "broker")
     waiter = Waiter()
     link._followers[waiter] = True
     with somebody_reading(link):
@@ -175,7 +175,7 @@ def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[Tc
 
 def test_an_answer_that_comes_while_it_is_given_up_is_not_waited_for(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
-    link = Link(stream, OSClock(), "broker")
+    link = Connection(stream, OSClock(), "broker")
     early, late = (link.request(link.clock.monotonic() + DEADLINE_S, "ping") for _ in range(2))
     broker.sendall(answer(early))
     link.take_arrived()
@@ -189,7 +189,7 @@ def test_an_answer_that_comes_while_it_is_given_up_is_not_waited_for(ends: tuple
 
 def test_many_threads_get_every_answer(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
-    link = Link(stream, OSClock(), "broker")
+    link = Connection(stream, OSClock(), "broker")
     threads, requests = 24, 200
     sent: list[int] = []
 
@@ -223,7 +223,7 @@ def test_many_threads_get_every_answer(ends: tuple[TcpStream, socket.socket]) ->
     assert (sum(sent), link._pending, link._followers) == (threads * requests, {}, {})
 
 
-def wait_until_listed(link: Link, waiter: Waiter) -> None:
+def wait_until_listed(link: Connection, waiter: Waiter) -> None:
     deadline = OSClock().monotonic() + DEADLINE_S
     while waiter not in link._followers:
         assert OSClock().monotonic() < deadline
@@ -258,7 +258,7 @@ class Recording:
 
 def test_requests_that_come_during_a_write_go_out_together_and_nobody_waits_for_the_lock() -> None:
     stream = Recording()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     batch = bytearray(b"x" * 10)
     replies: list[Reply] = []
     stream.meanwhile = [
@@ -276,7 +276,7 @@ def test_requests_that_come_during_a_write_go_out_together_and_nobody_waits_for_
 
 def test_requests_are_held_back_while_answered_followers_are_woken_and_written_by_who_empties_the_list() -> None:
     stream = Recording()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     first, second = listed(link, 2)
     del stream.writes[:]
     for reply in (first, second):
@@ -294,7 +294,7 @@ def test_requests_are_held_back_while_answered_followers_are_woken_and_written_b
 
 def test_only_so_many_requests_are_held_back() -> None:
     stream = Recording()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     (follower,) = listed(link, 1)
     follower.answered(200, b"")
     del stream.writes[:]
@@ -306,7 +306,7 @@ def test_only_so_many_requests_are_held_back() -> None:
 
 def test_what_was_held_back_for_followers_that_left_by_themselves_is_written() -> None:
     stream = Recording()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     (follower,) = listed(link, 1)
     follower.answered(200, b"")
     del stream.writes[:]
@@ -325,7 +325,7 @@ def test_who_reads_writes_first_what_was_held_back() -> None:
             self.is_over = True
 
     stream = Watching()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     link._woken.append(Waiter())
     link.request(DEADLINE_S, "ping")
     assert stream.writes == []
@@ -335,7 +335,7 @@ def test_who_reads_writes_first_what_was_held_back() -> None:
 
 def test_a_request_that_comes_when_the_writer_is_about_to_leave_is_written() -> None:
     stream = Recording()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     late = [lambda: link.request(DEADLINE_S, "version")]
 
     class Leaving:
@@ -368,7 +368,7 @@ def test_a_large_body_is_not_copied_and_what_the_system_did_not_take_follows() -
             return len(taken) if len(self.writes) != 2 else 0
 
     stream = Short()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     batch = bytearray(range(256)) * 400
     reply = link.transaction(0.0, "commit 1-1-1-1", {}, (b"part", memoryview(batch)))
     assert link.has_unsent
@@ -385,7 +385,7 @@ def test_an_interrupted_write_ends_the_conversation() -> None:
             raise KeyboardInterrupt
 
     stream = Interrupted()
-    link = Link(stream, OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         link.request(DEADLINE_S, "ping")
     assert stream.is_over, "how much of the request is out is not known: nothing may follow it"
@@ -395,7 +395,7 @@ def test_an_interrupted_write_ends_the_conversation() -> None:
 
 @pytest.mark.parametrize("told_by_fail", [False, True])
 def test_a_request_that_meets_the_links_end_is_told_exactly_once(told_by_fail: bool) -> None:
-    link = Link(Recording(), OSClock(), "broker")  # type: ignore[arg-type]
+    link = Connection(Recording(), OSClock(), "broker")  # type: ignore[arg-type]
     told: list[TxmqError] = []
 
     class Meeting(dict[bytes, Pending]):

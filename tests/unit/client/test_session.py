@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from txmq.client.transaction.broker_side import TransactionHome
 from txmq.client.transaction.prepared import repeat_prepare
-from txmq.client.transport.session import Session, parse_hello
+from txmq.client.transport.session import ClientSession, parse_hello
 from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
 from txmq.testing.simulated.broker import FakeHome, Fault
 
@@ -23,7 +23,7 @@ FIELDS: dict[str, Any] = {
 
 
 def test_txids_count_up_under_the_session() -> None:
-    session = Session(FIELDS)
+    session = ClientSession(FIELDS)
     assert [str(session.next_txid()) for _ in range(2)] == [
         "00000000000000c1-00000000000000a1-1f-1",
         "00000000000000c1-00000000000000a1-1f-2",
@@ -31,14 +31,14 @@ def test_txids_count_up_under_the_session() -> None:
 
 
 def test_the_text_of_a_txid_is_the_txids() -> None:
-    session, twin = Session(FIELDS), Session(FIELDS)
+    session, twin = ClientSession(FIELDS), ClientSession(FIELDS)
     for counter in range(1, 20):
         assert session.next_txid_text() == (counter, str(twin.next_txid()))
 
 
 @given(st.permutations(list(range(1, 30))))
 def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> None:
-    session = Session(FIELDS)
+    session = ClientSession(FIELDS)
     finished: set[int] = set()
     for counter in order:
         session.finished(counter)
@@ -49,7 +49,7 @@ def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> N
 @pytest.mark.parametrize("missing", ["cluster", "home", "session", "epoch", "secret", "in_flight_max"])
 def test_an_answer_to_hello_that_lacks_a_field_is_the_peers_fault(missing: str) -> None:
     with pytest.raises(RemoteProtocolError):
-        Session({name: value for name, value in FIELDS.items() if name != missing})
+        ClientSession({name: value for name, value in FIELDS.items() if name != missing})
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"protocol": 2}', b"\xff"])
@@ -63,14 +63,14 @@ def test_an_answer_to_hello_is_read() -> None:
 
 
 def test_a_counter_that_is_finished_twice_changes_nothing() -> None:
-    session = Session(FIELDS)
+    session = ClientSession(FIELDS)
     for counter in (2, 1, 1, 2, 3):
         session.finished(counter)
     assert session.floor == 3
 
 
 def test_a_session_knows_how_far_the_brokers_clock_is_ahead() -> None:
-    assert Session(FIELDS | {"time_ms": 5_000}, monotonic_ms=2_000).clock_ahead_ms == 3_000
+    assert ClientSession(FIELDS | {"time_ms": 5_000}, monotonic_ms=2_000).clock_ahead_ms == 3_000
 
 
 def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
@@ -99,7 +99,7 @@ def test_a_prepare_that_is_refused_in_time_makes_the_next_one_state_its_deadline
 
 
 def test_an_outcome_that_a_resolver_needs_is_not_finished_by_whoever_asks_for_it() -> None:
-    session = Session(FIELDS)
+    session = ClientSession(FIELDS)
     session.keep(1)
     session.saw_outcome(1)
     session.saw_outcome(2)

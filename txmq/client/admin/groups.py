@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.protocol.group_rows import in_pieces
 
 Fields = dict[str, Any]
@@ -16,7 +16,7 @@ FieldsList = list[Fields]
 class Groups:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, connection: Callable[[], Connection], timeout: float) -> None:
+    def __init__(self, connection: Callable[[], ReconnectingConnection], timeout: float) -> None:
         self._connection, self._timeout = connection, timeout
 
     def list(self) -> FieldsList:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.log.records import decode
 from txmq.model import Message, Outcome
@@ -42,7 +42,7 @@ class Transactions:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, connection: Callable[[], Connection], timeout: float, told: Callable[[TxId], Outcome | None]
+        self, connection: Callable[[], ReconnectingConnection], timeout: float, told: Callable[[TxId], Outcome | None]
     ) -> None:
         self._connection, self._timeout, self._told = connection, timeout, told
 

@@ -30,7 +30,7 @@ from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import Aside, open_store
 from txmq.client.consumer.transactional_acks import Claims
 from txmq.client.consumer.ungrouped import Alone
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message
 from txmq.runtime.logging import get_logger
@@ -48,7 +48,7 @@ class Consumer:
     """
 
     def __init__(
-        self, client: Any, connections: tuple[Connection, Connection], settings: ConsumerSettings,
+        self, client: Any, connections: tuple[ReconnectingConnection, ReconnectingConnection], settings: ConsumerSettings,
         membership: MemberSettings,
     ) -> None:  # fmt: skip
         self._client, self.settings, self.name = client, settings, settings.options.name or membership.name

@@ -18,8 +18,8 @@ from typing import Any
 
 from txmq.client.consumer.partition import Slot, Tracker
 from txmq.client.reading import DAMAGED
-from txmq.client.transport.connection import Link, Waiter
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -57,7 +57,7 @@ class Fetching:
     """See the module's docstring; ``changed`` guards ``trackers``, told of messages. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, connection: Connection, changed: Condition, trackers: dict[Slot, Tracker],
+        self, client: Any, connection: ReconnectingConnection, changed: Condition, trackers: dict[Slot, Tracker],
         buffer_size_bytes: int,
     ) -> None:  # fmt: skip
         self._client, self._connection, self._clock = client, connection, client.clock
@@ -87,7 +87,7 @@ class Fetching:
             self.more(link)
             link.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
 
-    def more(self, link: Link | None = None) -> None:
+    def more(self, link: Connection | None = None) -> None:
         """Ask for more where there is room; any thread. Without a link the fetching thread does it soon."""
         try:
             link = link or self._connection.live

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore, StoredOffset, asked
 from txmq.client.consumer.partition import Slot
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     ClosedError,
     FencedError,
@@ -113,7 +113,7 @@ class GroupMember:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, connection: Connection, clock: Clock, settings: MemberSettings, partitions: Partitions,
+        self, connection: ReconnectingConnection, clock: Clock, settings: MemberSettings, partitions: Partitions,
         store: OffsetStore | None = None,
     ) -> None:  # fmt: skip
         self._connection, self._clock, self._settings, self._partitions = connection, clock, settings, partitions

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable
 
 from txmq.client.producer.core import Batch, ProducerCore, ProducerLimits, Record
-from txmq.client.transport.connection import Link, Waiter
-from txmq.client.transport.reconnecting import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, Connection
-from txmq.client.transport.session import Session
+from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport.reconnecting import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, ReconnectingConnection
+from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConnectionLostError, RequestTimeoutError, TxmqError, broker_error
 from txmq.model import SendResult, SendStatus
 from txmq.runtime.ports import Clock
@@ -83,7 +83,7 @@ class _PutReply:
 
     __slots__ = ("batch", "link", "sender", "transmission")
 
-    def __init__(self, sender: Sender, link: Link, batch: Batch) -> None:
+    def __init__(self, sender: Sender, link: Connection, batch: Batch) -> None:
         self.sender, self.link, self.batch, self.transmission = sender, link, batch, batch.transmission
 
     def answered(self, code: int, body: bytes) -> None:
@@ -96,13 +96,13 @@ class _PutReply:
 class Sender:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, connection: Connection, clock: Clock, limits: ProducerLimits) -> None:
+    def __init__(self, connection: ReconnectingConnection, clock: Clock, limits: ProducerLimits) -> None:
         self.connection, self.clock = connection, clock
         self.core = ProducerCore(limits)
         self.on_unknown_topic: Callable[[str], None] = lambda _topic: None
         self._lock = Lock()
-        self._link: Link | None = None
-        self._session: Session | None = None  # whose numbers the core uses
+        self._link: Connection | None = None
+        self._session: ClientSession | None = None  # whose numbers the core uses
         self._failure: TxmqError | None = None  # why there is no link
         self._backoff_s = 0.0  # before the next link is asked for
         self._background: Waiter | None = None
@@ -283,7 +283,7 @@ class Sender:
         waiters = [waiter for batch in self.core.unfinished_batches() for waiter in _completion_of(batch).waiters]
         return waiters if self._background is None else [*waiters, self._background]
 
-    def take_loss(self, link: Link) -> None:
+    def take_loss(self, link: Connection) -> None:
         """The link failed."""
         with self._lock:
             if self._link is link:

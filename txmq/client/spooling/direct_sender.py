@@ -32,7 +32,7 @@ from txmq.client.producer.core import (
 from txmq.client.producer.sender import Completion, Sender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool_rows import Identity, Place
-from txmq.client.transport.connection import Link, Waiter
+from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import IDLE_CHECK_S
 from txmq.errors import BrokerError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
 from txmq.log import records
@@ -239,7 +239,7 @@ class OrderedSender(Sender):
                 self.core.connected(identity.session, identity.epoch, in_flight_max)
         return identity
 
-    def _is_idle(self, link: Link) -> bool:
+    def _is_idle(self, link: Connection) -> bool:
         """Whether it was unused for so long that it has to be looked at."""
         return self.clock.monotonic() - link.used_at > IDLE_CHECK_S
 

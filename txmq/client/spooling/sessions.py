@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import Held, Identity, Pin, Place
-from txmq.client.transport.connection import Link, Reply
-from txmq.client.transport.reconnecting import Connection
-from txmq.client.transport.session import PROTOCOL, Session, parse_hello, resume_wish
+from txmq.client.transport.connection import Connection, Reply
+from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello, resume_wish
 from txmq.errors import ConnectionLostError, FencedError, RemoteProtocolError
 from txmq.log import records
 from txmq.runtime.threads import Lock
@@ -31,14 +31,14 @@ from txmq.runtime.threads import Lock
 class Sessions:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, main: Connection, other: Connection, spool: Spool, name: str) -> None:
+    def __init__(self, main: ReconnectingConnection, other: ReconnectingConnection, spool: Spool, name: str) -> None:
         self.main, self._other, self._spool, self._name = main, other, spool, name
         self._noted: Identity | None = None
-        self._session: Session | None = None
+        self._session: ClientSession | None = None
         self._former = spool.sessions()
         self._held: dict[Identity, Held] = {}
         self._lock = Lock()  # held over the other connection's greetings
-        self._bound: tuple[Link, Identity] | None = None
+        self._bound: tuple[Connection, Identity] | None = None
 
     @property
     def in_flight_max(self) -> int:
@@ -59,7 +59,7 @@ class Sessions:
         """
         return self.bound(deadline)[1]
 
-    def bound(self, deadline: float) -> tuple[Link, Identity, int]:
+    def bound(self, deadline: float) -> tuple[Connection, Identity, int]:
         """The link that speaks for the current session, the session, and how many batches it tells apart.
 
         Raises as ``current``.
@@ -97,7 +97,7 @@ class Sessions:
         """
         return self._link(pin.identity, deadline).request(deadline, "put", *place, body=[stamped(content, pin)])
 
-    def _link(self, identity: Identity, deadline: float) -> Link:
+    def _link(self, identity: Identity, deadline: float) -> Connection:
         if identity == self._noted:
             link, session = self.main.session_link(deadline)
             if session is self._session:
@@ -105,7 +105,7 @@ class Sessions:
         with self._lock:
             return self._resumed(identity, deadline)
 
-    def _resumed(self, identity: Identity, deadline: float) -> Link:
+    def _resumed(self, identity: Identity, deadline: float) -> Connection:
         link = self._other.link(deadline)
         if self._bound == (link, identity):
             return link
@@ -130,7 +130,7 @@ class Sessions:
             )
         return resume_wish(identity.session, held.epoch, held.secret)
 
-    def _hello(self, link: Link, wish: str, deadline: float) -> dict[str, object]:
+    def _hello(self, link: Connection, wish: str, deadline: float) -> dict[str, object]:
         reply = link.request(deadline, "hello", PROTOCOL, self._name, extensions={"session": wish})
         return parse_hello(reply.result())
 

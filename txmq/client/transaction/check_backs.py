@@ -22,7 +22,7 @@ from typing import Any
 
 from txmq.client.transaction.half_message import Half
 from txmq.client.transaction.prepared import settle
-from txmq.client.transport.reconnecting import Connection
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
 from txmq.log.records import TAG_HEADER, Record, decode
 from txmq.model import Message, Resolution
@@ -84,10 +84,12 @@ class CheckBacks:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: Any, group: str, checker: Checker, connection: Callable[[], Connection]) -> None:
+    def __init__(
+        self, client: Any, group: str, checker: Checker, connection: Callable[[], ReconnectingConnection]
+    ) -> None:
         self.group, self.checker = group, checker
         self._client, self._new_connection = client, connection
-        self._connection: Connection | None = None
+        self._connection: ReconnectingConnection | None = None
         self._log = get_logger(group=group)
         self._untold: deque[tuple[Half, Resolution]] = deque()
         self._lock = Lock()
@@ -136,7 +138,7 @@ class CheckBacks:
         self._lock, self._signal = Lock(), Signal()
         self._untold.clear()
 
-    def _run(self, connection: Connection) -> None:
+    def _run(self, connection: ReconnectingConnection) -> None:
         try:
             self._serve()
         finally:

@@ -37,7 +37,7 @@ from itertools import count
 from typing import Protocol
 
 from txmq.client.transport.broken_answer import BrokenAnswerError
-from txmq.client.transport.session import Session
+from txmq.client.transport.session import ClientSession
 from txmq.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError, broker_error
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
@@ -77,7 +77,7 @@ class Waiter:
         self.signal = Signal()
 
     def nudge(self) -> None:
-        """Have the thread come back from ``Link.wait``."""
+        """Have the thread come back from ``Connection.wait``."""
         self.nudged = True
         self.signal.set()
 
@@ -92,7 +92,7 @@ class Reply(Waiter):
 
     __slots__ = ("_body", "_code", "_deadline", "_error", "_link", "opaque")
 
-    def __init__(self, link: Link, deadline: float, opaque: bytes) -> None:
+    def __init__(self, link: Connection, deadline: float, opaque: bytes) -> None:
         self.done = self.nudged = False  # as ``Waiter``
         self.signal = Signal()
         self._link, self._deadline, self.opaque = link, deadline, opaque
@@ -135,7 +135,7 @@ class Reply(Waiter):
         return self._body
 
 
-class Link:
+class Connection:
     """See the module's docstring.
 
     Attributes:
@@ -148,7 +148,7 @@ class Link:
     def __init__(self, stream: Stream, clock: Clock, address: str) -> None:
         self.clock, self.address = clock, address
         self.failure: TxmqError | None = None
-        self.session: Session | None = None
+        self.session: ClientSession | None = None
         self.used_at = self.heard_at = clock.monotonic()
         self._stream = stream
         self._answers = AnswerReader()

@@ -1,6 +1,6 @@
 """A connection that is remade when it is needed: addresses, back-off, the greeting, the session.
 
-Theory of operation. ``link`` hands out the live ``Link`` or makes one: it connects to the addresses in turn and sends
+Theory of operation. ``link`` hands out the live ``Connection`` or makes one: it connects to the addresses in turn and sends
 ``hello``, which resumes the session before anybody else can send. A failed attempt is reported at once; the next one
 waits out a back-off first, so that callers may simply repeat. Nothing is sent again here: whoever asked knows whether
 that is safe (``repeat`` is for requests that only ask).
@@ -11,7 +11,7 @@ out once, by a request that is not answered in time; from then until it answers,
 ``AWAY_S_MAX``.
 
 Invariants:
-    * A ``Link`` that is handed out has been greeted; its session, where the connection has one, is bound to it.
+    * A ``Connection`` that is handed out has been greeted; its session, where the connection has one, is bound to it.
     * After ``fork`` the child starts anew, with another session; the parent's conversation goes on untouched.
 """
 
@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from txmq.client.transport.connection import Link, Reply
-from txmq.client.transport.session import PROTOCOL, Session, parse_hello
+from txmq.client.transport.connection import Connection, Reply
+from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,
@@ -47,7 +47,7 @@ AWAY_S_MAX = 1.0  # who holds locks, or is about to, waits no longer for a broke
 T = TypeVar("T")
 
 
-class Connection:
+class ReconnectingConnection:
     """See the module's docstring.
 
     Args:
@@ -64,8 +64,8 @@ class Connection:
     ) -> None:
         self._addresses, self._name, self._clock = list(addresses), name, clock
         self._connect_timeout = connect_timeout
-        self._link: Link | None = None
-        self._session: Session | None = None
+        self._link: Connection | None = None
+        self._session: ClientSession | None = None
         self._lock = Lock()  # held for a moment
         self._maker: object = None  # who makes or changes the link or the session
         self._backoff_s = 0.0
@@ -133,7 +133,7 @@ class Connection:
 
     # --- the link ----------------------------------------------------------------------------------------------------
 
-    def link(self, deadline: float, patience_s: float = float("inf")) -> Link:
+    def link(self, deadline: float, patience_s: float = float("inf")) -> Connection:
         """The live link, made if need be, within ``patience_s``.
 
         Raises:
@@ -196,12 +196,12 @@ class Connection:
             raise BrokerAwayError(str(error)) from error
 
     @property
-    def live(self) -> Link | None:
+    def live(self) -> Connection | None:
         """The link, if there is one that has not failed."""
         link = self._link
         return link if link is not None and link.failure is None else None
 
-    def session_link(self, deadline: float) -> tuple[Link, Session]:
+    def session_link(self, deadline: float) -> tuple[Connection, ClientSession]:
         """The live link with the session bound to it; makes both if need be. Errors: of ``link`` and of ``hello``."""
         link = self.link(deadline)
         session = link.session
@@ -222,25 +222,25 @@ class Connection:
         is_ours = known is not None and (known.cluster, known.home, known.id) == txid[:3]
         return known.told(txid.counter) if known is not None and is_ours else None
 
-    def renew_session(self, old: Session, deadline: float) -> None:
+    def renew_session(self, old: ClientSession, deadline: float) -> None:
         """Give up a session that contradicts itself; the next ``session_link`` has another."""
         self._alone(deadline, lambda: self._drop_session(old))
 
-    def _drop_session(self, old: Session) -> None:
+    def _drop_session(self, old: ClientSession) -> None:
         if self._session is not None and self._session.is_same(old):
             self._session = None
             if self._link is not None:
                 self._link.fail(ConnectionLostError("the session was given up"))
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> ClientSession | None:
         """The session in use, if there is one yet."""
         return self._session
 
-    def _make(self, deadline: float) -> Link:
+    def _make(self, deadline: float) -> Connection:
         return self._alone(deadline, lambda: self._made(deadline))
 
-    def _made(self, deadline: float) -> Link:
+    def _made(self, deadline: float) -> Connection:
         link = self._link
         if link is not None and link.failure is None:
             return link
@@ -289,7 +289,7 @@ class Connection:
             if wait > 0:
                 self._clock.sleep(wait)
 
-    def _connected(self, deadline: float) -> Link:
+    def _connected(self, deadline: float) -> Connection:
         failures = []
         for host, port in self._addresses:
             remaining = min(deadline - self._clock.monotonic(), self._connect_timeout)
@@ -300,7 +300,7 @@ class Connection:
             except OSError as error:
                 failures.append(f"{host}:{port}: {error}")
                 continue
-            link = Link(stream, self._clock, f"{host}:{port}")
+            link = Connection(stream, self._clock, f"{host}:{port}")
             try:
                 self._greet(link, deadline)
             except BaseException as error:
@@ -316,7 +316,7 @@ class Connection:
 
     # --- hello -------------------------------------------------------------------------------------------------------
 
-    def _greet(self, link: Link, deadline: float) -> None:
+    def _greet(self, link: Connection, deadline: float) -> None:
         """Introduce this client; resume its session, or take a new one where the broker no longer knows it."""
         known = self._session
         if known is None:
@@ -334,16 +334,16 @@ class Connection:
             known.clock_ahead_ms = resumed.clock_ahead_ms
             self._session = link.session = known  # it counts the transactions
 
-    def _hello(self, link: Link, deadline: float, wish: str) -> Session | None:
+    def _hello(self, link: Connection, deadline: float, wish: str) -> ClientSession | None:
         attempt = min(deadline, self._clock.monotonic() + self._connect_timeout)
         reply = link.request(attempt, "hello", PROTOCOL, self._name, extensions={"session": wish})
         fields = parse_hello(reply.result())
         if fields.get("session") is None:
             return None
-        link.session = self._session = Session(fields, int(self._clock.monotonic() * 1000))
+        link.session = self._session = ClientSession(fields, int(self._clock.monotonic() * 1000))
         return link.session
 
-    def measure_clock(self, session: Session, timeout: float) -> None:
+    def measure_clock(self, session: ClientSession, timeout: float) -> None:
         """Ask once more what time it is at the broker, where the link speaks for the session: a clock was set.
 
         Raises:
@@ -354,7 +354,7 @@ class Connection:
         if link.session is session:
             wish = {"session": session.wish}
             fields = parse_hello(link.request(deadline, "hello", PROTOCOL, self._name, extensions=wish).result())
-            session.clock_ahead_ms = Session(fields, int(self._clock.monotonic() * 1000)).clock_ahead_ms
+            session.clock_ahead_ms = ClientSession(fields, int(self._clock.monotonic() * 1000)).clock_ahead_ms
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

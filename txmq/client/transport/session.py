@@ -28,7 +28,7 @@ PROTOCOL = 1
 _TOLD_MAX = 4096  # outcomes of lost transactions
 
 
-class Session:
+class ClientSession:
     """One session, as the broker's ``hello`` told it.
 
     Attributes:
@@ -115,7 +115,7 @@ class Session:
         """What ``hello`` takes to resume it."""
         return resume_wish(self.id, self.epoch, self.secret)
 
-    def is_same(self, other: Session) -> bool:
+    def is_same(self, other: ClientSession) -> bool:
         """Whether both name the same session of the same broker."""
         return (self.cluster, self.home, self.id, self.epoch) == (other.cluster, other.home, other.id, other.epoch)
 

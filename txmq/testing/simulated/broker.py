@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from txmq.client.transaction.messages import Streamed
-from txmq.client.transport.session import Session
+from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     BadRequestError,
     BrokerAwayError,
@@ -113,8 +113,8 @@ class FakeHome:
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
-    def _new_session(self, number: int) -> Session:
-        return Session(
+    def _new_session(self, number: int) -> ClientSession:
+        return ClientSession(
             {
                 "cluster": "00000000000000c1", "home": "00000000000000a1", "session": f"{number:x}", "epoch": 0,
                 "secret": f"{number:032x}", "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
@@ -123,12 +123,12 @@ class FakeHome:
             int(self.clock.monotonic() * 1000),
         )  # fmt: skip
 
-    def leave_session(self, full: Session) -> None:
+    def leave_session(self, full: ClientSession) -> None:
         """As ``Client.leave_session``."""
         if self.session is full:
             self.session = self._new_session(full.id + 1)
 
-    def measure_clock(self, session: Session, timeout: float) -> None:
+    def measure_clock(self, session: ClientSession, timeout: float) -> None:
         """As ``Connection.measure_clock``."""
         session.clock_ahead_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
 
