@@ -23,7 +23,7 @@ class Mark:
     """One line of a drawing.
 
     Attributes:
-        style: ``own``, ``peer`` or ``bare``.
+        style: ``own``, ``client`` or ``bare``.
         value: what the bar shows; None where there is nothing but ``text``.
         text: behind the bar.
         low, high: of the samples.

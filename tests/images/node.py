@@ -79,8 +79,8 @@ class Client:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.peer = node.core.connected("test")
-        self.peer.shell = self
+        self.client = node.core.connected("test")
+        self.client.shell = self
         limits = Limits(node.settings.request_size_bytes_max, node.settings.batch_size_bytes_max)
         self._requests = RequestReader(limits, ByteBudget(1 << 30))
         self._reader = AnswerReader()
@@ -104,7 +104,7 @@ class Client:
     def send_bytes(self, data: bytes) -> None:
         """Send anything."""
         self.node.context.now_ms = self.node.clock.now_ms()
-        self.node.core.receive(self.peer, self._requests.feed(data))
+        self.node.core.receive(self.client, self._requests.feed(data))
 
     def ask(
         self, verb: str, *arguments: str | int, extensions: Mapping[str, str | int | None] | None = None,
@@ -121,11 +121,11 @@ class Client:
 
     def disconnect(self) -> None:
         """The connection is lost."""
-        self.node.core.disconnected(self.peer)
+        self.node.core.disconnected(self.client)
 
     def take(self) -> None:
         """Read what the core wrote."""
-        data, self.peer.out = b"".join(self.peer.out), []
+        data, self.client.out = b"".join(self.client.out), []
         for code, opaque, body, is_value in self._reader.feed(data):
             assert is_value or not body or body.endswith(b"\n"), body
             self.received[opaque] = Answer(code, body)
@@ -234,15 +234,15 @@ class Node:
             for read in self.core.take_reads():
                 content = read.partition.read(self.store.files, read.offset, read.size_bytes_max)
                 self.core.was_read(read, content or b"")
-            for peer, opaque, partition, time_ms in self.core.take_lookups():
+            for client, opaque, partition, time_ms in self.core.take_lookups():
                 found = partition.offset_for(self.store.files, time_ms)
-                self.core.was_looked_up(peer, opaque, partition, found)
+                self.core.was_looked_up(client, opaque, partition, found)
             ready = self.core.take_ready()
             if not ready:
                 return
-            for peer in ready:
-                if isinstance(peer.shell, Client):
-                    peer.shell.take()
+            for client in ready:
+                if isinstance(client.shell, Client):
+                    client.shell.take()
 
     # --- what the server does now and then ---
 

@@ -48,7 +48,7 @@ class Link(NodeClient):
 
     def take(self) -> None:
         """From the core; what is written may still be lost."""
-        data, self.peer.out = b"".join(self.peer.out), []
+        data, self.client.out = b"".join(self.client.out), []
         self._pieces(1, data, self._receive)
 
     def _pieces(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:
@@ -67,7 +67,7 @@ class Link(NodeClient):
         self.has_stalled = True
         self._free[way] = max(self._free[way], end)
         self.world.meet("one direction stalled")
-        self.world.trace("link stalls", self.peer.number, way)
+        self.world.trace("link stalls", self.client.number, way)
         if rng.random() < 0.5:
             self.world.after(end - self.world.now, self.cut)
 
@@ -76,7 +76,7 @@ class Link(NodeClient):
         if self.is_lost:
             return
         self.is_lost = True
-        self.world.trace("link lost", self.peer.number)
+        self.world.trace("link lost", self.client.number)
         self.world.after(self.world.rng.uniform(0.001, 0.02), self._lost)
         self.world.after(self.world.rng.uniform(0.001, 0.02), self._hang_up)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from txmq.broker.state.session import Session
 
 
-class Peer:
+class ClientConnection:
     """One connection. The core appends whole answers to ``out`` and lists the peer in ``Core.ready``.
 
     Attributes:

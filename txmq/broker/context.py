@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Group
 from txmq.broker.state.check_backs import CheckDesk
 from txmq.broker.state.deadlines import Deadlines
@@ -29,7 +29,7 @@ from txmq.runtime.ports import Random
 class Read(NamedTuple):
     """An effect: fetch batches and send them as a ``value`` answer."""
 
-    peer: Peer
+    client: ClientConnection
     opaque: bytes
     partition: Partition
     offset: int
@@ -102,14 +102,14 @@ class Context:
     group: Group = field(default_factory=Group)
     full: deque[Group] = field(default_factory=deque)
     unforced: list[Group] = field(default_factory=list)
-    ready: list[Peer] = field(default_factory=list)
+    ready: list[ClientConnection] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
-    lookups: list[tuple[Peer, bytes, Partition, int]] = field(default_factory=list)
+    lookups: list[tuple[ClientConnection, bytes, Partition, int]] = field(default_factory=list)
     moved: list[Partition] = field(default_factory=list)
     waiting_polls: Deadlines[tuple[Partition, Any]] = field(default_factory=lambda: Deadlines(_is_answered))
-    peers: dict[int, Peer] = field(default_factory=dict)
+    clients: dict[int, ClientConnection] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
-    closing: list[Peer] = field(default_factory=list)
+    closing: list[ClientConnection] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
     checks: CheckDesk = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
@@ -130,45 +130,45 @@ class Context:
         """Whether plain puts and local transactions are answered before the sync."""
         return self.settings.sync != "always"
 
-    def answer(self, peer: Peer, opaque: bytes, answer: bytes) -> None:
+    def answer(self, client: ClientConnection, opaque: bytes, answer: bytes) -> None:
         """Send now; only for what does not depend on an unforced record."""
-        if peer.gone:
+        if client.gone:
             return
-        peer.unanswered.discard(opaque)
-        peer.given_bytes += len(answer)
-        peer.out.append(answer)
-        if not peer.ready:
-            peer.ready = True
-            self.ready.append(peer)
+        client.unanswered.discard(opaque)
+        client.given_bytes += len(answer)
+        client.out.append(answer)
+        if not client.ready:
+            client.ready = True
+            self.ready.append(client)
 
-    def close(self, peer: Peer) -> None:
+    def close(self, client: ClientConnection) -> None:
         """Effect: close a connection once its answers are written."""
-        peer.closing = True
-        self.closing.append(peer)
+        client.closing = True
+        self.closing.append(client)
 
-    def answer_when_forced(self, peer: Peer, opaque: bytes, body: bytes = b"") -> None:
+    def answer_when_forced(self, client: ClientConnection, opaque: bytes, body: bytes = b"") -> None:
         """Send 200 once everything accepted so far is forced, whatever ``sync`` says."""
         self.group.forced = True
-        self.group.waiters.append((peer, opaque, answers.result(200, opaque, body)))
+        self.group.waiters.append((client, opaque, answers.result(200, opaque, body)))
 
-    def answer_relaxed(self, peer: Peer, opaque: bytes, body: bytes) -> None:
+    def answer_relaxed(self, client: ClientConnection, opaque: bytes, body: bytes) -> None:
         """Send 200 as ``sync`` says: once written, or once forced."""
         waiters = self.group.relaxed_waiters if self.relaxed else self.group.waiters
-        waiters.append((peer, opaque, answers.result(200, opaque, body)))
+        waiters.append((client, opaque, answers.result(200, opaque, body)))
 
-    def answer_settled(self, peer: Peer, opaque: bytes, body: bytes) -> None:
+    def answer_settled(self, client: ClientConnection, opaque: bytes, body: bytes) -> None:
         """Send 200 with something looked up in assigned state: at once, or with the newest group not forced yet."""
-        self.send_settled(peer, opaque, answers.result(200, opaque, body))
+        self.send_settled(client, opaque, answers.result(200, opaque, body))
 
-    def send_settled(self, peer: Peer, opaque: bytes, answer: bytes) -> None:
+    def send_settled(self, client: ClientConnection, opaque: bytes, answer: bytes) -> None:
         """The same, for a whole answer."""
         newest = self._newest_undurable()
         if newest is None:
-            self.answer(peer, opaque, answer)
+            self.answer(client, opaque, answer)
         else:
             newest.forced = True
-            peer.given_bytes += len(answer)
-            newest.waiters.append((peer, opaque, answer))
+            client.given_bytes += len(answer)
+            newest.waiters.append((client, opaque, answer))
 
     def _newest_undurable(self) -> Group | None:
         if not self.group.is_empty:

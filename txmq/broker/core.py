@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Group
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.state import session_expiry
@@ -45,7 +45,7 @@ from txmq.protocol import answers
 from txmq.protocol.requests import Request, Violation
 from txmq.runtime.ports import Random
 
-_Verb = Callable[[Context, Peer, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
+_Verb = Callable[[Context, ClientConnection, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
 VERBS: dict[bytes, _Verb] = {
     b"put": put,
     b"get": get.get,
@@ -87,7 +87,7 @@ class Core:
         self, identity: Identity, settings: BrokerSettings, state: State, now_ms: int, random: Random
     ) -> None:  # fmt: skip
         self.context = Context(identity, settings, state, random, now_ms=now_ms, started_ms=now_ms)
-        self._next_peer = 1
+        self._next_client = 1
         self._ticked_ms = now_ms
         for session in state.sessions.values():
             session.gone_ms = now_ms  # its owner has from now on to come back before others settle what it prepared
@@ -98,39 +98,39 @@ class Core:
 
     # --- connections -------------------------------------------------------------------------------------------------
 
-    def connected(self, address: str = "") -> Peer:
+    def connected(self, address: str = "") -> ClientConnection:
         """A connection was accepted."""
-        peer = Peer(self._next_peer, address)
-        self._next_peer += 1
-        self.context.peers[peer.number] = peer
+        client = ClientConnection(self._next_client, address)
+        self._next_client += 1
+        self.context.clients[client.number] = client
         self.context.counters.connections_opened += 1
-        return peer
+        return client
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, client: ClientConnection) -> None:
         """A connection is gone: its answers are dropped, its session waits, its streams are rolled back."""
-        peer.gone = peer.closing = True
-        self.context.peers.pop(peer.number, None)
-        groups.disconnected(self.context, peer)
-        self.context.resources.disconnected(reporter_of(peer))
-        session, peer.session = peer.session, None
-        if session is not None and session.bound == peer.number:
+        client.gone = client.closing = True
+        self.context.clients.pop(client.number, None)
+        groups.disconnected(self.context, client)
+        self.context.resources.disconnected(reporter_of(client))
+        session, client.session = client.session, None
+        if session is not None and session.bound == client.number:
             session.bound = None
             session.gone_ms = self.context.now_ms
             transactions.owner_gone(self.context, session)
 
-    def read_again(self, peer: Peer) -> None:
+    def read_again(self, client: ClientConnection) -> None:
         """A connection that was held is read from now on."""
-        peer.held = False
-        groups.read_again(self.context, peer)
+        client.held = False
+        groups.read_again(self.context, client)
 
-    def receive(self, peer: Peer, requests: Sequence[Request | Violation]) -> None:
+    def receive(self, client: ClientConnection, requests: Sequence[Request | Violation]) -> None:
         """Take in what one read brought, in order; a violation is answered and the connection closes."""
         index = 0
         while index < len(requests):
-            index = self.receive_some(peer, requests, index)
+            index = self.receive_some(client, requests, index)
 
     def receive_some(
-        self, peer: Peer, requests: Sequence[Request | Violation], index: int, *, may_be_long: bool = True
+        self, client: ClientConnection, requests: Sequence[Request | Violation], index: int, *, may_be_long: bool = True
     ) -> int:
         """The same from ``requests[index]`` on, up to one whose answer may be long, or some REQUESTS_A_TURN.
 
@@ -144,51 +144,51 @@ class Core:
         short lines of ``meta *`` in one read held the loop for 10 s, and 150 MB.
         """
         context, count, turn = self.context, len(requests), index + REQUESTS_A_TURN
-        peer.given_bytes = 0
-        while index < count and not peer.closing:
+        client.given_bytes = 0
+        while index < count and not client.closing:
             if not may_be_long and requests[index][0] in LONG_ANSWERS:
                 return index
             # Whose connection has a session sends batches with a producer id, which are not plain: no use trying. Nor
             # is it for a lone request (p50 of one put at a time 0.112 ms against 0.128).
-            taken = take_puts(context, peer, requests, index) if count > 1 and peer.session is None else index
+            taken = take_puts(context, client, requests, index) if count > 1 and client.session is None else index
             if taken == index:
-                self._receive_one(peer, requests[index])
+                self._receive_one(client, requests[index])
                 taken += 1
             index = taken
             if context.group.size_bytes >= self._group_size_bytes_max:
                 context.group_with_room()
-            if index >= turn or requests[index - 1][0] in LONG_ANSWERS or peer.given_bytes >= ANSWERED_BYTES_A_TURN:
+            if index >= turn or requests[index - 1][0] in LONG_ANSWERS or client.given_bytes >= ANSWERED_BYTES_A_TURN:
                 return index
         return count
 
-    def _receive_one(self, peer: Peer, request: Request | Violation) -> None:
+    def _receive_one(self, client: ClientConnection, request: Request | Violation) -> None:
         if isinstance(request, Violation):
-            self._violated(peer, request)
+            self._violated(client, request)
             return
         verb, arguments, extensions, body, opaque = request
-        if opaque in peer.unanswered:
-            self._violated(peer, Violation(400, "bad-request", "opaque is used by an unanswered request", opaque))
+        if opaque in client.unanswered:
+            self._violated(client, Violation(400, "bad-request", "opaque is used by an unanswered request", opaque))
             return
         if opaque != b"-":
-            peer.unanswered.add(opaque)
+            client.unanswered.add(opaque)
         context = self.context
         try:
-            VERBS[verb](context, peer, arguments, extensions, body, opaque)
+            VERBS[verb](context, client, arguments, extensions, body, opaque)
         except _TELL_A_STATE as error:
             # What the refusal rests on may be accepted and not forced: a crash now would make it untrue.
             context.counters.errors += 1
-            context.send_settled(peer, opaque, answers.error(error, opaque))
+            context.send_settled(client, opaque, answers.error(error, opaque))
         except BrokerError as error:
             context.counters.errors += 1
-            context.answer(peer, opaque, answers.error(error, opaque))
+            context.answer(client, opaque, answers.error(error, opaque))
 
-    def _violated(self, peer: Peer, violation: Violation) -> None:
+    def _violated(self, client: ClientConnection, violation: Violation) -> None:
         self.context.counters.violations += 1
-        is_owed = violation.opaque in peer.unanswered  # by a request before this one, which is still answered
-        self.context.answer(peer, violation.opaque, answers.violation(violation))
+        is_owed = violation.opaque in client.unanswered  # by a request before this one, which is still answered
+        self.context.answer(client, violation.opaque, answers.violation(violation))
         if is_owed:
-            peer.unanswered.add(violation.opaque)
-        peer.closing = peer.closing or is_owed or violation.closes
+            client.unanswered.add(violation.opaque)
+        client.closing = client.closing or is_owed or violation.closes
 
     # --- groups ------------------------------------------------------------------------------------------------------
 
@@ -264,22 +264,22 @@ class Core:
         """Answer them. Hot: 0.2 us a put; how long an offset's line is is found out when that changes."""
         ready = self.context.ready
         size = low = high = 0
-        for peer, opaque, offset in group.puts:
-            if peer.gone:
+        for client, opaque, offset in group.puts:
+            if client.gone:
                 continue
-            peer.unanswered.discard(opaque)
+            client.unanswered.discard(opaque)
             if not low <= offset < high:
                 size = len(b"%d\n" % offset)
                 low, high = 10 ** (size - 2) if offset else 0, 10 ** (size - 1)
-            peer.out.append(b"result 200 %d %b\r\n%d\n" % (size, opaque, offset))
-            if not peer.ready:
-                peer.ready = True
-                ready.append(peer)
+            client.out.append(b"result 200 %d %b\r\n%d\n" % (size, opaque, offset))
+            if not client.ready:
+                client.ready = True
+                ready.append(client)
         group.puts = []
 
-    def _release(self, waiters: list[tuple[Peer, bytes, bytes]]) -> None:
-        for peer, opaque, answer in waiters:
-            self.context.answer(peer, opaque, answer)
+    def _release(self, waiters: list[tuple[ClientConnection, bytes, bytes]]) -> None:
+        for client, opaque, answer in waiters:
+            self.context.answer(client, opaque, answer)
         waiters.clear()
 
     # --- effects and time --------------------------------------------------------------------------------------------
@@ -321,30 +321,30 @@ class Core:
         reads, self.context.reads = self.context.reads, []
         return reads
 
-    def take_lookups(self) -> list[tuple[Peer, bytes, Partition, int]]:
+    def take_lookups(self) -> list[tuple[ClientConnection, bytes, Partition, int]]:
         """Effects: offsets to be looked up by time."""
         lookups, self.context.lookups = self.context.lookups, []
         return lookups
 
-    def take_ready(self) -> list[Peer]:
+    def take_ready(self) -> list[ClientConnection]:
         """Effects: peers with answers to be written."""
         ready, self.context.ready = self.context.ready, []
-        for peer in ready:
-            peer.ready = False
+        for client in ready:
+            client.ready = False
         return ready
 
     def was_read(self, read: Read, data: bytes) -> None:
         """A read was carried out."""
         self.context.counters.get_bytes += len(data)
-        self.context.answer(read.peer, read.opaque, answers.value_header(len(data), read.opaque) + data)
+        self.context.answer(read.client, read.opaque, answers.value_header(len(data), read.opaque) + data)
 
-    def was_looked_up(self, peer: Peer, opaque: bytes, partition: Partition, offset: int) -> None:
+    def was_looked_up(self, client: ClientConnection, opaque: bytes, partition: Partition, offset: int) -> None:
         """A lookup by time was carried out."""
         body = b"%d %d %d" % (offset, partition.log_start, partition.high_watermark)
-        self.context.answer(peer, opaque, answers.result(200, opaque, body))
+        self.context.answer(client, opaque, answers.result(200, opaque, body))
 
-    def could_not(self, peer: Peer, opaque: bytes, error: BaseException) -> None:
+    def could_not(self, client: ClientConnection, opaque: bytes, error: BaseException) -> None:
         """A read or lookup failed: tell the client; damage is told with file and position."""
         self.context.counters.errors += 1
         told = error if isinstance(error, BrokerError) else BrokerError(str(error))
-        self.context.answer(peer, opaque, answers.error(told, opaque))
+        self.context.answer(client, opaque, answers.error(told, opaque))

@@ -38,7 +38,7 @@ def made(count: int) -> tuple[AnswerBudget, list[Peer], list[Peer]]:
 def test_who_has_left_something_gets_more_while_half_is_free_and_who_has_not_while_anything_is() -> None:
     budget, (one, two, three), _ = made(3)
     one.give(LIMIT // 2 - 1)
-    assert all(budget.admits(peer) for peer in (one, two))
+    assert all(budget.admits(client) for client in (one, two))
     one.give(1)
     assert not budget.admits(one)
     assert budget.admits(two)
@@ -48,9 +48,9 @@ def test_who_has_left_something_gets_more_while_half_is_free_and_who_has_not_whi
 
 
 def test_what_is_small_is_the_connections_own() -> None:
-    budget, peers, _ = made(1000)
-    for peer in peers:
-        peer.give(OWN_BYTES)
+    budget, clients, _ = made(1000)
+    for client in clients:
+        client.give(OWN_BYTES)
     assert budget.used == 0
 
 
@@ -65,16 +65,16 @@ def test_before_anybody_waits_all_are_looked_at_anew() -> None:
 def test_those_who_wait_are_asked_in_order_and_one_at_a_time() -> None:
     budget, (full, *waiting), told = made(4)
     full.give(LIMIT)
-    for peer in waiting:
-        assert not budget.admits(peer)
-        budget.wait(peer)
+    for client in waiting:
+        assert not budget.admits(client)
+        budget.wait(client)
     assert not budget.turned()
     assert told == []
     full.unsent = 0
-    for number, peer in enumerate(waiting, 1):
+    for number, client in enumerate(waiting, 1):
         assert budget.turned()
         assert told == waiting[:number]
-        peer.give(10_000)
+        client.give(10_000)
     assert not budget.turned()
 
 
@@ -91,8 +91,8 @@ def test_between_half_and_all_those_who_took_theirs_come_first() -> None:
 
 def test_who_stood_still_for_longest_is_cut_off_where_somebody_waits_who_does_not() -> None:
     budget, (old, young, moving, other), _ = made(4)
-    for peer, size in ((old, 40_000), (young, 30_000), (moving, 30_000)):
-        peer.give(size)
+    for client, size in ((old, 40_000), (young, 30_000), (moving, 30_000)):
+        client.give(size)
     young.now_ms = 1
     young.unsent -= 1
     young.look()

@@ -104,10 +104,10 @@ def test_many_small_requests_of_one_read_are_taken_in_turns() -> None:
         connection, transport, _ = connected()
         data = next(stream(tiny))
         receive(connection, data)
-        taken = [len(connection.peer.out)]
+        taken = [len(connection.client.out)]
         while not transport.is_read:
             await turn()
-            taken.append(len(connection.peer.out))
+            taken.append(len(connection.client.out))
         assert taken[0] == REQUESTS_A_TURN
         assert taken[-1] == data.count(b"\n") > 2 * REQUESTS_A_TURN
 
@@ -122,7 +122,7 @@ def test_reads_that_fill_the_buffer_again_and_again_let_others_have_their_turn()
         while transport.is_read:
             receive(connection, next(reads))
             count += 1
-        assert REQUESTS_A_TURN <= len(connection.peer.unanswered) < REQUESTS_A_TURN + RECEIVE_SIZE_BYTES // 500
+        assert REQUESTS_A_TURN <= len(connection.client.unanswered) < REQUESTS_A_TURN + RECEIVE_SIZE_BYTES // 500
         assert count > 1
         await turn()
         assert transport.is_read

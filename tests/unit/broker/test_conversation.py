@@ -111,7 +111,7 @@ def test_a_topic_of_a_deleted_ones_name_is_empty_and_has_another_id() -> None:
 def test_each_answer_that_is_typed_for_begins_on_a_line_of_its_own() -> None:
     client = node().connect()
     client.send_bytes(b"ping 1\r\noffset a 0 latest 2\r\nget a 0 9 100 3\r\nwhat\r\n")
-    assert b"".join(client.peer.out) == (
+    assert b"".join(client.client.out) == (
         b"result 200 5 1\r\npong\n"
         b"result 200 6 2\r\n0 0 0\n"
         b"result 404 54 3\r\noffset-out-of-range offset 9 of a-0 is outside [0, 0]\n"
@@ -126,13 +126,13 @@ def test_ping_version_help_quit() -> None:
     assert "put <topic>" in client.ask("help", "*").text
     assert client.ask("help", "commit").text.startswith("commit <txid>")
     assert client.ask("quit").text == "bye\n"
-    assert client.peer.closing
+    assert client.client.closing
 
 
 def test_the_opaque_is_optional_where_a_person_types() -> None:
     client = node().connect()
     client.send_bytes(b"stats\r\nversion\nhelp\r\nquit\r\n")
-    assert b"".join(client.peer.out).count(b" -\r\n") == 4
+    assert b"".join(client.client.out).count(b" -\r\n") == 4
 
 
 @pytest.mark.parametrize("item", ["", "topics", "offsets", "transactions", "config", "json", "help", "a"])
@@ -166,10 +166,10 @@ def test_a_line_that_breaks_the_grammar_is_told_and_ends_the_connection(line: by
     broker = node()
     client, other = broker.connect(), broker.connect()
     client.send_bytes(line)
-    assert client.peer.out[0].startswith(b"result 400 ")
-    assert client.peer.closing
+    assert client.client.out[0].startswith(b"result 400 ")
+    assert client.client.closing
     client.send_bytes(b"ping 2\r\n")
-    assert len(client.peer.out) == 1
+    assert len(client.client.out) == 1
     assert other.ask("ping").code == 200
     assert broker.context.counters.violations == 1
 
@@ -179,8 +179,8 @@ def test_a_token_of_an_unanswered_request_ends_the_connection() -> None:
     client = broker.connect()
     client.send("put", "a", 0, body=batch(), opaque=b"x")
     client.send("put", "a", 0, body=batch(), opaque=b"x")
-    assert client.peer.closing
-    assert b"result 400" in b"".join(client.peer.out)
+    assert client.client.closing
+    assert b"result 400" in b"".join(client.client.out)
 
 
 def test_a_token_may_be_used_again_once_it_is_answered() -> None:
@@ -188,14 +188,14 @@ def test_a_token_may_be_used_again_once_it_is_answered() -> None:
     for _ in range(2):
         client.send("put", "a", 0, body=batch(), opaque=b"x")
         client.node.pump()
-    assert not client.peer.closing
+    assert not client.client.closing
 
 
 def test_a_body_over_the_limit_is_refused_unread() -> None:
     client = node().connect()
     client.send_bytes(b"put a 0 70000 1\r\n")
-    assert client.peer.out[0].startswith(b"result 413 ")
-    assert client.peer.closing
+    assert client.client.out[0].startswith(b"result 413 ")
+    assert client.client.closing
 
 
 def test_a_refused_request_leaves_the_connection_open() -> None:
@@ -210,7 +210,7 @@ def test_answers_to_a_lost_connection_are_dropped_and_its_work_stays() -> None:
     client.send("commit", broker.txid(1, 1), body=part("a", 0, batch(b"1")))
     client.disconnect()
     broker.pump()
-    assert client.peer.out == []
+    assert client.client.out == []
     assert values(broker) == [b"1"]
 
 
@@ -221,14 +221,14 @@ def test_requests_behind_one_whose_answer_may_be_long_are_left_for_the_next_turn
     requests: list[Request | Violation] = [
         (verb, words, None, None, b"%d" % n) for n, (verb, words) in enumerate(verbs)
     ]
-    assert broker.core.receive_some(client.peer, requests, 0) == 2
+    assert broker.core.receive_some(client.client, requests, 0) == 2
     broker.pump()
     assert sorted(client.received) == [b"0", b"1"]
-    assert broker.core.receive_some(client.peer, requests, 2) == 3
+    assert broker.core.receive_some(client.client, requests, 2) == 3
     broker.pump()
     assert sorted(client.received) == [b"0", b"1", b"2"]
     client.received.clear()
-    broker.core.receive(client.peer, requests)
+    broker.core.receive(client.client, requests)
     broker.pump()
     assert sorted(client.received) == [b"0", b"1", b"2"]
 
@@ -239,7 +239,7 @@ def test_no_more_than_a_turn_of_one_connections_requests_is_taken_at_once() -> N
     requests: list[Request | Violation] = [(b"ping", [], None, None, b"%d" % n) for n in range(2 * REQUESTS_A_TURN + 7)]
     taken, turns = 0, []
     while taken < len(requests):
-        before, taken = taken, broker.core.receive_some(client.peer, requests, taken)
+        before, taken = taken, broker.core.receive_some(client.client, requests, taken)
         turns.append(taken - before)
     assert turns == [REQUESTS_A_TURN, REQUESTS_A_TURN, 7]
     broker.pump()
@@ -252,4 +252,4 @@ def test_who_mistypes_a_verb_types_it_again() -> None:
     client.node.pump()
     refused, listed = client.received[b"-"], client.received[b"2"]
     assert (refused.code, refused.error, listed.code) == (400, "bad-request", 200)
-    assert not client.peer.closing
+    assert not client.client.closing

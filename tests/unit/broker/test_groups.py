@@ -149,9 +149,9 @@ def test_a_clock_that_is_set_forth_or_back_expels_nobody() -> None:
 def test_who_is_not_read_for_now_is_not_taken_for_silent() -> None:
     made = node()
     one = Consumer(made, "one", timeout=300).join()
-    one.client.peer.held = True
+    one.client.client.held = True
     pass_time(made, 2.0)
-    made.core.read_again(one.client.peer)
+    made.core.read_again(one.client.client)
     pass_time(made, 0.2)
     one.beat()
     for _ in range(20):

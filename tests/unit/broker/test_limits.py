@@ -55,14 +55,14 @@ def test_a_body_its_verb_does_not_take_is_refused_at_once_and_the_connection_goe
     client.send_bytes(bytes(300_000) + b"ping P\r\n")
     broker.pump()
     assert client.received.pop(b"P").code == 200
-    assert (broker.context.groups, client.peer.closing) == ({}, False)
+    assert (broker.context.groups, client.client.closing) == ({}, False)
 
 
 def test_a_token_still_in_use_ends_the_connection_of_a_body_its_verb_does_not_take_too() -> None:
     broker = node(request_size_bytes_max=1 << 20)
     client = broker.connect()
     client.send_bytes(b"get a 0 0 100 wait=1000 J\r\ngroup list * 300000 J\r\n")
-    assert client.peer.closing
+    assert client.client.closing
 
 
 @pytest.mark.parametrize("action", ["heartbeat", "save", "reset"])
@@ -143,7 +143,7 @@ def test_what_a_full_disk_holds_up_is_never_archived_before_it_is_whole() -> Non
     put(client, bytes(3000), topic="big")
     partition = broker.partition("big")
     broker.context.group.unlinked.append((partition, [partition.segment_path(0)]))
-    broker.context.answer_when_forced(client.peer, b"x")
+    broker.context.answer_when_forced(client.client, b"x")
     broker.pump()
     assert broker.disk.list_directory("archive") == []
     broker.disk.clear_faults()

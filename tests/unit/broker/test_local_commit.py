@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Identity, new_state
 from txmq.broker.core import Core
 from txmq.broker.verbs import transactions
@@ -21,19 +21,19 @@ from txmq.xid import TxId
 SETTINGS = BrokerSettings(batch_size_bytes_max=2048, outcomes_kept=5, transaction_size_bytes_max=64 << 10)
 
 
-def new_core(settings: BrokerSettings = SETTINGS) -> tuple[Core, Peer, Peer]:
+def new_core(settings: BrokerSettings = SETTINGS) -> tuple[Core, ClientConnection, ClientConnection]:
     """A core with two connections, each with a session."""
     state = new_state(settings)
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=4096)))
     state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
     state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))
     core = Core(Identity(1, 2, "broker"), settings, state, 1, SimRandom(random.Random(1)))
-    peers = core.connected(), core.connected()
-    for peer in peers:
-        core.receive(peer, [(b"hello", [b"1", b"test"], {b"session": b"new"}, None, b"h")])
+    clients = core.connected(), core.connected()
+    for client in clients:
+        core.receive(client, [(b"hello", [b"1", b"test"], {b"session": b"new"}, None, b"h")])
         finish(core)
-        peer.out.clear()
-    return core, *peers
+        client.out.clear()
+    return core, *clients
 
 
 def finish(core: Core) -> bytes:
@@ -100,24 +100,24 @@ def copied(request: Request) -> Request:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_short_way_leaves_what_the_table_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    core, peer, _ = new_core()
+    core, client, _ = new_core()
     reference, other, _ = new_core()
     for number in range(60):
         request = any_request(number, chance)
-        core.receive(peer, [copied(request)])
+        core.receive(client, [copied(request)])
         with monkeypatch.context() as without:
             without.setattr(transactions, "commit_plain", lambda *_: False)
             reference.receive(other, [copied(request)])
         if number % 4 == 0:
             assert finish(core) == finish(reference)
-        assert peer.out == other.out, request
+        assert client.out == other.out, request
         assert core.context.state.snapshot() == reference.context.state.snapshot(), request
     assert finish(core) == finish(reference)
     assert core.context.counters.committed == reference.context.counters.committed > 0
 
 
 def test_it_is_taken_by_an_ordinary_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, peer, _ = new_core()
+    core, client, _ = new_core()
     monkeypatch.setattr(transactions, "locate", None)  # the table's way would fail here
     request = (
         b"commit",
@@ -126,26 +126,26 @@ def test_it_is_taken_by_an_ordinary_commit(monkeypatch: pytest.MonkeyPatch) -> N
         bytearray(part(b"open", 0, batch_of())),
         b"1",
     )
-    core.receive(peer, [request])
+    core.receive(client, [request])
     finish(core)
-    assert peer.out == [b"result 200 11 1\r\nopen 0 0 1\n"]
+    assert client.out == [b"result 200 11 1\r\nopen 0 0 1\n"]
 
 
 @pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])
 def test_nothing_is_decided_while_the_broker_refuses(flag: str, answer: bytes) -> None:
-    core, peer, _ = new_core()
+    core, client, _ = new_core()
     setattr(core.context, flag, True)
     core.receive(
-        peer, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], None, bytearray(part(b"open", 0, batch_of())), b"1")]
+        client, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], None, bytearray(part(b"open", 0, batch_of())), b"1")]
     )
-    assert peer.out[0].startswith(answer)
+    assert client.out[0].startswith(answer)
     assert core.context.counters.committed == 0
 
 
 def test_an_ended_session_commits_nothing() -> None:
-    core, peer, _ = new_core()
+    core, client, _ = new_core()
     core.context.state.end_session(1)
     core.receive(
-        peer, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], None, bytearray(part(b"open", 0, batch_of())), b"1")]
+        client, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], None, bytearray(part(b"open", 0, batch_of())), b"1")]
     )
-    assert peer.out[0].startswith(b"result 410 ")
+    assert client.out[0].startswith(b"result 410 ")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from txmq.broker import core as core_module
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Group
 from txmq.broker.context import Identity, new_state
 from txmq.broker.core import Core
@@ -23,7 +23,7 @@ from txmq.testing.simulated.clock import SimRandom
 SEGMENT_SIZE_BYTES = 4096
 
 
-def new_core(settings: BrokerSettings | None = None) -> tuple[Core, Peer]:
+def new_core(settings: BrokerSettings | None = None) -> tuple[Core, ClientConnection]:
     settings = settings or BrokerSettings(batch_size_bytes_max=2048)
     state = new_state(settings)
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=SEGMENT_SIZE_BYTES)))
@@ -79,19 +79,19 @@ def runs(group: Group) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("seed", range(30))
 def test_many_at_once_leave_what_one_by_one_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    (together, peer), (alone, lone_peer) = new_core(), new_core()
+    (together, client), (alone, lone_client) = new_core(), new_core()
     for first in range(0, 300, 100):
         requests = [any_request(first + number, chance) for number in range(100)]
-        together.receive(peer, copied(requests))
+        together.receive(client, copied(requests))
         with monkeypatch.context() as without:
-            without.setattr(core_module, "take_puts", lambda _context, _peer, _requests, start: start)
-            alone.receive(lone_peer, copied(requests))
+            without.setattr(core_module, "take_puts", lambda _context, _client, _requests, start: start)
+            alone.receive(lone_client, copied(requests))
         # Compared per partition: the order of partitions within a record has no meaning.
         group, reference = finish(together), finish(alone)
         assert sorted(runs(group), key=repr) == sorted(runs(reference), key=repr)
         assert (group.size_bytes, group.message_count) == (reference.size_bytes, reference.message_count)
-        assert sorted(peer.out) == sorted(lone_peer.out)
-        assert not peer.unanswered
+        assert sorted(client.out) == sorted(lone_client.out)
+        assert not client.unanswered
     for key, partition in together.context.state.partitions.items():
         other = alone.context.state.partitions[key]
         assert partition.snapshot() == other.snapshot()
@@ -101,8 +101,8 @@ def test_many_at_once_leave_what_one_by_one_leaves(seed: int, monkeypatch: pytes
 
 
 def test_batches_are_stamped_with_their_own_place() -> None:
-    core, peer = new_core()
-    core.receive(peer, [put_request(number, b"open", b"1", batch_of(2)) for number in range(5)])
+    core, client = new_core()
+    core.receive(client, [put_request(number, b"open", b"1", batch_of(2)) for number in range(5)])
     (run,) = finish(core).placed
     assert [(base, count) for _, _, base, count, _ in walk(run.buffers[0], 1, 1, 0, full=True)] == [
         (0, 2), (2, 2), (4, 2), (6, 2), (8, 2),
@@ -110,33 +110,33 @@ def test_batches_are_stamped_with_their_own_place() -> None:
 
 
 def test_each_put_is_told_its_offset_however_many_digits_that_has() -> None:
-    core, peer = new_core()
-    core.receive(peer, [put_request(number, b"open", b"0", batch_of()) for number in range(102)])
+    core, client = new_core()
+    core.receive(client, [put_request(number, b"open", b"0", batch_of()) for number in range(102)])
     finish(core)
-    assert peer.out == [put_result(b"%d" % number, number) for number in range(102)]
+    assert client.out == [put_result(b"%d" % number, number) for number in range(102)]
 
 
 def test_a_token_used_twice_in_one_read_closes_the_connection() -> None:
-    core, peer = new_core()
-    core.receive(peer, [put_request(7, b"open", b"0", batch_of()), put_request(7, b"open", b"0", batch_of())])
-    assert peer.closing
-    assert b"".join(peer.out).startswith(b"result 400 ")
+    core, client = new_core()
+    core.receive(client, [put_request(7, b"open", b"0", batch_of()), put_request(7, b"open", b"0", batch_of())])
+    assert client.closing
+    assert b"".join(client.out).startswith(b"result 400 ")
     assert finish(core).message_count == 1
 
 
 @pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])
 def test_nothing_is_taken_in_while_the_broker_refuses(flag: str, answer: bytes) -> None:
-    core, peer = new_core()
+    core, client = new_core()
     setattr(core.context, flag, True)
-    core.receive(peer, [put_request(number, b"open", b"0", batch_of()) for number in range(2)])
-    assert [out[: len(answer)] for out in peer.out] == [answer, answer]
+    core.receive(client, [put_request(number, b"open", b"0", batch_of()) for number in range(2)])
+    assert [out[: len(answer)] for out in client.out] == [answer, answer]
     assert core.context.group.is_empty
 
 
 def test_records_are_looked_into_where_that_is_asked_for() -> None:
-    core, peer = new_core(BrokerSettings(validate_records=True))
+    core, client = new_core(BrokerSettings(validate_records=True))
     batch = batch_of(1)
     batch[61] ^= 2  # the record's length, under a right CRC
     batch[17:21] = checksum(memoryview(batch)[21:]).to_bytes(4, "big")
-    core.receive(peer, [put_request(1, b"open", b"0", batch), put_request(2, b"open", b"0", batch_of())])
-    assert peer.out[0].startswith(b"result 400 ")
+    core.receive(client, [put_request(1, b"open", b"0", batch), put_request(2, b"open", b"0", batch_of())])
+    assert client.out[0].startswith(b"result 400 ")

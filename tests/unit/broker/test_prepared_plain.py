@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import Core
 from txmq.broker.verbs import checks as transaction_checks
 from txmq.broker.verbs import transactions
@@ -98,7 +98,7 @@ def any_request(number: int, prepared: list[int], chance: random.Random) -> Requ
     return (b"commit", [txid(earlier, chance.choice([1] * 30 + [2]))], more, bytearray(body), opaque)
 
 
-def pair(settings: BrokerSettings = SETTINGS) -> tuple[Core, tuple[Peer, Peer]]:
+def pair(settings: BrokerSettings = SETTINGS) -> tuple[Core, tuple[ClientConnection, ClientConnection]]:
     core, own, other = new_core(settings)
     core.receive(own, [(b"topic", [b"create", b"gone"], {b"partitions": b"3"}, None, b"t")])
     finish(core)
@@ -110,20 +110,20 @@ def pair(settings: BrokerSettings = SETTINGS) -> tuple[Core, tuple[Peer, Peer]]:
 def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(transaction_checks, "UNFINISHED_OUTCOMES_MAX", 5)
-    (core, peers), (reference, others) = pair(), pair()
+    (core, clients), (reference, others) = pair(), pair()
     for number in range(80):
         prepared = [name[1] for name in core.context.state.transactions]
         request, who = any_request(number, prepared, chance), int(chance.random() < 0.1)
         if chance.random() < 0.2:  # parts of a topic that goes meanwhile
             request = (*request[:3], request[3] and request[3].replace(b"open ", b"gone "), request[4])
-        core.receive(peers[who], [copied(request)])
+        core.receive(clients[who], [copied(request)])
         with monkeypatch.context() as without:
             for name in ("prepare_plain", "commit_prepared_plain"):
                 without.setattr(transactions, name, lambda *_: False)
             reference.receive(others[who], [copied(request)])
         if number % 3 == 0:
             assert finish(core) == finish(reference), request
-        assert [peer.out for peer in peers] == [peer.out for peer in others], request
+        assert [client.out for client in clients] == [client.out for client in others], request
         assert core.context.state.snapshot() == reference.context.state.snapshot(), request
         assert core.context.state.payload_bytes == reference.context.state.payload_bytes
     assert finish(core) == finish(reference)
@@ -132,43 +132,43 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
 
 
 def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, peer, _ = new_core()
+    core, client, _ = new_core()
     monkeypatch.setattr(transactions, "locate", None)  # the table's way would fail here
     given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99", b"floor": b"0"}
     core.receive(
-        peer,
+        client,
         [(b"prepare", [txid(1), b"last-resource"], given, bytearray(part(b"open", 0, batch_of(), b" keys=7")), b"1")],
     )
     finish(core)
-    core.receive(peer, [(b"commit", [txid(1)], {b"floor": b"0"}, bytearray(), b"2")])
+    core.receive(client, [(b"commit", [txid(1)], {b"floor": b"0"}, bytearray(), b"2")])
     finish(core)
-    assert peer.out == [b"result 200 0 1\r\n", b"result 200 11 2\r\nopen 0 0 1\n"]
+    assert client.out == [b"result 200 0 1\r\n", b"result 200 11 2\r\nopen 0 0 1\n"]
 
 
 def test_a_commit_out_of_its_turn_waits_and_goes_when_the_one_before_it_has_gone() -> None:
-    core, peer, _ = new_core()
+    core, client, _ = new_core()
     for counter in (1, 2):
         given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99"}
         body = bytearray(part(b"open", 0, batch_of(), b" keys=7"))
-        core.receive(peer, [(b"prepare", [txid(counter), b"last-resource"], given, body, b"p%d" % counter)])
+        core.receive(client, [(b"prepare", [txid(counter), b"last-resource"], given, body, b"p%d" % counter)])
     finish(core)
-    peer.out.clear()
-    core.receive(peer, [(b"commit", [txid(2)], None, bytearray(), b"second")])
+    client.out.clear()
+    core.receive(client, [(b"commit", [txid(2)], None, bytearray(), b"second")])
     assert core.context.group.is_empty
-    core.receive(peer, [(b"commit", [txid(1)], None, bytearray(), b"first")])
+    core.receive(client, [(b"commit", [txid(1)], None, bytearray(), b"first")])
     finish(core)
-    assert peer.out == [b"result 200 11 first\r\nopen 0 0 1\n", b"result 200 11 second\r\nopen 0 1 1\n"]
+    assert client.out == [b"result 200 11 first\r\nopen 0 0 1\n", b"result 200 11 second\r\nopen 0 1 1\n"]
 
 
 @pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])
 def test_nothing_is_prepared_while_the_broker_refuses_and_what_is_prepared_commits(flag: str, answer: bytes) -> None:
-    core, peer, _ = new_core()
+    core, client, _ = new_core()
     given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99"}
     for counter in (1, 2):
         body = bytearray(part(b"open", 0, batch_of()))
-        core.receive(peer, [(b"prepare", [txid(counter), b"last-resource"], given, body, b"%d" % counter)])
+        core.receive(client, [(b"prepare", [txid(counter), b"last-resource"], given, body, b"%d" % counter)])
         setattr(core.context, flag, True)
-    core.receive(peer, [(b"commit", [txid(1)], None, bytearray(), b"3")])
+    core.receive(client, [(b"commit", [txid(1)], None, bytearray(), b"3")])
     finish(core)
-    assert peer.out[0].startswith(answer)
-    assert peer.out[1:] == [b"result 200 0 1\r\n", b"result 200 11 3\r\nopen 0 0 1\n"]
+    assert client.out[0].startswith(answer)
+    assert client.out[1:] == [b"result 200 0 1\r\n", b"result 200 11 3\r\nopen 0 0 1\n"]

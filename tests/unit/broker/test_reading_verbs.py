@@ -81,7 +81,7 @@ def test_a_damaged_segment_is_told_as_an_internal_error_and_costs_nobody_else() 
     (read,) = broker.core.take_reads()
     with pytest.raises(Exception, match="missing") as damage:
         read.partition.read(broker.store.files, 0, 1000)
-    broker.core.could_not(client.peer, opaque, damage.value)
+    broker.core.could_not(client.client, opaque, damage.value)
     broker.flush()
     assert (client.received[opaque].code, client.received[opaque].error) == (500, "internal-error")
     assert client.ask("get", "a", 1, 0, 1000).code == 200

@@ -19,7 +19,7 @@ def full(host: Any) -> tuple[Connection, Transport]:
     connection, transport = Connection(host), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     transport.is_taken = False
-    connection.peer.out.append(bytes(LIMIT))
+    connection.client.out.append(bytes(LIMIT))
     connection.send()
     return connection, transport
 
@@ -30,15 +30,15 @@ def test_a_request_whose_answer_may_be_long_waits_for_room_and_what_is_short_doe
         _, filled = full(host)
         receive(connection, b"ping 1\r\nmeta * 2\r\nping 3\r\n")
         await turn()
-        assert len(connection.peer.out) == 1
-        assert connection.peer.held
+        assert len(connection.client.out) == 1
+        assert connection.client.held
         assert not transport.is_read
         assert not host.answers.turned()
         filled.unsent_bytes = 0
         assert host.answers.turned()
         await turn()
-        assert len(connection.peer.out) == 3
-        assert not connection.peer.held
+        assert len(connection.client.out) == 3
+        assert not connection.client.held
         assert transport.is_read
 
     asyncio.run(played())

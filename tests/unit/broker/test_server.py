@@ -39,7 +39,7 @@ class Load:
         self.core = Core(recovered.identity, self.settings, recovered.state, self.clock.now_ms(), OSRandom())
         self.server = Server(self.core, self.store, self.settings, self.clock)
         self._reader = RequestReader(Limits(), ByteBudget(1 << 30))
-        self._peer = self.core.connected("load")
+        self._client = self.core.connected("load")
         self._put = batch(bytes(value_bytes))
         self.checkpoints: set[int] = set()
         self._groups = self._requests = 0
@@ -47,8 +47,8 @@ class Load:
     def request(self, verb: str, *words: str | int, body: bytes | None = None) -> None:
         self._requests += 1
         buffers = commands.request(verb, *words, body=None if body is None else [body], opaque=b"q%d" % self._requests)
-        self.core.receive(self._peer, self._reader.feed(b"".join(buffers)))
-        self._peer.out.clear()
+        self.core.receive(self._client, self._reader.feed(b"".join(buffers)))
+        self._client.out.clear()
         self.server.received()
 
     @property

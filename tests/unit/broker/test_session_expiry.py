@@ -36,7 +36,7 @@ def test_an_owner_is_gone_also_where_the_clock_was_set_back_behind_that() -> Non
     broker = node()
     client, txid = broker.session(), broker.txid(1, 1)
     assert prepare(client, txid, ("a", 0, batch(b"x"))).code == 200
-    broker.core.disconnected(client.peer)
+    broker.core.disconnected(client.client)
     broker.clock.jump(-DAY_MS)
     _pass(broker, 0)
     _pass(broker, 5000)

@@ -48,7 +48,7 @@ def test_who_has_no_secret_or_a_wrong_one_gets_no_session_and_changes_nothing(wi
     stranger.send_bytes(f"hello 1 stranger session={wish} q\r\n".encode())
     broker.pump()
     assert stranger.received[b"q"].code == (410 if wish.endswith(WRONG) else 400)
-    assert not owner.peer.closing
+    assert not owner.client.closing
     assert put(owner, producer=1).code == 200
     assert broker.state.sessions[1].epoch == 0
 
@@ -98,12 +98,12 @@ def test_a_higher_epoch_takes_the_session_over_and_fences_the_older_holder() -> 
     older, secret = _new(broker)
     newer = broker.connect()
     assert _hello(newer, f"1.1.{secret}")["epoch"] == 1
-    assert older.peer.closing
+    assert older.client.closing
     assert put(newer, producer=1, epoch=1).code == 200
     answer = broker.connect().hello(f"1.0.{secret}")
     assert (answer.code, answer.error) == (410, "fenced")
     assert "epoch 1" in answer.text
-    assert broker.state.sessions[1].bound == newer.peer.number
+    assert broker.state.sessions[1].bound == newer.client.number
 
 
 def test_taking_over_may_be_repeated_where_its_answer_was_lost() -> None:

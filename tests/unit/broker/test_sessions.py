@@ -68,11 +68,11 @@ def test_a_resumed_session_takes_the_connection_of_the_older_one() -> None:
     broker = node()
     older = broker.session()
     newer = broker.session("1.0")
-    assert older.peer.closing
+    assert older.client.closing
     assert put(newer, producer=1).code == 200
     older.disconnect()
     assert put(newer, producer=1, sequence=1).code == 200
-    assert broker.state.sessions[1].bound == newer.peer.number
+    assert broker.state.sessions[1].bound == newer.client.number
 
 
 def test_what_arrives_on_the_older_connection_after_the_take_over_is_never_stored() -> None:

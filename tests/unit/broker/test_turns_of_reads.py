@@ -32,7 +32,7 @@ def test_one_message_that_wakes_many_polls_is_read_for_some_of_them_at_a_time() 
     server = Server(made.core, made.store, made.settings, made.clock)
     reads, loop = Reads(), Loop()
     server._reads, server._loop = reads, loop  # type: ignore[assignment]
-    asked = [Read(made.connect().peer, b"%d" % number, made.partition("a", 0), 0, 100) for number in range(count)]
+    asked = [Read(made.connect().client, b"%d" % number, made.partition("a", 0), 0, 100) for number in range(count)]
     made.context.reads = list(asked)
     taken = []
     while made.context.reads:

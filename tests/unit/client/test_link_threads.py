@@ -426,16 +426,16 @@ def test_a_request_that_meets_the_links_end_is_told_exactly_once(told_by_fail: b
 
 
 def test_receive_waits_as_long_as_it_is_told(ends: tuple[TcpStream, socket.socket]) -> None:
-    stream, peer = ends
+    stream, client = ends
     clock = OSClock()
     assert stream.receive() is None
     for timeout in (0.02, SLEEP_S_MAX):
         started = clock.monotonic()
         assert stream.receive(timeout) is None
         assert timeout * 0.9 < clock.monotonic() - started < DEADLINE_S
-    peer.sendall(b"xy")
+    client.sendall(b"xy")
     assert bytes(stream.receive(DEADLINE_S) or b"") == b"xy"
-    peer.shutdown(socket.SHUT_WR)
+    client.shutdown(socket.SHUT_WR)
     end = stream.receive(DEADLINE_S)
     assert end is not None
     assert bytes(end) == b""
@@ -459,7 +459,7 @@ def test_shutting_down_wakes_a_thread_that_receives(ends: tuple[TcpStream, socke
 
 
 def test_many_threads_may_look_whether_a_stream_is_quiet_while_one_waits(ends: tuple[TcpStream, socket.socket]) -> None:
-    stream, peer = ends
+    stream, client = ends
     waiting = threading.Thread(target=lambda: stream.wait(DEADLINE_S, writable=False))
     waiting.start()
     failures: list[BaseException] = []
@@ -476,7 +476,7 @@ def test_many_threads_may_look_whether_a_stream_is_quiet_while_one_waits(ends: t
         thread.start()
     for thread in looking:
         thread.join(DEADLINE_S)
-    peer.sendall(b"x")
+    client.sendall(b"x")
     waiting.join(DEADLINE_S)
     assert failures == []
     assert not stream.is_quiet()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.state.visibility import Hold
 from txmq.log.partition import Partition
 from txmq.model import Lsn
 from txmq.redo import entries
 
-AnswerNow = tuple[Peer, bytes, bytes]  # (peer, opaque, whole answer)
-PutAnswer = tuple[Peer, bytes, int]  # (peer, opaque, base offset)
+AnswerNow = tuple[ClientConnection, bytes, bytes]  # (peer, opaque, whole answer)
+PutAnswer = tuple[ClientConnection, bytes, int]  # (peer, opaque, base offset)
 NOT_WRITTEN: Final = Lsn(1 << 63)
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
 from txmq.config import BrokerSettings, join_address
@@ -53,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_deadline_ms", "_given_bytes", "_greeted", "_host", "_is_full", "_parked", "_queued", "_reader",
-        "_reserved_bytes", "_stalled_ms", "_taken", "_transport", "_waits", "peer",
+        "_reserved_bytes", "_stalled_ms", "_taken", "_transport", "_waits", "client",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -72,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parked: deque[Read] = deque()  # reads that wait until it may be given an answer
         self._given_bytes = 0  # answers handed to the transport, all its life
         self._reserved_bytes = 0  # for answers that reader threads are making
-        self.peer: Peer
+        self.client: ClientConnection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept, or refuse where there are too many."""
@@ -80,13 +80,13 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         keep_alive(transport.get_extra_info("socket"), host.settings.write_timeout_ms / 1000)
-        self.peer = host.core.connected(_address(transport.get_extra_info("peername")))
-        self.peer.shell = self
+        self.client = host.core.connected(_address(transport.get_extra_info("peername")))
+        self.client.shell = self
         host.connections.add(self)
         self._deadline_ms = self._latest_ms()
         if len(host.connections) > host.settings.connections_max or host.context.stopping:
             text = f"unavailable connections_max {host.settings.connections_max} is reached or the broker is stopping"
-            self.peer.closing = True
+            self.client.closing = True
             transport.write(answers.result(503, b"-", text.encode()))
             transport.close()
 
@@ -134,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         host.context.now_ms = host.clock.now_ms()
         may_be_long = not self._parked and (not host.answers.used or host.answers.admits(self))
         try:
-            taken = host.core.receive_some(self.peer, requests, 0, may_be_long=may_be_long)
+            taken = host.core.receive_some(self.client, requests, 0, may_be_long=may_be_long)
         except Exception as error:  # noqa: BLE001  a defect: assigned state may be half moved, only the journal is true
             host.fail(error)
             return False
@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
                 asyncio.get_running_loop().call_soon(self._go_on)
             else:
                 self._wait()
-        elif len(self.peer.unanswered) > host.settings.pipeline_requests_max:
+        elif len(self.client.unanswered) > host.settings.pipeline_requests_max:
             self._is_full = True
             self._note_held()
             self._transport.pause_reading()
@@ -161,9 +161,9 @@ class Connection(asyncio.BufferedProtocol):
     def _note_held(self) -> None:
         """The broker does not read it, or does so again."""
         is_held = self._is_full or self._waits
-        if self.peer.held and not is_held:
-            self._host.core.read_again(self.peer)
-        self.peer.held = is_held
+        if self.client.held and not is_held:
+            self._host.core.read_again(self.client)
+        self.client.held = is_held
 
     def _go_on(self) -> None:
         """Take in more of what was read, unless answers are not taken: then ``resume_writing`` comes back here."""
@@ -171,12 +171,12 @@ class Connection(asyncio.BufferedProtocol):
         if not requests or self._stalled_ms:
             return
         self._queued = []
-        if not self.peer.closing and self._take_in(requests) and not self._queued:
+        if not self.client.closing and self._take_in(requests) and not self._queued:
             self.release()
 
     def eof_received(self) -> bool:
         """The peer sends no more; what it asked is still answered."""
-        self.peer.closing = True
+        self.client.closing = True
         self.send()
         return True
 
@@ -191,30 +191,30 @@ class Connection(asyncio.BufferedProtocol):
         )  # its owner is gone from now on, however long this process was stopped
         self._queued = []
         self._reader.close()
-        host.core.disconnected(self.peer)
+        host.core.disconnected(self.client)
         host.received()
 
     # --- called by the server ----------------------------------------------------------------------------------------
 
     def send(self) -> None:
         """Write what the core answered; close when it said so and nothing more is owed."""
-        peer = self.peer
-        out = peer.out
+        client = self.client
+        out = client.out
         if out:
-            peer.out = []
+            client.out = []
             if not self._transport.is_closing():
                 data = out[0] if len(out) == 1 else b"".join(out)
                 self._given_bytes += len(data)
                 self._transport.write(data)
                 if len(data) > OWN_BYTES or (self._host.answers.used and self._host.answers.is_holding(self)):
                     self.look()
-        if self._is_full and len(peer.unanswered) <= self._host.settings.pipeline_requests_max // 2:
+        if self._is_full and len(client.unanswered) <= self._host.settings.pipeline_requests_max // 2:
             self._is_full = False
             self._note_held()
             self.release()
         if self._parked:
             self._unpark()
-        if peer.closing and not peer.unanswered and not self._transport.is_closing():
+        if client.closing and not client.unanswered and not self._transport.is_closing():
             self._transport.close()
 
     def hold(self) -> None:
@@ -253,7 +253,7 @@ class Connection(asyncio.BufferedProtocol):
     def reserve(self, size_bytes: int) -> None:
         """A reader thread makes an answer of that size, or (below 0) has made it."""
         self._reserved_bytes += size_bytes
-        if not self.peer.gone:
+        if not self.client.gone:
             self.look()
 
     def may_read(self, read: Read) -> bool:
@@ -284,8 +284,8 @@ class Connection(asyncio.BufferedProtocol):
         self._drop("connection dropped: answers are not taken, and others wait for the memory")
 
     def _drop(self, event: str) -> None:
-        peer = self.peer
-        log.warning(event, connection=peer.number, address=peer.address, client=peer.name)
+        client = self.client
+        log.warning(event, connection=client.number, address=client.address, client=client.name)
         self._transport.abort()
 
     def check_deadlines(self) -> None:
@@ -295,15 +295,15 @@ class Connection(asyncio.BufferedProtocol):
             self._drop("connection dropped: answers are not taken")
         elif not self._deadline_ms:
             pass
-        elif self.peer.held or self._queued or self._stalled_ms:  # not read meanwhile
+        elif self.client.held or self._queued or self._stalled_ms:  # not read meanwhile
             self._deadline_ms = max(self._deadline_ms, self._latest_ms())
         elif now_ms > self._deadline_ms:
             self._tell("connection closed: request not complete in time", "handshake_timeout_ms")
             self._transport.abort()
 
     def _tell(self, event: str, reason: str) -> None:
-        peer = self.peer
-        log.debug(event, reason=reason, connection=peer.number, address=peer.address, client=peer.name)
+        client = self.client
+        log.debug(event, reason=reason, connection=client.number, address=client.address, client=client.name)
 
     def finish(self) -> None:
         """The broker stops cleanly: what is written goes out, then it closes."""
@@ -316,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abandon(self) -> None:
         """The broker failed: everything unanswered is unknown."""
-        for opaque in self.peer.unanswered:
+        for opaque in self.client.unanswered:
             self._transport.write(answers.result(503, opaque, b"unavailable the broker failed; the outcome is unknown"))
         self._transport.close()
 

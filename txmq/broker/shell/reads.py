@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import OWN_BYTES
@@ -40,13 +40,13 @@ class Reads:
 
     def read(self, read: Read) -> None:
         """Read, and answer, as soon as the connection may be given an answer."""
-        connection = read.peer.shell
-        if read.peer.gone or not isinstance(connection, Connection) or not connection.may_read(read):
+        connection = read.client.shell
+        if read.client.gone or not isinstance(connection, Connection) or not connection.may_read(read):
             return
         try:
             data = read.partition.read(self._files, read.offset, read.size_bytes_max, nowait=True)
         except Exception as error:  # noqa: BLE001  a damaged segment must not end the conversation of others
-            self._failed(read.peer, read.opaque, error)
+            self._failed(read.client, read.opaque, error)
             return
         if data is not None:
             self._core.was_read(read, data)
@@ -61,24 +61,24 @@ class Reads:
         connection.reserve(-read.size_bytes_max)
         error = done.exception()
         if error is not None:
-            self._failed(read.peer, read.opaque, error)
+            self._failed(read.client, read.opaque, error)
         else:
             self._core.was_read(read, done.result())
         self._flush()
 
-    def look_up(self, peer: Peer, opaque: bytes, partition: Partition, time_ms: int) -> None:
+    def look_up(self, client: ClientConnection, opaque: bytes, partition: Partition, time_ms: int) -> None:
         """Find the offset for a time, and answer."""
         job = self._threads.submit(partition.offset_for, self._files, time_ms)
-        job.add_done_callback(lambda done: self._in_loop(self._look_up_done, peer, opaque, partition, done))
+        job.add_done_callback(lambda done: self._in_loop(self._look_up_done, client, opaque, partition, done))
 
-    def _look_up_done(self, peer: Peer, opaque: bytes, partition: Partition, done: Future[int]) -> None:
+    def _look_up_done(self, client: ClientConnection, opaque: bytes, partition: Partition, done: Future[int]) -> None:
         error = done.exception()
         if error is not None:
-            self._failed(peer, opaque, error)
+            self._failed(client, opaque, error)
         else:
-            self._core.was_looked_up(peer, opaque, partition, done.result())
+            self._core.was_looked_up(client, opaque, partition, done.result())
         self._flush()
 
-    def _failed(self, peer: Peer, opaque: bytes, error: BaseException) -> None:
-        log.error("a read failed", connection=peer.number, error=str(error), kind=type(error).__name__)
-        self._core.could_not(peer, opaque, error)
+    def _failed(self, client: ClientConnection, opaque: bytes, error: BaseException) -> None:
+        log.error("a read failed", connection=client.number, error=str(error), kind=type(error).__name__)
+        self._core.could_not(client, opaque, error)

@@ -30,7 +30,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.pipeline import CommitPipeline
 from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import LOOP, Place, Step
@@ -217,8 +217,8 @@ class Server:
                 continue
             pipeline.done(step, started)
             if context.ready:
-                for peer in self.core.take_ready():
-                    self._send(peer)
+                for client in self.core.take_ready():
+                    self._send(client)
         if self.paused and context.queued_bytes() < QUEUED_BYTES_MAX // 2:
             self.paused = False
             for connection in self.connections:
@@ -278,19 +278,19 @@ class Server:
                 self._reads.read(read)
             for lookup in core.take_lookups():
                 self._reads.look_up(*lookup)
-            for peer in core.take_ready():
-                self._send(peer)
+            for client in core.take_ready():
+                self._send(client)
         if context.closing:
             closing, context.closing = context.closing, []
-            for peer in closing:
-                self._send(peer)
+            for client in closing:
+                self._send(client)
         if later:
             context.reads = later
         if later or self.answers.turned():
             self._schedule()
 
-    def _send(self, peer: Peer) -> None:
-        connection = peer.shell
+    def _send(self, client: ClientConnection) -> None:
+        connection = client.shell
         if isinstance(connection, Connection):
             connection.send()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.transaction import Transaction
 
@@ -24,10 +24,10 @@ _SETTLED_MAX = 64  # names of settled halves that are kept, beside as many as ar
 class CheckPoll:
     """A member of a producer group that waits for a half to be due."""
 
-    __slots__ = ("deadline_ms", "group", "is_answered", "limit", "opaque", "peer")
+    __slots__ = ("deadline_ms", "group", "is_answered", "limit", "opaque", "client")
 
-    def __init__(self, peer: Peer, opaque: bytes, group: str, limit: int, deadline_ms: int) -> None:
-        self.peer, self.opaque, self.group = peer, opaque, group
+    def __init__(self, client: ClientConnection, opaque: bytes, group: str, limit: int, deadline_ms: int) -> None:
+        self.client, self.opaque, self.group = client, opaque, group
         self.limit, self.deadline_ms, self.is_answered = limit, deadline_ms, False
 
 

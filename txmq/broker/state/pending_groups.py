@@ -5,7 +5,7 @@ Invariant: a tick in which nothing happened touches no group, member, topic or h
 
 from __future__ import annotations
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.membership import Membership
 
@@ -13,12 +13,12 @@ from txmq.broker.state.membership import Membership
 class Beat:
     """A heartbeat that waits for its member's view to change."""
 
-    __slots__ = ("deadline_ms", "group", "is_answered", "life", "member", "opaque", "peer", "view")
+    __slots__ = ("deadline_ms", "group", "is_answered", "life", "member", "opaque", "client", "view")
 
     def __init__(
-        self, peer: Peer, opaque: bytes, group: str, member: str, view: int, deadline_ms: int, life: str
+        self, client: ClientConnection, opaque: bytes, group: str, member: str, view: int, deadline_ms: int, life: str
     ) -> None:  # fmt: skip
-        self.peer, self.opaque, self.group, self.member = peer, opaque, group, member
+        self.client, self.opaque, self.group, self.member = client, opaque, group, member
         self.view, self.deadline_ms, self.life = view, deadline_ms, life
         self.is_answered = False
 

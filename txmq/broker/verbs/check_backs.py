@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.check_backs import CheckPoll
 from txmq.broker.state.session import Session
@@ -31,14 +31,14 @@ _HALVES_MAX = 100
 
 
 def checks(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
+    context: Context, client: ClientConnection, arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
     opaque: bytes,
 ) -> None:  # fmt: skip
     """Hand out what is due; wait for it as long as ``wait`` says."""
     given = extensions or {}
     limit = max(1, min(int(given.get(b"limit", _HALVES_MAX)), _HALVES_MAX))
     wait_ms = min(int(given.get(b"wait", 0)), WAIT_MS_MAX)
-    poll = CheckPoll(peer, opaque, arguments[0].decode(), limit, context.now_ms + wait_ms)
+    poll = CheckPoll(client, opaque, arguments[0].decode(), limit, context.now_ms + wait_ms)
     _look(context)
     if _hand_out(context, poll):
         return
@@ -68,7 +68,7 @@ def tick(context: Context) -> None:
     desk = context.checks
     for group in _look(context):
         for poll in list(desk.polls.get(group, ())):
-            if not poll.peer.gone:
+            if not poll.client.gone:
                 _hand_out(context, poll)
     for poll in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
         _answer(context, poll, [])
@@ -130,7 +130,7 @@ def _answer(context: Context, poll: CheckPoll, content: list[bytes]) -> None:
     context.checks.answered(poll)
     context.counters.checks += len(content)
     body = b"".join(content)
-    context.send_settled(poll.peer, poll.opaque, answers.value_header(len(body), poll.opaque) + body)
+    context.send_settled(poll.client, poll.opaque, answers.value_header(len(body), poll.opaque) + body)
 
 
 def _handed_out(context: Context, transaction: Transaction) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import Session
 from txmq.broker.state.transaction import Action, Part, Transaction, TransactionState
@@ -109,17 +109,17 @@ def _read_txid(text: bytes) -> TxId:
     return TxId.parse(text.decode("ascii", "replace"))
 
 
-def floor_of(given: dict[bytes, bytes], peer: Peer, session: Session) -> int:
+def floor_of(given: dict[bytes, bytes], client: ClientConnection, session: Session) -> int:
     """The floor a request states. Only the session's own client knows what it has seen: from others it is ignored."""
     floor = int(given.get(b"floor", 0))
     if floor > _COUNTER_MAX:
         raise BadRequestError(f"floor is at most {_COUNTER_MAX}")
-    return floor if peer.session is session else 0
+    return floor if client.session is session else 0
 
 
-def require_owner(peer: Peer, session: Session) -> None:
+def require_owner(client: ClientConnection, session: Session) -> None:
     """Refuse what only the session's own connection may ask for."""
-    if peer.session is not session:
+    if client.session is not session:
         raise ForbiddenError("the transaction belongs to another session than this connection's; send hello first")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context, Read
 from txmq.broker.verbs.put import unknown_partition
 from txmq.errors import BadRequestError, OffsetOutOfRangeError, TopicClosedError
@@ -23,15 +23,22 @@ POLL_WAIT_MS_MAX = 30_000
 class Poll:
     """A ``get`` that waits for something to appear at its offset, or for its time to run out."""
 
-    __slots__ = ("deadline_ms", "done", "offset", "opaque", "peer", "size_bytes_max")
+    __slots__ = ("deadline_ms", "done", "offset", "opaque", "client", "size_bytes_max")
 
-    def __init__(self, peer: Peer, opaque: bytes, offset: int, size_bytes_max: int, deadline_ms: int) -> None:
-        self.peer, self.opaque, self.offset = peer, opaque, offset
+    def __init__(
+        self, client: ClientConnection, opaque: bytes, offset: int, size_bytes_max: int, deadline_ms: int
+    ) -> None:
+        self.client, self.opaque, self.offset = client, opaque, offset
         self.size_bytes_max, self.deadline_ms, self.done = size_bytes_max, deadline_ms, False
 
 
 def get(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Read whole batches, the first of which holds the offset."""
     partition = _readable(context, arguments)
@@ -43,35 +50,35 @@ def get(
             f"[{partition.log_start}, {partition.high_watermark}]"
         )
     if offset < partition.high_watermark:
-        context.reads.append(Read(peer, opaque, partition, offset, size))
+        context.reads.append(Read(client, opaque, partition, offset, size))
         return
     wait_ms = min(int(extensions[b"wait"]), POLL_WAIT_MS_MAX) if extensions else 0
     if wait_ms == 0 or context.stopping:
-        answer_empty(context, peer, opaque)
+        answer_empty(context, client, opaque)
         return
     if partition.waiters is None:
         partition.waiters = []
-    poll = Poll(peer, opaque, offset, size, context.now_ms + wait_ms)
+    poll = Poll(client, opaque, offset, size, context.now_ms + wait_ms)
     partition.waiters.append(poll)
     context.waiting_polls.add(poll.deadline_ms, (partition, poll))
 
 
-def answer_empty(context: Context, peer: Peer, opaque: bytes) -> None:
+def answer_empty(context: Context, client: ClientConnection, opaque: bytes) -> None:
     """Nothing new."""
     context.counters.get_empty += 1
-    context.answer(peer, opaque, answers.value_header(0, opaque))
+    context.answer(client, opaque, answers.value_header(0, opaque))
 
 
 def wake_polls(context: Context, partition: Partition) -> None:
     """The high watermark moved: polls behind it become reads."""
     waiters, partition.waiters = partition.waiters, None
     for poll in waiters or ():
-        if not poll.done and not poll.peer.gone:
+        if not poll.done and not poll.client.gone:
             poll.done = True
             if not partition.config.accept_read:
-                answer_empty(context, poll.peer, poll.opaque)  # closed meanwhile: the next get is told so
+                answer_empty(context, poll.client, poll.opaque)  # closed meanwhile: the next get is told so
                 continue
-            context.reads.append(Read(poll.peer, poll.opaque, partition, poll.offset, poll.size_bytes_max))
+            context.reads.append(Read(poll.client, poll.opaque, partition, poll.offset, poll.size_bytes_max))
 
 
 def expire_polls(context: Context) -> None:
@@ -81,15 +88,15 @@ def expire_polls(context: Context) -> None:
     for partition, poll in waiting.take_all() if context.stopping else waiting.take_due(context.now_ms):
         poll.done = True
         over[partition] = None
-        if not poll.peer.gone:
-            answer_empty(context, poll.peer, poll.opaque)
+        if not poll.client.gone:
+            answer_empty(context, poll.client, poll.opaque)
     for partition in over:
         partition.waiters = [waiter for waiter in partition.waiters or () if not waiter.done] or None
 
 
 def offset(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     arguments: list[bytes],
     _extensions: Extensions,
     _body: bytearray | None,
@@ -100,16 +107,16 @@ def offset(
     start, end = partition.log_start, partition.high_watermark
     if arguments[2] in (b"earliest", b"latest"):
         found = start if arguments[2] == b"earliest" else end
-        context.answer(peer, opaque, answers.result(200, opaque, b"%d %d %d" % (found, start, end)))
+        context.answer(client, opaque, answers.result(200, opaque, b"%d %d %d" % (found, start, end)))
     elif arguments[2].isdigit():
-        context.lookups.append((peer, opaque, partition, int(arguments[2])))
+        context.lookups.append((client, opaque, partition, int(arguments[2])))
     else:
         raise BadRequestError("the third argument is earliest, latest or a time in ms")
 
 
 def meta(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     arguments: list[bytes],
     _extensions: Extensions,
     _body: bytearray | None,
@@ -119,7 +126,7 @@ def meta(
     topics = context.state.topics
     chosen = list(topics) if arguments[0] == b"*" else [topics.named(arguments[0].decode("ascii", "replace"))]
     body = json.dumps({"topics": [topic.to_json() for topic in chosen]}).encode()
-    context.answer_settled(peer, opaque, body)
+    context.answer_settled(client, opaque, body)
 
 
 def _readable(context: Context, arguments: list[bytes]) -> Partition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from hmac import compare_digest
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, Session
 from txmq.broker.state.session_expiry import end
@@ -22,7 +22,12 @@ SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to ma
 
 
 def hello(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Introduce a client; make or resume its session."""
     if int(arguments[0]) != PROTOCOL:
@@ -34,9 +39,9 @@ def hello(
         session = None
     else:
         session = _resumed(context, wish)
-    peer.name = arguments[1].decode("ascii", "replace")
-    _bind(context, peer, session)
-    context.answer_settled(peer, opaque, _introduction(context, session))
+    client.name = arguments[1].decode("ascii", "replace")
+    _bind(context, client, session)
+    context.answer_settled(client, opaque, _introduction(context, session))
 
 
 def _new_session(context: Context, name: str) -> Session:
@@ -89,21 +94,21 @@ def _take_over(context: Context, session: Session, epoch: int) -> None:
     owner_gone(context, session)  # nobody else knows how what the older holder was streaming goes on
 
 
-def _bind(context: Context, peer: Peer, session: Session | None) -> None:
+def _bind(context: Context, client: ClientConnection, session: Session | None) -> None:
     """One connection speaks for a session: an older one is closed, so that two can never race."""
-    if peer.session is not None and peer.session is not session:
-        peer.session.bound = None
-        peer.session.gone_ms = context.now_ms
-        owner_gone(context, peer.session)
-    peer.session = session
+    if client.session is not None and client.session is not session:
+        client.session.bound = None
+        client.session.gone_ms = context.now_ms
+        owner_gone(context, client.session)
+    client.session = session
     if session is None:
         return
-    if session.bound is not None and session.bound != peer.number:
-        other = context.peers.get(session.bound)
+    if session.bound is not None and session.bound != client.number:
+        other = context.clients.get(session.bound)
         if other is not None:
             other.session = None
             context.close(other)
-    session.bound = peer.number
+    session.bound = client.number
     # Order of use: the first session in the table is the one that has been away longest.
     context.state.sessions[session.number] = context.state.sessions.pop(session.number)
 
@@ -131,31 +136,31 @@ def _introduction(context: Context, session: Session | None) -> bytes:
 
 def ping(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     _arguments: list[bytes],
     _extensions: Extensions,
     _body: bytearray | None,
     opaque: bytes,
 ) -> None:
     """Answer at once: the broker lives."""
-    context.answer(peer, opaque, answers.result(200, opaque, b"pong"))
+    context.answer(client, opaque, answers.result(200, opaque, b"pong"))
 
 
 def version(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     _arguments: list[bytes],
     _extensions: Extensions,
     _body: bytearray | None,
     opaque: bytes,
 ) -> None:
     """Name and version."""
-    context.answer(peer, opaque, answers.result(200, opaque, f"txmq {VERSION} protocol {PROTOCOL}\n".encode()))
+    context.answer(client, opaque, answers.result(200, opaque, f"txmq {VERSION} protocol {PROTOCOL}\n".encode()))
 
 
 def help_(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     arguments: list[bytes],
     _extensions: Extensions,
     _body: bytearray | None,
@@ -163,17 +168,17 @@ def help_(
 ) -> None:
     """Teach the verbs."""
     text = grammar.help_text(arguments[0].decode("ascii", "replace") if arguments else None)
-    context.answer(peer, opaque, answers.result(200, opaque, text.encode()))
+    context.answer(client, opaque, answers.result(200, opaque, text.encode()))
 
 
 def quit_(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     _arguments: list[bytes],
     _extensions: Extensions,
     _body: bytearray | None,
     opaque: bytes,
 ) -> None:
     """Say good-bye; the connection closes when everything before it is answered."""
-    context.answer(peer, opaque, answers.result(200, opaque, b"bye\n"))
-    peer.closing = True
+    context.answer(client, opaque, answers.result(200, opaque, b"bye\n"))
+    client.closing = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import Session
 from txmq.broker.state.state import IN_JOURNAL
@@ -28,14 +28,19 @@ _COUNTER_SIZE_MAX, FLOOR_SIZE_MAX = 16, 18  # digits that surely fit 64 bits
 
 
 def commit_plain(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> bool:
     """Commit, where everything is as usual; else change nothing and return False.
 
     Raises:
         BadRequestError: the body is malformed; nothing was changed.
     """
-    session, settings, state = peer.session, context.settings, context.state
+    session, settings, state = client.session, context.settings, context.state
     if session is None or not body or context.disk_full or context.stopping or settings.validate_records:
         return False
     counter = counter_of(context, session, arguments[0])
@@ -56,7 +61,7 @@ def commit_plain(
     checked = _checked(context, body)
     if not checked:
         return False
-    _decide(context, peer, session, counter, int(floor_text), checked, opaque)
+    _decide(context, client, session, counter, int(floor_text), checked, opaque)
     return True
 
 
@@ -103,7 +108,13 @@ def _checked(context: Context, body: bytearray) -> list[_Checked]:
 
 
 def _decide(
-    context: Context, peer: Peer, session: Session, counter: int, floor: int, checked: list[_Checked], opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    session: Session,
+    counter: int,
+    floor: int,
+    checked: list[_Checked],
+    opaque: bytes,
 ) -> None:
     group, now_ms = context.group, context.now_ms
     at = len(group.items)
@@ -121,4 +132,4 @@ def _decide(
     group.insert_entry(at, entries.encode_committed(session.number, counter, floor, placements))
     context.state.settle(session.number, counter, floor, tuple(outcome))
     context.counters.committed += 1
-    context.answer_relaxed(peer, opaque, b"".join(lines))
+    context.answer_relaxed(client, opaque, b"".join(lines))

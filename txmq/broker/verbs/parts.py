@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.checks import locate
@@ -15,7 +15,12 @@ ANSWER_SIZE_BYTES = 1 << 20
 
 
 def parts(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Answer the parts behind the first ``after``, as they stand in a body: one at least, as many as fit 1 MiB."""
     txid, session = locate(context, arguments[0])
@@ -31,4 +36,4 @@ def parts(
             break
         found.append(piece)
         size += len(piece)
-    context.send_settled(peer, opaque, answers.value_header(size, opaque) + b"".join(found))
+    context.send_settled(client, opaque, answers.value_header(size, opaque) + b"".join(found))

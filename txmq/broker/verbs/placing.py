@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Run
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
@@ -144,16 +144,18 @@ def kept_lines(context: Context, session: Session, counter: int) -> bytes:
     return committed_lines(context, parts or ())
 
 
-def commit_in_order(context: Context, transaction: Transaction, peer: Peer, opaque: bytes, floor: int) -> None:
+def commit_in_order(
+    context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int
+) -> None:
     """Commit a prepared transaction, or let the request wait for an earlier one it collides with."""
-    transaction.waiting.append((peer, opaque, floor))
+    transaction.waiting.append((client, opaque, floor))
     if not context.state.order.must_wait(transaction):
         _commit_all(context, [transaction])
 
 
-def commit_now(context: Context, transaction: Transaction, peer: Peer, opaque: bytes, floor: int) -> None:
+def commit_now(context: Context, transaction: Transaction, client: ClientConnection, opaque: bytes, floor: int) -> None:
     """Commit a prepared transaction out of its turn: an operator says so."""
-    transaction.waiting.append((peer, opaque, floor))
+    transaction.waiting.append((client, opaque, floor))
     _commit_all(context, [transaction])
 
 
@@ -176,5 +178,5 @@ def _commit_prepared(context: Context, transaction: Transaction) -> None:
     floor = max(stated for _, _, stated in transaction.waiting)
     outcome = commit(context, transaction.session, transaction.counter, floor, transaction, [])
     lines = committed_lines(context, outcome)
-    for peer, opaque, _ in transaction.waiting:
-        context.answer_when_forced(peer, opaque, lines)
+    for client, opaque, _ in transaction.waiting:
+        context.answer_when_forced(client, opaque, lines)

@@ -15,7 +15,7 @@ import json
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Run
 from txmq.broker.context import Context
 from txmq.broker.state.session import Session
@@ -57,14 +57,19 @@ def _who(resource: bytes, uuid: bytes, table: bytes, client: str) -> _Who | None
 
 
 def prepare_plain(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> bool:
     """Prepare, where everything is as usual; else change nothing and return False.
 
     Raises:
         BadRequestError: the body is malformed; nothing was changed.
     """
-    session, settings, state = peer.session, context.settings, context.state
+    session, settings, state = client.session, context.settings, context.state
     if session is None or not body or extensions is None or arguments[1] != _KIND_WORD:
         return False
     if extensions.keys() != _STATED_WITH_FLOOR and extensions.keys() != _STATED:
@@ -86,14 +91,14 @@ def prepare_plain(
         or len(body) + state.payload_bytes > settings.prepared_bytes_max
     ):
         return False
-    who = _who(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], peer.name)
+    who = _who(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], client.name)
     if who is None:
         return False
     checked = _checked(context, body)
     if not checked:
         return False
-    _prepare(context, session, counter, who, deadline_ms, checked, peer)
-    context.answer_when_forced(peer, opaque)
+    _prepare(context, session, counter, who, deadline_ms, checked, client)
+    context.answer_when_forced(client, opaque)
     return True
 
 
@@ -122,7 +127,7 @@ def _checked(context: Context, body: bytearray) -> list[tuple[Part, str | list[i
 
 def _prepare(
     context: Context, session: Session, counter: int, who: _Who, deadline_ms: int,
-    checked: list[tuple[Part, str | list[int]]], peer: Peer,
+    checked: list[tuple[Part, str | list[int]]], client: ClientConnection,
 ) -> None:  # fmt: skip
     group, state, now_ms, session_number = context.group, context.state, context.now_ms, session.number
     transaction, keys = Transaction(session_number, counter, now_ms), [keys for _, keys in checked]
@@ -136,7 +141,7 @@ def _prepare(
         transaction.add(part)
     meta: dict[str, Any] = {
         "kind": _KIND, "resource": who.resource, "uuid": who.uuid, "table": who.table, "deadline_ms": deadline_ms,
-        "prepared_ms": now_ms, "client": peer.name, "keys": keys,
+        "prepared_ms": now_ms, "client": client.name, "keys": keys,
     }  # fmt: skip
     # As json.dumps writes it, in 2 us against 9: only the numbers are new each time.
     text = (
@@ -155,10 +160,15 @@ def _keys_json(keys: list[str | list[int]]) -> str:
 
 
 def commit_prepared_plain(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> bool:
     """Settle this session's own prepared transaction where nothing is in its way; else change nothing, return False."""
-    session, state = peer.session, context.state
+    session, state = client.session, context.state
     if session is None or body:
         return False
     floor_text = b"0" if extensions is None else extensions.get(b"floor", b"") if len(extensions) == 1 else b""
@@ -177,7 +187,7 @@ def commit_prepared_plain(
     lines = _commit(context, session, counter, int(floor_text), transaction)
     if lines is None:
         return False
-    context.answer_when_forced(peer, opaque, lines)
+    context.answer_when_forced(client, opaque, lines)
     placing.wake(context, transaction)
     return True
 

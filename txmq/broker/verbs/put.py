@@ -10,7 +10,7 @@ the wire, one CRC over the batch, one over its place, no record is looked at.
 
 from __future__ import annotations
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.verbs import transactions
@@ -37,7 +37,12 @@ Extensions = dict[bytes, bytes] | None
 
 
 def put(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Take in one batch; the answer follows the journal."""
     partition = context.state.partitions.get((arguments[0], arguments[1]))
@@ -47,25 +52,25 @@ def put(
         raise BadRequestError("put needs a body")
     if extensions is not None:
         if b"tx" in extensions:
-            transactions.put_part(context, peer, partition, extensions[b"tx"], body, opaque)
+            transactions.put_part(context, client, partition, extensions[b"tx"], body, opaque)
             return
         body = _raw_batch(context, extensions, body)
     count, max_timestamp_ms, producer, epoch, sequence, crc = check(body)
     context.counters.put_requests += 1
     context.counters.put_bytes += len(body)
     if producer >= 0:
-        _check_producer(peer, producer, epoch, sequence)
+        _check_producer(client, producer, epoch, sequence)
         offset = _duplicate_of(partition, producer, sequence, crc)
         if offset is not None:
             context.counters.duplicates += 1
-            context.answer_settled(peer, opaque, b"%d" % offset)
+            context.answer_settled(client, opaque, b"%d" % offset)
             return
     refuse_if_closed(context, partition, len(body))
     if context.settings.validate_records:
         records.decode(body, partition.topic, partition.number)
     if partition.config.storage is Storage.MEMORY:
         base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
-        context.answer(peer, opaque, answers.put_result(opaque, base_offset))
+        context.answer(client, opaque, answers.put_result(opaque, base_offset))
         if producer >= 0:
             context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
         return
@@ -73,7 +78,7 @@ def put(
     if producer >= 0:
         context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
     group = context.group
-    group.puts.append((peer, opaque, base_offset))
+    group.puts.append((client, opaque, base_offset))
     group.message_count += count
 
 
@@ -131,8 +136,8 @@ def unknown_partition(context: Context, name: bytes, number: bytes) -> UnknownTo
     return UnknownTopicError(f"topic {text!r} has partitions 0 to {topic.config.partitions - 1}, not {number.decode()}")
 
 
-def _check_producer(peer: Peer, producer: int, epoch: int, sequence: int) -> None:
-    session = peer.session
+def _check_producer(client: ClientConnection, producer: int, epoch: int, sequence: int) -> None:
+    session = client.session
     if session is None or session.number != producer:
         raise ForbiddenError(f"producer id {producer} is not this connection's session; send hello first")
     if epoch > session.epoch:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.put import place
 from txmq.errors import InvalidBatchError
@@ -28,7 +28,7 @@ from txmq.model import Storage
 _Checked = tuple[bytearray, int, int, int, bytes]  # batch, count, max timestamp ms, CRC, opaque
 
 
-def take_puts(context: Context, peer: Peer, requests: Sequence[Any], start: int) -> int:
+def take_puts(context: Context, client: ClientConnection, requests: Sequence[Any], start: int) -> int:
     """Take in plain puts from ``requests[start]`` on; returns the index of the first that is not one.
 
     Hot: one loop, no calls but the check of the batch; see the module's docstring for the figures.
@@ -36,7 +36,7 @@ def take_puts(context: Context, peer: Peer, requests: Sequence[Any], start: int)
     settings = context.settings
     if context.disk_full or context.stopping or settings.validate_records:
         return start
-    partitions, unanswered, size_max = context.state.partitions, peer.unanswered, settings.batch_size_bytes_max
+    partitions, unanswered, size_max = context.state.partitions, client.unanswered, settings.batch_size_bytes_max
     gathered: dict[tuple[bytes, bytes], list[_Checked]] = {}
     index = start
     for request in requests if not start else requests[start:]:
@@ -62,11 +62,11 @@ def take_puts(context: Context, peer: Peer, requests: Sequence[Any], start: int)
         batches.append((body, count, max_timestamp_ms, crc, opaque))
         index += 1
     for key, batches in gathered.items():
-        _place(context, peer, partitions[key], batches)
+        _place(context, client, partitions[key], batches)
     return index
 
 
-def _place(context: Context, peer: Peer, partition: Partition, checked: list[_Checked]) -> None:
+def _place(context: Context, client: ClientConnection, partition: Partition, checked: list[_Checked]) -> None:
     batches, counts, timestamps_ms, crcs, opaques = zip(*checked, strict=True)
     size, count, group = sum(map(len, batches)), sum(counts), context.group
     context.counters.put_requests += len(batches)
@@ -75,7 +75,7 @@ def _place(context: Context, peer: Peer, partition: Partition, checked: list[_Ch
     if not partition.has_room(size):
         for batch, own_count, own_ms, crc, opaque in checked:
             offset = place(context, partition, batch, own_count, own_ms, crc, idempotent=False)
-            group.puts.append((peer, opaque, offset))
+            group.puts.append((client, opaque, offset))
         return
     newest_ms = max(timestamps_ms)
     segment_base, position, base_offset = partition.place(count, size, newest_ms, context.now_ms)
@@ -85,4 +85,4 @@ def _place(context: Context, peer: Peer, partition: Partition, checked: list[_Ch
     run.max_timestamp_ms = max(run.max_timestamp_ms, newest_ms)
     group.size_bytes += size
     offsets = stamp_run(batches, counts, crcs, (partition.topic_id, partition.number, base_offset))
-    group.puts += zip(repeat(peer), opaques, offsets)
+    group.puts += zip(repeat(client), opaques, offsets)

@@ -21,7 +21,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
@@ -45,7 +45,12 @@ ANY_QUERY = "*"
 
 
 def query(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Carry out one action."""
     action, name = arguments[0].decode(), arguments[1].decode()
@@ -57,9 +62,9 @@ def query(
     answer, is_new = carry_out(context, name, extensions or {}, body or bytearray())
     text = json.dumps(answer).encode()
     if is_new:
-        context.answer_when_forced(peer, opaque, text)
+        context.answer_when_forced(client, opaque, text)
     else:
-        context.answer_settled(peer, opaque, text)
+        context.answer_settled(client, opaque, text)
 
 
 def _epoch(context: Context, name: str, _given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Decided, Name
 from txmq.broker.state.transaction import Part, Transaction, TransactionState
@@ -61,7 +61,7 @@ class Wanted(NamedTuple):
 
 
 def recover(
-    context: Context, peer: Peer, _arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
+    context: Context, client: ClientConnection, _arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
     opaque: bytes,
 ) -> None:  # fmt: skip
     """List transactions in doubt, oldest first."""
@@ -73,7 +73,7 @@ def recover(
     name = None if txid is None else at_home(context, txid.encode())[2:]
     wanted = Wanted(_STATES[state], given.get("uuid"), given.get("xid"), name)
     limit = min(int(given.get("limit", ROWS_MAX)), ROWS_MAX)
-    context.answer_settled(peer, opaque, _page(context, wanted, _place(context, given.get("after")), limit))
+    context.answer_settled(client, opaque, _page(context, wanted, _place(context, given.get("after")), limit))
 
 
 def _place(context: Context, text: str | None) -> Place:

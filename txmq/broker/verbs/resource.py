@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.resources import Branch, Reporter, Sighting
 from txmq.errors import BadRequestError, InvalidNameError
@@ -23,7 +23,12 @@ _KINDS = (TransactionKind.XA.value, TransactionKind.LAST_RESOURCE.value)
 
 
 def resource(
-    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    _extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Carry out one action."""
     action, name = arguments[0].decode(), arguments[1].decode()
@@ -31,33 +36,33 @@ def resource(
         rows = [row for row in context.resources.rows(context.now_ms) if name in ("*", row["resource"])]
         answer: Fields = {"resources": rows}
     elif action == "report":
-        context.alarms += context.resources.report(_sighting(context, peer, name, read_json(body or b"")))
+        context.alarms += context.resources.report(_sighting(context, client, name, read_json(body or b"")))
         answer = {}
     else:
         raise BadRequestError(f"resource {action[:40]}: expected report or list")
-    context.answer_settled(peer, opaque, json.dumps(answer).encode())
+    context.answer_settled(client, opaque, json.dumps(answer).encode())
 
 
-def reporter_of(peer: Peer) -> Reporter:
+def reporter_of(client: ClientConnection) -> Reporter:
     """Who reports over a connection: its session, which outlives it, or the connection itself."""
-    return ("connection", peer.number) if peer.session is None else ("session", peer.session.number)
+    return ("connection", client.number) if client.session is None else ("session", client.session.number)
 
 
-def _sighting(context: Context, peer: Peer, name: str, found: object) -> Sighting:
+def _sighting(context: Context, client: ClientConnection, name: str, found: object) -> Sighting:
     if not is_valid_name(name):
         raise InvalidNameError(f"resource {name[:80]!r}: 1 to 200 of A-Z a-z 0-9 . _ -")
     fields = found if isinstance(found, dict) else {}
     kind, is_reachable = fields.get("kind"), fields.get("reachable")
     if kind not in _KINDS or not isinstance(is_reachable, bool):
         raise _malformed("kind and reachable")
-    reporter = reporter_of(peer)
+    reporter = reporter_of(client)
     oldest = fields.get("oldest", [])
     if not (isinstance(oldest, list) and len(oldest) <= BRANCHES_LISTED_MAX):
         raise _malformed(f"at most {BRANCHES_LISTED_MAX} oldest")
     why = fields.get("why")
     since_ms = context.now_ms if is_reachable else context.resources.since_ms((kind, name), reporter, context.now_ms)
     return Sighting(
-        kind, name, _uuid(fields.get("uuid")), reporter, f"{peer.name or 'somebody'} at {peer.address or 'here'}",
+        kind, name, _uuid(fields.get("uuid")), reporter, f"{client.name or 'somebody'} at {client.address or 'here'}",
         context.now_ms, is_reachable, None if why is None else _text(why), _number(fields.get("branches", 0)),
         _number(fields.get("age_ms", 0)), tuple(_branch(row) for row in oldest), since_ms,
     )  # fmt: skip

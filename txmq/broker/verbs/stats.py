@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.hello import VERSION
@@ -29,7 +29,7 @@ stats json          all of it as JSON
 
 def stats(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     arguments: list[bytes],
     _extensions: Extensions,
     _body: bytearray | None,
@@ -46,7 +46,7 @@ def stats(
         )
     else:
         body = text(context)
-    context.answer(peer, opaque, answers.result(200, opaque, body.encode()))
+    context.answer(client, opaque, answers.result(200, opaque, body.encode()))
 
 
 def broker_figures(context: Context) -> dict[str, Value]:
@@ -60,7 +60,7 @@ def broker_figures(context: Context) -> dict[str, Value]:
         "epoch": state.epoch,
         "uptime_ms": context.now_ms - context.started_ms,
         "sync": context.settings.sync,
-        "connections": len(context.peers),
+        "connections": len(context.clients),
         "topics": len(state.topics),
         "partitions": len(state.partitions),
         "messages": sum(p.high_watermark - p.log_start for p in state.all_partitions()),

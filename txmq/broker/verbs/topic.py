@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.redo import entries
@@ -15,7 +15,12 @@ Extensions = dict[bytes, bytes] | None
 
 
 def topic(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Dispatch by action."""
     action = _ACTIONS.get(arguments[0])
@@ -23,18 +28,18 @@ def topic(
         known = b", ".join(_ACTIONS).decode()
         raise BadRequestError(f"unknown action {arguments[0].decode('ascii', 'replace')!r}; known: {known}")
     words = {name.decode(): value.decode("ascii", "replace") for name, value in (extensions or {}).items()}
-    action(context, peer, arguments[1].decode("ascii", "replace"), words, opaque)
+    action(context, client, arguments[1].decode("ascii", "replace"), words, opaque)
 
 
-def _create(context: Context, peer: Peer, name: str, words: dict[str, str], opaque: bytes) -> None:
+def _create(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     config = with_settings(context.settings.new_topic(name), words)
     planned = context.state.topics.plan(config)
     _refuse_too_many(context, config.partitions)
     _journal(context, planned)
-    context.answer_when_forced(peer, opaque, _described(context, planned))
+    context.answer_when_forced(client, opaque, _described(context, planned))
 
 
-def _alter(context: Context, peer: Peer, name: str, words: dict[str, str], opaque: bytes) -> None:
+def _alter(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     current = context.state.topics.named(name)
     config = with_settings(current.config, words)
     if config.storage is not current.config.storage:
@@ -44,10 +49,10 @@ def _alter(context: Context, peer: Peer, name: str, words: dict[str, str], opaqu
     _refuse_too_many(context, config.partitions - current.config.partitions)
     altered = dataclasses.replace(current, config=config)
     _journal(context, altered)
-    context.answer_when_forced(peer, opaque, _described(context, altered))
+    context.answer_when_forced(client, opaque, _described(context, altered))
 
 
-def _delete(context: Context, peer: Peer, name: str, words: dict[str, str], opaque: bytes) -> None:
+def _delete(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
     doomed = context.state.topics.named(name)
     context.group.add_entry(entries.encode_topic_deleted(doomed.topic_id))
@@ -55,18 +60,18 @@ def _delete(context: Context, peer: Peer, name: str, words: dict[str, str], opaq
     for partition in removed:
         context.group.open_runs.pop(partition, None)
     context.group.deleted.extend(removed)
-    context.answer_when_forced(peer, opaque, b"{}")
+    context.answer_when_forced(client, opaque, b"{}")
 
 
-def _describe(context: Context, peer: Peer, name: str, words: dict[str, str], opaque: bytes) -> None:
+def _describe(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
-    context.answer_settled(peer, opaque, _described(context, context.state.topics.named(name)))
+    context.answer_settled(client, opaque, _described(context, context.state.topics.named(name)))
 
 
-def _list(context: Context, peer: Peer, _name: str, words: dict[str, str], opaque: bytes) -> None:
+def _list(context: Context, client: ClientConnection, _name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
     listed = [item.to_json() for item in context.state.topics]
-    context.answer_settled(peer, opaque, json.dumps({"topics": listed}).encode())
+    context.answer_settled(client, opaque, json.dumps({"topics": listed}).encode())
 
 
 _ACTIONS = {b"create": _create, b"alter": _alter, b"describe": _describe, b"delete": _delete, b"list": _list}

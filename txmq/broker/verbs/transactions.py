@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import unquote
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state import session_expiry
 from txmq.broker.state.decisions import Name
@@ -50,11 +50,11 @@ _FOREIGN_XID = re.compile(r"(?:0|[1-9][0-9]{0,9})\.(?:[0-9a-f]{2}){1,64}\.(?:[0-
 
 
 def put_part(
-    context: Context, peer: Peer, partition: Partition, txid_text: bytes, batch: bytearray, opaque: bytes
+    context: Context, client: ClientConnection, partition: Partition, txid_text: bytes, batch: bytearray, opaque: bytes
 ) -> None:
     """Stream one part of a large transaction: stored, invisible, until commit or prepare."""
     txid, session = locate(context, txid_text)
-    require_owner(peer, session)
+    require_owner(client, session)
     action = next_action(state_of(context, session, txid.counter), Event.PART)
     if action is not Action.ADD_PART:
         raise refusal(action, txid_text)
@@ -63,32 +63,37 @@ def put_part(
     refuse_over_limits(context, transaction, [part])
     refuse_over_outcomes(context, session, 0)
     transaction = _add_part(context, session, txid.counter, part)
-    context.answer_when_forced(peer, opaque, b"%d" % (len(transaction.parts) - 1))
+    context.answer_when_forced(client, opaque, b"%d" % (len(transaction.parts) - 1))
 
 
 def prepare(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Force all parts and the prepare record; somebody else decides from now on."""
-    if prepare_plain(context, peer, arguments, extensions, body, opaque):
+    if prepare_plain(context, client, arguments, extensions, body, opaque):
         return
     txid, session = locate(context, arguments[0])
-    require_owner(peer, session)
+    require_owner(client, session)
     given = extensions or {}
     offsets, messages = take_offsets(extensions, body)
     parts = wire_parts.parse_parts(messages)
     action = next_action(state_of(context, session, txid.counter), Event.PREPARE)
     if action is Action.REPEAT:
-        _repeat_prepare(context, peer, session, txid, parts, opaque)
+        _repeat_prepare(context, client, session, txid, parts, opaque)
         return
     if action is not Action.PREPARE:
         raise refusal(action, arguments[0])
-    meta = _prepare_meta(context, peer, arguments[1], given)
+    meta = _prepare_meta(context, client, arguments[1], given)
     transaction = context.state.transactions.get((session.number, txid.counter))
     checked = checked_parts(context, parts)
     check_streamed(transaction, given)
     refuse_over_limits(context, transaction, checked)
-    refuse_over_outcomes(context, session, floor_of(given, peer, session))
+    refuse_over_outcomes(context, session, floor_of(given, client, session))
     streamed = len(transaction.parts) if transaction else 0
     if meta["kind"] == TransactionKind.LAST_RESOURCE.value:
         meta["keys"] = [ANY_KEY] * streamed + [ANY_KEY if part.keys is None else sorted(part.keys) for part in parts]
@@ -101,54 +106,64 @@ def prepare(
     context.group.add_entry(entries.encode_prepared(session.number, txid.counter, entries.json_body(meta)))
     check_backs.prepared(context, context.state.prepare(session.number, txid.counter, meta))
     context.counters.prepared += 1
-    context.answer_when_forced(peer, opaque)
+    context.answer_when_forced(client, opaque)
 
 
 def commit(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Decide a local transaction, or settle a prepared one."""
-    if commit_plain(context, peer, arguments, extensions, body, opaque):
+    if commit_plain(context, client, arguments, extensions, body, opaque):
         return
-    if commit_prepared_plain(context, peer, arguments, extensions, body, opaque):
+    if commit_prepared_plain(context, client, arguments, extensions, body, opaque):
         return
     txid, session = locate(context, arguments[0])
     event = Event.COMMIT_PARTS if body else Event.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     given = extensions or {}
-    floor = floor_of(given, peer, session)
+    floor = floor_of(given, client, session)
     if action is Action.REPEAT:
-        context.answer_settled(peer, opaque, placing.kept_lines(context, session, txid.counter))
+        context.answer_settled(client, opaque, placing.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE:
-        _decide(context, peer, session, txid, given, body, opaque)
+        _decide(context, client, session, txid, given, body, opaque)
     elif action is Action.SETTLE:
         transaction = context.state.transactions[session.number, txid.counter]
         if b"heuristic" in given:
             _record(context, transaction, "commit", given[b"heuristic"])
-            placing.commit_now(context, transaction, peer, opaque, floor)
+            placing.commit_now(context, transaction, client, opaque, floor)
         elif transaction.meta["kind"] == TransactionKind.SPARK.value:
             raise TransactionConflictError(f"transaction {txid} is part of a batch: query commit decides it")
         else:
-            placing.commit_in_order(context, transaction, peer, opaque, floor)
+            placing.commit_in_order(context, transaction, client, opaque, floor)
     else:
         raise refusal(action, arguments[0])
 
 
 def rollback(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
     txid, session = locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), Event.ROLLBACK)
     given = extensions or {}
-    floor = floor_of(given, peer, session)
+    floor = floor_of(given, client, session)
     hazard = _hazard(context, (session.number, txid.counter), given)
     if action is Action.REPEAT:
         if hazard is None:
-            context.answer_settled(peer, opaque, b"")
+            context.answer_settled(client, opaque, b"")
         else:
             _keep(context, (session.number, txid.counter), hazard)
-            context.answer_when_forced(peer, opaque)
+            context.answer_when_forced(client, opaque)
     elif action in (Action.ROLL_BACK, Action.FENCE):
         _refuse_if_committing(context, session.number, txid)
         if action is Action.FENCE:
@@ -159,13 +174,18 @@ def rollback(
         if hazard is not None:
             _keep(context, (session.number, txid.counter), hazard)
         roll_back(context, session.number, txid.counter, floor)
-        context.answer_when_forced(peer, opaque)
+        context.answer_when_forced(client, opaque)
     else:
         raise refusal(action, arguments[0])
 
 
 def outcome(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Tell what became of a transaction; with ``fence`` an absent one is rolled back first."""
     txid, session = locate(context, arguments[0])
@@ -176,12 +196,12 @@ def outcome(
         if action is Action.FENCE:
             refuse_over_outcomes(context, session, 0, is_fence=True)
         roll_back(context, session.number, txid.counter, 0)
-        context.answer_when_forced(peer, opaque, b"rolled-back\n")
+        context.answer_when_forced(client, opaque, b"rolled-back\n")
     elif action is Action.TELL:
         told = _told(context, state, session, txid.counter)
         if b"owner" in given and not told.startswith(b"committed"):
             told += _owner_line(context, session)
-        context.answer_settled(peer, opaque, told)
+        context.answer_settled(client, opaque, told)
     else:
         raise refusal(action, arguments[0])
 
@@ -222,7 +242,7 @@ def _refuse_if_committing(context: Context, session: int, txid: TxId) -> None:
         raise TransactionConflictError(f"transaction {txid} is committing")
 
 
-def _prepare_meta(context: Context, peer: Peer, kind: bytes, given: dict[bytes, bytes]) -> dict[str, Any]:
+def _prepare_meta(context: Context, client: ClientConnection, kind: bytes, given: dict[bytes, bytes]) -> dict[str, Any]:
     describe = _KINDS.get(kind.decode())
     if describe is None:
         raise BadRequestError(f"kind {kind.decode()[:40]!r} cannot be prepared; known: {', '.join(sorted(_KINDS))}")
@@ -231,7 +251,7 @@ def _prepare_meta(context: Context, peer: Peer, kind: bytes, given: dict[bytes, 
         raise TransactionConflictError("the deadline has passed")
     return {
         "kind": kind.decode(), **describe(context, given), "deadline_ms": deadline_ms, "prepared_ms": context.now_ms,
-        "client": peer.name,
+        "client": client.name,
     }  # fmt: skip
 
 
@@ -297,7 +317,12 @@ def _add_part(context: Context, session: Session, counter: int, part: Part) -> T
 
 
 def _repeat_prepare(
-    context: Context, peer: Peer, session: Session, txid: TxId, parts: list[wire_parts.Part], opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    session: Session,
+    txid: TxId,
+    parts: list[wire_parts.Part],
+    opaque: bytes,
 ) -> None:
     transaction = context.state.transactions[session.number, txid.counter]
     fresh = Transaction(session.number, txid.counter, 0)
@@ -305,33 +330,33 @@ def _repeat_prepare(
         fresh.add(part)
     if parts and (fresh.size_bytes, fresh.checksum) != (transaction.size_bytes, transaction.checksum):
         raise TransactionConflictError(f"transaction {txid} is prepared with other messages")
-    context.answer_settled(peer, opaque, b"")
+    context.answer_settled(client, opaque, b"")
 
 
 def _decide(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     session: Session,
     txid: TxId,
     given: dict[bytes, bytes],
     body: bytearray | None,
     opaque: bytes,
 ) -> None:
-    require_owner(peer, session)
+    require_owner(client, session)
     transaction = context.state.transactions.get((session.number, txid.counter))
     offsets, messages = take_offsets(given, body)
     checked = checked_parts(context, wire_parts.parse_parts(messages))
     check_streamed(transaction, given)
     refuse_over_limits(context, transaction, checked)
-    refuse_over_outcomes(context, session, floor_of(given, peer, session))
-    floor, saved = floor_of(given, peer, session), check_offsets(context, offsets)
+    refuse_over_outcomes(context, session, floor_of(given, client, session))
+    floor, saved = floor_of(given, client, session), check_offsets(context, offsets)
     outcome = placing.commit(context, session.number, txid.counter, floor, transaction, checked)
     save_with_commit(context, saved)
     lines = placing.committed_lines(context, outcome)
     if transaction is None and not saved:
-        context.answer_relaxed(peer, opaque, lines)
+        context.answer_relaxed(client, opaque, lines)
     else:
-        context.answer_when_forced(peer, opaque, lines)
+        context.answer_when_forced(client, opaque, lines)
 
 
 def _record(context: Context, transaction: Transaction, what: str, reason: bytes) -> None:

@@ -15,7 +15,7 @@ import json
 from typing import Any
 from urllib.parse import unquote
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import Session
@@ -47,66 +47,76 @@ _HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 
 
 def decide(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Force messages, decision and branches in one record; the same txid again gets the same answer."""
     txid, session = locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), Event.DECIDE)
     if action is Action.REPEAT:
-        context.answer_settled(peer, opaque, placing.kept_lines(context, session, txid.counter))
+        context.answer_settled(client, opaque, placing.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE_BRANCHES:
-        _decide(context, peer, session, txid, extensions or {}, body or bytearray(), opaque)
+        _decide(context, client, session, txid, extensions or {}, body or bytearray(), opaque)
     else:
         raise refusal(action, arguments[0])
 
 
 def _decide(
     context: Context,
-    peer: Peer,
+    client: ClientConnection,
     session: Session,
     txid: TxId,
     given: dict[bytes, bytes],
     body: bytearray,
     opaque: bytes,
 ) -> None:
-    require_owner(peer, session)
+    require_owner(client, session)
     branches, start = split_branches(body, int(given.get(b"branches", 0)))
     offsets, messages = take_offsets(given, body, start)
     checked = checked_parts(context, wire_parts.parse_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
     check_streamed(transaction, given)
     refuse_over_limits(context, transaction, checked)
-    floor = floor_of(given, peer, session)
+    floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
-    meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": peer.name, "branches": branches}
+    meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name, "branches": branches}
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
     outcome = placing.decide(context, (session.number, txid.counter), floor, transaction, checked, meta)
-    context.answer_when_forced(peer, opaque, placing.committed_lines(context, outcome))
+    context.answer_when_forced(client, opaque, placing.committed_lines(context, outcome))
 
 
 def complete(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, _body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    _body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """A branch has committed in its database, or was found to have decided alone. Idempotent."""
     txid, session = locate(context, arguments[0])
     given = extensions or {}
     action = next_action(state_of(context, session, txid.counter), Event.COMPLETE)
     if action is Action.REPEAT:
-        context.answer_settled(peer, opaque, b"")
+        context.answer_settled(client, opaque, b"")
     elif action is Action.COMPLETE:
-        _complete(context, peer, (session.number, txid.counter), given, opaque)
+        _complete(context, client, (session.number, txid.counter), given, opaque)
     else:
         raise refusal(action, arguments[0])
 
 
-def _complete(context: Context, peer: Peer, name: Name, given: dict[bytes, bytes], opaque: bytes) -> None:
+def _complete(context: Context, client: ClientConnection, name: Name, given: dict[bytes, bytes], opaque: bytes) -> None:
     uuid, decisions = given.get(b"uuid", b"").decode(), context.state.decisions
     branch = decisions.undone[name].branch(uuid)
     if branch is None:
         raise BadRequestError(f"complete needs uuid=<32 hex> of one of the branches; none has {uuid!r}")
     if branch["complete"]:
-        context.answer_settled(peer, opaque, b"")
+        context.answer_settled(client, opaque, b"")
         return
     fact = None
     if b"heuristic" in given:
@@ -119,7 +129,7 @@ def _complete(context: Context, peer: Peer, name: Name, given: dict[bytes, bytes
     if over is not None:
         context.group.ended_holds.append(over.hold)
     context.group.patient += fact is None
-    context.answer_when_forced(peer, opaque)
+    context.answer_when_forced(client, opaque)
 
 
 def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, Any]:
@@ -132,7 +142,7 @@ def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, An
 
 
 def forget(
-    context: Context, peer: Peer, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None,
+    context: Context, client: ClientConnection, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None,
     opaque: bytes,
 ) -> None:  # fmt: skip
     """Drop what is kept of a lone decision, also where its session has ended: nothing else would."""
@@ -143,7 +153,7 @@ def forget(
     fields = {"session": name[0], "counter": name[1]}
     context.group.add_entry(entries.encode_forgotten(json.dumps(fields).encode()))
     context.state.decisions.forget(name)
-    context.answer_when_forced(peer, opaque)
+    context.answer_when_forced(client, opaque)
 
 
 def show_overdue(context: Context) -> None:

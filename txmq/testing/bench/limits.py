@@ -110,12 +110,12 @@ def bare_limits(directory: Path, seconds_max: float = SECONDS_MAX) -> dict[str, 
     """By name: what a row of the catalogue may ask to have beside it; each measured for ``seconds_max`` at most."""
     with _zeroed_file(directory) as path:
         sync_ms = _sync_ms(path, seconds_max)
-        with _echo(str(path)) as peer:
-            synced_echo_ms = _echo_ms(peer, seconds_max)
-    with _echo() as peer:
-        echo_ms = _echo_ms(peer, seconds_max)
-    with _echo() as peer:
-        bytes_per_s = _stream_bytes_per_s(peer, seconds_max)
+        with _echo(str(path)) as client:
+            synced_echo_ms = _echo_ms(client, seconds_max)
+    with _echo() as client:
+        echo_ms = _echo_ms(client, seconds_max)
+    with _echo() as client:
+        bytes_per_s = _stream_bytes_per_s(client, seconds_max)
     return dict(zip(BARE_LIMITS, (sync_ms, echo_ms, synced_echo_ms, bytes_per_s / 261, bytes_per_s), strict=True))
 
 
@@ -157,34 +157,34 @@ def _echo(*arguments: str) -> Iterator[socket.socket]:
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        with socket.create_connection(("127.0.0.1", port)) as peer:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            yield peer
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield client
     finally:
         process.kill()
         process.communicate()
 
 
-def _echo_ms(peer: socket.socket, seconds_max: float) -> float:
+def _echo_ms(client: socket.socket, seconds_max: float) -> float:
     block, taken, clock = b"x" * 64, [], time.perf_counter
     end = clock() + seconds_max
     for _ in range(_ECHOES):
         started = clock()
-        peer.sendall(block)
-        peer.recv(64)
+        client.sendall(block)
+        client.recv(64)
         taken.append(clock() - started)
         if started > end:
             break
     return percentile(sorted(taken), 50) * 1000
 
 
-def _stream_bytes_per_s(peer: socket.socket, seconds_max: float) -> float:
+def _stream_bytes_per_s(client: socket.socket, seconds_max: float) -> float:
     """There and back: 64 KiB sent, what has come back taken."""
     block, sent, received = b"x" * (64 << 10), 0, 0
     started = time.perf_counter()
     while received < _STREAM_BYTES and time.perf_counter() < started + seconds_max:
         while sent < _STREAM_BYTES and sent - received < 4 * len(block):
-            peer.sendall(block)
+            client.sendall(block)
             sent += len(block)
-        received += len(peer.recv(1 << 18))
+        received += len(client.recv(1 << 18))
     return received / (time.perf_counter() - started)

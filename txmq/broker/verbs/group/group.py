@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
 from txmq.broker.state.membership import Member, Membership, Owned
@@ -51,7 +51,12 @@ TOPICS_MAX = 1000  # that one member wants
 
 
 def group(
-    context: Context, peer: Peer, arguments: list[bytes], extensions: Extensions, body: bytearray | None, opaque: bytes
+    context: Context,
+    client: ClientConnection,
+    arguments: list[bytes],
+    extensions: Extensions,
+    body: bytearray | None,
+    opaque: bytes,
 ) -> None:
     """Dispatch by action."""
     action = _ACTIONS.get(arguments[0].decode())
@@ -61,7 +66,7 @@ def group(
     if not is_valid_name(name) and not (action is list_groups and name == "*"):
         raise BadRequestError(f"group name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
     words = {key.decode(): value.decode() for key, value in (extensions or {}).items()}
-    action(GroupRequest(context, peer, opaque, name, words, split_rows(body)))
+    action(GroupRequest(context, client, opaque, name, words, split_rows(body)))
 
 
 # --- members ---------------------------------------------------------------------------------------------------------
@@ -79,7 +84,7 @@ def _join(request: GroupRequest) -> None:
     claims = [claim_row(row) for row in request.rows]
     membership = _membership(request, strategy)
     member = Member(
-        name, topics, timeout_ms, context.liveness.now_ms, request.peer.name, alone="alone" in request.words
+        name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
     )
     member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
     _refuse_beside_alone(request.group, membership, member)
@@ -146,7 +151,7 @@ def _heartbeat(request: GroupRequest) -> None:
         _answer_view(request, member)
         return
     life = request.words.get("life", "")
-    beat = Beat(request.peer, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
+    beat = Beat(request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
     context.group_desk.wait(beat)
 
 
@@ -156,7 +161,7 @@ def _leave(request: GroupRequest) -> None:
     if membership is not None and member is not None and member.is_of(request.words.get("life", "")):
         membership.leave(member.name)
         request.context.member_count -= 1
-        request.peer.members.discard((request.group, member.name, member.life))
+        request.client.members.discard((request.group, member.name, member.life))
         settle(request.context, request.group)
     request.answer({})
 
@@ -172,8 +177,8 @@ def _member(request: GroupRequest) -> tuple[Membership, Member]:
 
 
 def _speaks_for(request: GroupRequest, member: Member) -> None:
-    member.connection = request.peer.number
-    request.peer.members.add((request.group, member.name, member.life))
+    member.connection = request.client.number
+    request.client.members.add((request.group, member.name, member.life))
 
 
 def _fenced(group: str, member: str) -> FencedError:
@@ -215,15 +220,15 @@ def _listen(context: Context, name: str, membership: Membership) -> None:
 
 def _is_unread(context: Context, member: Member) -> bool:
     """Whether what it sent may wait at the broker, which does not read its connection for now."""
-    peer = context.peers.get(member.connection)
-    return peer is not None and peer.held
+    client = context.clients.get(member.connection)
+    return client is not None and client.held
 
 
 def _answer_beat(context: Context, beat: Beat) -> None:
     """Answer it, where its time is over or there is something to tell."""
     membership = context.groups.get(beat.group)
     member = membership.members.get(beat.member) if membership is not None else None
-    if beat.peer.gone:
+    if beat.client.gone:
         context.group_desk.answered(beat)
     elif member is None:
         error = UnknownMemberError(f"group {beat.group!r} does not know this member: join (again)")
@@ -232,32 +237,32 @@ def _answer_beat(context: Context, beat: Beat) -> None:
         _refuse_beat(context, beat, _fenced(beat.group, beat.member))
     elif member.version != beat.view or beat.deadline_ms <= context.now_ms or context.stopping:
         context.group_desk.answered(beat)
-        _answer_view(GroupRequest(context, beat.peer, beat.opaque, beat.group, {}, []), member)
+        _answer_view(GroupRequest(context, beat.client, beat.opaque, beat.group, {}, []), member)
 
 
 def _refuse_beat(context: Context, beat: Beat, error: BrokerError) -> None:
     context.group_desk.answered(beat)
-    context.send_settled(beat.peer, beat.opaque, answers.error(error, beat.opaque))
+    context.send_settled(beat.client, beat.opaque, answers.error(error, beat.opaque))
 
 
-def disconnected(context: Context, peer: Peer) -> None:
+def disconnected(context: Context, client: ClientConnection) -> None:
     """A connection is gone: its members have a moment to come back."""
-    for name, membership, member in _members_over(context, peer):
+    for name, membership, member in _members_over(context, client):
         membership.lost(member.name, context.liveness.now_ms)
         context.group_desk.listen(name, membership, member.silent_ms)
 
 
-def read_again(context: Context, peer: Peer) -> None:
+def read_again(context: Context, client: ClientConnection) -> None:
     """A connection that was held is read from now on: the silence of its members begins anew."""
-    for _, membership, member in _members_over(context, peer):
+    for _, membership, member in _members_over(context, client):
         membership.heard(member.name, context.liveness.now_ms)
 
 
-def _members_over(context: Context, peer: Peer) -> Iterator[tuple[str, Membership, Member]]:
-    for name, member, life in peer.members:
+def _members_over(context: Context, client: ClientConnection) -> Iterator[tuple[str, Membership, Member]]:
+    for name, member, life in client.members:
         membership = context.groups.get(name)
         known = membership.members.get(member) if membership is not None else None
-        if membership is not None and known is not None and known.is_of(life) and known.connection == peer.number:
+        if membership is not None and known is not None and known.is_of(life) and known.connection == client.number:
             yield name, membership, known
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from txmq.broker.client_connection import Peer
+from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.redo import entries
@@ -16,7 +16,7 @@ class GroupRequest(NamedTuple):
     """One request, parsed: the words of its line, and the rows of its body."""
 
     context: Context
-    peer: Peer
+    client: ClientConnection
     opaque: bytes
     group: str
     words: dict[str, str]
@@ -24,7 +24,7 @@ class GroupRequest(NamedTuple):
 
     def answer(self, found: object) -> None:
         """Once everything accepted so far is forced."""
-        self.context.answer_settled(self.peer, self.opaque, json.dumps(found).encode())
+        self.context.answer_settled(self.client, self.opaque, json.dumps(found).encode())
 
     def number(self, word: str, default: int, least: int, most: int) -> int:
         """A number among the words."""
