@@ -12,7 +12,7 @@ import pytest
 from tests.unit.xa.support import quiet_resolver
 from txmq.client.transaction.block import Transaction
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 from txmq.xa.database import connection_pool
 
@@ -28,7 +28,7 @@ class World(MySQLWorld):
 
     def order(self, number: int, meanwhile: Callable[[], object] = lambda: None) -> None:
         """A row, and its message."""
-        home = FakeHome()
+        home = SimulatedBroker()
         home.session = home._new_session(number)
         with Transaction(home, home, (self.last,), 30.0) as tx:
             tx.connection(self.last).cursor().execute("INSERT INTO orders VALUES (%s, 'x')", (number,))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import BadRequestError, TransactionConflictError, UnknownTopicError, UnknownTransactionError
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.broker import SimulatedBroker
 
 UUID = "0123456789abcdef" * 2
 
@@ -31,14 +31,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(params=["fake", "real"])
 def client(request: pytest.FixtureRequest) -> Any:
-    return FakeHome() if request.param == "fake" else request.getfixturevalue("real")
+    return SimulatedBroker() if request.param == "fake" else request.getfixturevalue("real")
 
 
 class Deal:
     """One transaction, spoken by hand."""
 
     def __init__(self, client: Any) -> None:
-        self.home = TransactionHome(client, client.clock, 30.0)
+        self.home = BrokerTransaction(client, client.clock, 30.0)
         self.control, self.txid = client.control, self.home.txid
 
     def parts(self, *values: bytes, topic: str = "orders") -> list[Any]:

@@ -17,7 +17,7 @@ from tests.unit.xa.xa_support import Notes
 from txmq.client.transaction.block import Transaction
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 
 from .mysql_world import MySQLWorld
@@ -48,7 +48,7 @@ class World(MySQLWorld):
 
     def __init__(self, server: MariaDB) -> None:
         super().__init__(server)
-        self.home = FakeHome()
+        self.home = SimulatedBroker()
         self.last = LastResource("orders-db", connect=self.connect)
 
     def lend(self, **arguments: Any) -> Noting:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.transaction.broker_side import Extensions, TransactionHome
+from txmq.client.transaction.broker_side import BrokerTransaction, Extensions
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, settle
 from txmq.errors import TransactionConflictError
@@ -19,7 +19,7 @@ from txmq.log.records import decode
 from txmq.model import Resolution
 from txmq.protocol.halves import DueHalf, split_halves
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.broker import SimulatedBroker
 
 _numbers = count(1)
 
@@ -34,11 +34,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(params=["fake", "real"])
 def client(request: pytest.FixtureRequest) -> Any:
-    return FakeHome() if request.param == "fake" else request.getfixturevalue("real")
+    return SimulatedBroker() if request.param == "fake" else request.getfixturevalue("real")
 
 
-def prepared(client: Any, kind: str, **given: Any) -> TransactionHome:
-    home = TransactionHome(client, client.clock, 30.0)
+def prepared(client: Any, kind: str, **given: Any) -> BrokerTransaction:
+    home = BrokerTransaction(client, client.clock, 30.0)
     buffer = MessageBuffer()
     buffer.add("orders", 0, (b"k", b"v", [], 1_700_000_000_000))
     words: Extensions = dict(given)
@@ -59,7 +59,7 @@ def rows(client: Any, **given: Any) -> list[dict[str, Any]]:
 
 def test_a_half_is_handed_out_until_it_is_settled_each_time_with_a_higher_number(client: Any) -> None:
     group = f"g{next(_numbers)}"
-    home = prepared(client, "half", group=group, deadline=TransactionHome(client, client.clock, 0.3).deadline_ms)
+    home = prepared(client, "half", group=group, deadline=BrokerTransaction(client, client.clock, 0.3).deadline_ms)
     for attempt in (1, 2):
         [half] = due(client, group)
         assert (half.txid, half.attempt) == (home.txid, attempt)
@@ -76,7 +76,7 @@ def test_a_half_is_handed_out_until_it_is_settled_each_time_with_a_higher_number
 
 def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
     mine, other = (f"g{next(_numbers)}" for _ in range(2))
-    deadline_ms = TransactionHome(client, client.clock, 0.3).deadline_ms
+    deadline_ms = BrokerTransaction(client, client.clock, 0.3).deadline_ms
     prepared(client, "half", group=other, deadline=deadline_ms)
     home = prepared(client, "half", group=mine, deadline=deadline_ms)
     assert [half.txid for half in due(client, mine)] == [home.txid]

@@ -20,7 +20,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
 from txmq.errors import TransactionStateError
 from txmq.model import Outcome, SendResult, SendStatus
-from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.broker import SimulatedBroker
 
 STRAY = r"tx\.send"
 
@@ -29,7 +29,7 @@ class Shop(Producer):
     """A producer that notes what goes out alone, of a broker in memory."""
 
     def __init__(self) -> None:
-        self.home = FakeHome()
+        self.home = SimulatedBroker()
         super().__init__(self.home, None, ProducerSettings())
         self.alone: list[bytes] = []
 

@@ -11,7 +11,7 @@ from txmq.client.transaction import foreign_branch as foreign
 from txmq.client.transaction.foreign_branch import TRANSITIONS, BranchState, Call, ForeignBranch
 from txmq.client.transaction.xa_resource import BrokerXAResource, associated_branch
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
-from txmq.testing.simulated.broker import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
 from txmq.xa import XACode, XAFlag
 from txmq.xid import Xid
 
@@ -20,12 +20,12 @@ ENDS = {BranchState.ENDED}
 
 
 @pytest.fixture
-def home() -> FakeHome:
-    return FakeHome()
+def home() -> SimulatedBroker:
+    return SimulatedBroker()
 
 
 @pytest.fixture
-def resource(home: FakeHome) -> Iterator[BrokerXAResource]:
+def resource(home: SimulatedBroker) -> Iterator[BrokerXAResource]:
     from txmq.client.transaction import xa_resource
 
     token = xa_resource._associated.set(())
@@ -33,13 +33,13 @@ def resource(home: FakeHome) -> Iterator[BrokerXAResource]:
     xa_resource._associated.reset(token)
 
 
-def send(home: FakeHome, value: bytes = b"v") -> None:
+def send(home: SimulatedBroker, value: bytes = b"v") -> None:
     branch = associated_branch(home)
     assert branch is not None
     branch.add("orders", 0, None, value, (), 1_700_000_000_000)
 
 
-def idle(resource: BrokerXAResource, home: FakeHome, xid: Xid = XID, value: bytes = b"v") -> None:
+def idle(resource: BrokerXAResource, home: SimulatedBroker, xid: Xid = XID, value: bytes = b"v") -> None:
     resource.start(xid)
     send(home, value)
     resource.end(xid)
@@ -47,7 +47,7 @@ def idle(resource: BrokerXAResource, home: FakeHome, xid: Xid = XID, value: byte
 
 @pytest.mark.parametrize(("state", "call"), list(itertools.product(BranchState, Call)))
 def test_every_state_and_call_leads_somewhere_or_is_a_protocol_error(
-    home: FakeHome, state: BranchState, call: Call
+    home: SimulatedBroker, state: BranchState, call: Call
 ) -> None:
     branch = ForeignBranch(home, XID, 1.0)
     branch.state = state
@@ -68,13 +68,15 @@ def test_nothing_leads_out_of_the_end_and_prepared_only_there() -> None:
     }  # fmt: skip
 
 
-def test_two_phases_commit_what_was_sent_between_start_and_end(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_two_phases_commit_what_was_sent_between_start_and_end(
+    home: SimulatedBroker, resource: BrokerXAResource
+) -> None:
     idle(resource, home)
     assert (resource.prepare(XID), home.values("orders"), resource.recover()) == (XACode.XA_OK, [], [XID])
     assert (resource.commit(XID), home.values("orders"), resource.recover()) == (XACode.XA_OK, [b"v"], [])
 
 
-def test_a_branch_without_messages_is_read_only_and_over(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_a_branch_without_messages_is_read_only_and_over(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     resource.start(XID)
     resource.end(XID)
     assert resource.prepare(XID) is XACode.XA_RDONLY
@@ -83,7 +85,9 @@ def test_a_branch_without_messages_is_read_only_and_over(home: FakeHome, resourc
     assert caught.value.xa_code == XACode.XAER_NOTA
 
 
-def test_a_suspended_branch_takes_nothing_until_it_is_resumed(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_a_suspended_branch_takes_nothing_until_it_is_resumed(
+    home: SimulatedBroker, resource: BrokerXAResource
+) -> None:
     resource.start(XID)
     send(home, b"1")
     resource.end(XID, XAFlag.TMSUSPEND)
@@ -100,7 +104,7 @@ def test_a_suspended_branch_takes_nothing_until_it_is_resumed(home: FakeHome, re
     assert home.values("orders") == [b"1", b"2", b"3"]
 
 
-def test_a_failed_branch_can_only_be_rolled_back(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_a_failed_branch_can_only_be_rolled_back(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     resource.start(XID)
     send(home)
     assert resource.end(XID, XAFlag.TMFAIL) is XACode.XA_OK
@@ -113,7 +117,7 @@ def test_a_failed_branch_can_only_be_rolled_back(home: FakeHome, resource: Broke
 
 @pytest.mark.parametrize("is_executed", [True, False])
 def test_a_lost_answer_to_prepare_is_asked_for_again(
-    home: FakeHome, resource: BrokerXAResource, is_executed: bool
+    home: SimulatedBroker, resource: BrokerXAResource, is_executed: bool
 ) -> None:
     idle(resource, home)
     home.faults["prepare"].append(lost(is_executed=is_executed))
@@ -121,7 +125,7 @@ def test_a_lost_answer_to_prepare_is_asked_for_again(
     assert list(home.states().values()) == ["prepared"]
 
 
-def test_a_prepare_nobody_answered_is_fenced_by_the_rollback(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_a_prepare_nobody_answered_is_fenced_by_the_rollback(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     idle(resource, home)
     home.faults["prepare"].extend([lost(is_executed=False)] * 9)
     with pytest.raises(XAError) as caught:
@@ -131,7 +135,7 @@ def test_a_prepare_nobody_answered_is_fenced_by_the_rollback(home: FakeHome, res
     assert list(home.states().values()) == ["rolled-back"]  # though it never arrived: it may still be on its way
 
 
-def test_a_refused_prepare_has_rolled_the_branch_back(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_a_refused_prepare_has_rolled_the_branch_back(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     idle(resource, home)
     home.faults["prepare"].append(Fault(TopicClosedError("closed")))
     with pytest.raises(XAError) as caught:
@@ -144,7 +148,7 @@ def test_a_refused_prepare_has_rolled_the_branch_back(home: FakeHome, resource: 
 
 @pytest.mark.parametrize(("is_executed", "values"), [(True, [b"v"]), (False, [])])
 def test_a_one_phase_commit_nobody_answered_is_asked_for_again(
-    home: FakeHome, resource: BrokerXAResource, is_executed: bool, values: list[bytes]
+    home: SimulatedBroker, resource: BrokerXAResource, is_executed: bool, values: list[bytes]
 ) -> None:
     idle(resource, home)
     home.faults["commit"].extend([lost(is_executed=is_executed)] * 9)
@@ -161,7 +165,7 @@ def test_a_one_phase_commit_nobody_answered_is_asked_for_again(
     assert home.values("orders") == values
 
 
-def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     idle(resource, home)
     resource.prepare(XID)
     for verb in ("recover", "commit"):
@@ -174,7 +178,7 @@ def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: FakeHome, resou
 
 
 def test_what_outgrows_one_request_goes_ahead_and_commits_with_the_rest(
-    home: FakeHome, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
+    home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)
     idle(resource, home, value=b"large" * 10)
@@ -185,7 +189,7 @@ def test_what_outgrows_one_request_goes_ahead_and_commits_with_the_rest(
 
 
 def test_a_part_that_is_refused_leaves_the_branch_to_be_rolled_back(
-    home: FakeHome, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
+    home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)
     resource.start(XID)
@@ -223,7 +227,7 @@ def test_start_refuses_what_the_specification_refuses(
     assert caught.value.xa_code == code
 
 
-def test_one_thread_has_one_branch_and_one_xid_one_branch(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_one_thread_has_one_branch_and_one_xid_one_branch(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     resource.start(XID)
     with pytest.raises(XAError) as caught:
         resource.start(OTHER)
@@ -238,7 +242,7 @@ def test_one_thread_has_one_branch_and_one_xid_one_branch(home: FakeHome, resour
             resource.prepare(XID)
 
 
-def test_a_scan_begins_with_its_flag_and_answers_once(home: FakeHome, resource: BrokerXAResource) -> None:
+def test_a_scan_begins_with_its_flag_and_answers_once(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     with pytest.raises(XAError) as caught:
         resource.recover(XAFlag.TMNOFLAGS)
     assert caught.value.xa_code == XACode.XAER_INVAL

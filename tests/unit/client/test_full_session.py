@@ -20,7 +20,7 @@ from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol import answers
 from txmq.protocol.parts import encode_result_line
 from txmq.protocol.requests import Request
-from txmq.testing.simulated.broker import FakeHome, Fault
+from txmq.testing.simulated.broker import Fault, SimulatedBroker
 from txmq.testing.simulated.xa_database import SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xid import TxId
@@ -28,17 +28,17 @@ from txmq.xid import TxId
 FULL = Fault(SessionFullError("full"))
 
 
-def local(home: FakeHome) -> None:
+def local(home: SimulatedBroker) -> None:
     with Transaction(home, home) as tx:
         tx.send("orders", b"v")
 
 
-def streamed(home: FakeHome) -> None:
+def streamed(home: SimulatedBroker) -> None:
     with Transaction(home, home) as tx:
         tx.send("orders", bytes(9 << 20))
 
 
-def half(home: FakeHome) -> None:
+def half(home: SimulatedBroker) -> None:
     desk = CheckBacks(home, "g", lambda _: Resolution.UNKNOWN, lambda: home)  # type: ignore[arg-type,return-value]
     Half(home, desk, 30.0, None).prepare("orders", 0, (b"k", b"v", [], 1_700_000_000_000)).commit()
 
@@ -51,11 +51,11 @@ def last_resource(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[W
     world.close()
 
 
-def session_of(home: FakeHome, place: int = -1) -> int:
+def session_of(home: SimulatedBroker, place: int = -1) -> int:
     return TxId.parse(list(home.states())[place]).session
 
 
-def check_recovery(home: FakeHome, verb: str, transact: Callable[[], object]) -> None:
+def check_recovery(home: SimulatedBroker, verb: str, transact: Callable[[], object]) -> None:
     """The first is refused and leaves nothing, the second has the next session."""
     home.faults[verb].append(FULL)
     full = home.session
@@ -70,12 +70,12 @@ def check_recovery(home: FakeHome, verb: str, transact: Callable[[], object]) ->
 
 @pytest.mark.parametrize(("verb", "transact"), [("commit", local), ("put", streamed), ("prepare", half)])
 def test_the_next_transaction_has_another_session(
-    verb: str, transact: Callable[[FakeHome], None], monkeypatch: pytest.MonkeyPatch
+    verb: str, transact: Callable[[SimulatedBroker], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txmq.client.transaction.check_backs.start_daemon", lambda _name, _run: None)
-    home = FakeHome(request_size_bytes_max=32 << 20)
+    home = SimulatedBroker(request_size_bytes_max=32 << 20)
     check_recovery(home, verb, lambda: transact(home))
-    assert home.clock.monotonic() == FakeHome().clock.monotonic()  # nobody waited for room that does not come
+    assert home.clock.monotonic() == SimulatedBroker().clock.monotonic()  # nobody waited for room that does not come
 
 
 def test_the_next_one_with_a_last_resource_has(last_resource: World) -> None:
@@ -84,7 +84,7 @@ def test_the_next_one_with_a_last_resource_has(last_resource: World) -> None:
 
 
 def test_the_next_one_with_xa_resources_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    home, database = FakeHome(), SimulatedXADatabase()
+    home, database = SimulatedBroker(), SimulatedXADatabase()
     resource = SimulatedXAResource("a", database, f"{1:032x}", home.clock.now_ms)
     resource.install()
     notes = Notes(home)

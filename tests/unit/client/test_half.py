@@ -28,7 +28,7 @@ from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 
@@ -36,7 +36,7 @@ COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.U
 class Group:
     """A member of the group: what it was asked, and what it answers."""
 
-    def __init__(self, home: FakeHome) -> None:
+    def __init__(self, home: SimulatedBroker) -> None:
         self.home = home
         self.asked: list[HalfMessage] = []
         self.answer: Callable[[HalfMessage], Any] = lambda _: UNKNOWN
@@ -58,12 +58,12 @@ def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def home() -> FakeHome:
-    return FakeHome()
+def home() -> SimulatedBroker:
+    return SimulatedBroker()
 
 
 @pytest.fixture
-def group(home: FakeHome) -> Group:
+def group(home: SimulatedBroker) -> Group:
     return Group(home)
 
 
@@ -83,7 +83,7 @@ def crash_at() -> Iterator[Callable[[str], None]]:
 # --- the block -------------------------------------------------------------------------------------------------------
 
 
-def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: FakeHome, group: Group) -> None:
+def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: SimulatedBroker, group: Group) -> None:
     with group.half(b"created") as half:
         assert home.states() == {half.txid: "prepared"}
         assert (home.values("orders"), half.outcome, half.result.status) == ([], Outcome.UNKNOWN, SendStatus.PENDING)
@@ -91,7 +91,7 @@ def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: FakeHo
     assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)
 
 
-def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: FakeHome, group: Group) -> None:
+def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: SimulatedBroker, group: Group) -> None:
     with group.half(b"1") as first:
         first.rollback()
         first.rollback()
@@ -108,7 +108,7 @@ def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: Fake
 
 @pytest.mark.parametrize(("answer", "state"), [(COMMIT, "committed"), (ROLLBACK, "rolled-back"), (UNKNOWN, "prepared")])
 def test_what_a_block_did_that_raised_the_checker_says(
-    home: FakeHome, group: Group, answer: Resolution, state: str
+    home: SimulatedBroker, group: Group, answer: Resolution, state: str
 ) -> None:
     group.answer = lambda _: answer
     with pytest.raises(KeyError) as caught, group.half() as half:
@@ -120,7 +120,7 @@ def test_what_a_block_did_that_raised_the_checker_says(
     assert bool(getattr(caught.value, "__notes__", [])) is (answer is UNKNOWN)
 
 
-def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: FakeHome, group: Group) -> None:
+def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: SimulatedBroker, group: Group) -> None:
     with pytest.raises(KeyboardInterrupt), group.half() as half:
         raise KeyboardInterrupt
     assert (home.states(), group.asked) == ({half.txid: "prepared"}, [])
@@ -130,14 +130,14 @@ def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: FakeHome, 
 
 
 @pytest.mark.parametrize("is_executed", [True, False])
-def test_a_lost_answer_to_prepare_is_asked_for_again(home: FakeHome, group: Group, is_executed: bool) -> None:
+def test_a_lost_answer_to_prepare_is_asked_for_again(home: SimulatedBroker, group: Group, is_executed: bool) -> None:
     home.faults["prepare"].append(lost(is_executed=is_executed))
     with group.half():
         pass
     assert home.values("orders") == [b"v"]
 
 
-def test_a_refused_half_means_that_nothing_happened(home: FakeHome, group: Group) -> None:
+def test_a_refused_half_means_that_nothing_happened(home: SimulatedBroker, group: Group) -> None:
     home.faults["prepare"].append(Fault(DiskFullError("full")))
     with pytest.raises(RolledBackError) as caught:
         group.half()
@@ -146,7 +146,7 @@ def test_a_refused_half_means_that_nothing_happened(home: FakeHome, group: Group
 
 
 def test_a_prepare_that_is_not_answered_in_time_is_rolled_back_because_its_work_never_began(
-    home: FakeHome, group: Group
+    home: SimulatedBroker, group: Group
 ) -> None:
     home.faults["prepare"].extend([Fault(RequestTimeoutError("late"), is_executed=True)])
     with pytest.raises(TransactionTimeoutError):
@@ -155,7 +155,7 @@ def test_a_prepare_that_is_not_answered_in_time_is_rolled_back_because_its_work_
 
 
 def test_a_half_whose_deadline_passes_unsent_is_an_error_that_does_not_stand_behind_itself(
-    home: FakeHome, group: Group
+    home: SimulatedBroker, group: Group
 ) -> None:
     home.faults["prepare"].append(lost(is_executed=False))
     with pytest.raises(TransactionTimeoutError) as caught:
@@ -163,7 +163,9 @@ def test_a_half_whose_deadline_passes_unsent_is_an_error_that_does_not_stand_beh
     assert not has_circle(caught.value)
 
 
-def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later(home: FakeHome, group: Group) -> None:
+def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later(
+    home: SimulatedBroker, group: Group
+) -> None:
     home.faults["prepare"].append(Fault(RequestTimeoutError("late"), is_executed=True))
     home.faults["rollback"].extend([lost(is_executed=False)] * 5)
     with pytest.raises(TransactionTimeoutError):
@@ -178,14 +180,14 @@ def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later
 
 
 @pytest.mark.parametrize("is_executed", [True, False])
-def test_a_lost_answer_to_commit_is_asked_for_again(home: FakeHome, group: Group, is_executed: bool) -> None:
+def test_a_lost_answer_to_commit_is_asked_for_again(home: SimulatedBroker, group: Group, is_executed: bool) -> None:
     home.faults["commit"].extend([lost(is_executed=is_executed), Fault(UnavailableError("starting"))])
     with group.half() as half:
         pass
     assert (half.outcome, home.values("orders")) == (Outcome.COMMITTED, [b"v"])
 
 
-def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: FakeHome, group: Group) -> None:
+def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: SimulatedBroker, group: Group) -> None:
     home.faults["commit"].extend([lost(is_executed=False)] * 10)
     with group.half() as half:
         pass
@@ -195,7 +197,7 @@ def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: F
     assert (half.pending, half.outcome, home.values("orders")) == ((), Outcome.COMMITTED, [b"v"])
 
 
-def test_a_commit_behind_a_durable_rollback_raises(home: FakeHome, group: Group) -> None:
+def test_a_commit_behind_a_durable_rollback_raises(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
     home.call("rollback", half.txid, timeout=1.0)
     with pytest.raises(HeuristicRollbackError) as caught:
@@ -203,7 +205,7 @@ def test_a_commit_behind_a_durable_rollback_raises(home: FakeHome, group: Group)
     assert (caught.value.txid, half.outcome, home.values("orders")) == (half.txid, Outcome.ROLLED_BACK, [])
 
 
-def test_a_rollback_behind_a_durable_commit_raises(home: FakeHome, group: Group) -> None:
+def test_a_rollback_behind_a_durable_commit_raises(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
     home.call("commit", half.txid, timeout=1.0)
     with pytest.raises(HeuristicCommitError):
@@ -211,7 +213,7 @@ def test_a_rollback_behind_a_durable_commit_raises(home: FakeHome, group: Group)
     assert half.outcome is Outcome.COMMITTED
 
 
-def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: FakeHome, group: Group) -> None:
+def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
     home.faults["commit"].append(Fault(FencedError("long ago")))
     with pytest.raises(OutcomeUnknownError):
@@ -220,7 +222,7 @@ def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: Fake
 
 
 def test_ctrl_c_while_the_broker_is_told_does_not_undo_the_decision(
-    home: FakeHome, group: Group, monkeypatch: pytest.MonkeyPatch
+    home: SimulatedBroker, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = group.half()
 
@@ -237,7 +239,7 @@ def test_ctrl_c_while_the_broker_is_told_does_not_undo_the_decision(
 
 @pytest.mark.parametrize("point", ["client.half.prepared", "client.half.decided", "client.check.answered"])
 def test_whoever_dies_another_member_decides(
-    home: FakeHome, group: Group, crash_at: Callable[[str], None], point: str
+    home: SimulatedBroker, group: Group, crash_at: Callable[[str], None], point: str
 ) -> None:
     crash_at(point)
     if point == "client.check.answered":
@@ -259,7 +261,7 @@ def test_whoever_dies_another_member_decides(
 # --- check-backs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_member_answers_for_an_owner_that_is_gone(home: FakeHome, group: Group) -> None:
+def test_a_member_answers_for_an_owner_that_is_gone(home: SimulatedBroker, group: Group) -> None:
     mine, yours = group.half(b"mine"), group.half(b"yours")
     other = Group(home)
     other.answer = lambda half: COMMIT if half.value == b"mine" else ROLLBACK
@@ -270,7 +272,7 @@ def test_a_member_answers_for_an_owner_that_is_gone(home: FakeHome, group: Group
     assert (first.message.offset, first.message.txid) == (-1, mine.txid)
 
 
-def test_a_thousand_times_unknown_never_drops_it(home: FakeHome, group: Group) -> None:
+def test_a_thousand_times_unknown_never_drops_it(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
     for _ in range(1000):
         assert group.desk.poll() == 1
@@ -283,7 +285,7 @@ def test_a_thousand_times_unknown_never_drops_it(home: FakeHome, group: Group) -
 
 @pytest.mark.parametrize("answer", [None, True, "commit"])
 def test_no_resolution_is_unknown_and_logged(
-    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture, answer: Any
+    home: SimulatedBroker, group: Group, caplog: pytest.LogCaptureFixture, answer: Any
 ) -> None:
     half = group.half()
     group.answer = lambda _: answer
@@ -293,7 +295,7 @@ def test_no_resolution_is_unknown_and_logged(
 
 
 def test_a_checker_that_raises_has_said_unknown_and_is_logged(
-    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture
+    home: SimulatedBroker, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = group.half()
 
@@ -311,7 +313,7 @@ def test_a_checker_that_raises_has_said_unknown_and_is_logged(
     assert home.states() == {half.txid: "prepared"}
 
 
-def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: FakeHome, group: Group) -> None:
+def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: SimulatedBroker, group: Group) -> None:
     group.half()
     group.answer = lambda _: COMMIT
     home.faults["commit"].extend([lost(is_executed=False)] * 3)
@@ -323,7 +325,7 @@ def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: FakeHome, g
 
 
 def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
-    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture
+    home: SimulatedBroker, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = group.half()
 
@@ -338,7 +340,7 @@ def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
 
 
 def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
-    home: FakeHome, group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: SimulatedBroker, group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sound = group.half(b"sound")
     deleted = encode_half(DueHalf("c-a-7-9", 1, 5, ()))  # its topic is gone
@@ -351,7 +353,7 @@ def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
 
 
 def test_a_decision_told_late_that_meets_another_one_is_logged_and_given_up(
-    home: FakeHome, group: Group, caplog: pytest.LogCaptureFixture
+    home: SimulatedBroker, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     home.faults["commit"].extend([lost(is_executed=False)] * 10)
     with group.half() as half:

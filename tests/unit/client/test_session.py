@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.prepared import repeat_prepare
 from txmq.client.transport.session import ClientSession, parse_hello
 from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
-from txmq.testing.simulated.broker import FakeHome, Fault
+from txmq.testing.simulated.broker import Fault, SimulatedBroker
 
 FIELDS: dict[str, Any] = {
     "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2,
@@ -74,17 +74,17 @@ def test_a_session_knows_how_far_the_brokers_clock_is_ahead() -> None:
 
 
 def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
-    broker = FakeHome()
+    broker = SimulatedBroker()
     broker.session.clock_ahead_ms -= 3_600_000
-    home = TransactionHome(broker, broker.clock, 30.0)
+    home = BrokerTransaction(broker, broker.clock, 30.0)
     assert home.deadline_ms == broker.clock.now_ms() - 3_600_000 + 30_000
     broker.clock.jump(-600_000)  # ours is set: the broker's is not
     assert home.deadline_ms == broker.clock.now_ms() + 600_000 - 3_600_000 + 30_000
 
 
 def test_a_prepare_that_is_refused_in_time_makes_the_next_one_state_its_deadline_by_the_clock_of_now() -> None:
-    broker = FakeHome()
-    home = TransactionHome(broker, broker.clock, 30.0)
+    broker = SimulatedBroker()
+    home = BrokerTransaction(broker, broker.clock, 30.0)
     stated_ms = home.deadline_ms
     broker.clock.jump(600_000)  # the broker's, too
     broker.faults["prepare"].append(Fault(TransactionConflictError("the deadline has passed")))

@@ -32,22 +32,22 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import Outcome, SendStatus
-from txmq.testing.simulated.broker import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
 
 
-def block(home: FakeHome, timeout: float = 30.0) -> Transaction:
+def block(home: SimulatedBroker, timeout: float = 30.0) -> Transaction:
     return Transaction(home, home, (), timeout)
 
 
 @pytest.fixture
-def home() -> FakeHome:
-    return FakeHome()
+def home() -> SimulatedBroker:
+    return SimulatedBroker()
 
 
 # --- the block -------------------------------------------------------------------------------------------------------
 
 
-def test_one_request_carries_all_topics_and_results_come_in_order_of_sending(home: FakeHome) -> None:
+def test_one_request_carries_all_topics_and_results_come_in_order_of_sending(home: SimulatedBroker) -> None:
     with block(home) as tx:
         tx.send("orders", b"1", key=b"\x00")
         tx.send("audit", b"2")
@@ -63,14 +63,16 @@ def test_one_request_carries_all_topics_and_results_come_in_order_of_sending(hom
     assert {message.txid for found in home.log.values() for message in found} == {tx.txid}
 
 
-def test_an_empty_transaction_sends_nothing_and_is_committed(home: FakeHome) -> None:
+def test_an_empty_transaction_sends_nothing_and_is_committed(home: SimulatedBroker) -> None:
     with block(home) as tx:
         pass
     assert (home.requests, tx.outcome, tx.results) == ([], Outcome.COMMITTED, [])
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_the_body_raises_goes_on_unchanged_and_nothing_is_sent(home: FakeHome, kind: type[BaseException]) -> None:
+def test_what_the_body_raises_goes_on_unchanged_and_nothing_is_sent(
+    home: SimulatedBroker, kind: type[BaseException]
+) -> None:
     error = kind("body")
     with pytest.raises(kind) as caught, block(home) as tx:
         tx.send("orders", b"1")
@@ -79,7 +81,7 @@ def test_what_the_body_raises_goes_on_unchanged_and_nothing_is_sent(home: FakeHo
     assert (home.requests, tx.outcome) == ([], Outcome.ROLLED_BACK)
 
 
-def test_blocks_do_not_nest_and_the_outer_one_goes_on(home: FakeHome) -> None:
+def test_blocks_do_not_nest_and_the_outer_one_goes_on(home: SimulatedBroker) -> None:
     with block(home) as outer:
         with pytest.raises(TransactionStateError, match="nest"), block(home):
             pass
@@ -98,7 +100,9 @@ def test_blocks_do_not_nest_and_the_outer_one_goes_on(home: FakeHome) -> None:
         lambda tx: tx.__enter__(),
     ],
 )
-def test_a_block_that_is_over_or_new_refuses_its_use(home: FakeHome, use: Callable[[Transaction], object]) -> None:
+def test_a_block_that_is_over_or_new_refuses_its_use(
+    home: SimulatedBroker, use: Callable[[Transaction], object]
+) -> None:
     with block(home) as tx:
         tx.send("orders", b"1")
     with pytest.raises(TransactionStateError):
@@ -106,23 +110,23 @@ def test_a_block_that_is_over_or_new_refuses_its_use(home: FakeHome, use: Callab
     assert home.values("orders") == [b"1"]
 
 
-def test_a_transaction_that_has_not_begun_has_no_id(home: FakeHome) -> None:
+def test_a_transaction_that_has_not_begun_has_no_id(home: SimulatedBroker) -> None:
     with pytest.raises(TransactionStateError, match="not begun"):
         _ = block(home).txid
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, 1e12])
-def test_a_timeout_out_of_range_is_refused(home: FakeHome, timeout: float) -> None:
+def test_a_timeout_out_of_range_is_refused(home: SimulatedBroker, timeout: float) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         block(home, timeout)
 
 
-def test_what_is_no_resource_is_refused(home: FakeHome) -> None:
+def test_what_is_no_resource_is_refused(home: SimulatedBroker) -> None:
     with pytest.raises(ConfigError, match="not a resource"):
         Transaction(home, home, ["orders-db"])  # type: ignore[list-item]
 
 
-def test_ends_that_were_seen_raise_the_floor(home: FakeHome) -> None:
+def test_ends_that_were_seen_raise_the_floor(home: SimulatedBroker) -> None:
     for _ in range(3):
         with block(home) as tx:
             tx.send("orders", b"1")
@@ -136,7 +140,7 @@ def test_ends_that_were_seen_raise_the_floor(home: FakeHome) -> None:
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_commit_without_an_answer_is_sent_again_and_executed_once(home: FakeHome, is_executed: bool) -> None:
+def test_a_commit_without_an_answer_is_sent_again_and_executed_once(home: SimulatedBroker, is_executed: bool) -> None:
     home.faults["commit"].extend([lost(is_executed=is_executed)] * 3)
     with block(home) as tx:
         tx.send("orders", b"1")
@@ -146,7 +150,7 @@ def test_a_commit_without_an_answer_is_sent_again_and_executed_once(home: FakeHo
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [lost(is_executed=False).error, RequestTimeoutError(""), UnavailableError("")])
 def test_no_answer_until_the_deadline_is_an_unknown_outcome_by_id(
-    home: FakeHome, error: TxmqError, is_executed: bool
+    home: SimulatedBroker, error: TxmqError, is_executed: bool
 ) -> None:
     home.faults["commit"].extend([Fault(error, is_executed)] * 5000)
     with pytest.raises(OutcomeUnknownError) as caught, block(home, 5.0) as tx:
@@ -157,7 +161,7 @@ def test_no_answer_until_the_deadline_is_an_unknown_outcome_by_id(
 
 @pytest.mark.parametrize("is_executed", [False, True])
 def test_a_lost_outcome_is_asked_for_by_a_later_transaction_and_no_longer_holds_the_floor(
-    home: FakeHome, is_executed: bool
+    home: SimulatedBroker, is_executed: bool
 ) -> None:
     home.faults["commit"].extend([Fault(RequestTimeoutError(""), is_executed)] * 5000)
     with pytest.raises(OutcomeUnknownError), block(home, 5.0) as lost_one:
@@ -174,7 +178,7 @@ def test_a_lost_outcome_is_asked_for_by_a_later_transaction_and_no_longer_holds_
         home.call("commit", lost_one.txid, timeout=1.0)  # fenced: what never arrived must not arrive now
 
 
-def test_an_interrupted_commit_is_asked_for_too(home: FakeHome) -> None:
+def test_an_interrupted_commit_is_asked_for_too(home: SimulatedBroker) -> None:
     home.faults["commit"].append(Fault(KeyboardInterrupt(), is_executed=True))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt), block(home) as tx:
         tx.send("orders", b"1")
@@ -183,14 +187,16 @@ def test_an_interrupted_commit_is_asked_for_too(home: FakeHome) -> None:
     assert (tx.outcome, home.session.told(1), home.session.floor) == (Outcome.UNKNOWN, Outcome.COMMITTED, 2)
 
 
-def test_a_deadline_that_passed_in_the_body_sends_nothing(home: FakeHome) -> None:
+def test_a_deadline_that_passed_in_the_body_sends_nothing(home: SimulatedBroker) -> None:
     with pytest.raises(TransactionTimeoutError), block(home, 5.0) as tx:
         tx.send("orders", b"1")
         home.clock.advance(5.1)
     assert (home.requests, tx.outcome) == ([], Outcome.ROLLED_BACK)
 
 
-def test_a_broker_that_cannot_be_reached_at_all_is_a_rollback(home: FakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_cannot_be_reached_at_all_is_a_rollback(
+    home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began, reached = home.clock.monotonic(), home.reach
 
     def away_behind_it(deadline: float) -> None:
@@ -204,7 +210,7 @@ def test_a_broker_that_cannot_be_reached_at_all_is_a_rollback(home: FakeHome, mo
     assert (tx.outcome, home.clock.monotonic() - began) == (Outcome.ROLLED_BACK, AWAY_S_MAX)
 
 
-def test_a_block_does_not_begin_while_the_broker_is_away_nor_end(home: FakeHome) -> None:
+def test_a_block_does_not_begin_while_the_broker_is_away_nor_end(home: SimulatedBroker) -> None:
     home.is_away = True
     body_ran = False
     with pytest.raises(BrokerAwayError), block(home):
@@ -218,7 +224,7 @@ def test_a_block_does_not_begin_while_the_broker_is_away_nor_end(home: FakeHome)
     assert (tx.outcome, home.requests) == (Outcome.ROLLED_BACK, [])
 
 
-def test_a_refused_commit_is_a_rollback_with_its_cause(home: FakeHome) -> None:
+def test_a_refused_commit_is_a_rollback_with_its_cause(home: SimulatedBroker) -> None:
     with pytest.raises(RolledBackError) as caught, block(home) as tx:
         tx.send("orders", b"1")
         tx.send("no-such-topic", b"2")
@@ -226,14 +232,14 @@ def test_a_refused_commit_is_a_rollback_with_its_cause(home: FakeHome) -> None:
     assert (tx.outcome, home.values("orders")) == (Outcome.ROLLED_BACK, [])
 
 
-def test_fenced_without_an_earlier_attempt_was_not_executed(home: FakeHome) -> None:
+def test_fenced_without_an_earlier_attempt_was_not_executed(home: SimulatedBroker) -> None:
     home.faults["commit"].append(Fault(FencedError("")))
     with pytest.raises(RolledBackError), block(home) as tx:
         tx.send("orders", b"1")
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_fenced_behind_a_lost_attempt_is_unknown(home: FakeHome, is_executed: bool) -> None:
+def test_fenced_behind_a_lost_attempt_is_unknown(home: SimulatedBroker, is_executed: bool) -> None:
     home.faults["commit"].extend([lost(is_executed=is_executed), Fault(FencedError(""))])
     with pytest.raises(OutcomeUnknownError), block(home) as tx:
         tx.send("orders", b"1")
@@ -243,7 +249,7 @@ def test_fenced_behind_a_lost_attempt_is_unknown(home: FakeHome, is_executed: bo
 @pytest.mark.parametrize("refusal", [OverloadedError(""), TransactionConflictError(""), UnknownTopicError("")])
 @pytest.mark.parametrize("is_executed", [False, True])
 def test_a_refusal_behind_a_lost_attempt_is_fenced_and_told_as_it_is(
-    home: FakeHome, refusal: TxmqError, is_executed: bool
+    home: SimulatedBroker, refusal: TxmqError, is_executed: bool
 ) -> None:
     home.faults["commit"].extend([lost(is_executed=is_executed), Fault(refusal)])
     if is_executed:
@@ -256,14 +262,14 @@ def test_a_refusal_behind_a_lost_attempt_is_fenced_and_told_as_it_is(
         assert home.states() == {tx.txid: "rolled-back"}, "a copy of the first attempt that arrives late is refused"
 
 
-def test_a_refusal_that_cannot_be_fenced_is_unknown(home: FakeHome) -> None:
+def test_a_refusal_that_cannot_be_fenced_is_unknown(home: SimulatedBroker) -> None:
     home.faults["commit"].extend([lost(is_executed=False), Fault(OverloadedError(""))])
     home.faults["rollback"].append(lost(is_executed=False))
     with pytest.raises(OutcomeUnknownError), block(home) as tx:
         tx.send("orders", b"1")
 
 
-def test_an_interrupt_in_the_commit_is_not_a_rollback(home: FakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_in_the_commit_is_not_a_rollback(home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -278,10 +284,10 @@ def test_an_interrupt_in_the_commit_is_not_a_rollback(home: FakeHome, monkeypatc
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> FakeHome:
+def narrow(monkeypatch: pytest.MonkeyPatch) -> SimulatedBroker:
     """A home that takes 64 KiB a request, and a client that keeps 100 KiB at most."""
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100 << 10)
-    return FakeHome(request_size_bytes_max=64 << 10)
+    return SimulatedBroker(request_size_bytes_max=64 << 10)
 
 
 def _large(tx: Transaction, count: int = 30) -> list[bytes]:
@@ -291,7 +297,7 @@ def _large(tx: Transaction, count: int = 30) -> list[bytes]:
     return values
 
 
-def test_a_large_transaction_streams_its_parts_and_keeps_order(narrow: FakeHome) -> None:
+def test_a_large_transaction_streams_its_parts_and_keeps_order(narrow: SimulatedBroker) -> None:
     with block(narrow) as tx:
         values = _large(tx)
         assert narrow.requests.count("put") > 1, "memory is bounded while the body runs"
@@ -301,7 +307,7 @@ def test_a_large_transaction_streams_its_parts_and_keeps_order(narrow: FakeHome)
     assert [result.offset for result in tx.results] == list(range(30))
 
 
-def test_a_body_error_rolls_back_what_was_streamed(narrow: FakeHome) -> None:
+def test_a_body_error_rolls_back_what_was_streamed(narrow: SimulatedBroker) -> None:
     with pytest.raises(ZeroDivisionError), block(narrow) as tx:
         _large(tx)
         _ = 1 / 0
@@ -309,7 +315,7 @@ def test_a_body_error_rolls_back_what_was_streamed(narrow: FakeHome) -> None:
     assert (narrow.states(), narrow.values("orders")) == ({tx.txid: "rolled-back"}, [])
 
 
-def test_a_rollback_that_fails_does_not_replace_the_body_error(narrow: FakeHome) -> None:
+def test_a_rollback_that_fails_does_not_replace_the_body_error(narrow: SimulatedBroker) -> None:
     narrow.faults["rollback"].append(lost(is_executed=False))
     with pytest.raises(ZeroDivisionError), block(narrow) as tx:
         _large(tx)
@@ -320,7 +326,7 @@ def test_a_rollback_that_fails_does_not_replace_the_body_error(narrow: FakeHome)
 @pytest.mark.parametrize("error", [lost(is_executed=False).error, RequestTimeoutError("")])
 @pytest.mark.parametrize("is_executed", [False, True])
 def test_a_lost_part_dooms_the_block_even_where_the_body_goes_on(
-    narrow: FakeHome, is_executed: bool, error: TxmqError
+    narrow: SimulatedBroker, is_executed: bool, error: TxmqError
 ) -> None:
     narrow.faults["put"].extend([None, Fault(error, is_executed)])
     with pytest.raises(RolledBackError), block(narrow) as tx:
@@ -332,7 +338,7 @@ def test_a_lost_part_dooms_the_block_even_where_the_body_goes_on(
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_lost_commit_of_streamed_parts_is_told_as_it_is(narrow: FakeHome, is_executed: bool) -> None:
+def test_a_lost_commit_of_streamed_parts_is_told_as_it_is(narrow: SimulatedBroker, is_executed: bool) -> None:
     """A lost connection rolls back what was only streamed; what was decided stays."""
     narrow.faults["commit"].append(lost(is_executed=is_executed))
     if is_executed:
@@ -354,7 +360,7 @@ class _OwnError(Exception):
 
 
 def test_a_part_that_came_too_late_is_an_error_that_does_not_stand_behind_itself(
-    home: FakeHome, monkeypatch: pytest.MonkeyPatch
+    home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100)
     with pytest.raises(TransactionTimeoutError) as caught, block(home, timeout=1.0) as tx:
@@ -364,7 +370,7 @@ def test_a_part_that_came_too_late_is_an_error_that_does_not_stand_behind_itself
 
 
 def test_a_refusal_that_is_met_again_while_the_first_is_dealt_with_makes_no_circle(
-    home: FakeHome, monkeypatch: pytest.MonkeyPatch
+    home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100)
     home.faults["put"].append(Fault(UnknownTopicError("gone")))
@@ -380,7 +386,7 @@ def test_a_refusal_that_is_met_again_while_the_first_is_dealt_with_makes_no_circ
     assert not has_circle(caught.value)
 
 
-def test_whether_the_block_may_be_run_again_is_what_the_refusal_says(home: FakeHome) -> None:
+def test_whether_the_block_may_be_run_again_is_what_the_refusal_says(home: SimulatedBroker) -> None:
     refusals: dict[TxmqError, bool] = {
         TooLargeError("5 MiB"): False, UnknownTopicError("gone"): False, OverloadedError("busy"): True,
         DiskFullError("full"): True, TransactionConflictError("of this id"): True, FencedError("this id"): True,

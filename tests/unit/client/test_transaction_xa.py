@@ -34,7 +34,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
-from txmq.testing.simulated.broker import FakeHome, Fault, lost
+from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
 from txmq.xa import LastResource
 
 OWNER_POINTS = sorted(
@@ -57,7 +57,7 @@ def pair() -> XaWorld:
 @pytest.fixture(autouse=True)
 def notes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
     name = next((name for name in ("world", "pair") if name in request.fixturenames), None)
-    home = request.getfixturevalue(name).home if name else FakeHome()
+    home = request.getfixturevalue(name).home if name else SimulatedBroker()
     found = Notes(home)
     monkeypatch.setattr(module, "resolver_of", lambda _client: found)
     yield found

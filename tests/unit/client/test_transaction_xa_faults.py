@@ -16,8 +16,8 @@ from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.errors import OutcomeUnknownError, OverloadedError, RolledBackError, TxmqError
 from txmq.model import Outcome
-from txmq.testing.simulated.broker import FakeHome, lost
 from txmq.testing.simulated.broker import Fault as HomeFault
+from txmq.testing.simulated.broker import SimulatedBroker, lost
 from txmq.testing.simulated.xa_database import Fault, SimulatedError, SimulatedSession, SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.resolver import Resolver
@@ -48,7 +48,7 @@ class Pair:
     """Two databases, a broker, one client process."""
 
     def __init__(self) -> None:
-        self.home = FakeHome()
+        self.home = SimulatedBroker()
         self.databases = [SimulatedXADatabase(), SimulatedXADatabase()]
         self.resources = self.new_resources()
         for resource in self.resources:

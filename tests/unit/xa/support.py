@@ -13,7 +13,7 @@ import pytest
 from txmq.client.transaction.block import Transaction
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.resolver import Resolver
@@ -49,7 +49,7 @@ class World:
 
     def __init__(self, folder: Path, request_size_bytes_max: int = 1 << 20) -> None:
         self.path = folder / "orders.db"
-        self.home = FakeHome(request_size_bytes_max=request_size_bytes_max)
+        self.home = SimulatedBroker(request_size_bytes_max=request_size_bytes_max)
         self.opened: list[Connection] = []
         self.resolvers: list[Resolver] = []
         self.options: dict[str, Any] = {"timeout": 0.05}

@@ -14,7 +14,7 @@ from typing import Any
 
 from txmq.client.transaction.block import Transaction
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
-from txmq.testing.simulated.broker import FakeHome
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import (
@@ -324,7 +324,7 @@ class XaWorld:
     """Some databases, one broker, one client process."""
 
     def __init__(self, names: str = "ab", *, has_marker: bool = True) -> None:
-        self.home = FakeHome()
+        self.home = SimulatedBroker()
         self.databases = [Database(name, n, self.home.clock, has_marker) for n, name in enumerate(names, 1)]
         self.resources = [FakeResource(database) for database in self.databases]
 
@@ -372,7 +372,7 @@ class XaWorld:
 class Notes:
     """In place of the client's resolver: notes what it is told, and settles when asked."""
 
-    def __init__(self, home: FakeHome) -> None:
+    def __init__(self, home: SimulatedBroker) -> None:
         self.resolver = Resolver(home, [], home.clock)
         self.completes: list[tuple[str, str]] = []
         self.watched: list[tuple[str, str]] = []

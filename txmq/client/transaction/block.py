@@ -26,7 +26,7 @@ from txmq.client.arguments import require_transaction_timeout
 from txmq.client.transaction import local
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.background_resolver import resolver_of
-from txmq.client.transaction.broker_side import TransactionHome, raise_rolled_back, rolled_back
+from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back, rolled_back
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
 from txmq.client.transaction.last_resource_block import LastResourceBlock
 from txmq.client.transaction.messages import MessageBuffer
@@ -83,7 +83,7 @@ class Transaction:
         self._timeout = timeout
         self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression)
-        self._home: TransactionHome | None = None
+        self._home: BrokerTransaction | None = None
         self._databases: LastResourceBlock | XaBlock | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._entered: Entered | None = None
@@ -226,7 +226,7 @@ class Transaction:
             raise TransactionStateError("a transaction is for one block: make another one")
         if current_transaction() is not None:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
-        home = TransactionHome(self.client, self._clock, self._timeout)
+        home = BrokerTransaction(self.client, self._clock, self._timeout)
         home.reach()
         if self._resource is not None or self._xa_resources:
             self._databases = self._begin(home)
@@ -277,7 +277,7 @@ class Transaction:
         note_use(entered)
         return entered
 
-    def _require_open(self) -> TransactionHome:
+    def _require_open(self) -> BrokerTransaction:
         if self._state != "open" or self._home is None:
             word = "has not begun" if self._state == "new" else "is over"
             raise TransactionStateError(f"the transaction {word}: use it inside its with block")
@@ -289,7 +289,7 @@ class Transaction:
     def _is_parents(self) -> bool:
         return self._process not in (0, current_process())
 
-    def _begin(self, home: TransactionHome) -> LastResourceBlock | XaBlock:
+    def _begin(self, home: BrokerTransaction) -> LastResourceBlock | XaBlock:
         try:
             home.txid  # noqa: B018  takes the session
         except TxmqError as error:
@@ -302,7 +302,7 @@ class Transaction:
             home.finished()
             raise
 
-    def _stream(self, home: TransactionHome) -> None:
+    def _stream(self, home: BrokerTransaction) -> None:
         if self._failure is not None:
             raise anew(self._failure)
         self._failure = RolledBackError("sending messages ahead was interrupted")
@@ -317,7 +317,7 @@ class Transaction:
 
     # --- local -------------------------------------------------------------------------------------------------------
 
-    def _commit_local(self, home: TransactionHome) -> None:
+    def _commit_local(self, home: BrokerTransaction) -> None:
         if not self._messages and not self._acks:
             self._ended(home, Outcome.COMMITTED)
             return
@@ -336,12 +336,12 @@ class Transaction:
         self._ended(home, _COMMITTED)
         home.find_lost()
 
-    def _undo_local(self, home: TransactionHome) -> None:
+    def _undo_local(self, home: BrokerTransaction) -> None:
         # Nothing was asked to be decided: it is rolled back whatever becomes of the request.
         self._ended(home, Outcome.ROLLED_BACK)
         local.withdraw(home)
 
-    def _ended(self, home: TransactionHome, outcome: Outcome) -> None:
+    def _ended(self, home: BrokerTransaction, outcome: Outcome) -> None:
         self.outcome = outcome
         home.finished()
 

@@ -47,7 +47,7 @@ Extensions = dict[str, str | int | bytes | None]
 Numbers = dict[str, int]
 
 
-class TransactionHome:
+class BrokerTransaction:
     """See the module's docstring.
 
     Attributes:

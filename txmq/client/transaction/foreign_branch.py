@@ -23,7 +23,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.transaction.broker_side import TransactionHome, raise_rolled_back
+from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import TransactionStateError, TxmqError, XAError
 from txmq.model import SendResult
@@ -97,7 +97,7 @@ class ForeignBranch:
     def __init__(self, client: Any, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
-        self.home = TransactionHome(client, client.clock, timeout_s)
+        self.home = BrokerTransaction(client, client.clock, timeout_s)
         self.messages = MessageBuffer()
         self._lock = Lock()
 

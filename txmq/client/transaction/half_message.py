@@ -21,7 +21,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from txmq.client.transaction.broker_side import LOST, ROLLBACK_TIMEOUT_S, Extensions, TransactionHome, raise_rolled_back
+from txmq.client.transaction.broker_side import (
+    LOST,
+    ROLLBACK_TIMEOUT_S,
+    BrokerTransaction,
+    Extensions,
+    raise_rolled_back,
+)
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, settle
 from txmq.errors import (
@@ -79,7 +85,7 @@ class Half:
 
     def __init__(self, client: Any, desk: Desk, timeout_s: float, compression: str | None) -> None:
         self._client, self._desk = client, desk
-        self._home = TransactionHome(client, client.clock, timeout_s)
+        self._home = BrokerTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression)
         self._record: tuple[str, int, Record] | None = None
         self._decided: Resolution | None = None

@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, TransactionHome, rolled_back
+from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, rolled_back
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
@@ -51,7 +51,7 @@ class LastResourceRun:
         hazard: what the broker is to keep, where the body had ended the database's transaction by itself.
     """
 
-    def __init__(self, home: TransactionHome, branch: Branch, messages: MessageBuffer) -> None:
+    def __init__(self, home: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
         self._home, self._branch, self._messages = home, branch, messages
         self.coordinator = Coordinator()
         self.error: TransactionError | None = None

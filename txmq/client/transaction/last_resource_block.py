@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.last_resource import LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_block import Ending
@@ -53,7 +53,7 @@ class LastResourceBlock:
     """
 
     def __init__(
-        self, home: TransactionHome, given: LastResource | UsedConnection, messages: MessageBuffer, settler: Settler
+        self, home: BrokerTransaction, given: LastResource | UsedConnection, messages: MessageBuffer, settler: Settler
     ) -> None:
         self._home, self._settler = home, settler
         self.pending: tuple[str, ...] = ()

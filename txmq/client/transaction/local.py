@@ -17,7 +17,7 @@ none till the deadline never sent                  ROLLED BACK (timeout)
 
 from __future__ import annotations
 
-from txmq.client.transaction.broker_side import TransactionHome, raise_rolled_back
+from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
@@ -33,7 +33,7 @@ from txmq.model import Outcome
 from txmq.protocol.parts import PartResult
 
 
-def commit(home: TransactionHome, messages: MessageBuffer) -> list[PartResult]:
+def commit(home: BrokerTransaction, messages: MessageBuffer) -> list[PartResult]:
     """Commit everything.
 
     Returns:
@@ -65,13 +65,13 @@ def commit(home: TransactionHome, messages: MessageBuffer) -> list[PartResult]:
         return _refused(home, error)
 
 
-def withdraw(home: TransactionHome) -> None:
+def withdraw(home: BrokerTransaction) -> None:
     """Let the broker forget what was streamed. It does so by itself when the connection is lost."""
     if home.streamed.parts:
         home.try_rollback()
 
 
-def _refused(home: TransactionHome, error: TxmqError) -> list[PartResult]:
+def _refused(home: BrokerTransaction, error: TxmqError) -> list[PartResult]:
     """See the table above; ``error`` is what the last attempt was refused with."""
     if not home.may_have_arrived:
         withdraw(home)
@@ -84,7 +84,7 @@ def _refused(home: TransactionHome, error: TxmqError) -> list[PartResult]:
     raise_rolled_back(error, home.txid if home.has_txid else None)
 
 
-def _settled(home: TransactionHome, error: TxmqError) -> list[PartResult] | None:
+def _settled(home: BrokerTransaction, error: TxmqError) -> list[PartResult] | None:
     """Fence the transaction id; None if that rolled it back, else where the parts went."""
     try:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.transaction.broker_side import LOST, RETRY_S, Extensions, TransactionHome
+from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, Extensions
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.errors import (
     OverloadedError,
@@ -25,7 +25,7 @@ _PASSING = (*LOST, OverloadedError)
 OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
-def prepare(home: TransactionHome, kind: str, given: Extensions, messages: MessageBuffer) -> None:
+def prepare(home: BrokerTransaction, kind: str, given: Extensions, messages: MessageBuffer) -> None:
     """Prepare all messages that were not sent ahead.
 
     Raises:
@@ -43,7 +43,12 @@ def prepare(home: TransactionHome, kind: str, given: Extensions, messages: Messa
 
 
 def repeat_prepare(
-    home: TransactionHome, kind: str, given: Extensions, parts: Sequence[EncodedPart], *, waits_for_broker: bool = False
+    home: BrokerTransaction,
+    kind: str,
+    given: Extensions,
+    parts: Sequence[EncodedPart],
+    *,
+    waits_for_broker: bool = False,
 ) -> None:
     """Prepare parts that fit one request, again until it is answered.
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from txmq.client.arguments import require_wait
-from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.prepared import repeat_prepare
 from txmq.model import TransactionKind
@@ -60,7 +60,7 @@ class Queries:
         batch: int | None = self._ask("open", query, {"epoch": epoch}, timeout)["batch"]
         return batch
 
-    def prepare_part(self, attempt: Attempt, home: TransactionHome, parts: Sequence[EncodedPart]) -> None:
+    def prepare_part(self, attempt: Attempt, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> None:
         """Prepare one transaction of an attempt, with ``home.txid``; it is invisible until ``commit`` names it.
 
         Call ``home.finished`` at the end, whatever became of it: who wants to know asks for the batch.

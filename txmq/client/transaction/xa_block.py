@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_run import XaRun
 from txmq.errors import (
@@ -67,7 +67,7 @@ class XaBlock:
     """
 
     def __init__(
-        self, home: TransactionHome, resources: Sequence[Any], messages: MessageBuffer, settler: Settler
+        self, home: BrokerTransaction, resources: Sequence[Any], messages: MessageBuffer, settler: Settler
     ) -> None:
         self._home, self._settler = home, settler
         self.pending: tuple[str, ...] = ()

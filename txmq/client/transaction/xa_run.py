@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, TransactionHome, rolled_back
+from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, BrokerTransaction, rolled_back
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.parallel import Job, run_all
 from txmq.errors import (
@@ -115,7 +115,7 @@ class XaRun:
         lines: where the parts went, once the broker has told.
     """
 
-    def __init__(self, home: TransactionHome, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
+    def __init__(self, home: BrokerTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
         self._home, self._messages = home, messages
         self.sides = [Side(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
         self.coordinator = Coordinator()

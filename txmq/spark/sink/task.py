@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from txmq.client.client import Client, parse_bootstrap
-from txmq.client.transaction.broker_side import TransactionHome
+from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.spark_batches import Attempt
 from txmq.errors import (
@@ -96,11 +96,11 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
         return client.topics.refresh(topic).config.partitions
 
     gatherer = Gatherer(options.topic, partitions_of, min(CHUNK_SIZE_BYTES, limit // 4))
-    homes: list[TransactionHome] = []
+    homes: list[BrokerTransaction] = []
     rows = 0
     try:
         for chunk in gatherer.chunks(batches):
-            home = TransactionHome(client, client.clock, options.timeout_s)
+            home = BrokerTransaction(client, client.clock, options.timeout_s)
             homes.append(home)
             parts = chunk.parts(home.txid, client.clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES)
             _prepare(client, options, attempt, home, parts)
@@ -117,7 +117,7 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
 
 
 def _prepare(
-    client: Client, options: SinkOptions, attempt: Attempt, home: TransactionHome, parts: list[EncodedPart]
+    client: Client, options: SinkOptions, attempt: Attempt, home: BrokerTransaction, parts: list[EncodedPart]
 ) -> None:
     if not home.fits_one_request(parts):
         raise TooLargeError(f"{len(parts)} record batches at once do not fit a request: raise request_size_bytes_max")

@@ -83,7 +83,7 @@ class FakeReply:
         return self._body
 
 
-class FakeHome:
+class SimulatedBroker:
     """The broker, the connection to it, and the client: ``control``, ``session`` and ``clock`` are its own.
 
     Attributes:
