@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.images.node import Node
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.pipeline import BACKGROUND_SYNC_MS, CHECKPOINT_RETRY_S, MARK_BUSY_S
 from txmq.broker.commit.steps import Append, Mark, Step
 from txmq.config import BrokerSettings
@@ -26,7 +26,7 @@ class Watch:
 
     def _begin(self) -> None:
         now = self._looked_at = self._world.now
-        self._oldest: Group | None = None
+        self._oldest: CommitGroup | None = None
         self._oldest_since = self._due_since = now
         self._unmarked_since: float | None = None
         self._checkpoint_lsn = -1

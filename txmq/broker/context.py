@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckDesk
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.liveness import LivenessClock
@@ -99,9 +99,9 @@ class Context:
     now_ms: int = 0
     started_ms: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``
-    group: Group = field(default_factory=Group)
-    full: deque[Group] = field(default_factory=deque)
-    unforced: list[Group] = field(default_factory=list)
+    group: CommitGroup = field(default_factory=CommitGroup)
+    full: deque[CommitGroup] = field(default_factory=deque)
+    unforced: list[CommitGroup] = field(default_factory=list)
     ready: list[ClientConnection] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     lookups: list[tuple[ClientConnection, bytes, Partition, int]] = field(default_factory=list)
@@ -170,21 +170,21 @@ class Context:
             client.given_bytes += len(answer)
             newest.waiters.append((client, opaque, answer))
 
-    def _newest_undurable(self) -> Group | None:
+    def _newest_undurable(self) -> CommitGroup | None:
         if not self.group.is_empty:
             return self.group
         if self.full:
             return self.full[-1]
         return self.unforced[-1] if self.unforced else None
 
-    def group_with_room(self) -> Group:
+    def group_with_room(self) -> CommitGroup:
         """The group in the making; a new one where it is full. Between entries that need not be in one record.
 
         One group is one record: it stays far below what the journal can hold.
         """
         if self.group.size_bytes >= self.settings.group_size_bytes_max:
             self.full.append(self.group)
-            self.group = Group()
+            self.group = CommitGroup()
         return self.group
 
     def queued_bytes(self) -> int:

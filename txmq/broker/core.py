@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.context import Context, Identity, Read
 from txmq.broker.state import session_expiry
 from txmq.broker.state.state import State
@@ -197,7 +197,7 @@ class Core:
         """The assigned state."""
         return self.context.state
 
-    def next_group(self) -> Group | None:
+    def next_group(self) -> CommitGroup | None:
         """The group that ``seal`` would take; None if nothing is queued."""
         context = self.context
         if context.full:
@@ -205,7 +205,7 @@ class Core:
         group = context.group
         return group if group.items or group.waiters or group.relaxed_waiters or group.puts else None
 
-    def cut(self) -> Group | None:
+    def cut(self) -> CommitGroup | None:
         """Close the group in the making, so that later requests are in another record.
 
         Returns:
@@ -214,23 +214,23 @@ class Core:
         context = self.context
         if not context.group.is_empty:
             context.full.append(context.group)
-            context.group = Group()
+            context.group = CommitGroup()
         if context.full:
             return context.full[-1]
         return context.unforced[-1] if context.unforced else None
 
-    def seal(self) -> Group:
+    def seal(self) -> CommitGroup:
         """Take the oldest group that is queued; its record is to be written next."""
         context = self.context
         if context.full:
             group = context.full.popleft()
         else:
-            group, context.group = context.group, Group()
+            group, context.group = context.group, CommitGroup()
         context.unforced.append(group)
         context.counters.group_commits += 1
         return group
 
-    def written(self, group: Group) -> None:
+    def written(self, group: CommitGroup) -> None:
         """The record is written, not forced: release what ``sync`` lets go early."""
         if self.context.relaxed:
             self._release_puts(group)
@@ -240,7 +240,7 @@ class Core:
         """The journal was forced."""
         self.context.counters.syncs += 1
 
-    def forced(self, group: Group) -> None:
+    def forced(self, group: CommitGroup) -> None:
         """The record is forced: release every answer. Watermarks move in ``applied``."""
         if not self.context.unforced or self.context.unforced[0] is not group:
             raise InvariantError("a group was forced before an older one")
@@ -248,7 +248,7 @@ class Core:
         self._release_puts(group)
         self._release(group.waiters)
 
-    def applied(self, group: Group) -> None:
+    def applied(self, group: CommitGroup) -> None:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""
         # Once a partition: a reader in a thread must not see the first half of a transaction that rolled the segment.
         moved = {run.partition: run.next_offset for run in group.placed}
@@ -260,7 +260,7 @@ class Core:
             if partition.waiters:
                 get.wake_polls(self.context, partition)
 
-    def _release_puts(self, group: Group) -> None:
+    def _release_puts(self, group: CommitGroup) -> None:
         """Answer them. Hot: 0.2 us a put; how long an offset's line is is found out when that changes."""
         ready = self.context.ready
         size = low = high = 0

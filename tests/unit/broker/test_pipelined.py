@@ -8,7 +8,7 @@ import pytest
 
 from txmq.broker import core as core_module
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.context import Identity, new_state
 from txmq.broker.core import Core
 from txmq.config import BrokerSettings
@@ -60,7 +60,7 @@ def copied(requests: list[Request]) -> list[Request]:
     return [(verb, list(words), more, body and bytearray(body), token) for verb, words, more, body, token in requests]
 
 
-def finish(core: Core) -> Group:
+def finish(core: Core) -> CommitGroup:
     group = core.seal()
     group.payload()
     core.forced(group)
@@ -68,7 +68,7 @@ def finish(core: Core) -> Group:
     return group
 
 
-def runs(group: Group) -> list[tuple[object, ...]]:
+def runs(group: CommitGroup) -> list[tuple[object, ...]]:
     return [
         (run.partition.number, run.segment_base, run.position, run.base_offset, run.next_offset,
          run.max_timestamp_ms, run.idempotent, bytes(run.buffers[0]))

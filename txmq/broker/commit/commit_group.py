@@ -53,7 +53,7 @@ class Run:
             self.max_timestamp_ms = max_timestamp_ms
 
 
-class Group:
+class CommitGroup:
     """What one journal record will hold, and who waits for it.
 
     Attributes:

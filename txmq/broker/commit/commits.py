@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.state import State
 
 
@@ -15,23 +15,23 @@ class Commits(Protocol):
     def state(self) -> State:
         """The assigned state."""
 
-    def next_group(self) -> Group | None:
+    def next_group(self) -> CommitGroup | None:
         """The group that ``seal`` would take; None if nothing is queued."""
 
-    def seal(self) -> Group:
+    def seal(self) -> CommitGroup:
         """Take that group."""
 
-    def cut(self) -> Group | None:
+    def cut(self) -> CommitGroup | None:
         """Close the group in the making. The newest group that is not forced; None if all are."""
 
-    def written(self, group: Group) -> None:
+    def written(self, group: CommitGroup) -> None:
         """Its record is written: release what does not wait for the sync."""
 
     def synced(self) -> None:
         """The journal was forced."""
 
-    def forced(self, group: Group) -> None:
+    def forced(self, group: CommitGroup) -> None:
         """Its record is stable: release all its answers."""
 
-    def applied(self, group: Group) -> None:
+    def applied(self, group: CommitGroup) -> None:
         """It is in the partition files: move the watermarks."""

@@ -46,7 +46,7 @@ from math import inf
 from typing import Final
 
 from txmq.broker.commit.commit_delay import Patience
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.commits import Commits
 from txmq.broker.commit.steps import (
     LOOP,
@@ -115,11 +115,11 @@ class CommitPipeline:
         self.sync_ms = 0.0
         self.is_stopping = self.has_failed = False
         self._journal_step: JournalStep | None = None
-        self._unstable: deque[Group] = deque()  # sealed, oldest first
+        self._unstable: deque[CommitGroup] = deque()  # sealed, oldest first
         self._unsynced_messages = self._unsynced_bytes = 0
         self._sync_due_at = inf
         self._is_sync_wanted = self._is_checkpoint_wanted = self._is_mark_wanted = False
-        self._stable: list[Group] = []  # answered, to be applied
+        self._stable: list[CommitGroup] = []  # answered, to be applied
         self._stable_bytes = self._stable_runs = 0
         self._apply: Apply | None = None
         self._apply_retry_at = inf  # finite while a full disk holds groups up
@@ -129,7 +129,7 @@ class CommitPipeline:
         self._is_marked = False  # the recovered tail is not
         self._checkpoint_phase = _Phase.NONE
         self._checkpoint: PendingCheckpoint | None = None
-        self._checkpoint_group: Group | None = None
+        self._checkpoint_group: CommitGroup | None = None
         self._last_write_at = now = clock.monotonic()
         self._mark_at = now + MARK_BUSY_S
         self._checkpoint_at = now + settings.checkpoint_interval_ms / 1000
@@ -208,7 +208,7 @@ class CommitPipeline:
         )
 
     @property
-    def oldest_unapplied(self) -> Group | None:
+    def oldest_unapplied(self) -> CommitGroup | None:
         """The oldest sealed group that is not in the partition files."""
         if self._apply is not None and self._apply.groups:
             return self._apply.groups[0]
@@ -297,7 +297,7 @@ class CommitPipeline:
         is_quiet = (now - self._last_write_at) * 1000 >= self._settings.mark_idle_ms
         return is_quiet and not self._unstable and self._core.next_group() is None
 
-    def _next_append(self, group: Group, now: float) -> Append | None:
+    def _next_append(self, group: CommitGroup, now: float) -> Append | None:
         if self._apply is not None and self._is_behind:
             return None
         if group.patient and not self.is_stopping and self._patience.keeps(group, now):

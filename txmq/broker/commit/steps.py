@@ -17,7 +17,7 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.store import PendingCheckpoint, Store
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
@@ -80,7 +80,7 @@ class Append(JournalStep):
     __slots__ = ("_clock", "_delay_s", "group", "sync_ms")
 
     def __init__(
-        self, store: Store, place: Place, group: Group | None, syncs: bool, clock: Clock, sync_delay_s: float
+        self, store: Store, place: Place, group: CommitGroup | None, syncs: bool, clock: Clock, sync_delay_s: float
     ) -> None:  # fmt: skip
         self.store, self.place, self.group, self.syncs, self.sync_ms = store, place, group, syncs, 0.0
         self._clock, self._delay_s = clock, sync_delay_s
@@ -176,9 +176,9 @@ class Apply(Step):
 
     __slots__ = ("applied", "groups")
 
-    def __init__(self, store: Store, place: Place, groups: list[Group]) -> None:
+    def __init__(self, store: Store, place: Place, groups: list[CommitGroup]) -> None:
         self.store, self.place, self.groups = store, place, groups
-        self.applied: list[Group] = []
+        self.applied: list[CommitGroup] = []
 
     def parts(self) -> Sequence[Part]:
         """Apply."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from txmq.broker.commit.commit_group import Group
+from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.removals import Removals
@@ -102,14 +102,14 @@ class Store:
         self._lock = lock
         self._payloads = PayloadFiles(disk)
         self.removals = Removals(disk, files)
-        self._unapplied: deque[Group] = deque()
+        self._unapplied: deque[CommitGroup] = deque()
         self._making_room = 0  # so many of them, from the front, have let go early of what they let go of
         self.unapplied_bytes = 0
         self.checkpoint_lsn = checkpoint_lsn
 
     # --- the path of a group -----------------------------------------------------------------------------------------
 
-    def write(self, group: Group) -> None:
+    def write(self, group: CommitGroup) -> None:
         """Append the group's record. Durability: none before ``force``."""
         if group.items:
             _append(self.journal, group.payload())
@@ -119,7 +119,7 @@ class Store:
         if self.journal.durable_lsn != self.journal.next_lsn:
             self.journal.sync()
 
-    def apply(self, group: Group) -> list[Group]:
+    def apply(self, group: CommitGroup) -> list[CommitGroup]:
         """Write a forced group's batches to the partition files, behind any that could not be written yet.
 
         Returns:
@@ -132,9 +132,9 @@ class Store:
         self.unapplied_bytes += group.size_bytes
         return self.apply_pending()
 
-    def apply_pending(self) -> list[Group]:
+    def apply_pending(self) -> list[CommitGroup]:
         """Try again what a full disk held up."""
-        done: list[Group] = []
+        done: list[CommitGroup] = []
         while self._unapplied:
             group = self._unapplied[0]
             try:
@@ -172,7 +172,7 @@ class Store:
         """Whether a full disk holds something up."""
         return bool(self._unapplied)
 
-    def _apply_one(self, group: Group) -> None:
+    def _apply_one(self, group: CommitGroup) -> None:
         crash_point("broker.apply.before")
         for run in group.placed:
             data = run.buffers[0] if len(run.buffers) == 1 else b"".join(run.buffers)
