@@ -117,7 +117,7 @@ def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transactio
             tx.ack(second)
             tx.ack(second)
             second.ack()  # is the transaction's to say
-            assert consumer._share.trackers[IN, 0].position == 1
+            assert consumer._share.partitions[IN, 0].position == 1
             third.ack()
         assert saved(client) == 3  # it looked when it was sent
         with pytest.raises(txmq.TransactionStateError, match="acknowledged already"), producer.transaction() as tx:
@@ -187,13 +187,13 @@ def test_ack_that_waits_says_that_a_transaction_is_to_save_the_offset_first(
 ) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)
-    tracker = consumer._share.trackers[IN, 0]
+    consumed = consumer._share.partitions[IN, 0]
     first.ack()
-    tracker.saving = owner = object()  # as between a transaction's request and its answer
+    consumed.saving = owner = object()  # as between a transaction's request and its answer
     with pytest.raises(txmq.StorageError, match="saved later"):
         second.ack(sync=True)
-    assert tracker.saving is owner
-    tracker.saving = None
+    assert consumed.saving is owner
+    consumed.saving = None
     second.ack(sync=True)
     assert saved(client) == 2
 
@@ -273,10 +273,10 @@ def test_an_unknown_outcome_is_asked_for_and_the_message_neither_saved_nor_deliv
             producer.send(OUT, b"a")
             tx.ack(first)
             broker.pause()
-        tracker = consumer._share.trackers[IN, 0]
+        consumed = consumer._share.partitions[IN, 0]
         second.ack()
         first.reject("unknown")  # not ours to say
-        assert (tracker.is_in_doubt, tracker.position, consumer.poll(timeout=0.0)) == (True, 0, [])
+        assert (consumed.is_in_doubt, consumed.position, consumer.poll(timeout=0.0)) == (True, 0, [])
         if is_committed:
             broker.resume()
             until(lambda: saved(client) == 2, "both are saved")

@@ -23,9 +23,9 @@ JOB = Path(__file__).resolve().parents[2] / "examples" / "spark_audit_job.py"
 
 def tasks_done(context: SparkContext) -> int:
     """How many tasks this application has run so far."""
-    tracker = context.statusTracker()
-    jobs = [job for number in tracker.getJobIdsForGroup(None) if (job := tracker.getJobInfo(number)) is not None]
-    stages = {stage: tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds}
+    consumed = context.statusTracker()
+    jobs = [job for number in consumed.getJobIdsForGroup(None) if (job := consumed.getJobInfo(number)) is not None]
+    stages = {stage: consumed.getStageInfo(stage) for job in jobs for stage in job.stageIds}
     return sum(stage.numCompletedTasks for stage in stages.values() if stage is not None)
 
 

@@ -7,10 +7,10 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.partition import Tracker, Waiting
+from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.client.consumer.transactional_acks import Claims
 from txmq.errors import StorageError
 from txmq.model import Message, Outcome
@@ -27,9 +27,9 @@ def message(offset: int) -> Message:
     return Message("orders", 0, offset, b"k", b"v", {}, None, 0, None)
 
 
-def tracker(count: int = 5, first: int = 10) -> Tracker:
+def consumed(count: int = 5, first: int = 10) -> ConsumedPartition:
     """So many messages delivered."""
-    made = Tracker(SLOT, 1, first, first)
+    made = ConsumedPartition(SLOT, 1, first, first)
     made.fetch = 1
     made.fetched(1, [message(first + number) for number in range(count)])
     assert len(made.take(count, 0.0)) == count
@@ -61,13 +61,13 @@ class World:
     def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
         self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
-        self.share = Share(self.client, None, settings, get_logger())
+        self.share = Assignment(self.client, None, settings, get_logger())
         self.claims = Claims(self.client, self.share, "g", store)
         self.calls: list[str] = []
         self.share.more = lambda: None
         self.share.wait_saved = lambda: self.calls.append("waited")
         self.share.aside = SimpleNamespace(remove=lambda *_: None)  # type: ignore[assignment]
-        self.tracker = self.share.trackers[SLOT] = tracker(first=0)
+        self.consumed = self.share.partitions[SLOT] = consumed(first=0)
         self.owner = object()
 
     def claim(self, *offsets: int) -> None:
@@ -77,7 +77,7 @@ class World:
 
     def look(self) -> list[OffsetRow]:
         """It is sent."""
-        return self.claims.look([self.tracker], self.owner)[1]
+        return self.claims.look([self.consumed], self.owner)[1]
 
     def to_save(self) -> list[int]:
         """Offsets that would be saved now."""
@@ -86,7 +86,7 @@ class World:
     def settled(self) -> None:
         """Wait for the thread that asks."""
         deadline = time.monotonic() + 60.0
-        while self.tracker.is_in_doubt and self.share.trackers:
+        while self.consumed.is_in_doubt and self.share.partitions:
             assert time.monotonic() < deadline, self.client.control.asked
             signal.sigtimedwait((), 0.005)
 
@@ -158,7 +158,7 @@ def in_database() -> tuple[World, Database]:
 
 def aside(world: World, offset: int) -> str:
     """A message that was set aside, in the application's hands again; the text that is saved."""
-    world.tracker.aside[offset] = waiting = Waiting(message(offset), 1, None)
+    world.consumed.aside[offset] = waiting = Waiting(message(offset), 1, None)
     waiting.is_out = True
-    world.tracker.aside_saved = text = f"[[{offset},1,null]]"
+    world.consumed.aside_saved = text = f"[[{offset},1,null]]"
     return text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.client.claims_world import SLOT, World, message, tracker
-from txmq.client.consumer.partition import Claim, Tracker, Waiting
+from tests.unit.client.claims_world import SLOT, World, consumed, message
+from txmq.client.consumer.partition import Claim, ConsumedPartition, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow
@@ -14,13 +14,13 @@ from txmq.xid import TxId
 ONE, OTHER = object(), object()
 
 
-def claim(made: Tracker, offset: int, owner: object = ONE) -> None:
+def claim(made: ConsumedPartition, offset: int, owner: object = ONE) -> None:
     """As ``Claims`` does once nothing speaks against it."""
     made.claims[offset] = Claim(owner, message(offset))
 
 
 def test_the_lowest_message_that_is_left_out_is_named() -> None:
-    made = tracker()
+    made = consumed()
     assert made.lowest_before(10, ONE) is None
     assert made.lowest_before(12, ONE) == 10
     claim(made, 10)
@@ -32,7 +32,7 @@ def test_the_lowest_message_that_is_left_out_is_named() -> None:
 
 
 def test_a_claimed_message_is_nobody_elses_to_acknowledge() -> None:
-    made = tracker()
+    made = consumed()
     claim(made, 10)
     made.ack(10)
     made.ack(11)
@@ -45,7 +45,7 @@ def test_a_claimed_message_is_nobody_elses_to_acknowledge() -> None:
 
 @pytest.mark.parametrize("acked", [(), (12,), (12, 13, 14)])
 def test_the_offset_that_a_transaction_saves_is_what_the_position_will_be(acked: tuple[int, ...]) -> None:
-    made = tracker()
+    made = consumed()
     for offset in (10, 11):
         claim(made, offset)
     for offset in acked:
@@ -60,7 +60,7 @@ def test_the_offset_that_a_transaction_saves_is_what_the_position_will_be(acked:
 
 
 def test_in_doubt_nothing_is_delivered_neither_new_nor_aside_nor_again() -> None:
-    made = tracker(3)
+    made = consumed(3)
     made.aside[7] = Waiting(message(7), 1, None)
     made.retry(message(11), 0.0)
     made.is_in_doubt = True
@@ -70,7 +70,7 @@ def test_in_doubt_nothing_is_delivered_neither_new_nor_aside_nor_again() -> None
 
 
 def test_a_seek_forgets_claims_and_doubts() -> None:
-    made = tracker()
+    made = consumed()
     claim(made, 10)
     made.is_in_doubt = True
     made.seek(3)
@@ -82,14 +82,14 @@ def test_a_seek_forgets_claims_and_doubts() -> None:
 
 def test_from_when_it_is_sent_until_its_outcome_is_known_nothing_else_of_the_partition_is_saved() -> None:
     world = World()
-    world.tracker.ack(0)
+    world.consumed.ack(0)
     world.claim(1, 2)
     assert world.to_save() == [1]
     assert world.look() == [OffsetRow("orders", 0, 1, 3, None)]
     assert world.to_save() == []
-    world.claims.end([world.tracker], world.owner, Outcome.COMMITTED, [OffsetRow("orders", 0, 1, 3, None)])
-    assert (world.tracker.position, world.tracker.saved, world.to_save()) == (3, 3, [])
-    world.tracker.ack(3)
+    world.claims.end([world.consumed], world.owner, Outcome.COMMITTED, [OffsetRow("orders", 0, 1, 3, None)])
+    assert (world.consumed.position, world.consumed.saved, world.to_save()) == (3, 3, [])
+    world.consumed.ack(3)
     assert world.to_save() == [4]
 
 
@@ -99,15 +99,15 @@ def test_what_was_rolled_back_is_in_the_applications_hands_again() -> None:
     world.look()
     with pytest.raises(RolledBackError, match="not known yet"):
         world.claims.claim(message(1), object())
-    world.claims.end([world.tracker], world.owner, Outcome.ROLLED_BACK)
-    assert (world.tracker.position, world.tracker.retries, world.tracker.is_under_way(0)) == (0, [], True)
+    world.claims.end([world.consumed], world.owner, Outcome.ROLLED_BACK)
+    assert (world.consumed.position, world.consumed.retries, world.consumed.is_under_way(0)) == (0, [], True)
     world.claim(0)
 
 
 def test_a_partition_that_was_lost_since_the_claim_ends_the_transaction_before_it_is_sent() -> None:
     world = World()
     world.claim(0)
-    world.share.trackers[SLOT] = tracker(first=0)
+    world.share.partitions[SLOT] = consumed(first=0)
     with pytest.raises(RolledBackError, match="any more"):
         world.look()
     world.share.lost(SLOT)
@@ -118,7 +118,7 @@ def test_a_partition_that_was_lost_since_the_claim_ends_the_transaction_before_i
 def test_a_seek_since_the_claim_does_so_too() -> None:
     world = World()
     world.claim(0)
-    world.tracker.seek(3)
+    world.consumed.seek(3)
     with pytest.raises(RolledBackError):
         world.look()
 
@@ -132,19 +132,19 @@ def test_a_doubt_is_asked_about_with_a_fence_until_it_is_settled(answer: bytes) 
     world.claim(0, 1)
     rows = world.look()
     assert world.claims.rejected(message(0))  # not the application's to say
-    world.claims.doubt([world.tracker], world.owner, TXID, rows)
+    world.claims.doubt([world.consumed], world.owner, TXID, rows)
     world.settled()
     assert world.client.control.asked == [(f"outcome {TXID}", {"fence": None})] * 3
     if answer.startswith(b"committed"):
-        assert (world.tracker.position, world.tracker.saved, world.tracker.retries) == (2, 2, [])
+        assert (world.consumed.position, world.consumed.saved, world.consumed.retries) == (2, 2, [])
     else:
-        assert world.tracker.position == 0
-        assert [found.offset for found in world.tracker.take(5, 1e9)] == [0, 1]
+        assert world.consumed.position == 0
+        assert [found.offset for found in world.consumed.take(5, 1e9)] == [0, 1]
 
 
 def test_where_the_outcome_is_not_kept_the_partition_is_loaded_anew() -> None:
     world = World(FencedError("no longer kept"))
     world.claim(0)
-    world.claims.doubt([world.tracker], world.owner, TXID, world.look())
+    world.claims.doubt([world.consumed], world.owner, TXID, world.look())
     world.settled()
-    assert world.share.trackers == {}
+    assert world.share.partitions == {}

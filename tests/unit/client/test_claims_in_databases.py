@@ -14,7 +14,7 @@ from txmq.errors import FencedError, RolledBackError, StorageError, TransactionS
 
 def test_an_offset_is_saved_in_the_transaction_behind_every_save_that_is_under_way() -> None:
     world, _ = in_database()
-    world.tracker.ack(0)
+    world.consumed.ack(0)
     assert world.to_save() == [1]
     world.claims.claim_in(message(1), None)
     world.claims.claim_in(message(2), None)
@@ -27,15 +27,15 @@ def test_it_counts_when_it_is_seen_committed_and_a_reject_looks_first() -> None:
     for offset in (0, 1):
         world.claims.claim_in(message(offset), None)
     world.claims.settle()
-    assert world.tracker.position == 0
+    assert world.consumed.position == 0
     database.committed = StoredOffset(1)
     world.claims.settle()
-    assert (world.tracker.position, sorted(world.tracker.claims)) == (1, [1])
+    assert (world.consumed.position, sorted(world.consumed.claims)) == (1, [1])
     assert not world.claims.rejected(message(1))  # rolled back: the application says so
     world.claims.claim_in(message(1), None)
     database.committed = StoredOffset(2)
     assert world.claims.rejected(message(1))  # it was committed all the same
-    assert (world.tracker.position, world.tracker.saved) == (2, 2)
+    assert (world.consumed.position, world.consumed.saved) == (2, 2)
 
 
 def test_what_is_refused_is_doomed_and_not_claimed() -> None:
@@ -46,7 +46,7 @@ def test_what_is_refused_is_doomed_and_not_claimed() -> None:
     with pytest.raises(FencedError):
         world.claims.claim_in(message(0), None)
     assert world.calls == ["doomed", "waited", "saved 1 above None", "doomed"]
-    assert world.tracker.claims == {}
+    assert world.consumed.claims == {}
     world.share.lost(SLOT)
     with pytest.raises(FencedError):
         world.claims.claim_in(message(0), None)
@@ -59,13 +59,13 @@ def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error
     world.claims.claim_in(message(0), None)
     database.away = error
     world.claims.settle()
-    assert (world.tracker.position, world.claims.rejected(message(0))) == (0, False)  # it is delivered again
+    assert (world.consumed.position, world.claims.rejected(message(0))) == (0, False)  # it is delivered again
     assert not world.claims.may_give_up(message(0))
     world.claims.settle()
-    assert world.tracker.unsure == {0}
+    assert world.consumed.unsure == {0}
     database.away, database.committed = None, StoredOffset(1)
     world.claims.settle()
-    assert (world.tracker.position, world.tracker.unsure) == (1, set())
+    assert (world.consumed.position, world.consumed.unsure) == (1, set())
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
@@ -77,7 +77,7 @@ def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_
     world, database = in_database()
     text, offset = aside(world, -1) if is_aside else None, -1 if is_aside else 0
     database.committed, database.is_under_way = StoredOffset(0, text), True
-    world.tracker.aside[-2] = Waiting(message(-2), 1, None)  # of which there is something to save
+    world.consumed.aside[-2] = Waiting(message(-2), 1, None)  # of which there is something to save
     world.claims.claim_in(message(offset), None)
     assert not world.claims.rejected(message(offset))
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_
         database.committed = StoredOffset(0, None) if is_aside else StoredOffset(1, None)
     assert world.claims.may_give_up(message(offset)) is not is_committed
     assert world.to_save() == [0 if is_aside or not is_committed else 1]
-    assert (offset in world.tracker.aside, world.tracker.is_under_way(0)) == (
+    assert (offset in world.consumed.aside, world.consumed.is_under_way(0)) == (
         is_aside and not is_committed, is_aside or not is_committed
     )  # fmt: skip
 
@@ -102,12 +102,12 @@ def test_what_comes_back_during_a_look_is_not_settled_by_it() -> None:
 
     def meanwhile(group: str, slot: tuple[str, int], connection: Any = None) -> StoredOffset | None:
         found = settled(group, slot, connection)
-        world.tracker.unsure.add(1)
+        world.consumed.unsure.add(1)
         return found
 
     database.settled = meanwhile  # type: ignore[method-assign]
     world.claims.settle()
-    assert world.tracker.unsure == {1}
+    assert world.consumed.unsure == {1}
 
 
 def test_the_next_transaction_of_a_message_finds_out_what_became_of_the_one_before() -> None:
@@ -116,7 +116,7 @@ def test_the_next_transaction_of_a_message_finds_out_what_became_of_the_one_befo
     assert not world.claims.rejected(message(0))
     database.is_under_way = True
     world.claims.claim_in(message(0), None)
-    assert world.tracker.unsure == set()
+    assert world.consumed.unsure == set()
 
 
 @pytest.mark.parametrize("is_aside", [True, False])
@@ -129,7 +129,7 @@ def test_to_acknowledge_a_message_twice_in_a_transaction_is_to_do_it_once(is_asi
     calls = len(world.calls)
     database.inside = StoredOffset(0 if is_aside else 1, None)
     world.claims.claim_in(message(offset), connection)
-    assert (len(world.calls), list(world.tracker.claims)) == (calls, [offset])
+    assert (len(world.calls), list(world.consumed.claims)) == (calls, [offset])
     database.inside = database.committed  # that one was rolled back: this is another transaction
     world.claims.claim_in(message(offset), connection)
     assert world.calls[calls:] == ["waited", f"saved {max(offset + 1, 0)} above None"]
@@ -143,7 +143,7 @@ def test_to_acknowledge_a_message_twice_in_a_transaction_is_to_do_it_once(is_asi
 def test_behind_one_that_was_aside_what_is_saved_must_be_what_its_transaction_saved() -> None:
     """Else that one is rolled back, and this one's text does not name the message: it is in nobody's."""
     world, database = in_database()
-    world.tracker.aside[-1] = waiting = Waiting(message(-1), 1, None)
+    world.consumed.aside[-1] = waiting = Waiting(message(-1), 1, None)
     waiting.is_out = True
     world.claims.claim_in(message(-1), None)
     assert database.beside is None
@@ -171,8 +171,8 @@ def test_nothing_may_be_saved_above_a_message_that_is_acknowledged_but_where_a_s
     world, database = in_database()
     world.claims.claim_in(message(0), None)
     assert database.most == 0
-    world.tracker.claims.clear()
-    world.tracker.saved = 4
+    world.consumed.claims.clear()
+    world.consumed.saved = 4
     world.claims.claim_in(message(0), None)
     assert database.most == 4
 
@@ -186,7 +186,7 @@ def test_one_that_was_aside_does_not_fail_for_what_was_committed_a_moment_ago() 
         world.claims.claim_in(message(-1), None)
     database.committed = StoredOffset(1, text)
     world.claims.claim_in(message(-1), None)
-    assert (database.beside, list(world.tracker.claims)) == (StoredOffset(1, text), [-1])
+    assert (database.beside, list(world.consumed.claims)) == (StoredOffset(1, text), [-1])
     world.claims.claim_in(message(-1), None)  # rolled back: the block runs again
     assert world.calls.count("doomed") == 1
 
@@ -200,23 +200,23 @@ def test_one_that_was_aside_is_not_acknowledged_twice_where_a_failed_commit_was_
     database.committed = StoredOffset(0, None)
     with pytest.raises(TransactionStateError, match="committed after all"):
         world.claims.claim_in(message(-1), None)
-    assert (world.calls[-1], world.tracker.claims) == ("doomed", {})
-    assert world.tracker.aside == {}  # it is dealt with
+    assert (world.calls[-1], world.consumed.claims) == ("doomed", {})
+    assert world.consumed.aside == {}  # it is dealt with
 
 
 def test_one_that_no_save_has_passed_yet_is_not_taken_for_committed() -> None:
     """What waited behind another of its key is delivered before anybody saved that it is aside."""
     world, database = in_database()
-    world.tracker.aside[0] = waiting = Waiting(message(0), 0, None)
-    world.tracker.ack(0)
+    world.consumed.aside[0] = waiting = Waiting(message(0), 0, None)
+    world.consumed.ack(0)
     waiting.is_out = True
     database.committed = StoredOffset(0)
     world.claims.claim_in(message(0), None)
     world.claims.settle()
     assert not world.claims.rejected(message(0))
-    assert (list(world.tracker.aside), world.to_save()) == ([0], [])
+    assert (list(world.consumed.aside), world.to_save()) == ([0], [])
     world.claims.settle()
-    assert (list(world.tracker.aside), world.to_save()) == ([0], [1])
+    assert (list(world.consumed.aside), world.to_save()) == ([0], [1])
 
 
 def test_what_is_refused_because_a_failed_commit_was_one_is_dealt_with() -> None:
@@ -226,4 +226,4 @@ def test_what_is_refused_because_a_failed_commit_was_one_is_dealt_with() -> None
     database.committed, database.refusal = StoredOffset(1), TransactionStateError("1 is saved there")
     with pytest.raises(TransactionStateError):
         world.claims.claim_in(message(0), None)
-    assert (world.tracker.position, world.tracker.claims) == (1, {})
+    assert (world.consumed.position, world.consumed.claims) == (1, {})

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, TOLD_AGAIN_S, Fetching
-from txmq.client.consumer.partition import Tracker
+from txmq.client.consumer.partition import ConsumedPartition
 from txmq.log import records
 from txmq.log.batch import stamp, stored_crc
 from txmq.model import PartitionRange
@@ -26,18 +26,18 @@ SLOT = ("orders", 0)
 def test_the_oldest_message_there_is_comes_next_unless_it_went_on_meanwhile(
     asked: int, meanwhile: int, expected: int
 ) -> None:
-    tracker = Tracker(SLOT, 1, asked, asked)
+    consumed = ConsumedPartition(SLOT, 1, asked, asked)
 
     def offsets(*_: object) -> PartitionRange:
         if meanwhile != asked:
-            tracker.skip_to(meanwhile)
+            consumed.skip_to(meanwhile)
         return PartitionRange(*SLOT, 50, 100)
 
     client = SimpleNamespace(clock=SimClock(), offsets=offsets)
-    fetching = Fetching(client, None, Condition(), {SLOT: tracker}, 1 << 20)  # type: ignore[arg-type]
+    fetching = Fetching(client, None, Condition(), {SLOT: consumed}, 1 << 20)  # type: ignore[arg-type]
     fetching._log = get_logger()
-    fetching._go_to_start(tracker, asked)
-    assert (tracker.next_fetch, tracker.position) == (expected, expected)
+    fetching._go_to_start(consumed, asked)
+    assert (consumed.next_fetch, consumed.position) == (expected, expected)
 
 
 def answer(*, damaged: int) -> bytes:
@@ -52,32 +52,32 @@ def answer(*, damaged: int) -> bytes:
 
 
 def test_a_damaged_batch_holds_nothing_up_that_is_before_it_and_is_told_once_a_minute() -> None:
-    clock, tracker = SimClock(), Tracker(SLOT, 1, 0, 0)
+    clock, consumed = SimClock(), ConsumedPartition(SLOT, 1, 0, 0)
     forgotten: list[str] = []
     topics = SimpleNamespace(known=lambda _: SimpleNamespace(topic_id=7), forget=forgotten.append)
-    fetching = Fetching(SimpleNamespace(clock=clock, topics=topics), None, Condition(), {SLOT: tracker}, 1 << 20)  # type: ignore[arg-type]
+    fetching = Fetching(SimpleNamespace(clock=clock, topics=topics), None, Condition(), {SLOT: consumed}, 1 << 20)  # type: ignore[arg-type]
     fetching._connection = SimpleNamespace(live=None)  # type: ignore[assignment]
     logs: list[str] = []
     fetching._log = SimpleNamespace(warning=lambda _, error, **_where: logs.append(error))
 
     def answered(damaged: int) -> float:
         """Seconds until the next fetch."""
-        tracker.fetch = 1
-        fetching.answered(tracker, 1, 200, answer(damaged=damaged))
-        return tracker.fetch_at - clock.monotonic()
+        consumed.fetch = 1
+        fetching.answered(consumed, 1, 200, answer(damaged=damaged))
+        return consumed.fetch_at - clock.monotonic()
 
     answered(1)
-    assert (tracker.next_fetch, len(tracker.buffer), logs, forgotten) == (1, 1, [], [])
+    assert (consumed.next_fetch, len(consumed.buffer), logs, forgotten) == (1, 1, [], [])
     assert 0 < answered(1) < FETCH_DAMAGED_S  # the topic may have been made anew: its id is asked for, soon
     assert forgotten == ["orders"]
     for _ in range(3):
         assert answered(1) == pytest.approx(FETCH_DAMAGED_S)
-    assert tracker.fetch_error is not None
-    assert "txmq log verify" in tracker.fetch_error
-    assert logs == [tracker.fetch_error.partition("; damaged")[0], tracker.fetch_error]
+    assert consumed.fetch_error is not None
+    assert "txmq log verify" in consumed.fetch_error
+    assert logs == [consumed.fetch_error.partition("; damaged")[0], consumed.fetch_error]
     clock.advance(TOLD_AGAIN_S)
     answered(1)
     assert len(logs) == 3
     answered(-1)  # sound again
-    assert (tracker.next_fetch, len(tracker.buffer), [*logs[3:]]) == (3, 3, [])
-    assert not tracker.fetch_error
+    assert (consumed.next_fetch, len(consumed.buffer), [*logs[3:]]) == (3, 3, [])
+    assert not consumed.fetch_error

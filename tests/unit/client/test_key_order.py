@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, NO_ROOM, Tracker, Waiting, key_crc
+from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, NO_ROOM, ConsumedPartition, Waiting, key_crc
 from txmq.client.consumer.retry.deferred import aside_text, parsed
 from txmq.model import Message
 
@@ -18,15 +18,15 @@ def message(offset: int, key: bytes | None) -> Message:
     return Message("t", 0, offset, key, b"v", {}, None, 0, None)
 
 
-def fetch(member: Tracker, log: list[Message], count: int) -> None:
+def fetch(member: ConsumedPartition, log: list[Message], count: int) -> None:
     """So many more messages come from the broker."""
     member.fetch = 1
     member.fetched(1, log[member.next_fetch : member.next_fetch + count])
 
 
-def tracker(log: list[Message], offset: int = 0, aside: str | None = None) -> Tracker:
+def consumed(log: list[Message], offset: int = 0, aside: str | None = None) -> ConsumedPartition:
     """Of a member that has just got the partition."""
-    made = Tracker(SLOT, 1, offset, offset)
+    made = ConsumedPartition(SLOT, 1, offset, offset)
     made.keeps_key_order = True
     made.aside = parsed(aside)
     for at, waiting in made.aside.items():
@@ -38,7 +38,7 @@ class World:
     """A member of the group after another, and an application that fails at random."""
 
     def __init__(self, random: Random, log: list[Message]) -> None:
-        self.random, self.log, self.member = random, log, tracker(log)
+        self.random, self.log, self.member = random, log, consumed(log)
         self.done: set[int] = set()
         self.in_hand: list[Message] = []
         self.saved: tuple[int, str | None] = (0, None)
@@ -66,7 +66,7 @@ class World:
         elif what == 5:
             self.saved = self.member.position, aside_text(self.member)
         elif what == 6 and self.random.random() < 0.2:  # it dies: what was not saved comes again
-            self.in_hand, self.member = [], tracker(self.log, *self.saved)
+            self.in_hand, self.member = [], consumed(self.log, *self.saved)
 
     def deal_with(self, found: Message, *, is_good: bool) -> None:
         """It works, or fails: then it is retried in place, set aside, retried from there, or buried."""
@@ -102,7 +102,7 @@ def test_no_message_is_delivered_before_an_earlier_one_of_its_key_is_dealt_with(
 
 def test_the_partition_passes_a_message_aside_and_later_ones_of_its_key_go_behind_it() -> None:
     log = [message(offset, key) for offset, key in enumerate([b"a", b"a", b"b", None, b"a"])]
-    member = tracker(log)
+    member = consumed(log)
     fetch(member, log, len(log))
     (first,) = member.take(9, 0.0)  # the next one is of the same key: not while the first is in hand
     member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=5.0))
@@ -122,7 +122,7 @@ def test_the_partition_passes_a_message_aside_and_later_ones_of_its_key_go_behin
 
 def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself() -> None:
     log = [message(offset, b"a") for offset in range(ASIDE_MESSAGES_MAX + 5)] + [message(ASIDE_MESSAGES_MAX + 5, None)]
-    member = tracker(log)
+    member = consumed(log)
     fetch(member, log, len(log))
     (first,) = member.take(1, 0.0)
     member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=9.0))
@@ -143,7 +143,7 @@ def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself(
 
 def test_without_the_option_nothing_waits_for_a_key() -> None:
     log = [message(offset, b"a") for offset in range(3)]
-    member = tracker(log)
+    member = consumed(log)
     fetch(member, log, len(log))
     member.keeps_key_order = False
     (first,) = member.take(1, 0.0)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.logged import said
-from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.listener import Listener
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.partition import Tracker, Waiting
+from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.model import Message
 from txmq.runtime.logging import SPARING_S, get_logger
 from txmq.testing.simulated.clock import SimClock
@@ -55,20 +55,20 @@ class World:
     def __init__(self, max_retries: int, *, is_kept: bool, accept: Callable[[Message], bool] | None = None) -> None:
         settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
         client, log = SimpleNamespace(clock=SimClock()), get_logger()
-        self.share, self.letters = Share(client, None, settings, log), Letters()
+        self.share, self.letters = Assignment(client, None, settings, log), Letters()
         self.share.aside = Contents(is_kept=is_kept)  # type: ignore[assignment]
         self.share.more, self.share.rejected = lambda: None, lambda _: False
         self.share.may_give_up = lambda _: True
         self.failures = Failures(self.share, self.letters, settings, client.clock, log)  # type: ignore[arg-type]
-        self.tracker = self.assigned(1)
+        self.consumed = self.assigned(1)
         self.clock = client.clock
 
-    def assigned(self, made_ms: int, count: int = 1) -> Tracker:
+    def assigned(self, made_ms: int, count: int = 1) -> ConsumedPartition:
         """The partition comes to us, with so many messages made at a time."""
-        tracker = self.share.trackers[SLOT] = Tracker(SLOT, 1, 0, 0)
-        tracker.fetch = 1
-        tracker.fetched(1, [Message("orders", 0, at, b"k", b"v", {}, None, made_ms, None) for at in range(count)])
-        return tracker
+        consumed = self.share.partitions[SLOT] = ConsumedPartition(SLOT, 1, 0, 0)
+        consumed.fetch = 1
+        consumed.fetched(1, [Message("orders", 0, at, b"k", b"v", {}, None, made_ms, None) for at in range(count)])
+        return consumed
 
     def run(self, handle: Any) -> None:
         """Call a listener with one message."""
@@ -88,22 +88,22 @@ class World:
 def test_what_a_listener_rejects_is_retried_and_not_acknowledged_by_its_return() -> None:
     world = World(1, is_kept=False)
     world.run(world.reject)
-    assert (world.tracker.position, world.tracker.under_way, len(world.tracker.retries)) == (0, 1, 1)
+    assert (world.consumed.position, world.consumed.under_way, len(world.consumed.retries)) == (0, 1, 1)
     world.clock.advance(60.0)
     world.run(world.reject)
-    assert (world.letters.buried, world.tracker.position) == ([0], 1)
+    assert (world.letters.buried, world.consumed.position) == ([0], 1)
 
 
 def test_what_a_listener_rejects_stays_aside() -> None:
     world = World(0, is_kept=True)
     world.run(world.reject)
-    assert (list(world.tracker.aside), world.tracker.position) == ([0], 1)
+    assert (list(world.consumed.aside), world.consumed.position) == ([0], 1)
     world.clock.advance(600.0)
     world.run(world.reject)
-    assert (list(world.tracker.aside), world.tracker.aside[0].failures) == ([0], 2)
+    assert (list(world.consumed.aside), world.consumed.aside[0].failures) == ([0], 2)
     world.clock.advance(600.0)
     world.run(lambda _: None)
-    assert world.tracker.aside == {}
+    assert world.consumed.aside == {}
 
 
 @pytest.mark.parametrize("is_good", [True, False])
@@ -115,7 +115,7 @@ def test_to_return_acknowledges_and_to_raise_does_not(is_good: bool) -> None:
             raise ValueError
 
     world.run(handle)
-    assert (world.tracker.position, len(world.tracker.retries)) == ((1, 0) if is_good else (0, 1))
+    assert (world.consumed.position, len(world.consumed.retries)) == ((1, 0) if is_good else (0, 1))
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -126,23 +126,23 @@ def test_two_threads_that_reject_a_message_at_its_last_retry_bury_it_once(is_kep
         world.run(world.reject)
         world.clock.advance(600.0)
     assert world.letters.buried == [0]
-    assert (world.tracker.position, world.tracker.aside) == (1, {})
+    assert (world.consumed.position, world.consumed.aside) == (1, {})
 
 
 def test_to_reject_what_waits_for_its_retry_is_no_further_failure() -> None:
     world = World(1, is_kept=False)
-    (message,) = world.tracker.take(1, 0.0)
+    (message,) = world.consumed.take(1, 0.0)
     for _ in range(3):
         world.reject(message)
-    assert (world.letters.buried, world.tracker.attempts, len(world.tracker.retries)) == ([], {0: 1}, 1)
+    assert (world.letters.buried, world.consumed.attempts, len(world.consumed.retries)) == ([], {0: 1}, 1)
     world.failures.acked(message)  # and what is acknowledged after all does not come again
-    assert (world.tracker.take(1, 600.0), world.tracker.position) == ([], 1)
+    assert (world.consumed.take(1, 600.0), world.consumed.position) == ([], 1)
 
 
 @pytest.mark.parametrize("is_aside", [True, False])
 def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_its_name(is_aside: bool) -> None:
     world = World(1, is_kept=True)
-    (old,) = world.tracker.take(1, 0.0)
+    (old,) = world.consumed.take(1, 0.0)
     new = world.assigned(2)
     (delivered,) = new.take(1, 0.0)
     if is_aside:
@@ -161,33 +161,33 @@ def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_gi
     world.share.may_give_up = lambda _: may_give_up
     for _ in range(3):
         world.run(world.reject)
-        assert (len(world.tracker.retries), world.tracker.aside) == (1, {})
+        assert (len(world.consumed.retries), world.consumed.aside) == (1, {})
         world.clock.advance(600.0)
     may_give_up = True
     world.run(world.reject)
-    assert list(world.tracker.aside) == [0]
+    assert list(world.consumed.aside) == [0]
     may_give_up = False
     for _ in range(15):
         world.clock.advance(600.0)
         world.run(world.reject)
-    assert (list(world.tracker.aside), world.letters.buried) == ([0], [])
+    assert (list(world.consumed.aside), world.letters.buried) == ([0], [])
     may_give_up = True
     world.clock.advance(600.0)
     world.run(world.reject)
-    assert (world.tracker.aside, world.letters.buried) == ({}, [0])
+    assert (world.consumed.aside, world.letters.buried) == ({}, [0])
 
 
 def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_delivered() -> None:
     """A transaction acknowledges in order: what is in nobody's hand and not stored would have it refused."""
     world = World(0, is_kept=True)
-    world.tracker = world.assigned(1, 2)
-    world.tracker.buffer.append(Message("orders", 0, 2, b"other", b"v", {}, None, 1, None))
-    world.tracker.keeps_key_order = True
+    world.consumed = world.assigned(1, 2)
+    world.consumed.buffer.append(Message("orders", 0, 2, b"other", b"v", {}, None, 1, None))
+    world.consumed.keeps_key_order = True
     world.run(world.reject)
     found: list[tuple[int, int | None]] = []
-    world.run(lambda message: found.append((message.offset, world.tracker.lowest_before(message.offset, None))))
+    world.run(lambda message: found.append((message.offset, world.consumed.lowest_before(message.offset, None))))
     assert found == [(2, None)]
-    assert list(world.tracker.aside) == [0, 1]
+    assert list(world.consumed.aside) == [0, 1]
 
 
 def test_a_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,14 +229,14 @@ def test_what_was_rejected_has_a_reason_and_no_traceback(caplog: pytest.LogCaptu
 
 def test_messages_set_aside_are_logged_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
     world = World(0, is_kept=True)
-    world.tracker = world.assigned(1, count=50)
+    world.consumed = world.assigned(1, count=50)
     for _ in range(49):
         world.run(world.reject)
-    assert len(world.tracker.aside) == 49
+    assert len(world.consumed.aside) == 49
     asides = [line for line in said(caplog) if "set aside" in line["event"]]
     assert [line["offset"] for line in asides] == [0]
     world.clock.advance(SPARING_S)
-    while 49 not in world.tracker.aside:  # some that are aside may be due before it
+    while 49 not in world.consumed.aside:  # some that are aside may be due before it
         world.run(world.reject)
     [line] = [line for line in said(caplog) if "set aside" in line["event"]]
     assert (line["offset"], line["more"]) == (49, 48)
@@ -247,7 +247,7 @@ def test_a_filter_that_fails_is_logged_sparingly_with_its_traceback(caplog: pyte
         raise ZeroDivisionError("mine")
 
     world = World(0, is_kept=True, accept=accept)
-    world.tracker = world.assigned(1, count=9)
+    world.consumed = world.assigned(1, count=9)
     for _ in range(9):
         world.run(lambda _: None)
     [record] = caplog.records

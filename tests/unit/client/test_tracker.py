@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.consumer.partition import Tracker
+from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
 
 from ...growth import growth
@@ -18,16 +18,16 @@ def message(offset: int) -> Message:
     return Message("t", 0, offset, None, b"v", {}, None, 0, None)
 
 
-def tracker(count: int, start: int = 0) -> Tracker:
+def consumed(count: int, start: int = 0) -> ConsumedPartition:
     """With ``count`` messages in the buffer."""
-    made = Tracker(("t", 0), 1, start, None)
+    made = ConsumedPartition(("t", 0), 1, start, None)
     made.fetch = 1
     assert made.fetched(1, [message(start + number) for number in range(count)])
     return made
 
 
 def test_messages_are_delivered_in_order_and_each_once() -> None:
-    made = tracker(5)
+    made = consumed(5)
     taken = [taken.offset for _ in range(4) for taken in made.take(2, 0.0)]
     assert taken == [0, 1, 2, 3, 4]
     assert made.buffer_bytes == 0
@@ -35,7 +35,7 @@ def test_messages_are_delivered_in_order_and_each_once() -> None:
 
 @given(st.permutations(range(8)), st.integers(0, 8))
 def test_the_position_never_passes_what_is_not_acknowledged(order: list[int], count: int) -> None:
-    made = tracker(8)
+    made = consumed(8)
     made.take(8, 0.0)
     acked: set[int] = set()
     for offset in order[:count]:
@@ -47,7 +47,7 @@ def test_the_position_never_passes_what_is_not_acknowledged(order: list[int], co
 
 def test_an_ack_costs_the_same_however_many_messages_are_in_hand() -> None:
     def acks(count: int) -> Callable[[], object]:
-        made = tracker(count)
+        made = consumed(count)
         made.take(count, 0.0)
 
         def ack_all() -> None:
@@ -60,7 +60,7 @@ def test_an_ack_costs_the_same_however_many_messages_are_in_hand() -> None:
 
 
 def test_what_was_not_delivered_cannot_be_acknowledged() -> None:
-    made = tracker(3)
+    made = consumed(3)
     made.take(1, 0.0)
     made.ack(2)
     made.ack(0)
@@ -69,7 +69,7 @@ def test_what_was_not_delivered_cannot_be_acknowledged() -> None:
 
 
 def test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_position() -> None:
-    made = tracker(3)
+    made = consumed(3)
     first, second = made.take(2, 0.0)
     assert made.count_failure(first) == 1
     made.retry(first, again_at=5.0)
@@ -85,7 +85,7 @@ def test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_
 
 
 def test_nobody_is_woken_for_a_retry_of_a_partition_that_delivers_nothing_now() -> None:
-    made = tracker(2)
+    made = consumed(2)
     (first,) = made.take(1, 0.0)
     made.retry(first, again_at=5.0)
     assert made.next_due() == 5.0
@@ -97,14 +97,14 @@ def test_nobody_is_woken_for_a_retry_of_a_partition_that_delivers_nothing_now() 
 
 def test_what_is_paused_or_revoked_delivers_nothing_and_fetches_nothing() -> None:
     for name in ("is_paused", "is_revoked"):
-        made = tracker(3)
+        made = consumed(3)
         setattr(made, name, True)
         assert made.take(9, 0.0) == []
         assert not made.wants_more(0.0, 1 << 20)
 
 
 def test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up() -> None:
-    made = tracker(3)
+    made = consumed(3)
     assert made.wants_more(0.0, 1 << 20)
     assert not made.wants_more(0.0, 10)
     made.fetch = 2
@@ -115,7 +115,7 @@ def test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up() -> None
 
 
 def test_a_seek_forgets_what_is_under_way_and_a_reply_from_before_it_changes_nothing() -> None:
-    made = tracker(3)
+    made = consumed(3)
     made.take(2, 0.0)
     made.fetch = 7
     made.seek(100)
@@ -125,14 +125,14 @@ def test_a_seek_forgets_what_is_under_way_and_a_reply_from_before_it_changes_not
 
 
 def test_a_batch_that_begins_before_the_offset_is_cut() -> None:
-    made = Tracker(("t", 0), 1, 2, None)
+    made = ConsumedPartition(("t", 0), 1, 2, None)
     made.fetch = 1
     made.fetched(1, [message(number) for number in range(4)])
     assert [taken.offset for taken in made.take(9, 0.0)] == [2, 3]
 
 
 def test_what_was_fetched_before_retention_took_it_is_still_delivered() -> None:
-    mine = tracker(4)
+    mine = consumed(4)
     (first,) = mine.take(1, 0.0)
     mine.skip_to(10)
     assert [m.offset for m in mine.take(9, 0.0)] == [1, 2, 3]
@@ -147,6 +147,6 @@ def test_what_was_fetched_before_retention_took_it_is_still_delivered() -> None:
 
 
 def test_nothing_in_hand_and_everything_below_gone_moves_the_position() -> None:
-    mine = tracker(0)
+    mine = consumed(0)
     mine.skip_to(10)
     assert (mine.position, mine.next_deliver, mine.next_fetch) == (10, 10, 10)

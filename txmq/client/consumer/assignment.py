@@ -17,7 +17,7 @@ from typing import Any
 from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.offsets.store import OffsetPosition, next_order
 from txmq.client.consumer.options import ConsumerSettings
-from txmq.client.consumer.partition import Slot, Tracker
+from txmq.client.consumer.partition import ConsumedPartition, Slot
 from txmq.client.consumer.retry.deferred import Aside, aside_text, parsed
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
@@ -31,7 +31,7 @@ REFUSED_MAX = 500  # by the filter, before others get the lock
 HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
 
 
-class Share:
+class Assignment:
     """See the module's docstring; ``member.Partitions``. Thread safety: any thread.
 
     Attributes:
@@ -57,7 +57,7 @@ class Share:
         self._sparingly = Sparingly(log, client.clock)
         self._clock = client.clock
         self.changed = Condition()
-        self.trackers: dict[Slot, Tracker] = {}
+        self.partitions: dict[Slot, ConsumedPartition] = {}
         self.paused: set[Slot] = set()
         self.is_closed = self.is_left = self.has_behind = False
         self.failure: TxmqError | None = None
@@ -79,20 +79,20 @@ class Share:
     @property
     def aside_bytes(self) -> int:
         """How much of what is aside is in memory."""
-        return sum(tracker.aside_bytes for tracker in list(self.trackers.values()))
+        return sum(consumed.aside_bytes for consumed in list(self.partitions.values()))
 
-    def stop(self, tracker: Tracker, problem: str) -> None:
+    def stop(self, consumed: ConsumedPartition, problem: str) -> None:
         """Say why a partition delivers nothing new; under ``changed``."""
-        tracker.stopped = problem
-        self._tell(tracker)
+        consumed.stopped = problem
+        self._tell(consumed)
 
-    def _tell(self, tracker: Tracker) -> None:
-        if tracker.stopped != tracker.told:
-            tracker.told = tracker.stopped
-            if tracker.stopped is not None:
+    def _tell(self, consumed: ConsumedPartition) -> None:
+        if consumed.stopped != consumed.told:
+            consumed.told = consumed.stopped
+            if consumed.stopped is not None:
                 self._log.error(
-                    "partition stopped: nothing new is delivered until this is over", topic=tracker.slot[0],
-                    partition=tracker.slot[1], problem=tracker.stopped,
+                    "partition stopped: nothing new is delivered until this is over", topic=consumed.slot[0],
+                    partition=consumed.slot[1], problem=consumed.stopped,
                 )  # fmt: skip
 
     # --- delivery, under ``changed`` ---------------------------------------------------------------------------------
@@ -101,52 +101,52 @@ class Share:
         """Messages of any partition, at most so many."""
         self._has_refused = False
         taken: list[Message] = []
-        trackers = list(self.trackers.values())
-        for number in range(len(trackers)):
-            tracker = trackers[(self._turn + number) % len(trackers)]
-            if tracker.is_busy:
+        partitions = list(self.partitions.values())
+        for number in range(len(partitions)):
+            consumed = partitions[(self._turn + number) % len(partitions)]
+            if consumed.is_busy:
                 continue
-            taken += self._accepted(tracker, self._take(tracker, limit - len(taken), now))
+            taken += self._accepted(consumed, self._take(consumed, limit - len(taken), now))
             if len(taken) >= limit:
                 self._turn += number + 1
                 break
         return taken
 
-    def take_in_order(self, now: float) -> tuple[Message, Tracker] | None:
+    def take_in_order(self, now: float) -> tuple[Message, ConsumedPartition] | None:
         """A message of a partition that nobody has in hand, which has the partition now: ``is_busy``."""
         self._has_refused = False
-        trackers = list(self.trackers.values())
+        partitions = list(self.partitions.values())
         refused = 0
-        for number in range(len(trackers)):
-            tracker = trackers[(self._turn + number) % len(trackers)]
-            if tracker.is_busy or (tracker.retries and min(at for at, _ in tracker.retries) > now):
+        for number in range(len(partitions)):
+            consumed = partitions[(self._turn + number) % len(partitions)]
+            if consumed.is_busy or (consumed.retries and min(at for at, _ in consumed.retries) > now):
                 continue
-            while refused < REFUSED_MAX and (taken := self._take(tracker, 1, now)):
+            while refused < REFUSED_MAX and (taken := self._take(consumed, 1, now)):
                 refused += 1
-                if accepted := self._accepted(tracker, taken):
-                    tracker.is_busy = True
+                if accepted := self._accepted(consumed, taken):
+                    consumed.is_busy = True
                     self._turn += number + 1
-                    return accepted[0], tracker
+                    return accepted[0], consumed
         return None
 
-    def _take(self, tracker: Tracker, limit: int, now: float) -> list[Message]:
-        taken = tracker.take(limit, now)
-        if tracker.keeps_key_order:
-            self.has_behind = self.has_behind or bool(tracker.behind)
-            self._tell(tracker)
+    def _take(self, consumed: ConsumedPartition, limit: int, now: float) -> list[Message]:
+        taken = consumed.take(limit, now)
+        if consumed.keeps_key_order:
+            self.has_behind = self.has_behind or bool(consumed.behind)
+            self._tell(consumed)
         return taken
 
-    def take_behind(self, now: float) -> list[tuple[Tracker, list[Message]]]:
+    def take_behind(self, now: float) -> list[tuple[ConsumedPartition, list[Message]]]:
         """What is to be stored behind others of its key, and by nobody else meanwhile."""
         with self.changed:
-            waiting = [tracker for tracker in self.trackers.values() if tracker.behind]
+            waiting = [consumed for consumed in self.partitions.values() if consumed.behind]
             self.has_behind = bool(waiting)
-            found = [tracker for tracker in waiting if tracker.behind_at <= now]
-            for tracker in found:
-                tracker.behind_at = float("inf")
-            return [(tracker, list(tracker.behind.values())) for tracker in found]
+            found = [consumed for consumed in waiting if consumed.behind_at <= now]
+            for consumed in found:
+                consumed.behind_at = float("inf")
+            return [(consumed, list(consumed.behind.values())) for consumed in found]
 
-    def _accepted(self, tracker: Tracker, messages: list[Message]) -> list[Message]:
+    def _accepted(self, consumed: ConsumedPartition, messages: list[Message]) -> list[Message]:
         kept = []
         for message in messages:
             message.consumer = self._consumer
@@ -154,8 +154,8 @@ class Share:
                 kept.append(message)
             else:
                 self._has_refused = True
-                tracker.ack(message.offset)
-                tracker.forget_aside(message.offset)
+                consumed.ack(message.offset)
+                consumed.forget_aside(message.offset)
         return kept
 
     def _is_accepted(self, message: Message) -> bool:
@@ -173,8 +173,8 @@ class Share:
         """Seconds until a message is due that failed; none where the filter refused some, and more may be there."""
         if self._has_refused:
             return 0.0
-        due = [at for tracker in self.trackers.values() if (at := tracker.next_due()) is not None]
-        due += [tracker.behind_at for tracker in self.trackers.values() if tracker.behind]
+        due = [at for consumed in self.partitions.values() if (at := consumed.next_due()) is not None]
+        due += [consumed.behind_at for consumed in self.partitions.values() if consumed.behind]
         return max(min(due) - now, 0.0) if due else IDLE_S_MAX
 
     # --- the group says (``member.Partitions``) ----------------------------------------------------------------------
@@ -191,19 +191,19 @@ class Share:
                 if not self.save_start(OffsetPosition(assigned.slot, assigned.generation, offset)):
                     return  # lost meanwhile; the next view says whose it is
                 saved = offset
-        tracker = Tracker(assigned.slot, assigned.generation, offset, saved)
-        tracker.keeps_key_order = self._settings.options.keep_key_order
-        self.aside.take_over(tracker, assigned.aside)
+        consumed = ConsumedPartition(assigned.slot, assigned.generation, offset, saved)
+        consumed.keeps_key_order = self._settings.options.keep_key_order
+        self.aside.take_over(consumed, assigned.aside)
         with self.changed:
-            tracker.is_paused = assigned.slot in self.paused
-            self.trackers[assigned.slot] = tracker
+            consumed.is_paused = assigned.slot in self.paused
+            self.partitions[assigned.slot] = consumed
             self._revoked_until.pop(assigned.slot, None)
-        self.aside.go_on(tracker, lambda: self._has(tracker), lambda: self.aside_bytes < SIZE_BYTES_MAX)
+        self.aside.go_on(consumed, lambda: self._has(consumed), lambda: self.aside_bytes < SIZE_BYTES_MAX)
         self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
         self.more()
 
-    def _has(self, tracker: Tracker) -> bool:
-        return not self.is_left and self.trackers.get(tracker.slot) is tracker
+    def _has(self, consumed: ConsumedPartition) -> bool:
+        return not self.is_left and self.partitions.get(consumed.slot) is consumed
 
     def _starting_offset(self, slot: Slot, start: str | int) -> int:
         if isinstance(start, int):
@@ -214,18 +214,18 @@ class Share:
     def revoked(self, slot: Slot) -> None:
         """See ``Partitions``."""
         with self.changed:
-            tracker = self.trackers.get(slot)
-            if tracker is not None and not tracker.is_revoked:
-                tracker.is_revoked = True
+            consumed = self.partitions.get(slot)
+            if consumed is not None and not consumed.is_revoked:
+                consumed.is_revoked = True
                 self._revoked_until[slot] = self._clock.monotonic() + HAND_OVER_S
 
     def kept(self, slot: Slot) -> None:
         """See ``Partitions``."""
         with self.changed:
-            tracker = self.trackers.get(slot)
-            if tracker is None or not tracker.is_revoked:
+            consumed = self.partitions.get(slot)
+            if consumed is None or not consumed.is_revoked:
                 return
-            tracker.is_revoked = False
+            consumed.is_revoked = False
             self._revoked_until.pop(slot, None)
             self.changed.notify_all()
         self.more()
@@ -233,48 +233,48 @@ class Share:
     def lost(self, slot: Slot) -> None:
         """See ``Partitions``."""
         with self.changed:
-            if self.trackers.pop(slot, None) is not None:
+            if self.partitions.pop(slot, None) is not None:
                 self._log.info("partition given up", topic=slot[0], partition=slot[1])
             self._revoked_until.pop(slot, None)
 
     def held(self) -> list[tuple[Slot, int]]:
         """See ``Partitions``."""
         with self.changed:
-            return [(slot, tracker.generation) for slot, tracker in self.trackers.items()]
+            return [(slot, consumed.generation) for slot, consumed in self.partitions.items()]
 
     def to_save(self, *, everything: bool) -> list[OffsetPosition]:
         """See ``Partitions``."""
         with self.changed:
             order = next_order()
             return [
-                OffsetPosition(slot, tracker.generation, tracker.position, text, order)
-                for slot, tracker in self.trackers.items()
-                if ((text := aside_text(tracker)) != tracker.aside_saved or tracker.position != tracker.saved)
-                and (everything or tracker.saved is not None or tracker.position)
-                and tracker.is_ready
-                and tracker.saving is None
-                and not (self._settings.offset_store is not None and (tracker.claims or tracker.unsure))
+                OffsetPosition(slot, consumed.generation, consumed.position, text, order)
+                for slot, consumed in self.partitions.items()
+                if ((text := aside_text(consumed)) != consumed.aside_saved or consumed.position != consumed.saved)
+                and (everything or consumed.saved is not None or consumed.position)
+                and consumed.is_ready
+                and consumed.saving is None
+                and not (self._settings.offset_store is not None and (consumed.claims or consumed.unsure))
             ]
 
     def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
         """See ``Partitions``."""
         for position in positions:
             with self.changed:
-                tracker = self.trackers.get(position.slot)
-                if tracker is None or tracker.generation != position.generation:
+                consumed = self.partitions.get(position.slot)
+                if consumed is None or consumed.generation != position.generation:
                     continue
-                is_other = tracker.aside_saved != position.aside
-                tracker.saved, tracker.aside_saved = position.offset, position.aside
+                is_other = consumed.aside_saved != position.aside
+                consumed.saved, consumed.aside_saved = position.offset, position.aside
             if is_other:
-                self._aside_saved(tracker, parsed(position.aside).keys())
+                self._aside_saved(consumed, parsed(position.aside).keys())
 
-    def _aside_saved(self, tracker: Tracker, named: Collection[int]) -> None:
+    def _aside_saved(self, consumed: ConsumedPartition, named: Collection[int]) -> None:
         crash_point("client.aside.saved")
         with self.changed:
-            done = [offset for offset in tracker.dealt if offset not in named]
-            tracker.dealt = [offset for offset in tracker.dealt if offset in named]
+            done = [offset for offset in consumed.dealt if offset not in named]
+            consumed.dealt = [offset for offset in consumed.dealt if offset in named]
         if done:
-            self.aside.remove(tracker.slot, done)
+            self.aside.remove(consumed.slot, done)
             crash_point("client.aside.removed")
 
     def drained(self) -> list[Slot]:
@@ -284,5 +284,5 @@ class Share:
             return [
                 slot
                 for slot, until in self._revoked_until.items()
-                if now >= until or (slot in self.trackers and not self.trackers[slot].under_way)
+                if now >= until or (slot in self.partitions and not self.partitions[slot].under_way)
             ]

@@ -2,7 +2,7 @@
 
 Theory of operation. The group's coordinator says which partitions are ours (``member``, a thread; ``share`` has them).
 A second thread keeps a ``get`` open at the broker for every partition that has room (``fetching``, a connection of its
-own), and decodes what comes into the partition's buffer (``tracker``). Whoever calls ``poll``, iterates, or works in
+own), and decodes what comes into the partition's buffer (``consumed``). Whoever calls ``poll``, iterates, or works in
 ``run`` (``listener``) takes from the buffers, partition by partition in turn. ``ack`` marks; marks are saved every
 ``offset_save_interval``, and always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. What
 becomes of a message that fails is said in ``failures``.
@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from txmq.client.arguments import WAIT_S_MAX, require_number
-from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.fetcher import Fetching
 from txmq.client.consumer.listener import Handle, Listener
 from txmq.client.consumer.membership import GroupMember, MemberSettings
 from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.partition import Slot, Tracker
+from txmq.client.consumer.partition import ConsumedPartition, Slot
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import Aside, open_store
 from txmq.client.consumer.transactional_acks import Claims
@@ -54,7 +54,7 @@ class Consumer:
         self._client, self.settings, self.name = client, settings, settings.options.name or membership.name
         self._clock = client.clock
         log = get_logger(group=settings.group, member=self.name)
-        self._share = share = Share(client, self, settings, log)
+        self._share = share = Assignment(client, self, settings, log)
         self._letters = DeadLetters(client, settings.group, self.name, log)
         if settings.offset_store is not None:
             settings.offset_store.enter(settings.saved_as)
@@ -67,7 +67,7 @@ class Consumer:
         self._failures = Failures(share, self._letters, settings, self._clock, log)
         self._listener: Listener | None = None
         fetching, beating = connections
-        self._fetching = Fetching(client, fetching, share.changed, share.trackers, settings.options.buffer_size_bytes)
+        self._fetching = Fetching(client, fetching, share.changed, share.partitions, settings.options.buffer_size_bytes)
         self._member: GroupMember | Alone
         is_alone = settings.broadcast and settings.options.name is None
         if is_alone:
@@ -146,21 +146,21 @@ class Consumer:
             self.claims.claim_in(message, connection)
             return
         with self._share.changed:
-            tracker = self._share.trackers.get((message.topic, message.partition))
+            consumed = self._share.partitions.get((message.topic, message.partition))
         self._failures.acked(message)
         if sync:
-            self._save_now(message, tracker)
+            self._save_now(message, consumed)
 
-    def _save_now(self, message: Message, tracker: Tracker | None) -> None:
+    def _save_now(self, message: Message, consumed: ConsumedPartition | None) -> None:
         with self._share.changed:
-            wanted = 0 if tracker is None else tracker.position
+            wanted = 0 if consumed is None else consumed.position
         self._member.save()
         name = f"{message.topic}-{message.partition}"
         with self._share.changed:
-            if tracker is None or self._share.trackers.get(tracker.slot) is not tracker:
+            if consumed is None or self._share.partitions.get(consumed.slot) is not consumed:
                 raise FencedError(f"{name} is not this consumer's any more: not saved")
-            is_saved = isinstance(self._member, Alone) or (tracker.saved or 0) >= wanted
-            if not is_saved and tracker.position >= wanted:  # else a seek went back
+            is_saved = isinstance(self._member, Alone) or (consumed.saved or 0) >= wanted
+            if not is_saved and consumed.position >= wanted:  # else a seek went back
                 raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")
 
     def reject(self, message: Message, reason: str = "rejected") -> None:
@@ -194,30 +194,32 @@ class Consumer:
     def assignment(self) -> list[Slot]:
         """The partitions this consumer has now, as (topic, partition)."""
         with self._share.changed:
-            return sorted(slot for slot, tracker in self._share.trackers.items() if not tracker.is_revoked)
+            return sorted(slot for slot, consumed in self._share.partitions.items() if not consumed.is_revoked)
 
     @property
     def stopped(self) -> dict[Slot, str]:
         """Partitions that deliver nothing new because something is wrong, and what; it is tried again by itself."""
         with self._share.changed:
-            held = self._share.trackers.items()
-            return {slot: why for slot, tracker in held if (why := tracker.stopped or tracker.fetch_error) is not None}
+            held = self._share.partitions.items()
+            return {
+                slot: why for slot, consumed in held if (why := consumed.stopped or consumed.fetch_error) is not None
+            }
 
     def pause(self, slots: Iterable[Slot] | None = None) -> None:
         """Deliver nothing of these partitions (default: all) until ``resume``; they stay ours."""
         with self._share.changed:
-            for slot in self._share.trackers if slots is None else slots:
+            for slot in self._share.partitions if slots is None else slots:
                 self._share.paused.add(slot)
-                if slot in self._share.trackers:
-                    self._share.trackers[slot].is_paused = True
+                if slot in self._share.partitions:
+                    self._share.partitions[slot].is_paused = True
 
     def resume(self, slots: Iterable[Slot] | None = None) -> None:
         """The reverse of ``pause``."""
         with self._share.changed:
             for slot in list(self._share.paused) if slots is None else slots:
                 self._share.paused.discard(slot)
-                if slot in self._share.trackers:
-                    self._share.trackers[slot].is_paused = False
+                if slot in self._share.partitions:
+                    self._share.partitions[slot].is_paused = False
             self._share.changed.notify_all()
         self._fetching.more()
 
@@ -240,11 +242,11 @@ class Consumer:
             self._seeking(topic, partition).seek(offset or 0)
         self._fetching.more()
 
-    def _seeking(self, topic: str, partition: int) -> Tracker:
-        tracker = self._share.trackers.get((topic, partition))
-        if tracker is None:
+    def _seeking(self, topic: str, partition: int) -> ConsumedPartition:
+        consumed = self._share.partitions.get((topic, partition))
+        if consumed is None:
             raise TransactionStateError(f"partition {partition} of {topic!r} is not assigned to this consumer")
-        return tracker
+        return consumed
 
     def close(self) -> None:
         """Save the offsets and leave the group: others take over at once. What is not acknowledged comes again.

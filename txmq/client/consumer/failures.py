@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.options import ConsumerSettings
-from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, Tracker, Waiting, key_crc
+from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import ASIDE_S_MAX, Aside
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
@@ -35,7 +35,9 @@ BEHIND = "waits behind another message of its key"
 class Failures:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, share: Share, letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any) -> None:
+    def __init__(
+        self, share: Assignment, letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any
+    ) -> None:
         self._share, self._letters, self._settings, self._clock, self._log = share, letters, settings, clock, log
         self._aside: Aside = share.aside
         self._sparingly = Sparingly(log, clock)
@@ -43,18 +45,18 @@ class Failures:
     def acked(self, message: Message) -> None:
         """A message is dealt with: it waits nowhere any more."""
         with self._share.changed:
-            tracker = self._share.trackers.get((message.topic, message.partition))
-            if tracker is None or tracker.is_of_another(message):
+            consumed = self._share.partitions.get((message.topic, message.partition))
+            if consumed is None or consumed.is_of_another(message):
                 return
-            tracker.give_up_retry(message.offset)
-            tracker.ack(message.offset)
-            if tracker.forget_aside(message.offset) is not None or tracker.keeps_key_order:
+            consumed.give_up_retry(message.offset)
+            consumed.ack(message.offset)
+            if consumed.forget_aside(message.offset) is not None or consumed.keeps_key_order:
                 self._share.changed.notify_all()  # something may have waited behind it
 
-    def returned(self, message: Message, tracker: Tracker) -> None:
+    def returned(self, message: Message, consumed: ConsumedPartition) -> None:
         """A listener has returned: that acknowledges, but for a message that it has rejected itself."""
         with self._share.changed:
-            if tracker.waits_again(message.offset):
+            if consumed.waits_again(message.offset):
                 return
         self.acked(message)
 
@@ -69,32 +71,32 @@ class Failures:
         if self._share.rejected(message):
             return
         with self._share.changed:
-            tracker = self._share.trackers.get((message.topic, message.partition))
-            if tracker is None or tracker.is_of_another(message):
+            consumed = self._share.partitions.get((message.topic, message.partition))
+            if consumed is None or consumed.is_of_another(message):
                 return  # somebody else has the partition, and will get the message
-            if message.offset in tracker.failing or tracker.waits_again(message.offset):
+            if message.offset in consumed.failing or consumed.waits_again(message.offset):
                 return  # another thread has rejected it, too
-            ours = tracker.failing[message.offset] = object()
+            ours = consumed.failing[message.offset] = object()
         try:
-            self._failed(tracker, message, reason, error)
+            self._failed(consumed, message, reason, error)
         finally:
             with self._share.changed:
-                if tracker.failing.get(message.offset) is ours:  # else another thread has it again by now
-                    del tracker.failing[message.offset]
+                if consumed.failing.get(message.offset) is ours:  # else another thread has it again by now
+                    del consumed.failing[message.offset]
 
-    def _failed(self, tracker: Tracker, message: Message, reason: str, error: Exception | None) -> None:
+    def _failed(self, consumed: ConsumedPartition, message: Message, reason: str, error: Exception | None) -> None:
         with self._share.changed:
-            waiting = tracker.aside_in_hand(message.offset)
-            is_under_way = tracker.is_under_way(message.offset)
-            count = tracker.count_failure(message) if is_under_way else 0
+            waiting = consumed.aside_in_hand(message.offset)
+            is_under_way = consumed.is_under_way(message.offset)
+            count = consumed.count_failure(message) if is_under_way else 0
         if waiting is not None:
             self._say_failed(message, waiting.failures + 1, reason, error)
-            self._failed_aside(tracker, message, waiting, reason)
+            self._failed_aside(consumed, message, waiting, reason)
         elif is_under_way:
             self._say_failed(message, count, reason, error)
             is_last = count > self._settings.max_retries and self._share.may_give_up(message)
-            if not (is_last and self._is_given_up(tracker, message, count, reason)):
-                self._retry(tracker, message, count)
+            if not (is_last and self._is_given_up(consumed, message, count, reason)):
+                self._retry(consumed, message, count)
 
     def _say_failed(self, message: Message, times: int, reason: str, error: Exception | None) -> None:
         """The 1st, 2nd, 4th ... time as a warning: one that fails for ever is seen, and fills no log."""
@@ -104,11 +106,11 @@ class Failures:
             reason=reason[:200], exc_info=error if is_seen else None,
         )  # fmt: skip
 
-    def _retry(self, tracker: Tracker, message: Message, count: int) -> None:
+    def _retry(self, consumed: ConsumedPartition, message: Message, count: int) -> None:
         with self._share.changed:
-            if tracker.is_under_way(message.offset):
-                tracker.retry(message, self._clock.monotonic() + self._delay_s(count - 1))
-                tracker.failing.pop(message.offset, None)
+            if consumed.is_under_way(message.offset):
+                consumed.retry(message, self._clock.monotonic() + self._delay_s(count - 1))
+                consumed.failing.pop(message.offset, None)
             self._share.changed.notify_all()
 
     def _delay_s(self, failures: int) -> float:
@@ -116,16 +118,16 @@ class Failures:
 
     # --- aside -------------------------------------------------------------------------------------------------------
 
-    def _is_given_up(self, tracker: Tracker, message: Message, count: int, reason: str) -> bool:
+    def _is_given_up(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> bool:
         """Set a message aside or bury it, then acknowledge it; False where both failed."""
         try:
-            waiting = self._stored(tracker, message, count, reason)
+            waiting = self._stored(consumed, message, count, reason)
             if waiting is None:
                 self._letters.bury(message, count, reason)
                 crash_point("client.dead.sent")
         except TxmqError as error:
             with self._share.changed:
-                self._share.stop(tracker, f"a message could be neither set aside nor buried: {error}")
+                self._share.stop(consumed, f"a message could be neither set aside nor buried: {error}")
             return False
         if waiting is not None:
             self._sparingly.warning(
@@ -133,18 +135,18 @@ class Failures:
                 partition=message.partition, offset=message.offset, times=count, reason=reason[:200],
             )  # fmt: skip
         with self._share.changed:
-            tracker.stopped = None
-            tracker.failing.pop(message.offset, None)
-            if tracker.is_under_way(message.offset) and waiting is not None:
-                tracker.set_aside(message, waiting)
+            consumed.stopped = None
+            consumed.failing.pop(message.offset, None)
+            if consumed.is_under_way(message.offset) and waiting is not None:
+                consumed.set_aside(message, waiting)
             else:
-                tracker.ack(message.offset)
+                consumed.ack(message.offset)
             self._share.changed.notify_all()
         return True
 
-    def _stored(self, tracker: Tracker, message: Message, count: int, reason: str) -> Waiting | None:
+    def _stored(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> Waiting | None:
         with self._share.changed:
-            if len(tracker.aside) + len(tracker.behind) >= ASIDE_MESSAGES_MAX or not self._has_room([message]):
+            if len(consumed.aside) + len(consumed.behind) >= ASIDE_MESSAGES_MAX or not self._has_room([message]):
                 return None
         copies = self._aside.store([message], count, reason)
         if copies is None:
@@ -155,7 +157,7 @@ class Failures:
     def _has_room(self, messages: list[Message]) -> bool:
         return self._share.aside_bytes + sum(len(message.value or b"") for message in messages) <= SIZE_BYTES_MAX
 
-    def _failed_aside(self, tracker: Tracker, message: Message, waiting: Waiting, reason: str) -> None:
+    def _failed_aside(self, consumed: ConsumedPartition, message: Message, waiting: Waiting, reason: str) -> None:
         failures = waiting.failures + 1
         limit = self._settings.max_retries + self._settings.options.aside_retries
         if failures > limit and self._share.may_give_up(message):
@@ -166,8 +168,8 @@ class Failures:
                 self._log.warning("dead letter could not be stored; it is tried again", error=repr(error))
             else:
                 with self._share.changed:
-                    if tracker.aside.get(message.offset) is waiting:
-                        tracker.forget_aside(message.offset)
+                    if consumed.aside.get(message.offset) is waiting:
+                        consumed.forget_aside(message.offset)
                     self._share.changed.notify_all()
                 return
         try:
@@ -176,7 +178,7 @@ class Failures:
             self._log.warning("retry store: the newest failure is not in it", error=repr(error))
         with self._share.changed:
             waiting.failures, waiting.is_out = failures, False
-            tracker.failing.pop(message.offset, None)
+            consumed.failing.pop(message.offset, None)
             waiting.due_at = self._clock.monotonic() + self._aside_s(failures)
             self._share.changed.notify_all()
 
@@ -193,7 +195,7 @@ class Failures:
         """Set aside what waits behind other messages of its key; for whoever takes messages, without the lock."""
         if not self._share.has_behind:
             return
-        for tracker, messages in self._share.take_behind(self._clock.monotonic()):
+        for consumed, messages in self._share.take_behind(self._clock.monotonic()):
             copies, problem = None, "the retry store is full, and the next message has to wait behind one in it"
             try:
                 if self._has_room(messages):
@@ -202,16 +204,16 @@ class Failures:
                 problem = f"a message that has to wait could not be set aside: {error}"
             finally:
                 with self._share.changed:
-                    tracker.behind_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
+                    consumed.behind_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
             if copies is not None:
                 self._sparingly.warning(
-                    "messages set aside: they wait behind another one of their key", topic=tracker.slot[0],
-                    partition=tracker.slot[1], offset=messages[0].offset, messages=len(messages),
+                    "messages set aside: they wait behind another one of their key", topic=consumed.slot[0],
+                    partition=consumed.slot[1], offset=messages[0].offset, messages=len(messages),
                 )  # fmt: skip
             with self._share.changed:
                 if copies is None:
-                    self._share.stop(tracker, problem)
+                    self._share.stop(consumed, problem)
                 else:
-                    tracker.stopped = None
-                    tracker.set_behind(zip(messages, copies, strict=True))
+                    consumed.stopped = None
+                    consumed.set_behind(zip(messages, copies, strict=True))
                 self._share.changed.notify_all()

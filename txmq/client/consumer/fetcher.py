@@ -1,7 +1,7 @@
 """Fetches for a consumer: keeps a ``get`` open at the broker for every partition that has room.
 
 Theory of operation. Requests go out from whatever thread makes room; one thread of its own reads the answers (a
-connection that nobody else uses), decodes them and puts the messages into the partitions' buffers (``tracker``). Each
+connection that nobody else uses), decodes them and puts the messages into the partitions' buffers (``consumed``). Each
 get has a number: an answer that ``seek`` or the loss of the partition has overtaken is dropped.
 
 Invariants:
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.consumer.partition import Slot, Tracker
+from txmq.client.consumer.partition import ConsumedPartition, Slot
 from txmq.client.reading import DAMAGED
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -41,27 +41,27 @@ TOLD_AGAIN_S = 60.0
 class _Fetch:
     """One ``get`` on its way; ``link.Pending``."""
 
-    __slots__ = ("fetching", "number", "tracker")
+    __slots__ = ("fetching", "number", "consumed")
 
-    def __init__(self, fetching: Fetching, tracker: Tracker, number: int) -> None:
-        self.fetching, self.tracker, self.number = fetching, tracker, number
+    def __init__(self, fetching: Fetching, consumed: ConsumedPartition, number: int) -> None:
+        self.fetching, self.consumed, self.number = fetching, consumed, number
 
     def answered(self, code: int, body: bytes) -> None:
-        self.fetching.answered(self.tracker, self.number, code, body)
+        self.fetching.answered(self.consumed, self.number, code, body)
 
     def lost(self, error: TxmqError) -> None:
-        self.fetching.failed(self.tracker, self.number, error)
+        self.fetching.failed(self.consumed, self.number, error)
 
 
 class Fetching:
-    """See the module's docstring; ``changed`` guards ``trackers``, told of messages. Thread safety: any thread."""
+    """See the module's docstring; ``changed`` guards ``partitions``, told of messages. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, connection: ReconnectingConnection, changed: Condition, trackers: dict[Slot, Tracker],
+        self, client: Any, connection: ReconnectingConnection, changed: Condition, partitions: dict[Slot, ConsumedPartition],
         buffer_size_bytes: int,
     ) -> None:  # fmt: skip
         self._client, self._connection, self._clock = client, connection, client.clock
-        self._changed, self._trackers, self._buffer_size_bytes = changed, trackers, buffer_size_bytes
+        self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
         self._waiter, self._numbers, self._is_closed = Waiter(), 0, False
         self._log: Any = None
 
@@ -93,90 +93,90 @@ class Fetching:
             link = link or self._connection.live
             if link is None:
                 return
-            for tracker, number in self._to_fetch():
+            for consumed, number in self._to_fetch():
                 size = max(FETCH_SIZE_BYTES_MIN, self._share_bytes() // 2)
                 try:
                     link.start(
-                        _Fetch(self, tracker, number), "get", *tracker.slot, tracker.next_fetch, size,
+                        _Fetch(self, consumed, number), "get", *consumed.slot, consumed.next_fetch, size,
                         extensions={"wait": FETCH_WAIT_MS},
                     )  # fmt: skip
                 except TxmqError as error:
-                    self.failed(tracker, number, error)
+                    self.failed(consumed, number, error)
         except ClosedError:
             return
 
     def _share_bytes(self) -> int:
-        return self._buffer_size_bytes // max(1, len(self._trackers))
+        return self._buffer_size_bytes // max(1, len(self._partitions))
 
-    def _to_fetch(self) -> Sequence[tuple[Tracker, int]]:
+    def _to_fetch(self) -> Sequence[tuple[ConsumedPartition, int]]:
         found = []
         with self._changed:
             now, share = self._clock.monotonic(), self._share_bytes()
-            for tracker in self._trackers.values():
-                if tracker.wants_more(now, share):
+            for consumed in self._partitions.values():
+                if consumed.wants_more(now, share):
                     self._numbers += 1
-                    tracker.fetch = self._numbers
-                    found.append((tracker, tracker.fetch))
+                    consumed.fetch = self._numbers
+                    found.append((consumed, consumed.fetch))
         return found
 
-    def answered(self, tracker: Tracker, number: int, code: int, body: bytes) -> None:
+    def answered(self, consumed: ConsumedPartition, number: int, code: int, body: bytes) -> None:
         """For ``_Fetch``; in whatever thread reads."""
         if code != 200:
-            self.failed(tracker, number, broker_error(code, body))
+            self.failed(consumed, number, broker_error(code, body))
             return
-        topic, partition = tracker.slot
+        topic, partition = consumed.slot
         try:
             topic_id = self._client.topics.known(topic).topic_id if body else 0
         except TxmqError as error:
-            self.failed(tracker, number, error)
+            self.failed(consumed, number, error)
             return
         messages, damage = records.decode_sound(body, topic, partition, topic_id=topic_id) if body else ([], None)
-        if damage is not None and (not messages or messages[-1].offset < tracker.next_fetch):
+        if damage is not None and (not messages or messages[-1].offset < consumed.next_fetch):
             self._client.topics.forget(topic)  # it may have been made anew: another id is stamped into what it holds
-            self.failed(tracker, number, damage)
+            self.failed(consumed, number, damage)
             return
         with self._changed:
-            if tracker.fetched(number, messages) and messages:
+            if consumed.fetched(number, messages) and messages:
                 self._changed.notify_all()
         self.more()
 
-    def failed(self, tracker: Tracker, number: int, error: TxmqError) -> None:
+    def failed(self, consumed: ConsumedPartition, number: int, error: TxmqError) -> None:
         """For ``_Fetch``."""
         text, is_damaged = str(error), False
         with self._changed:
             if isinstance(error, InvalidBatchError):
-                text = f"at offset {tracker.next_fetch}: {text}"
-                if (tracker.fetch_error or "").startswith(text):
+                text = f"at offset {consumed.next_fetch}: {text}"
+                if (consumed.fetch_error or "").startswith(text):
                     text, is_damaged = f"{text}; {DAMAGED}", True  # the topic's id, too, has been asked for anew
             now = self._clock.monotonic()
-            if not tracker.failed(number, now + (FETCH_DAMAGED_S if is_damaged else FETCH_AGAIN_S)):
+            if not consumed.failed(number, now + (FETCH_DAMAGED_S if is_damaged else FETCH_AGAIN_S)):
                 return
-            is_told = text == tracker.fetch_error and now < tracker.fetch_told + TOLD_AGAIN_S
-            tracker.fetch_error = text
+            is_told = text == consumed.fetch_error and now < consumed.fetch_told + TOLD_AGAIN_S
+            consumed.fetch_error = text
             if not is_told:
-                tracker.fetch_told = now
-            topic, partition = tracker.slot
+                consumed.fetch_told = now
+            topic, partition = consumed.slot
             if isinstance(error, OffsetOutOfRangeError):
-                offset = tracker.next_fetch
-                start_daemon("txmq-out-of-range", lambda: self._go_to_start(tracker, offset))
+                offset = consumed.next_fetch
+                start_daemon("txmq-out-of-range", lambda: self._go_to_start(consumed, offset))
         if not (self._is_closed or is_told):
             self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=text)
 
-    def _go_to_start(self, tracker: Tracker, offset: int) -> None:
+    def _go_to_start(self, consumed: ConsumedPartition, offset: int) -> None:
         """Retention has passed the position (or the log was replaced): go on with the oldest message there is."""
         try:
-            held = self._client.offsets(*tracker.slot)
+            held = self._client.offsets(*consumed.slot)
         except TxmqError:
             return  # asked again when the next fetch fails
         with self._changed:
             # Else it went on meanwhile: the end that was told may be behind it, and all would come again.
-            if tracker.next_fetch == offset and not held.start <= offset <= held.end:
+            if consumed.next_fetch == offset and not held.start <= offset <= held.end:
                 skipped = held.start - offset
                 self._log.error(
-                    "messages were gone before they were consumed", topic=tracker.slot[0], partition=tracker.slot[1],
+                    "messages were gone before they were consumed", topic=consumed.slot[0], partition=consumed.slot[1],
                     skipped=skipped, now_at=held.start,
                 )  # fmt: skip
                 if skipped > 0:
-                    tracker.skip_to(held.start)
+                    consumed.skip_to(held.start)
                 else:
-                    tracker.seek(held.start)
+                    consumed.seek(held.start)

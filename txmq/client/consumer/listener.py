@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.client.consumer.assignment import IDLE_S_MAX, Share
+from txmq.client.consumer.assignment import IDLE_S_MAX, Assignment
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.partition import Tracker
+from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import thread_number
@@ -20,7 +20,7 @@ Handle = Callable[[Message], object]
 class Listener:
     """See the module's docstring; ``work`` is for as many threads as one likes."""
 
-    def __init__(self, share: Share, failures: Failures, clock: Clock, handle: Handle) -> None:
+    def __init__(self, share: Assignment, failures: Failures, clock: Clock, handle: Handle) -> None:
         self._share, self._failures, self._clock, self._handle = share, failures, clock, handle
         self._working: set[int] = set()
 
@@ -47,22 +47,22 @@ class Listener:
 
     def _work(self) -> None:
         while (found := self._next()) is not None:
-            message, tracker = found
+            message, consumed = found
             failure: Exception | None = None
             try:
                 self._handle(message)
             except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
                 failure = error
             if failure is None:
-                self._failures.returned(message, tracker)
+                self._failures.returned(message, consumed)
             else:
                 self._failures.failed(message, repr(failure), failure)
                 failure = None  # and with it the listener's frames
             with self._share.changed:
-                tracker.is_busy = False
+                consumed.is_busy = False
                 self._share.changed.notify_all()
 
-    def _next(self) -> tuple[Message, Tracker] | None:
+    def _next(self) -> tuple[Message, ConsumedPartition] | None:
         """A message of a partition that nobody has in hand; None when it is over."""
         share = self._share
         found = None

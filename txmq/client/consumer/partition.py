@@ -68,7 +68,7 @@ class Claim(NamedTuple):
     position: OffsetPosition | None = None
 
 
-class Tracker:
+class ConsumedPartition:
     """One partition under one generation.
 
     Attributes:

@@ -14,7 +14,7 @@ A message that is acknowledged in a transaction of the application's own databas
 committed. Rolled back, it stays under way: rejected, it is delivered again; else whoever has the partition next gets
 it. A COMMIT without an answer may still be under way when the application rejects the message: it is delivered again,
 because its next transaction finds out; but nothing of the partition is saved, nor the message given up, before a look
-with the row's lock has said that the transaction is over (``Tracker.unsure``).
+with the row's lock has said that the transaction is over (``ConsumedPartition.unsure``).
 
 Invariants:
     * messages of a partition are claimed in order: nothing before them is left unacknowledged;
@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from txmq.client.consumer.assignment import Share
+from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.offsets.store import (
     OffsetPosition,
     OffsetStoreWithTransactions,
@@ -36,7 +36,7 @@ from txmq.client.consumer.offsets.store import (
     asked,
     next_order,
 )
-from txmq.client.consumer.partition import Claim, Tracker
+from txmq.client.consumer.partition import Claim, ConsumedPartition
 from txmq.client.consumer.retry.deferred import aside_text_with, parsed
 from txmq.errors import (
     ClosedError,
@@ -75,14 +75,14 @@ class Claims:
         is_alone: nothing is saved at all.
     """
 
-    def __init__(self, client: Any, share: Share, group: str, store: Any, *, is_alone: bool = False) -> None:
+    def __init__(self, client: Any, share: Assignment, group: str, store: Any, *, is_alone: bool = False) -> None:
         self.client, self.group = client, group
         self._share, self._is_alone = share, is_alone
         self._store = store
 
     # --- transactions of the broker ----------------------------------------------------------------------------------
 
-    def claim(self, message: Message, owner: object) -> Tracker:
+    def claim(self, message: Message, owner: object) -> ConsumedPartition:
         """A transaction acknowledges a message.
 
         Raises:
@@ -95,92 +95,94 @@ class Claims:
         with self._share.changed:
             return self._claim(message, owner)
 
-    def _claim(self, message: Message, owner: object) -> Tracker:
-        tracker = self._share.trackers.get((message.topic, message.partition))
+    def _claim(self, message: Message, owner: object) -> ConsumedPartition:
+        consumed = self._share.partitions.get((message.topic, message.partition))
         name = f"message {message.offset} of {message.topic}-{message.partition}"
-        if tracker is None or tracker.is_of_another(message):
+        if consumed is None or consumed.is_of_another(message):
             raise RolledBackError(f"{name}: the partition is not this consumer's any more", retriable=False)
-        if tracker.saving is not None:
+        if consumed.saving is not None:
             raise RolledBackError(f"{name}: the outcome of a transaction before this one is not known yet")
-        known = tracker.claims.get(message.offset)
+        known = consumed.claims.get(message.offset)
         if known is not None and known.owner is not owner:
             raise TransactionStateError(f"{name}: another transaction acknowledges it")
-        if tracker.aside_in_hand(message.offset) is None:
-            if not tracker.is_under_way(message.offset):
+        if consumed.aside_in_hand(message.offset) is None:
+            if not consumed.is_under_way(message.offset):
                 raise TransactionStateError(f"{name} is acknowledged already, or was taken back by a seek")
-            lower = tracker.lowest_before(message.offset, owner)
+            lower = consumed.lowest_before(message.offset, owner)
             if lower is not None:
                 raise TransactionStateError(f"{name}: acknowledge message {lower} before it, too: in order of offsets")
-        tracker.claims[message.offset] = Claim(owner, message)
-        return tracker
+        consumed.claims[message.offset] = Claim(owner, message)
+        return consumed
 
-    def look(self, trackers: Iterable[Tracker], owner: object) -> tuple[int, list[OffsetRow]]:
+    def look(self, partitions: Iterable[ConsumedPartition], owner: object) -> tuple[int, list[OffsetRow]]:
         """What a transaction saves, as it is sent; from now on nothing else of these partitions is saved.
 
         Raises:
             RolledBackError: a partition was lost, or a seek went elsewhere, since the claim.
         """
         with self._share.changed:
-            for tracker in trackers:
-                is_ours = self._share.trackers.get(tracker.slot) is tracker
-                if not is_ours or all(claim.owner is not owner for claim in tracker.claims.values()):
-                    lost = f"{tracker.slot[0]}-{tracker.slot[1]}"
+            for consumed in partitions:
+                is_ours = self._share.partitions.get(consumed.slot) is consumed
+                if not is_ours or all(claim.owner is not owner for claim in consumed.claims.values()):
+                    lost = f"{consumed.slot[0]}-{consumed.slot[1]}"
                     raise RolledBackError(f"{lost} is not this consumer's any more", retriable=False)
             rows = []
-            for tracker in trackers:
-                tracker.saving, offset = owner, tracker.position_with(owner)
-                text = aside_text_with(tracker, offset, owner)
-                rows.append(OffsetRow(*tracker.slot, tracker.generation, offset, text))
+            for consumed in partitions:
+                consumed.saving, offset = owner, consumed.position_with(owner)
+                text = aside_text_with(consumed, offset, owner)
+                rows.append(OffsetRow(*consumed.slot, consumed.generation, offset, text))
             return next_order(), rows
 
-    def end(self, trackers: Iterable[Tracker], owner: object, outcome: Outcome, rows: Iterable[OffsetRow] = ()) -> None:
+    def end(
+        self, partitions: Iterable[ConsumedPartition], owner: object, outcome: Outcome, rows: Iterable[OffsetRow] = ()
+    ) -> None:
         """The outcome is known."""
         committed = {(row.topic, row.partition): row for row in rows if outcome is Outcome.COMMITTED}
-        for tracker in trackers:
+        for consumed in partitions:
             with self._share.changed:
-                for message in _released(tracker, owner):
+                for message in _released(consumed, owner):
                     if outcome is Outcome.COMMITTED:
-                        _acknowledge(tracker, message.offset)
-                    elif tracker.is_in_doubt:
-                        self._deliver_again(tracker, message)
-                if tracker.saving is owner:
-                    tracker.saving, tracker.is_in_doubt = None, False
+                        _acknowledge(consumed, message.offset)
+                    elif consumed.is_in_doubt:
+                        self._deliver_again(consumed, message)
+                if consumed.saving is owner:
+                    consumed.saving, consumed.is_in_doubt = None, False
                 self._share.changed.notify_all()
-            row = committed.get(tracker.slot)
+            row = committed.get(consumed.slot)
             if row is not None:
-                self._share.were_saved([OffsetPosition(tracker.slot, row.generation, row.offset, row.aside)])
+                self._share.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.aside)])
         self._share.more()
 
-    def _deliver_again(self, tracker: Tracker, message: Message) -> None:
+    def _deliver_again(self, consumed: ConsumedPartition, message: Message) -> None:
         now = self.client.clock.monotonic()
-        waiting = tracker.aside_in_hand(message.offset)
+        waiting = consumed.aside_in_hand(message.offset)
         if waiting is not None:
             waiting.is_out, waiting.due_at = False, now
-        elif tracker.is_under_way(message.offset):
-            tracker.retry(message, now)
+        elif consumed.is_under_way(message.offset):
+            consumed.retry(message, now)
 
-    def doubt(self, trackers: list[Tracker], owner: object, txid: str, rows: list[OffsetRow]) -> None:
+    def doubt(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
         """The outcome is not known: ask until it is."""
         with self._share.changed:
-            for tracker in trackers:
-                tracker.is_in_doubt = True
-        start_daemon("txmq-doubt", lambda: self._settle(trackers, owner, txid, rows))
+            for consumed in partitions:
+                consumed.is_in_doubt = True
+        start_daemon("txmq-doubt", lambda: self._settle(partitions, owner, txid, rows))
 
-    def _settle(self, trackers: list[Tracker], owner: object, txid: str, rows: list[OffsetRow]) -> None:
+    def _settle(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
         pause_s = ASK_AGAIN_S
         while not self._share.is_left:
             try:
                 outcome = self._ask(txid)
             except FencedError:
-                for tracker in trackers:
-                    self._share.lost(tracker.slot)  # and given anew, with the offset that is saved
+                for consumed in partitions:
+                    self._share.lost(consumed.slot)  # and given anew, with the offset that is saved
                 return
             except ClosedError:
                 return
             except TxmqError:
                 outcome = None
             if outcome is not None:
-                self.end(trackers, owner, outcome, rows)
+                self.end(partitions, owner, outcome, rows)
                 return
             self.client.clock.sleep(pause_s)
             pause_s = min(2 * pause_s, ASK_AGAIN_S_MAX)
@@ -211,20 +213,20 @@ class Claims:
             if self._is_acknowledged_in(message, connection, store):
                 return
             self._settle_before(message)
-            position, from_, tracker = self._claimed(message)
+            position, from_, consumed = self._claimed(message)
             self._share.wait_saved()  # a save that is under way must not come behind this one
             try:
-                if tracker.aside_in_hand(message.offset) is not None:
-                    from_ = _From(beside=self._still_aside(tracker, message.offset))
+                if consumed.aside_in_hand(message.offset) is not None:
+                    from_ = _From(beside=self._still_aside(consumed, message.offset))
                 store.save_in(connection, self.group, position, from_.above, most=from_.most, beside=from_.beside)
             except BaseException as error:
                 if isinstance(error, TransactionStateError):
-                    self._try_look_up(tracker)  # it may be committed already: then it is dealt with
+                    self._try_look_up(consumed)  # it may be committed already: then it is dealt with
                 with self._share.changed:
-                    tracker.claims.pop(message.offset, None)
+                    consumed.claims.pop(message.offset, None)
                 raise
             with self._share.changed:
-                tracker.unsure.discard(message.offset)  # who has the row comes behind every transaction before
+                consumed.unsure.discard(message.offset)  # who has the row comes behind every transaction before
         except BaseException as error:
             store.doom(connection, error)
             raise
@@ -232,18 +234,18 @@ class Claims:
     def _is_acknowledged_in(self, message: Message, connection: Any, store: Any) -> bool:
         """Whether this transaction has acknowledged it before; another one may have, and was rolled back."""
         with self._share.changed:
-            tracker = self._share.trackers.get((message.topic, message.partition))
-            claim = tracker.claims.get(message.offset) if tracker is not None else None
-        if tracker is None or claim is None or claim.owner is not self or tracker.is_of_another(message):
+            consumed = self._share.partitions.get((message.topic, message.partition))
+            claim = consumed.claims.get(message.offset) if consumed is not None else None
+        if consumed is None or claim is None or claim.owner is not self or consumed.is_of_another(message):
             return False
         # In this order: with the row's lock nobody else can commit between the two looks.
-        inside = asked(lambda: store.settled(self.group, tracker.slot, connection))
-        outside = asked(lambda: store.saved(self.group, tracker.slot))
-        return _has(tracker, inside, message.offset) and not _has(tracker, outside, message.offset)
+        inside = asked(lambda: store.settled(self.group, consumed.slot, connection))
+        outside = asked(lambda: store.saved(self.group, consumed.slot))
+        return _has(consumed, inside, message.offset) and not _has(consumed, outside, message.offset)
 
-    def _claimed(self, message: Message) -> tuple[OffsetPosition, _From, Tracker]:
+    def _claimed(self, message: Message) -> tuple[OffsetPosition, _From, ConsumedPartition]:
         with self._share.changed:
-            known = self._share.trackers.get((message.topic, message.partition))
+            known = self._share.partitions.get((message.topic, message.partition))
             if known is None:
                 raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more")
             is_aside = known.aside_in_hand(message.offset) is not None
@@ -251,30 +253,32 @@ class Claims:
                 raise RolledBackError(
                     "an earlier message of the partition is acknowledged in a transaction: commit first"
                 )
-            tracker = self._claim(message, self)
-            found = _From() if is_aside else _goes_on_from(tracker, message.offset)
-            offset = tracker.position if is_aside else message.offset + 1
-            text = aside_text_with(tracker, offset, self)
-            position = OffsetPosition(tracker.slot, tracker.generation, offset, text, next_order())
-            tracker.claims[message.offset] = Claim(self, message, position)
-        return position, found, tracker
+            consumed = self._claim(message, self)
+            found = _From() if is_aside else _goes_on_from(consumed, message.offset)
+            offset = consumed.position if is_aside else message.offset + 1
+            text = aside_text_with(consumed, offset, self)
+            position = OffsetPosition(consumed.slot, consumed.generation, offset, text, next_order())
+            consumed.claims[message.offset] = Claim(self, message, position)
+        return position, found, consumed
 
     def _settle_before(self, message: Message) -> None:
         """One that was aside is acknowledged alone: those before it may be committed by now."""
         with self._share.changed:
-            tracker = self._share.trackers.get((message.topic, message.partition))
-            waits = tracker is not None and bool(tracker.claims) and tracker.aside_in_hand(message.offset) is not None
-        if waits and tracker is not None:
-            self._look_up(tracker)
+            consumed = self._share.partitions.get((message.topic, message.partition))
+            waits = (
+                consumed is not None and bool(consumed.claims) and consumed.aside_in_hand(message.offset) is not None
+            )
+        if waits and consumed is not None:
+            self._look_up(consumed)
 
-    def _still_aside(self, tracker: Tracker, offset: int) -> StoredOffset | None:
+    def _still_aside(self, consumed: ConsumedPartition, offset: int) -> StoredOffset | None:
         """What is saved, and must be so still when the transaction has the row.
 
         Raises:
             TransactionStateError: it does not name the message any more: its transaction was committed after all.
         """
         store = self._store
-        found: StoredOffset | None = asked(lambda: store.saved(self.group, tracker.slot))
+        found: StoredOffset | None = asked(lambda: store.saved(self.group, consumed.slot))
         if found is not None and offset < found.offset and offset not in parsed(found.aside):
             raise TransactionStateError(f"message {offset} was aside: its transaction was committed after all")
         return found
@@ -282,95 +286,95 @@ class Claims:
     def settle(self) -> None:
         """See what of these has been committed; a store that is away is asked again later."""
         with self._share.changed:
-            trackers = list(self._share.trackers.values())
-            waiting = [(one, bool(one.unsure)) for one in trackers if one.unsure or self._has_claims(one)]
-        for tracker, is_unsure in waiting:
-            self._try_look_up(tracker, is_final=is_unsure)
+            partitions = list(self._share.partitions.values())
+            waiting = [(one, bool(one.unsure)) for one in partitions if one.unsure or self._has_claims(one)]
+        for consumed, is_unsure in waiting:
+            self._try_look_up(consumed, is_final=is_unsure)
 
-    def _has_claims(self, tracker: Tracker) -> bool:
-        return any(claim.owner is self for claim in tracker.claims.values())
+    def _has_claims(self, consumed: ConsumedPartition) -> bool:
+        return any(claim.owner is self for claim in consumed.claims.values())
 
-    def _try_look_up(self, tracker: Tracker, *, is_final: bool = False) -> None:
+    def _try_look_up(self, consumed: ConsumedPartition, *, is_final: bool = False) -> None:
         with suppress(StorageError):
-            self._look_up(tracker, is_final=is_final)
+            self._look_up(consumed, is_final=is_final)
 
-    def _look_up(self, tracker: Tracker, *, is_final: bool = False) -> None:
+    def _look_up(self, consumed: ConsumedPartition, *, is_final: bool = False) -> None:
         """Acknowledge what was committed; ``is_final``: and have what was not back for certain."""
         store = self._store
         with self._share.changed:
-            unsure = tracker.unsure.copy()  # what comes back from now on may be committed behind this look
-        found = asked(lambda: (store.settled if is_final else store.saved)(self.group, tracker.slot))
+            unsure = consumed.unsure.copy()  # what comes back from now on may be committed behind this look
+        found = asked(lambda: (store.settled if is_final else store.saved)(self.group, consumed.slot))
         with self._share.changed:
-            for offset, claim in list(tracker.claims.items()):
-                if claim.owner is self and _has(tracker, found, offset):
-                    del tracker.claims[offset]
-                    _acknowledge(tracker, offset)
-            for offset in tracker.unsure & unsure:
-                if _has(tracker, found, offset):
-                    _acknowledge(tracker, offset)
+            for offset, claim in list(consumed.claims.items()):
+                if claim.owner is self and _has(consumed, found, offset):
+                    del consumed.claims[offset]
+                    _acknowledge(consumed, offset)
+            for offset in consumed.unsure & unsure:
+                if _has(consumed, found, offset):
+                    _acknowledge(consumed, offset)
                 elif not is_final:
                     continue
-                tracker.unsure.discard(offset)
-            is_all = not (self._has_claims(tracker) or tracker.unsure)
+                consumed.unsure.discard(offset)
+            is_all = not (self._has_claims(consumed) or consumed.unsure)
             self._share.changed.notify_all()
-        if found is not None and is_all and tracker.position == found.offset:
-            self._share.were_saved([OffsetPosition(tracker.slot, tracker.generation, found.offset, found.aside)])
+        if found is not None and is_all and consumed.position == found.offset:
+            self._share.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.aside)])
 
     def rejected(self, message: Message) -> bool:
         """The application rejects a message; whether it is a transaction's to say what becomes of it."""
         with self._share.changed:
-            tracker = self._share.trackers.get((message.topic, message.partition))
-            claim = tracker.claims.get(message.offset) if tracker is not None else None
-        if tracker is None or claim is None:
+            consumed = self._share.partitions.get((message.topic, message.partition))
+            claim = consumed.claims.get(message.offset) if consumed is not None else None
+        if consumed is None or claim is None:
             return False
         if claim.owner is not self:
             return True
-        self._try_look_up(tracker)
+        self._try_look_up(consumed)
         with self._share.changed:
-            if tracker.claims.pop(message.offset, None) is None:
+            if consumed.claims.pop(message.offset, None) is None:
                 return True  # it was committed
-            tracker.unsure.add(message.offset)
+            consumed.unsure.add(message.offset)
             return False
 
     def may_give_up(self, message: Message) -> bool:
         """Whether it is certain that no transaction has dealt with a message, nor will."""
         with self._share.changed:
-            tracker = self._share.trackers.get((message.topic, message.partition))
-            is_unsure = tracker is not None and message.offset in tracker.unsure
-        if tracker is None or not is_unsure:
+            consumed = self._share.partitions.get((message.topic, message.partition))
+            is_unsure = consumed is not None and message.offset in consumed.unsure
+        if consumed is None or not is_unsure:
             return True
-        self._try_look_up(tracker, is_final=True)
+        self._try_look_up(consumed, is_final=True)
         with self._share.changed:
-            is_here = tracker.is_under_way(message.offset) or tracker.aside_in_hand(message.offset) is not None
-            return is_here and message.offset not in tracker.unsure
+            is_here = consumed.is_under_way(message.offset) or consumed.aside_in_hand(message.offset) is not None
+            return is_here and message.offset not in consumed.unsure
 
 
-def _released(tracker: Tracker, owner: object) -> list[Message]:
-    messages = [claim.message for claim in tracker.claims.values() if claim.owner is owner]
+def _released(consumed: ConsumedPartition, owner: object) -> list[Message]:
+    messages = [claim.message for claim in consumed.claims.values() if claim.owner is owner]
     for message in messages:
-        del tracker.claims[message.offset]
+        del consumed.claims[message.offset]
     return messages
 
 
-def _goes_on_from(tracker: Tracker, offset: int) -> _From:
-    others = {at: claim.position for at, claim in tracker.claims.items() if at != offset}
+def _goes_on_from(consumed: ConsumedPartition, offset: int) -> _From:
+    others = {at: claim.position for at, claim in consumed.claims.items() if at != offset}
     beside = None
-    if not tracker.aside.keys().isdisjoint(others):
+    if not consumed.aside.keys().isdisjoint(others):
         # The text that is saved names none of these: each must be in this transaction, or committed.
         last = max((position for position in others.values() if position is not None), key=lambda one: one.order)
         beside = StoredOffset(last.offset, last.aside)
     # What is saved is above the message only where a seek went back from there.
-    return _From(max((at for at in others if at < offset), default=None), max(offset, tracker.saved or 0), beside)
+    return _From(max((at for at in others if at < offset), default=None), max(offset, consumed.saved or 0), beside)
 
 
-def _has(tracker: Tracker, found: StoredOffset | None, offset: int) -> bool:
+def _has(consumed: ConsumedPartition, found: StoredOffset | None, offset: int) -> bool:
     """Whether a message is acknowledged by what is saved. One aside is named from the save on that passes it."""
     if found is None or offset >= found.offset:
         return False
-    return not (offset in tracker.aside and offset in parsed(found.aside))
+    return not (offset in consumed.aside and offset in parsed(found.aside))
 
 
-def _acknowledge(tracker: Tracker, offset: int) -> None:
-    tracker.give_up_retry(offset)
-    if tracker.forget_aside(offset) is None:
-        tracker.ack(offset)
+def _acknowledge(consumed: ConsumedPartition, offset: int) -> None:
+    consumed.give_up_retry(offset)
+    if consumed.forget_aside(offset) is None:
+        consumed.ack(offset)

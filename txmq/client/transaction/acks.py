@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.client.consumer.partition import Tracker
+from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import Claims
 from txmq.errors import TransactionStateError
 from txmq.model import Message, Outcome
@@ -19,12 +19,12 @@ class TransactionAcks:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._trackers: dict[Claims, dict[Tracker, None]] = {}
+        self._partitions: dict[Claims, dict[ConsumedPartition, None]] = {}
         self._rows: dict[Claims, list[OffsetRow]] = {}
         self._stated: bytes | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._trackers)
+        return bool(self._partitions)
 
     def add(self, message: Message) -> None:
         """Acknowledge one. Raises as ``Claims.claim``."""
@@ -36,8 +36,8 @@ class TransactionAcks:
             raise TransactionStateError("tx.ack takes messages of consumers of the transaction's own client")
         if self._stated is not None:
             raise TransactionStateError("the transaction is being decided")
-        tracker = claims.claim(message, self)
-        self._trackers.setdefault(claims, {})[tracker] = None
+        consumed = claims.claim(message, self)
+        self._partitions.setdefault(claims, {})[consumed] = None
 
     def stated(self) -> bytes:
         """The offsets, as they stand in front of the parts; looked at once, so that a repeated request is the same.
@@ -47,8 +47,8 @@ class TransactionAcks:
         """
         if self._stated is None:
             groups: dict[str, tuple[int, list[OffsetRow]]] = {}
-            for claims, trackers in self._trackers.items():
-                order, rows = claims.look(trackers, self)
+            for claims, partitions in self._partitions.items():
+                order, rows = claims.look(partitions, self)
                 self._rows[claims] = rows
                 _, others = groups.get(claims.group, (0, []))
                 groups[claims.group] = order, others + rows
@@ -63,13 +63,13 @@ class TransactionAcks:
             txid: None where nothing was sent under one.
         """
         is_known = outcome is not Outcome.UNKNOWN or txid is None or self._stated is None
-        for claims, trackers in self._trackers.items():
+        for claims, partitions in self._partitions.items():
             rows = self._rows.get(claims, [])
             if is_known or txid is None:
                 known = Outcome.ROLLED_BACK if outcome is Outcome.UNKNOWN else outcome
-                claims.end(trackers, self, known, rows)
+                claims.end(partitions, self, known, rows)
             else:
-                claims.doubt(list(trackers), self, txid, rows)
+                claims.doubt(list(partitions), self, txid, rows)
 
 
 def _tupled(groups: dict[str, tuple[int, list[OffsetRow]]]) -> dict[str, tuple[int, tuple[OffsetRow, ...]]]:

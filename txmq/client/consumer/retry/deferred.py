@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from txmq.client.consumer.partition import Slot, Tracker, Waiting
+from txmq.client.consumer.partition import ConsumedPartition, Slot, Waiting
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
@@ -68,15 +68,15 @@ def open_store(client: Any, group: str, member: str, where: str | None) -> Store
     return RetryTopic(client, group, member) if where == IN_TOPIC else RetryStore(where)
 
 
-def aside_text(tracker: Tracker) -> str | None:
+def aside_text(consumed: ConsumedPartition) -> str | None:
     """What is to be saved beside the tracker's position; what is not below it is delivered again anyway."""
-    return text_of((at, waiting) for at, waiting in sorted(tracker.aside.items()) if at < tracker.position)
+    return text_of((at, waiting) for at, waiting in sorted(consumed.aside.items()) if at < consumed.position)
 
 
-def aside_text_with(tracker: Tracker, offset: int, owner: object) -> str | None:
+def aside_text_with(consumed: ConsumedPartition, offset: int, owner: object) -> str | None:
     """The same beside an offset that a transaction saves, without what that transaction acknowledges."""
-    dealt = {at for at, claim in tracker.claims.items() if claim.owner is owner}
-    rows = sorted(tracker.aside.items())
+    dealt = {at for at, claim in consumed.claims.items() if claim.owner is owner}
+    rows = sorted(consumed.aside.items())
     return text_of((at, waiting) for at, waiting in rows if at < offset and at not in dealt)
 
 
@@ -155,67 +155,67 @@ class Aside:
 
     # --- a partition is assigned -------------------------------------------------------------------------------------
 
-    def take_over(self, tracker: Tracker, text: str | None) -> None:
+    def take_over(self, consumed: ConsumedPartition, text: str | None) -> None:
         """Its messages aside are ours to retry; before the tracker is used. Unreadable: it is not ready."""
-        tracker.aside_saved = text
+        consumed.aside_saved = text
         try:
-            self._read(tracker, text)
+            self._read(consumed, text)
         except StorageError as error:
-            tracker.is_ready, tracker.stopped = False, str(error)
+            consumed.is_ready, consumed.stopped = False, str(error)
             self._log.error(
                 "what is aside cannot be read: the partition is not consumed; see txmq retry list",
-                topic=tracker.slot[0], partition=tracker.slot[1], error=str(error),
+                topic=consumed.slot[0], partition=consumed.slot[1], error=str(error),
             )  # fmt: skip
 
-    def _read(self, tracker: Tracker, text: str | None) -> None:
+    def _read(self, consumed: ConsumedPartition, text: str | None) -> None:
         named = parsed(text)
-        if max(named, default=-1) >= tracker.position:
+        if max(named, default=-1) >= consumed.position:
             # A reset went back: what the log has comes again from there; what it has not any more is here alone.
-            tracker.skip_to(max(tracker.position, self._log_start(tracker)))
-        tracker.aside = {at: waiting for at, waiting in named.items() if at < tracker.position}
-        kept = self._store.partition(self._group, *tracker.slot) if self._store is not None else {}
-        self.remove(tracker.slot, kept.keys() - tracker.aside.keys())
-        for offset, waiting in tracker.aside.items():
+            consumed.skip_to(max(consumed.position, self._log_start(consumed)))
+        consumed.aside = {at: waiting for at, waiting in named.items() if at < consumed.position}
+        kept = self._store.partition(self._group, *consumed.slot) if self._store is not None else {}
+        self.remove(consumed.slot, kept.keys() - consumed.aside.keys())
+        for offset, waiting in consumed.aside.items():
             waiting.message = kept[offset].message if offset in kept else None
 
-    def _log_start(self, tracker: Tracker) -> int:
+    def _log_start(self, consumed: ConsumedPartition) -> int:
         try:
-            return int(self._client.offsets(*tracker.slot).start)
+            return int(self._client.offsets(*consumed.slot).start)
         except StorageError:
             raise
         except TxmqError as error:
             raise StorageError(f"where the log begins is not known: {error}") from error
 
-    def go_on(self, tracker: Tracker, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
+    def go_on(self, consumed: ConsumedPartition, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
         """Read, in a thread, what ``take_over`` could not; once the tracker is in use.
 
         Args:
             is_current: whether the partition is still ours under this tracker.
             has_room: whether more contents may be held in memory now.
         """
-        if not tracker.is_ready or self._missing(tracker):
-            start_daemon("txmq-aside", lambda: self._go_on(tracker, is_current, has_room))
+        if not consumed.is_ready or self._missing(consumed):
+            start_daemon("txmq-aside", lambda: self._go_on(consumed, is_current, has_room))
 
-    def _missing(self, tracker: Tracker) -> list[int]:
+    def _missing(self, consumed: ConsumedPartition) -> list[int]:
         with self._changed:
-            return [offset for offset, waiting in tracker.aside.items() if waiting.message is None]
+            return [offset for offset, waiting in consumed.aside.items() if waiting.message is None]
 
-    def _go_on(self, tracker: Tracker, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
-        while not tracker.is_ready and is_current():
+    def _go_on(self, consumed: ConsumedPartition, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
+        while not consumed.is_ready and is_current():
             self._client.clock.sleep(READ_AGAIN_S)
             try:
-                self._read(tracker, tracker.aside_saved)
+                self._read(consumed, consumed.aside_saved)
             except StorageError as error:
-                tracker.stopped = str(error)
+                consumed.stopped = str(error)
                 continue
             with self._changed:
-                tracker.is_ready, tracker.stopped = True, None
+                consumed.is_ready, consumed.stopped = True, None
                 self._changed.notify_all()
-        missing = deque(self._missing(tracker))
+        missing = deque(self._missing(consumed))
         failed = 0  # in a row; one that cannot be fetched holds up no other
         while missing and is_current():
             try:
-                if has_room() and self._is_fetched(tracker, missing[0]):
+                if has_room() and self._is_fetched(consumed, missing[0]):
                     missing.popleft()
                     failed = 0
                     continue
@@ -223,24 +223,24 @@ class Aside:
                 return
             except TxmqError as error:
                 self._log.warning(
-                    "a message set aside could not be fetched; it is tried again", topic=tracker.slot[0],
-                    partition=tracker.slot[1], offset=missing[0], error=repr(error),
+                    "a message set aside could not be fetched; it is tried again", topic=consumed.slot[0],
+                    partition=consumed.slot[1], offset=missing[0], error=repr(error),
                 )  # fmt: skip
             missing.rotate(-1)
             failed += 1
             if failed >= len(missing):
                 self._client.clock.sleep(FETCH_AGAIN_S)
 
-    def _is_fetched(self, tracker: Tracker, offset: int) -> bool:
-        waiting = tracker.aside.get(offset)
+    def _is_fetched(self, consumed: ConsumedPartition, offset: int) -> bool:
+        waiting = consumed.aside.get(offset)
         if waiting is None:
             return True
         try:
-            found = self._client.fetch(*tracker.slot, offset, FETCH_SIZE_BYTES, FETCH_AGAIN_S)
+            found = self._client.fetch(*consumed.slot, offset, FETCH_SIZE_BYTES, FETCH_AGAIN_S)
         except OffsetOutOfRangeError:
-            copied = self._copied(tracker, offset, waiting)
+            copied = self._copied(consumed, offset, waiting)
             if copied is None:
-                self._gone(tracker, offset, waiting)
+                self._gone(consumed, offset, waiting)
                 return True
             found = [copied]
         if not found:
@@ -252,10 +252,10 @@ class Aside:
             self._changed.notify_all()
         return True
 
-    def _copied(self, tracker: Tracker, offset: int, waiting: Waiting) -> Message | None:
+    def _copied(self, consumed: ConsumedPartition, offset: int, waiting: Waiting) -> Message | None:
         if waiting.copy is None:
             return None
-        return RetryTopic(self._client, self._group, "").read(*tracker.slot, offset, waiting.copy)
+        return RetryTopic(self._client, self._group, "").read(*consumed.slot, offset, waiting.copy)
 
     def _keep(self, message: Message, waiting: Waiting) -> None:
         try:
@@ -266,13 +266,13 @@ class Aside:
         if copies is not None:
             waiting.copy = copies[0]
 
-    def _gone(self, tracker: Tracker, offset: int, waiting: Waiting) -> None:
+    def _gone(self, consumed: ConsumedPartition, offset: int, waiting: Waiting) -> None:
         """Retention was faster than everybody: a dead letter without content says so."""
         self._log.error(
-            "the content of a message set aside is gone; a dead letter says which", topic=tracker.slot[0],
-            partition=tracker.slot[1], offset=offset,
+            "the content of a message set aside is gone; a dead letter says which", topic=consumed.slot[0],
+            partition=consumed.slot[1], offset=offset,
         )  # fmt: skip
-        self._letters.bury_gone(tracker.slot, offset, waiting.failures)
+        self._letters.bury_gone(consumed.slot, offset, waiting.failures)
         with self._changed:
-            tracker.forget_aside(offset)
+            consumed.forget_aside(offset)
             self._changed.notify_all()
