@@ -18,7 +18,7 @@ from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.offsets.store import OffsetPosition, next_order
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Slot
-from txmq.client.consumer.retry.deferred import Aside, aside_text, parsed
+from txmq.client.consumer.retry.deferred import DeferredMessages, aside_text, parsed
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message
@@ -44,7 +44,7 @@ class Assignment:
         failure: why it is over, where it was not the application that ended it.
     """
 
-    aside: Aside
+    aside: DeferredMessages
     save_start: Callable[[OffsetPosition], bool]  # ``GroupMember.save_start``
     wait_saved: Callable[[], None]  # ``GroupMember.wait_saved``
     settle: Callable[[], None]  # ``Claims.settle``

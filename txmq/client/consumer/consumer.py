@@ -27,7 +27,7 @@ from txmq.client.consumer.membership import GroupMember, MemberSettings
 from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Slot
 from txmq.client.consumer.retry.dead_letters import DeadLetters
-from txmq.client.consumer.retry.deferred import Aside, open_store
+from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import Claims
 from txmq.client.consumer.ungrouped import Alone
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -63,7 +63,9 @@ class Consumer:
         except BaseException:
             self._leave_store()
             raise
-        self._aside = share.aside = Aside(client, settings.saved_as, store, self._letters, share.changed, log)
+        self._aside = share.aside = DeferredMessages(
+            client, settings.saved_as, store, self._letters, share.changed, log
+        )
         self._failures = Failures(share, self._letters, settings, self._clock, log)
         self._listener: Listener | None = None
         fetching, beating = connections

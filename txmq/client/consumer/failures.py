@@ -19,7 +19,7 @@ from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
 from txmq.client.consumer.retry.dead_letters import DeadLetters
-from txmq.client.consumer.retry.deferred import ASIDE_S_MAX, Aside
+from txmq.client.consumer.retry.deferred import ASIDE_S_MAX, DeferredMessages
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message
@@ -39,7 +39,7 @@ class Failures:
         self, share: Assignment, letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any
     ) -> None:
         self._share, self._letters, self._settings, self._clock, self._log = share, letters, settings, clock, log
-        self._aside: Aside = share.aside
+        self._aside: DeferredMessages = share.aside
         self._sparingly = Sparingly(log, clock)
 
     def acked(self, message: Message) -> None:

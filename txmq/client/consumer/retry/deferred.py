@@ -106,7 +106,7 @@ def _waiting(failures: int, key_crc: int | None, copy: int | None = None) -> Wai
     return Waiting(None, int(failures), key_crc if key_crc is None else int(key_crc), copy=copy)
 
 
-class Aside:
+class DeferredMessages:
     """See the module's docstring; ``changed`` guards the trackers. Thread safety: any thread."""
 
     def __init__(
