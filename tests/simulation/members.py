@@ -94,14 +94,16 @@ class Member(Client):
     def _join(self) -> Steps:
         rng = self.world.rng
         topics = sorted(name for name in self.shared.history.topics if name != "temporary")
-        claims = [[*place, held.generation] for place, held in sorted(self.held.items())] if rng.random() < 0.7 else []
-        if not claims:
+        pending_acks = (
+            [[*place, held.generation] for place, held in sorted(self.held.items())] if rng.random() < 0.7 else []
+        )
+        if not pending_acks:
             self.held = {}  # another process of that name
         given: dict[str, str | int | None] = {
             "member": self.name, "topics": ",".join(topics), "timeout": TIMEOUT_MS,
         }  # fmt: skip
         link, now = self.link, self.world.now
-        reply = yield from self._ask("join", given, claims)
+        reply = yield from self._ask("join", given, pending_acks)
         if reply is not None and reply[0] == 200:
             self.joined_on, self._beat_at = link, now
             self._see(reply)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.client.pending_acks_world import SLOT, World, consumed, message
 
-from tests.unit.client.claims_world import SLOT, World, consumed, message
 from txmq.client.consumer.partition import Claim, ConsumedPartition, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError
 from txmq.model import Outcome
@@ -14,16 +14,16 @@ from txmq.xid import TxId
 ONE, OTHER = object(), object()
 
 
-def claim(made: ConsumedPartition, offset: int, owner: object = ONE) -> None:
+def pending_ack(made: ConsumedPartition, offset: int, owner: object = ONE) -> None:
     """As ``Claims`` does once nothing speaks against it."""
-    made.claims[offset] = Claim(owner, message(offset))
+    made.pending_acks[offset] = Claim(owner, message(offset))
 
 
 def test_the_lowest_message_that_is_left_out_is_named() -> None:
     made = consumed()
     assert made.lowest_before(10, ONE) is None
     assert made.lowest_before(12, ONE) == 10
-    claim(made, 10)
+    pending_ack(made, 10)
     assert made.lowest_before(11, ONE) is None
     assert made.lowest_before(12, ONE) == 11
     assert made.lowest_before(11, OTHER) == 10
@@ -33,12 +33,12 @@ def test_the_lowest_message_that_is_left_out_is_named() -> None:
 
 def test_a_claimed_message_is_nobody_elses_to_acknowledge() -> None:
     made = consumed()
-    claim(made, 10)
+    pending_ack(made, 10)
     made.ack(10)
     made.ack(11)
     assert made.position == 10
     assert made.under_way == 4
-    del made.claims[10]
+    del made.pending_acks[10]
     made.ack(10)
     assert made.position == 12
 
@@ -47,13 +47,13 @@ def test_a_claimed_message_is_nobody_elses_to_acknowledge() -> None:
 def test_the_offset_that_a_transaction_saves_is_what_the_position_will_be(acked: tuple[int, ...]) -> None:
     made = consumed()
     for offset in (10, 11):
-        claim(made, offset)
+        pending_ack(made, offset)
     for offset in acked:
         made.ack(offset)
     assert made.position_with(OTHER) == made.position == 10
     expected = 12 + len(acked)
     assert made.position_with(ONE) == expected
-    made.claims.clear()
+    made.pending_acks.clear()
     for offset in (10, 11):
         made.ack(offset)
     assert made.position == expected
@@ -71,10 +71,10 @@ def test_in_doubt_nothing_is_delivered_neither_new_nor_aside_nor_again() -> None
 
 def test_a_seek_forgets_claims_and_doubts() -> None:
     made = consumed()
-    claim(made, 10)
+    pending_ack(made, 10)
     made.is_in_doubt = True
     made.seek(3)
-    assert (made.claims, made.is_in_doubt, made.position) == ({}, False, 3)
+    assert (made.pending_acks, made.is_in_doubt, made.position) == ({}, False, 3)
 
 
 # --- with a consumer's share -----------------------------------------------------------------------------------------
@@ -83,11 +83,11 @@ def test_a_seek_forgets_claims_and_doubts() -> None:
 def test_from_when_it_is_sent_until_its_outcome_is_known_nothing_else_of_the_partition_is_saved() -> None:
     world = World()
     world.consumed.ack(0)
-    world.claim(1, 2)
+    world.pending_ack(1, 2)
     assert world.to_save() == [1]
     assert world.look() == [OffsetRow("orders", 0, 1, 3, None)]
     assert world.to_save() == []
-    world.claims.end([world.consumed], world.owner, Outcome.COMMITTED, [OffsetRow("orders", 0, 1, 3, None)])
+    world.pending_acks.end([world.consumed], world.owner, Outcome.COMMITTED, [OffsetRow("orders", 0, 1, 3, None)])
     assert (world.consumed.position, world.consumed.saved, world.to_save()) == (3, 3, [])
     world.consumed.ack(3)
     assert world.to_save() == [4]
@@ -95,29 +95,29 @@ def test_from_when_it_is_sent_until_its_outcome_is_known_nothing_else_of_the_par
 
 def test_what_was_rolled_back_is_in_the_applications_hands_again() -> None:
     world = World()
-    world.claim(0)
+    world.pending_ack(0)
     world.look()
     with pytest.raises(RolledBackError, match="not known yet"):
-        world.claims.claim(message(1), object())
-    world.claims.end([world.consumed], world.owner, Outcome.ROLLED_BACK)
+        world.pending_acks.pending_ack(message(1), object())
+    world.pending_acks.end([world.consumed], world.owner, Outcome.ROLLED_BACK)
     assert (world.consumed.position, world.consumed.retries, world.consumed.is_under_way(0)) == (0, [], True)
-    world.claim(0)
+    world.pending_ack(0)
 
 
 def test_a_partition_that_was_lost_since_the_claim_ends_the_transaction_before_it_is_sent() -> None:
     world = World()
-    world.claim(0)
+    world.pending_ack(0)
     world.share.partitions[SLOT] = consumed(first=0)
     with pytest.raises(RolledBackError, match="any more"):
         world.look()
     world.share.lost(SLOT)
     with pytest.raises(RolledBackError, match="any more"):
-        world.claim(0)
+        world.pending_ack(0)
 
 
 def test_a_seek_since_the_claim_does_so_too() -> None:
     world = World()
-    world.claim(0)
+    world.pending_ack(0)
     world.consumed.seek(3)
     with pytest.raises(RolledBackError):
         world.look()
@@ -129,10 +129,10 @@ TXID = str(TxId(1, 2, 3, 4))
 @pytest.mark.parametrize("answer", [b"committed\n", b"rolled-back\n"])
 def test_a_doubt_is_asked_about_with_a_fence_until_it_is_settled(answer: bytes) -> None:
     world = World(ConnectionLostError("away"), b"prepared\n", answer)
-    world.claim(0, 1)
+    world.pending_ack(0, 1)
     rows = world.look()
-    assert world.claims.rejected(message(0))  # not the application's to say
-    world.claims.doubt([world.consumed], world.owner, TXID, rows)
+    assert world.pending_acks.rejected(message(0))  # not the application's to say
+    world.pending_acks.doubt([world.consumed], world.owner, TXID, rows)
     world.settled()
     assert world.client.control.asked == [(f"outcome {TXID}", {"fence": None})] * 3
     if answer.startswith(b"committed"):
@@ -144,7 +144,7 @@ def test_a_doubt_is_asked_about_with_a_fence_until_it_is_settled(answer: bytes) 
 
 def test_where_the_outcome_is_not_kept_the_partition_is_loaded_anew() -> None:
     world = World(FencedError("no longer kept"))
-    world.claim(0)
-    world.claims.doubt([world.consumed], world.owner, TXID, world.look())
+    world.pending_ack(0)
+    world.pending_acks.doubt([world.consumed], world.owner, TXID, world.look())
     world.settled()
     assert world.share.partitions == {}

@@ -253,7 +253,7 @@ class Assignment:
                 and (everything or consumed.saved is not None or consumed.position)
                 and consumed.is_ready
                 and consumed.saving is None
-                and not (self._settings.offset_store is not None and (consumed.claims or consumed.unsure))
+                and not (self._settings.offset_store is not None and (consumed.pending_acks or consumed.in_doubt))
             ]
 
     def were_saved(self, positions: Iterable[OffsetPosition]) -> None:

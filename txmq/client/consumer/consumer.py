@@ -28,7 +28,7 @@ from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSett
 from txmq.client.consumer.partition import ConsumedPartition, Slot
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
-from txmq.client.consumer.transactional_acks import Claims
+from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.client.consumer.ungrouped import Alone
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
@@ -77,9 +77,9 @@ class Consumer:
         else:
             self._member = GroupMember(beating, self._clock, membership, share, settings.offset_store)
         share.more, share.save_start = self._fetching.more, self._member.save_start
-        self.claims = Claims(client, share, settings.saved_as, settings.offset_store, is_alone=is_alone)
-        share.wait_saved, share.settle = self._member.wait_saved, self.claims.settle
-        share.rejected, share.may_give_up = self.claims.rejected, self.claims.may_give_up
+        self.pending_acks = PendingAcks(client, share, settings.saved_as, settings.offset_store, is_alone=is_alone)
+        share.wait_saved, share.settle = self._member.wait_saved, self.pending_acks.settle
+        share.rejected, share.may_give_up = self.pending_acks.rejected, self.pending_acks.may_give_up
         self._member.start()
         self._fetching.start(log)
 
@@ -145,7 +145,7 @@ class Consumer:
         Durability: with ``sync`` the group's offset is saved, and forced in the broker, when this returns.
         """
         if connection is not None:
-            self.claims.claim_in(message, connection)
+            self.pending_acks.pending_ack_in(message, connection)
             return
         with self._share.changed:
             consumed = self._share.partitions.get((message.topic, message.partition))

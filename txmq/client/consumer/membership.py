@@ -239,14 +239,14 @@ class GroupMember:
     def _join(self) -> None:
         settings = self._settings
         # One request claims all; what does not fit is handed over anew, and goes on from what is saved.
-        claims = in_pieces([*slot, generation] for slot, generation in self._partitions.held())[0]
+        pending_acks = in_pieces([*slot, generation] for slot, generation in self._partitions.held())[0]
         words: Words = {
             "topics": ",".join(settings.topics), "strategy": settings.strategy,
             "timeout": int(settings.session_timeout_s * 1000),
         }  # fmt: skip
         if not self._store.is_shared:
             words["alone"] = None
-        view = json.loads(self._call("join", claims, words))
+        view = json.loads(self._call("join", pending_acks, words))
         self._is_joined, self._released = True, []
         self._apply(view)
         if not self._has_looked:

@@ -96,10 +96,10 @@ class ConsumedPartition:
 
     __slots__ = (
         "_acked", "_delivered", "_keys_in_hand", "aside", "aside_saved", "attempts", "behind", "behind_at",
-        "buffer", "buffer_bytes", "claims", "dealt", "failing", "fetch", "fetch_at", "fetch_error",
+        "buffer", "buffer_bytes", "pending_acks", "dealt", "failing", "fetch", "fetch_at", "fetch_error",
         "fetch_told", "generation", "is_busy", "is_in_doubt", "is_paused", "is_ready", "is_revoked",
         "keeps_key_order", "next_deliver", "next_fetch", "position", "retries", "saved", "saving", "slot",
-        "stopped", "told", "unsure",
+        "stopped", "told", "in_doubt",
     )  # fmt: skip
 
     def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
@@ -123,8 +123,8 @@ class ConsumedPartition:
         self.fetch_error: str | None = None
         self.fetch_told = 0.0
         self.behind_at = 0.0
-        self.claims: dict[int, Claim] = {}
-        self.unsure: set[int] = set()
+        self.pending_acks: dict[int, Claim] = {}
+        self.in_doubt: set[int] = set()
         self.saving: object | None = None
         self.is_in_doubt = False
         self._keys_in_hand: dict[int, int] = {}  # CRC of the key, by offset
@@ -275,7 +275,7 @@ class ConsumedPartition:
 
     def ack(self, offset: int) -> None:
         """A message has been dealt with; again, of another time, or claimed by a transaction: nothing."""
-        if offset not in self._acked or offset in self.claims:
+        if offset not in self._acked or offset in self.pending_acks:
             return
         self._acked[offset] = None
         self._keys_in_hand.pop(offset, None)
@@ -290,14 +290,14 @@ class ConsumedPartition:
 
     def lowest_before(self, offset: int, owner: object) -> int | None:
         """A message before this one that is not acknowledged, nor by that transaction; None: there is none."""
-        before = self.claims.get(offset - 1)
+        before = self.pending_acks.get(offset - 1)
         if before is not None and before.owner is owner:
             return None  # which was asked of that one
         for lower in self._delivered:
             if lower >= offset:
                 return None
             made_ms = self._acked[lower]
-            if made_ms is not None and (lower not in self.claims or self.claims[lower].owner is not owner):
+            if made_ms is not None and (lower not in self.pending_acks or self.pending_acks[lower].owner is not owner):
                 return lower
         return None
 
@@ -306,7 +306,9 @@ class ConsumedPartition:
         position = self.position
         for offset in self._delivered:
             made_ms = self._acked[offset]
-            if made_ms is not None and (offset not in self.claims or self.claims[offset].owner is not owner):
+            if made_ms is not None and (
+                offset not in self.pending_acks or self.pending_acks[offset].owner is not owner
+            ):
                 return offset
             position = offset + 1
         return position
@@ -365,9 +367,9 @@ class ConsumedPartition:
         self.fetch_at = 0.0
         self.is_in_doubt = False
         self.retries.clear()
-        self.unsure.clear()
+        self.in_doubt.clear()
         self._delivered.clear()
-        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.failing, self.behind, self.claims):
+        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.failing, self.behind, self.pending_acks):
             forgotten.clear()
 
 

@@ -14,7 +14,7 @@ A message that is acknowledged in a transaction of the application's own databas
 committed. Rolled back, it stays under way: rejected, it is delivered again; else whoever has the partition next gets
 it. A COMMIT without an answer may still be under way when the application rejects the message: it is delivered again,
 because its next transaction finds out; but nothing of the partition is saved, nor the message given up, before a look
-with the row's lock has said that the transaction is over (``ConsumedPartition.unsure``).
+with the row's lock has said that the transaction is over (``ConsumedPartition.in_doubt``).
 
 Invariants:
     * messages of a partition are claimed in order: nothing before them is left unacknowledged;
@@ -66,7 +66,7 @@ class _From(NamedTuple):
     beside: StoredOffset | None = None
 
 
-class Claims:
+class PendingAcks:
     """See the module's docstring. Thread safety: any thread.
 
     Args:
@@ -82,7 +82,7 @@ class Claims:
 
     # --- transactions of the broker ----------------------------------------------------------------------------------
 
-    def claim(self, message: Message, owner: object) -> ConsumedPartition:
+    def pending_ack(self, message: Message, owner: object) -> ConsumedPartition:
         """A transaction acknowledges a message.
 
         Raises:
@@ -93,16 +93,16 @@ class Claims:
         if self._store is not None or self._is_alone:
             raise ConfigError("tx.ack needs a consumer whose offsets are in the broker; see message.ack(connection)")
         with self._share.changed:
-            return self._claim(message, owner)
+            return self._pending_ack(message, owner)
 
-    def _claim(self, message: Message, owner: object) -> ConsumedPartition:
+    def _pending_ack(self, message: Message, owner: object) -> ConsumedPartition:
         consumed = self._share.partitions.get((message.topic, message.partition))
         name = f"message {message.offset} of {message.topic}-{message.partition}"
         if consumed is None or consumed.is_of_another(message):
             raise RolledBackError(f"{name}: the partition is not this consumer's any more", retriable=False)
         if consumed.saving is not None:
             raise RolledBackError(f"{name}: the outcome of a transaction before this one is not known yet")
-        known = consumed.claims.get(message.offset)
+        known = consumed.pending_acks.get(message.offset)
         if known is not None and known.owner is not owner:
             raise TransactionStateError(f"{name}: another transaction acknowledges it")
         if consumed.aside_in_hand(message.offset) is None:
@@ -111,7 +111,7 @@ class Claims:
             lower = consumed.lowest_before(message.offset, owner)
             if lower is not None:
                 raise TransactionStateError(f"{name}: acknowledge message {lower} before it, too: in order of offsets")
-        consumed.claims[message.offset] = Claim(owner, message)
+        consumed.pending_acks[message.offset] = Claim(owner, message)
         return consumed
 
     def look(self, partitions: Iterable[ConsumedPartition], owner: object) -> tuple[int, list[OffsetRow]]:
@@ -123,7 +123,7 @@ class Claims:
         with self._share.changed:
             for consumed in partitions:
                 is_ours = self._share.partitions.get(consumed.slot) is consumed
-                if not is_ours or all(claim.owner is not owner for claim in consumed.claims.values()):
+                if not is_ours or all(pending_ack.owner is not owner for pending_ack in consumed.pending_acks.values()):
                     lost = f"{consumed.slot[0]}-{consumed.slot[1]}"
                     raise RolledBackError(f"{lost} is not this consumer's any more", retriable=False)
             rows = []
@@ -197,12 +197,12 @@ class Claims:
 
     # --- transactions of the application's database ------------------------------------------------------------------
 
-    def claim_in(self, message: Message, connection: Any) -> None:
+    def pending_ack_in(self, message: Message, connection: Any) -> None:
         """A transaction of the application's database acknowledges a message: its offset is saved there.
 
         Raises:
             ConfigError: the consumer's offsets are not in that database.
-            FencedError, TransactionStateError, RolledBackError: as ``claim``; the transaction is doomed.
+            FencedError, TransactionStateError, RolledBackError: as ``pending_ack``; the transaction is doomed.
         """
         store = self._store
         if not isinstance(store, OffsetStoreWithTransactions):
@@ -223,10 +223,10 @@ class Claims:
                 if isinstance(error, TransactionStateError):
                     self._try_look_up(consumed)  # it may be committed already: then it is dealt with
                 with self._share.changed:
-                    consumed.claims.pop(message.offset, None)
+                    consumed.pending_acks.pop(message.offset, None)
                 raise
             with self._share.changed:
-                consumed.unsure.discard(message.offset)  # who has the row comes behind every transaction before
+                consumed.in_doubt.discard(message.offset)  # who has the row comes behind every transaction before
         except BaseException as error:
             store.doom(connection, error)
             raise
@@ -235,8 +235,8 @@ class Claims:
         """Whether this transaction has acknowledged it before; another one may have, and was rolled back."""
         with self._share.changed:
             consumed = self._share.partitions.get((message.topic, message.partition))
-            claim = consumed.claims.get(message.offset) if consumed is not None else None
-        if consumed is None or claim is None or claim.owner is not self or consumed.is_of_another(message):
+            pending_ack = consumed.pending_acks.get(message.offset) if consumed is not None else None
+        if consumed is None or pending_ack is None or pending_ack.owner is not self or consumed.is_of_another(message):
             return False
         # In this order: with the row's lock nobody else can commit between the two looks.
         inside = asked(lambda: store.settled(self.group, consumed.slot, connection))
@@ -249,16 +249,16 @@ class Claims:
             if known is None:
                 raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more")
             is_aside = known.aside_in_hand(message.offset) is not None
-            if is_aside and known.claims.keys() - {message.offset}:
+            if is_aside and known.pending_acks.keys() - {message.offset}:
                 raise RolledBackError(
                     "an earlier message of the partition is acknowledged in a transaction: commit first"
                 )
-            consumed = self._claim(message, self)
+            consumed = self._pending_ack(message, self)
             found = _From() if is_aside else _goes_on_from(consumed, message.offset)
             offset = consumed.position if is_aside else message.offset + 1
             text = aside_text_with(consumed, offset, self)
             position = OffsetPosition(consumed.slot, consumed.generation, offset, text, next_order())
-            consumed.claims[message.offset] = Claim(self, message, position)
+            consumed.pending_acks[message.offset] = Claim(self, message, position)
         return position, found, consumed
 
     def _settle_before(self, message: Message) -> None:
@@ -266,7 +266,9 @@ class Claims:
         with self._share.changed:
             consumed = self._share.partitions.get((message.topic, message.partition))
             waits = (
-                consumed is not None and bool(consumed.claims) and consumed.aside_in_hand(message.offset) is not None
+                consumed is not None
+                and bool(consumed.pending_acks)
+                and consumed.aside_in_hand(message.offset) is not None
             )
         if waits and consumed is not None:
             self._look_up(consumed)
@@ -287,12 +289,12 @@ class Claims:
         """See what of these has been committed; a store that is away is asked again later."""
         with self._share.changed:
             partitions = list(self._share.partitions.values())
-            waiting = [(one, bool(one.unsure)) for one in partitions if one.unsure or self._has_claims(one)]
-        for consumed, is_unsure in waiting:
-            self._try_look_up(consumed, is_final=is_unsure)
+            waiting = [(one, bool(one.in_doubt)) for one in partitions if one.in_doubt or self._has_pending_acks(one)]
+        for consumed, is_in_doubt in waiting:
+            self._try_look_up(consumed, is_final=is_in_doubt)
 
-    def _has_claims(self, consumed: ConsumedPartition) -> bool:
-        return any(claim.owner is self for claim in consumed.claims.values())
+    def _has_pending_acks(self, consumed: ConsumedPartition) -> bool:
+        return any(pending_ack.owner is self for pending_ack in consumed.pending_acks.values())
 
     def _try_look_up(self, consumed: ConsumedPartition, *, is_final: bool = False) -> None:
         with suppress(StorageError):
@@ -302,20 +304,20 @@ class Claims:
         """Acknowledge what was committed; ``is_final``: and have what was not back for certain."""
         store = self._store
         with self._share.changed:
-            unsure = consumed.unsure.copy()  # what comes back from now on may be committed behind this look
+            in_doubt = consumed.in_doubt.copy()  # what comes back from now on may be committed behind this look
         found = asked(lambda: (store.settled if is_final else store.saved)(self.group, consumed.slot))
         with self._share.changed:
-            for offset, claim in list(consumed.claims.items()):
-                if claim.owner is self and _has(consumed, found, offset):
-                    del consumed.claims[offset]
+            for offset, pending_ack in list(consumed.pending_acks.items()):
+                if pending_ack.owner is self and _has(consumed, found, offset):
+                    del consumed.pending_acks[offset]
                     _acknowledge(consumed, offset)
-            for offset in consumed.unsure & unsure:
+            for offset in consumed.in_doubt & in_doubt:
                 if _has(consumed, found, offset):
                     _acknowledge(consumed, offset)
                 elif not is_final:
                     continue
-                consumed.unsure.discard(offset)
-            is_all = not (self._has_claims(consumed) or consumed.unsure)
+                consumed.in_doubt.discard(offset)
+            is_all = not (self._has_pending_acks(consumed) or consumed.in_doubt)
             self._share.changed.notify_all()
         if found is not None and is_all and consumed.position == found.offset:
             self._share.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.aside)])
@@ -324,40 +326,40 @@ class Claims:
         """The application rejects a message; whether it is a transaction's to say what becomes of it."""
         with self._share.changed:
             consumed = self._share.partitions.get((message.topic, message.partition))
-            claim = consumed.claims.get(message.offset) if consumed is not None else None
-        if consumed is None or claim is None:
+            pending_ack = consumed.pending_acks.get(message.offset) if consumed is not None else None
+        if consumed is None or pending_ack is None:
             return False
-        if claim.owner is not self:
+        if pending_ack.owner is not self:
             return True
         self._try_look_up(consumed)
         with self._share.changed:
-            if consumed.claims.pop(message.offset, None) is None:
+            if consumed.pending_acks.pop(message.offset, None) is None:
                 return True  # it was committed
-            consumed.unsure.add(message.offset)
+            consumed.in_doubt.add(message.offset)
             return False
 
     def may_give_up(self, message: Message) -> bool:
         """Whether it is certain that no transaction has dealt with a message, nor will."""
         with self._share.changed:
             consumed = self._share.partitions.get((message.topic, message.partition))
-            is_unsure = consumed is not None and message.offset in consumed.unsure
-        if consumed is None or not is_unsure:
+            is_in_doubt = consumed is not None and message.offset in consumed.in_doubt
+        if consumed is None or not is_in_doubt:
             return True
         self._try_look_up(consumed, is_final=True)
         with self._share.changed:
             is_here = consumed.is_under_way(message.offset) or consumed.aside_in_hand(message.offset) is not None
-            return is_here and message.offset not in consumed.unsure
+            return is_here and message.offset not in consumed.in_doubt
 
 
 def _released(consumed: ConsumedPartition, owner: object) -> list[Message]:
-    messages = [claim.message for claim in consumed.claims.values() if claim.owner is owner]
+    messages = [pending_ack.message for pending_ack in consumed.pending_acks.values() if pending_ack.owner is owner]
     for message in messages:
-        del consumed.claims[message.offset]
+        del consumed.pending_acks[message.offset]
     return messages
 
 
 def _goes_on_from(consumed: ConsumedPartition, offset: int) -> _From:
-    others = {at: claim.position for at, claim in consumed.claims.items() if at != offset}
+    others = {at: pending_ack.position for at, pending_ack in consumed.pending_acks.items() if at != offset}
     beside = None
     if not consumed.aside.keys().isdisjoint(others):
         # The text that is saved names none of these: each must be in this transaction, or committed.

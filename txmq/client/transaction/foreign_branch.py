@@ -42,7 +42,7 @@ class BranchState(enum.Enum):
     IDLE = "idle"
     ROLLBACK_ONLY = "rollback only"
     PREPARED = "prepared"
-    UNSURE = "unsure"
+    IN_DOUBT = "unsure"
     ENDED = "ended"
 
 
@@ -79,9 +79,9 @@ TRANSITIONS: dict[tuple[BranchState, Call], BranchState] = {
     (_S.ROLLBACK_ONLY, _C.ROLLBACK): _S.ENDED,
     (_S.PREPARED, _C.COMMIT): _S.ENDED,
     (_S.PREPARED, _C.ROLLBACK): _S.ENDED,
-    (_S.UNSURE, _C.COMMIT): _S.ENDED,
-    (_S.UNSURE, _C.COMMIT_ONE_PHASE): _S.ENDED,
-    (_S.UNSURE, _C.ROLLBACK): _S.ENDED,
+    (_S.IN_DOUBT, _C.COMMIT): _S.ENDED,
+    (_S.IN_DOUBT, _C.COMMIT_ONE_PHASE): _S.ENDED,
+    (_S.IN_DOUBT, _C.ROLLBACK): _S.ENDED,
 }
 
 

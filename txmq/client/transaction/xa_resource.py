@@ -160,16 +160,16 @@ class BrokerXAResource:
         try:
             prepare(branch.home, TransactionKind.FOREIGN.value, {"xid": _text(branch.xid)}, branch.messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
-            branch.state = BranchState.UNSURE
+            branch.state = BranchState.IN_DOUBT
             raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
         except TxmqError as error:
             if branch.home.may_have_arrived and isinstance(error, LOST):
-                branch.state = BranchState.UNSURE
+                branch.state = BranchState.IN_DOUBT
                 raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
             self._drop(branch)
             raise XAError(_rolled_back_code(error), f"the branch is rolled back: {error}") from error
         except BaseException:
-            branch.state = BranchState.UNSURE
+            branch.state = BranchState.IN_DOUBT
             raise
         branch.state = following
         return XACode.XA_OK
@@ -208,8 +208,8 @@ class BrokerXAResource:
                 self._drop(branch)
                 return XACode.XA_OK
         # What was not answered is fenced by its id: it may still be on its way.
-        is_unsure = branch is not None and branch.state is BranchState.UNSURE
-        txid = branch.home.txid if branch is not None and is_unsure else self._required_row(xid)["txid"]
+        is_in_doubt = branch is not None and branch.state is BranchState.IN_DOUBT
+        txid = branch.home.txid if branch is not None and is_in_doubt else self._required_row(xid)["txid"]
         self._settle(txid, Resolution.ROLLBACK, XACode.XA_HEURCOM)
         self._forget(branch)
         return XACode.XA_OK
@@ -255,7 +255,7 @@ class BrokerXAResource:
         if branch.state is BranchState.ROLLBACK_ONLY:
             self._drop(branch)
             raise XAError(XACode.XA_RBROLLBACK, "the branch was rolled back")
-        if branch.state is BranchState.UNSURE:
+        if branch.state is BranchState.IN_DOUBT:
             return self._look_up(branch)
         branch.renew_deadline()
         try:
@@ -265,10 +265,10 @@ class BrokerXAResource:
             self._forget(branch)
             raise XAError(_rolled_back_code(error.__cause__ or error), f"rolled back: {error}") from error
         except OutcomeUnknownError as error:
-            branch.state = BranchState.UNSURE
+            branch.state = BranchState.IN_DOUBT
             raise XAError(XACode.XAER_RMFAIL, f"commit was not answered: {error}") from error
         except BaseException:
-            branch.state = BranchState.UNSURE
+            branch.state = BranchState.IN_DOUBT
             raise
         self._forget(branch)
         return XACode.XA_OK

@@ -75,7 +75,7 @@ def aside_text(consumed: ConsumedPartition) -> str | None:
 
 def aside_text_with(consumed: ConsumedPartition, offset: int, owner: object) -> str | None:
     """The same beside an offset that a transaction saves, without what that transaction acknowledges."""
-    dealt = {at for at, claim in consumed.claims.items() if claim.owner is owner}
+    dealt = {at for at, pending_ack in consumed.pending_acks.items() if pending_ack.owner is owner}
     rows = sorted(consumed.aside.items())
     return text_of((at, waiting) for at, waiting in rows if at < offset and at not in dealt)
 

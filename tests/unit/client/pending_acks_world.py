@@ -11,7 +11,7 @@ from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
-from txmq.client.consumer.transactional_acks import Claims
+from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import StorageError
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import OffsetRow
@@ -62,7 +62,7 @@ class World:
         self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
         self.share = Assignment(self.client, None, settings, get_logger())
-        self.claims = Claims(self.client, self.share, "g", store)
+        self.pending_acks = PendingAcks(self.client, self.share, "g", store)
         self.calls: list[str] = []
         self.share.more = lambda: None
         self.share.wait_saved = lambda: self.calls.append("waited")
@@ -70,14 +70,14 @@ class World:
         self.consumed = self.share.partitions[SLOT] = consumed(first=0)
         self.owner = object()
 
-    def claim(self, *offsets: int) -> None:
+    def pending_ack(self, *offsets: int) -> None:
         """The transaction acknowledges these."""
         for offset in offsets:
-            self.claims.claim(message(offset), self.owner)
+            self.pending_acks.pending_ack(message(offset), self.owner)
 
     def look(self) -> list[OffsetRow]:
         """It is sent."""
-        return self.claims.look([self.consumed], self.owner)[1]
+        return self.pending_acks.look([self.consumed], self.owner)[1]
 
     def to_save(self) -> list[int]:
         """Offsets that would be saved now."""
