@@ -8,7 +8,7 @@ import pytest
 
 from txmq.client.consumer.membership import Assigned, MemberSettings
 from txmq.client.consumer.partition import Slot
-from txmq.client.consumer.ungrouped import Alone
+from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.errors import ConnectionLostError, UnknownTopicError
 from txmq.model import TopicConfig
 from txmq.registry.topics import Topic
@@ -58,7 +58,7 @@ class Scene:
     def __init__(self) -> None:
         self.topics, self.partitions = Topics(), Partitions()
         given: Any = (self.topics, SETTINGS, self.partitions)
-        self.alone = Alone(*given)
+        self.alone = UngroupedConsumer(*given)
 
     def look(self) -> list[tuple[str, Slot, bool]]:
         """One look; what was told."""

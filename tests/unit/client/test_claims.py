@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.client.pending_acks_world import SLOT, World, consumed, message
 
+from tests.unit.client.pending_acks_world import SLOT, World, consumed, message
 from txmq.client.consumer.partition import Claim, ConsumedPartition, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError
 from txmq.model import Outcome

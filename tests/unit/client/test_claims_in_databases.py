@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.client.pending_acks_world import SLOT, aside, in_database, message
 
+from tests.unit.client.pending_acks_world import SLOT, aside, in_database, message
 from txmq.client.consumer.offsets.store import StoredOffset
 from txmq.client.consumer.partition import Waiting
 from txmq.errors import FencedError, RolledBackError, StorageError, TransactionStateError

@@ -29,7 +29,7 @@ from txmq.client.consumer.partition import ConsumedPartition, Slot
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import PendingAcks
-from txmq.client.consumer.ungrouped import Alone
+from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message
@@ -70,10 +70,10 @@ class Consumer:
         self._listener: Listener | None = None
         fetching, beating = connections
         self._fetching = Fetching(client, fetching, share.changed, share.partitions, settings.options.buffer_size_bytes)
-        self._member: GroupMember | Alone
+        self._member: GroupMember | UngroupedConsumer
         is_alone = settings.broadcast and settings.options.name is None
         if is_alone:
-            self._member = Alone(client.topics, membership, share)
+            self._member = UngroupedConsumer(client.topics, membership, share)
         else:
             self._member = GroupMember(beating, self._clock, membership, share, settings.offset_store)
         share.more, share.save_start = self._fetching.more, self._member.save_start
@@ -161,7 +161,7 @@ class Consumer:
         with self._share.changed:
             if consumed is None or self._share.partitions.get(consumed.slot) is not consumed:
                 raise FencedError(f"{name} is not this consumer's any more: not saved")
-            is_saved = isinstance(self._member, Alone) or (consumed.saved or 0) >= wanted
+            is_saved = isinstance(self._member, UngroupedConsumer) or (consumed.saved or 0) >= wanted
             if not is_saved and consumed.position >= wanted:  # else a seek went back
                 raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")
 

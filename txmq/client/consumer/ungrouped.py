@@ -23,7 +23,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Signal, start_daemon
 
 
-class Alone:
+class UngroupedConsumer:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(self, topics: Topics, settings: MemberSettings, partitions: Partitions) -> None:
