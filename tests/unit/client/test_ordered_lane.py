@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.unit.client.queue_world import PLACE, STEPS, Step, World
 
-from tests.unit.client.lane_world import PLACE, STEPS, Step, World
 from txmq.client.transport.connection import Waiter
 from txmq.errors import (
     ConnectionLostError,
@@ -206,7 +206,7 @@ def test_the_end_spools_what_is_under_way(world: World) -> None:
     world.send(b"0")
     futures = [world.send_async(b"%d" % number) for number in (1, 2)]
     world.way.link.fail(ConnectionLostError("closed"))
-    world.lane.close()
+    world.queue.close()
     assert [entry.pin is not None for entry in world.spool.entries()] == [True, True]
     while world.sender._settled:
         world.sender._settled.popleft().settle_futures()
@@ -226,7 +226,7 @@ def test_the_end_is_not_put_off_by_a_session_that_cannot_be_renewed(
     monkeypatch.setattr(world.way, "renew", renew)
     monkeypatch.setattr(world.sender, "_on_given_up", lambda: None)
     world.way.link.wait(Waiter(), world.clock.monotonic())
-    world.lane.close()
+    world.queue.close()
     while world.sender._settled:
         world.sender._settled.popleft().settle_futures()
     assert future.result().status is SendStatus.SPOOLED
@@ -239,7 +239,7 @@ def test_a_flight_cut_short_anywhere_is_sent_again_by_the_same_numbers(world: Wo
         world.send(b"%d" % number)
     world.partition.plan = [*["store"] * lost, "lose", *[ConnectionLostError("lost")] * 8]
     with pytest.raises(ConnectionLostError):
-        world.lane.flight(world.clock.monotonic() + 1.0)
+        world.queue.flight(world.clock.monotonic() + 1.0)
     world.partition.session += 1  # the process was killed
     world.life()
     world.drain()
@@ -251,7 +251,7 @@ def test_poison_is_parked_behind_its_last_attempt_and_the_rest_takes_its_number(
     for value in (b"1", b"poison", b"2", b"3"):
         world.send(value)
     world.partition.refuses = lambda content: b"poison" in content
-    world.lane._visibility_wait_s = 35.0  # the numbers have to fit without asking the log
+    world.queue._visibility_wait_s = 35.0  # the numbers have to fit without asking the log
     world.drain()
     (parked,) = world.spool.parked()
     assert parked.reason == "refused 2 times: poison"
@@ -286,14 +286,14 @@ def test_where_the_log_cannot_tell_the_message_is_parked_and_not_guessed(world: 
 
 
 def test_the_log_is_read_only_when_everything_stored_is_visible(world: World) -> None:
-    world.lane._visibility_wait_s = 35.0
+    world.queue._visibility_wait_s = 35.0
     world.partition.plan = [ConnectionLostError("lost")]
     world.send(b"1")
     world.partition.ended.add(1)
     world.partition.session = 2
     for _ in range(2):
         with pytest.raises(FencedError):
-            world.lane.flight(world.clock.monotonic() + 1.0)
+            world.queue.flight(world.clock.monotonic() + 1.0)
         assert world.partition.values == []
     world.clock.sleep(35.0)
     world.drain()
@@ -329,7 +329,7 @@ def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: World, seed
             world.partition.session += 1
         elif happens < 0.6:
             with suppress(TxmqError):
-                world.lane.flight(world.clock.monotonic() + 1.0)
+                world.queue.flight(world.clock.monotonic() + 1.0)
         elif happens < 0.65:
             world.land()
         value = b"%d" % number
@@ -355,14 +355,14 @@ def test_a_batch_that_may_be_stored_is_not_parked_as_refused_nor_are_those_behin
         world.send(value)
     world.partition.plan = ["lose"]
     with pytest.raises(ConnectionLostError):
-        world.lane.flight(world.clock.monotonic() + 1.0)
+        world.queue.flight(world.clock.monotonic() + 1.0)
     assert world.partition.values == [b"1", b"2", b"3"]
     world.partition.session += 1  # the process was killed
     world.life()
     for _ in range(2):
         world.partition.plan = [TooLargeError("over the limit now")]
         with suppress(TooLargeError):
-            world.lane.flight(world.clock.monotonic() + 1.0)
+            world.queue.flight(world.clock.monotonic() + 1.0)
     world.drain()
     assert (world.spool.parked(), world.partition.values) == ([], [b"1", b"2", b"3"])
 
@@ -400,7 +400,7 @@ def test_a_topic_made_anew_is_looked_at_from_its_own_beginning(world: World, sta
         world.sender.core.given_up[world.sender.core._queue(*PLACE)] = world.sender.core.identity
     if state != "refused":
         another_session(world)
-    world.lane.take_over(world.clock.monotonic() + 1.0)
+    world.queue.take_over(world.clock.monotonic() + 1.0)
     world.partition.made_anew()
     if state == "refused":
         assert world.send(b"1") is None  # its number does not follow: there is a new session

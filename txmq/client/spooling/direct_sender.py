@@ -3,7 +3,7 @@
 Theory of operation. Batches, numbers, the flight and the threads that wait are those of every producer (``sender``,
 ``producer_core``). What differs is what becomes of a failure: nothing is tried again here. A refusal, a lost
 connection or a deadline *gives up* the partition: nothing more of it goes out, and its lane takes over what is not
-acknowledged, in order, and spools it (``ordered_lane``). What was sent and not answered is handed over with the number
+acknowledged, in order, and spools it (``ordered_queue``). What was sent and not answered is handed over with the number
 it was sent by. What was refused for certain, and all behind it, left a gap in the numbers, so the broker cannot have
 stored it: that is handed over without.
 

@@ -20,7 +20,7 @@ from txmq.model import PartitionRange
 READ_SIZE_BYTES = 1 << 20
 
 
-class Fate(enum.Enum):
+class StoredInLog(enum.Enum):
     """What the log says of a batch."""
 
     STORED = "stored"
@@ -40,7 +40,7 @@ class Reader(Protocol):
         """See ``Client.offsets``."""
 
 
-def look_up(reader: Reader, entry: Entry) -> Fate:
+def look_up(reader: Reader, entry: Entry) -> StoredInLog:
     """Read the partition from where it stood before the batch was first sent.
 
     Raises:
@@ -57,11 +57,11 @@ def look_up(reader: Reader, entry: Entry) -> Fate:
         body = reader.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)
         found = list(records.decode_raw(body, entry.topic, entry.partition))
         if any(_identity(raw.content) == wanted for raw in found):
-            return Fate.STORED
+            return StoredInLog.STORED
         if not found:
-            return Fate.UNKNOWN
+            return StoredInLog.UNKNOWN
         offset = found[-1].base_offset + found[-1].record_count
-    return Fate.ABSENT if held.start <= floor else Fate.UNKNOWN
+    return StoredInLog.ABSENT if held.start <= floor else StoredInLog.UNKNOWN
 
 
 def _identity(batch: bytearray | memoryview) -> tuple[int, ...]:

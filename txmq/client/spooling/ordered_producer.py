@@ -1,6 +1,6 @@
 """``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
 
-What happens to a message is ``ordered_lane``'s; here it is checked and its partition chosen, and here are the threads:
+What happens to a message is ``ordered_queue``'s; here it is checked and its partition chosen, and here are the threads:
 the *drain* goes over the partitions with something in the spool, and waits out a back-off at those that cannot be
 written; the *keeper* has lanes take over what was sent directly and failed.
 
@@ -30,7 +30,7 @@ from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN, ProducerLimits, Record
 from txmq.client.producer.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
 from txmq.client.spooling.direct_sender import OrderedSender
-from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, Lane
+from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_rows import Entry, Place
@@ -113,7 +113,7 @@ class OrderedMessageProducer:
         self._sessions = Sessions(client.new_connection(), client.new_connection(), self._spool, client.name)
         known = {**options.partitions, **self._spool.topics()}
         self._topics = {name: (count, float("-inf")) for name, count in known.items()}
-        self._lanes: dict[Place, Lane] = {}
+        self._queues: dict[Place, PartitionQueue] = {}
         self._retries: dict[Place, tuple[float, float]] = {}  # not before, back-off; of the drain
         self._lock = Lock()
         self._wake, self._stopped = Signal(), Signal()
@@ -196,7 +196,7 @@ class OrderedMessageProducer:
     def send_to(self, place: Place, record: Record, deadline: float) -> SendResult:
         """For ``RetryingProducer``: as ``send``, of a message that is checked, to a partition that is chosen."""
         self._refuse_closed()
-        result = self._lane(place).send(record, deadline)
+        result = self._queue(place).send(record, deadline)
         if result.status is SendStatus.SPOOLED:
             self._say_spooled(_SPOOLED, place)
             self._wake.set()
@@ -206,7 +206,7 @@ class OrderedMessageProducer:
         """For ``RetryingProducer``: as ``send_async``, likewise."""
         self._refuse_closed()
         self._sender.wait_for_room(len(record[1]), deadline)
-        future = self._lane(place).send_async(record, deadline)
+        future = self._queue(place).send_async(record, deadline)
         if self._spool.count(place):
             self._say_spooled(_SPOOLED, place)
             self._wake.set()
@@ -255,17 +255,17 @@ class OrderedMessageProducer:
         if known is not None and known[0] != count:
             self._log.warning("the topic has another number of partitions", topic=topic, was=known[0], now=count)
 
-    def _lane(self, place: Place) -> Lane:
-        lane = self._lanes.get(place)
-        if lane is None:
+    def _queue(self, place: Place) -> PartitionQueue:
+        queue = self._queues.get(place)
+        if queue is None:
             with self._lock:
-                lane = self._lanes.get(place)
-                if lane is None:
-                    lane = self._lanes[place] = Lane(
+                queue = self._queues.get(place)
+                if queue is None:
+                    queue = self._queues[place] = PartitionQueue(
                         place, self._spool, self._sender, self._sessions, self._client, self._client.clock,
                         attempts_max=self._options.attempts_max, visibility_wait_s=self._options.visibility_wait_s,
                     )  # fmt: skip
-        return lane
+        return queue
 
     # --- the spool ---------------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class OrderedMessageProducer:
             self._given_up.wait(_IDLE_S)
             for place in self._sender.given_up():
                 try:
-                    self._lane(place).take_over(self._client.clock.monotonic() + self._options.timeout)
+                    self._queue(place).take_over(self._client.clock.monotonic() + self._options.timeout)
                 except Exception as error:  # noqa: BLE001  the thread is the shell: the others are still to be seen to
                     self._shell_failed("taking over failed", place, error)
             self._wake.set()
@@ -332,21 +332,21 @@ class OrderedMessageProducer:
             if now < not_before:
                 pause = min(pause, not_before - now)
                 continue
-            lane, drained = self._lane(place), self._lane(place).drained
+            queue, drained = self._queue(place), self._queue(place).drained
             try:
-                lane.flight(now + self._options.timeout)
+                queue.flight(now + self._options.timeout)
             except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
                 if not isinstance(error, TxmqError):
                     self._shell_failed("drain failed", place, error)
                 else:
                     self._say_spooled("the spool cannot be drained yet; it is tried again", place, error=str(error))
-                backoff = min(max(backoff * 2 * (lane.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
+                backoff = min(max(backoff * 2 * (queue.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
                 self._retries[place] = self._client.clock.monotonic() + backoff, backoff
                 pause = min(pause, backoff)
             else:
                 self._retries.pop(place, None)
                 pause = 0.0
-                if lane.drained != drained and not self.spooled:
+                if queue.drained != drained and not self.spooled:
                     self._log.info("the spool is empty again")
             if self._closed is not None:
                 break
@@ -371,8 +371,8 @@ class OrderedMessageProducer:
         self._stopped.wait(_STOP_S)
         self._kept.wait(_STOP_S)
         try:
-            for lane in list(self._lanes.values()):
-                lane.close()
+            for queue in list(self._queues.values()):
+                queue.close()
             self._sender.close()
         finally:
             self._spool.close()

@@ -18,7 +18,7 @@ answer came, or another process sent it) is not parked as refused before the log
 
 What if the session is gone meanwhile (410), or the partition no longer knows its numbers (its topic was made anew):
 nothing comes in by that number any more, so after ``VISIBILITY_WAIT_S``, in which whatever was stored becomes visible,
-the log is read (``ordered_fate``): what is there is done, what is not gets a new number. Where retention took the part
+the log is read (``ordered_stored``): what is there is done, what is not gets a new number. Where retention took the part
 of the log that would tell, the message is parked, never guessed.
 
 Invariants:
@@ -39,7 +39,7 @@ from itertools import accumulate, takewhile
 from txmq.client.producer.core import SEQUENCE_MASK, Batch, Record
 from txmq.client.producer.sender import Completion
 from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent, is_certain
-from txmq.client.spooling.log_lookup import Fate, Reader, look_up
+from txmq.client.spooling.log_lookup import Reader, StoredInLog, look_up
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool, Ticket
 from txmq.client.spooling.spool_rows import Entry, Identity, Pin, Place
@@ -71,7 +71,7 @@ VISIBILITY_WAIT_S = 35.0  # behind the broker's visibility_hold_ms_max: what is 
 POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, UnknownTopicError, LocalProtocolError)
 
 
-class Lane:
+class PartitionQueue:
     """See the module's docstring. Thread safety: ``send`` any thread, ``flight`` and ``take_over`` one thread each."""
 
     def __init__(
@@ -323,12 +323,12 @@ class Lane:
         if now - self._contradicted.setdefault(identity, now) < self._visibility_wait_s:
             raise error
         try:
-            fate = look_up(self._reader, entry)
+            stored = look_up(self._reader, entry)
         except UnknownTopicError:
-            fate = Fate.ABSENT
-        if fate is Fate.STORED:
+            stored = StoredInLog.ABSENT
+        if stored is StoredInLog.STORED:
             self._spool.done([entry])
-        elif fate is Fate.ABSENT:
+        elif stored is StoredInLog.ABSENT:
             self._spool.unpin(entry)
         else:
             why = f"may or may not be stored, and the part of the log that would tell is gone: {error}"

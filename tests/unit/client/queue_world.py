@@ -10,7 +10,7 @@ import pytest
 
 from txmq.client.producer.core import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
-from txmq.client.spooling.partition_queue import Lane
+from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.sessions import Sessions, stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import Identity, Pin, Place
@@ -233,21 +233,21 @@ class World:
         sessions = cast(Sessions, self.way)
         self.sender = OrderedSender(sessions, self.clock, ProducerLimits(), self._keep)
         self.sender._start_background = lambda: None  # type: ignore[method-assign]
-        self.lane = Lane(
+        self.queue = PartitionQueue(
             PLACE, self.spool, self.sender, sessions, cast(Any, partition), self.clock, attempts_max=2,
             visibility_wait_s=0,
         )  # fmt: skip
 
     def _keep(self) -> None:
-        self.lane.take_over(self.clock.monotonic() + 1.0)
+        self.queue.take_over(self.clock.monotonic() + 1.0)
 
     def send(self, value: bytes) -> int | None:
         """Send a message of this value; its offset, or None where it was spooled."""
-        return self.lane.send((None, value, (), 1), self.clock.monotonic() + 1.0).offset
+        return self.queue.send((None, value, (), 1), self.clock.monotonic() + 1.0).offset
 
     def send_async(self, value: bytes) -> Future[SendResult]:
         """The same, without waiting."""
-        return self.lane.send_async((None, value, (), 1), self.clock.monotonic() + 1.0)
+        return self.queue.send_async((None, value, (), 1), self.clock.monotonic() + 1.0)
 
     def land(self) -> None:
         """Wait for everything that was sent without waiting."""
@@ -261,7 +261,7 @@ class World:
             if not self.spool.count(PLACE):
                 return
             try:
-                self.lane.flight(self.clock.monotonic() + 1.0)
+                self.queue.flight(self.clock.monotonic() + 1.0)
             except TxmqError:
                 continue
         pytest.fail(f"{self.spool.count(PLACE)} left: {self.spool.entries()}")
