@@ -20,7 +20,7 @@ import txmq
 from tests.services.wire import Wire
 from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import Identity, Pin
+from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
 from txmq.log import records
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
@@ -103,7 +103,9 @@ def test_flush_ends_what_a_former_life_left_though_its_spool_is_empty(
     with txmq.connect(broker.address) as former:
         session = former.session
         with Spool(tmp_path / "spool") as spool:
-            spool.remember_session(Identity(session.cluster, session.home, session.id, session.epoch), session.secret)
+            spool.remember_session(
+                SpoolIdentity(session.cluster, session.home, session.id, session.epoch), session.secret
+            )
         with _ordered(client, tmp_path) as producer:
             broker.kill()
             with pytest.raises(txmq.RequestTimeoutError):
@@ -129,7 +131,7 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
         session = producer._sessions.main.session
         assert identity is not None
         assert session is not None
-    pin = Pin(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
+    pin = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
     content = bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
@@ -156,7 +158,7 @@ def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_
         session = producer._sessions.main.session
         assert identity is not None
         assert session is not None
-    pin, content = Pin(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
+    pin, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
             other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=5.0)
@@ -250,7 +252,7 @@ def test_the_connection_of_a_former_life_is_closed_before_anything_is_sent(
         hello = json.loads(former.hear(1).answers[0][2])
         cluster, home, session = (int(hello[name], 16) for name in ("cluster", "home", "session"))
         with Spool(tmp_path / "spool") as spool:
-            spool.remember_session(Identity(cluster, home, session, hello["epoch"]), hello["secret"])
+            spool.remember_session(SpoolIdentity(cluster, home, session, hello["epoch"]), hello["secret"])
         with _ordered(client, tmp_path) as producer:
             assert producer.send("t", b"0", b"k").status is ACKNOWLEDGED
         assert former.hear(1).is_closed

@@ -13,7 +13,7 @@ from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.sessions import Sessions, stamped
 from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import Identity, Pin, Place
+from txmq.client.spooling.spool_rows import AssignedSequence, Place, SpoolIdentity
 from txmq.client.transport.connection import Connection, Pending, Waiter
 from txmq.errors import (
     BrokerError,
@@ -187,7 +187,7 @@ class Way:
         self.in_flight_max = partition.in_flight_max
         self.is_away = False
 
-    def bound(self, _deadline: float) -> tuple[Connection, Identity, int]:
+    def bound(self, _deadline: float) -> tuple[Connection, SpoolIdentity, int]:
         """As ``Sessions``."""
         if self.is_away:
             raise ConnectionLostError("away")
@@ -195,19 +195,19 @@ class Way:
         if self.link.failure is not None or self.link.session != session:
             self.link.fail(ConnectionLostError("another session"))
             self.link = FakeLink(self._partition, self._clock, session)
-        return cast(Connection, self.link), Identity(1, 1, session, 0), self.in_flight_max
+        return cast(Connection, self.link), SpoolIdentity(1, 1, session, 0), self.in_flight_max
 
-    def current(self, deadline: float) -> Identity:
+    def current(self, deadline: float) -> SpoolIdentity:
         """As ``Sessions``."""
         return self.bound(deadline)[1]
 
-    def renew(self, identity: Identity, _deadline: float) -> None:
+    def renew(self, identity: SpoolIdentity, _deadline: float) -> None:
         """As ``Sessions``."""
         if identity.session == self._partition.session:
             self._partition.session += 1
             self.link.fail(ConnectionLostError("the session was given up"))
 
-    def start(self, pin: Pin, _place: Place, content: bytes, _deadline: float) -> Answer:
+    def start(self, pin: AssignedSequence, _place: Place, content: bytes, _deadline: float) -> Answer:
         """As ``Sessions``."""
         if self.is_away:
             raise ConnectionLostError("away")

@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.unit.client.queue_world import PLACE, STEPS, Step, World
 
+from tests.unit.client.queue_world import PLACE, STEPS, Step, World
 from txmq.client.transport.connection import Waiter
 from txmq.errors import (
     ConnectionLostError,

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from txmq.client.spooling.spool import FILE_NAME, Spool
-from txmq.client.spooling.spool_rows import EPOCH_MAX, Held, Identity, Pin
+from txmq.client.spooling.spool_rows import EPOCH_MAX, AssignedSequence, Held, SpoolIdentity
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError
 
 PLACE = ("orders", 3)
-IDENTITY = Identity(2**64 - 1, 2**63, 17, 0)
+IDENTITY = SpoolIdentity(2**64 - 1, 2**63, 17, 0)
 SECRET = "5e" * 16
 
 
@@ -45,7 +45,7 @@ def test_batches_come_out_in_the_order_in_which_they_went_in(spool: Spool) -> No
 
 def test_a_batch_and_its_number_are_there_after_the_spool_is_opened_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    pin = Pin(IDENTITY, 2**31 - 1, 12)
+    pin = AssignedSequence(IDENTITY, 2**31 - 1, 12)
     spool.append(PLACE, b"sent", 5, pin)
     spool.append(PLACE, b"not sent", 6)
     spool.remember_topic("orders", 4)
@@ -97,7 +97,7 @@ def test_a_full_spool_refuses_and_says_so(tmp_path: Path) -> None:
 def test_a_batch_of_unknown_fate_finds_room_in_a_full_spool(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
     spool.append(PLACE, b"1234567890", 1)
-    spool.append(PLACE, b"sent", 1, Pin(IDENTITY, 0, 0))
+    spool.append(PLACE, b"sent", 1, AssignedSequence(IDENTITY, 0, 0))
     assert spool.count(PLACE) == 2
     spool.close()
 
@@ -151,7 +151,7 @@ def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
     for value in (b"1", b"2", b"3"):
         spool.append(PLACE, value, 1)
     entries = spool.head(PLACE, 3)
-    pins = [Pin(IDENTITY, number, 0) for number in range(3)]
+    pins = [AssignedSequence(IDENTITY, number, 0) for number in range(3)]
     spool.pin(list(zip(entries, pins, strict=True)))
     assert [entry.pin for entry in spool.head(PLACE, 3)] == pins
     spool.unpin(entries[0])
@@ -161,9 +161,15 @@ def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
 def test_a_parked_batch_stands_aside_and_those_behind_it_of_its_session_are_renumbered(spool: Spool) -> None:
     for value in (b"poison", b"2", b"3"):
         spool.append(PLACE, value, 1)
-    other = Pin(Identity(1, 2, 3, 4), 9, 0)
+    other = AssignedSequence(SpoolIdentity(1, 2, 3, 4), 9, 0)
     entries = spool.head(PLACE, 3)
-    spool.pin([(entries[0], Pin(IDENTITY, 0, 0)), (entries[1], Pin(IDENTITY, 1, 0)), (entries[2], other)])
+    spool.pin(
+        [
+            (entries[0], AssignedSequence(IDENTITY, 0, 0)),
+            (entries[1], AssignedSequence(IDENTITY, 1, 0)),
+            (entries[2], other),
+        ]
+    )
     spool.park(spool.head(PLACE, 1)[0], "too large", renumber=True)
     assert [(entry.content, entry.pin) for entry in spool.head(PLACE, 3)] == [(b"2", None), (b"3", other)]
     (parked,) = spool.parked()
@@ -268,7 +274,7 @@ def test_a_disk_that_fails_is_told_to_all_who_wait(spool: Spool, monkeypatch: py
 
 
 def test_a_row_of_several_messages_counts_as_many(spool: Spool) -> None:
-    spool.settle(spool.enqueue(PLACE, b"three", 1, Pin(IDENTITY, 5, 0), 3))
+    spool.settle(spool.enqueue(PLACE, b"three", 1, AssignedSequence(IDENTITY, 5, 0), 3))
     spool.append(PLACE, b"one", 1)
     assert (spool.count(PLACE), [entry.messages for entry in spool.entries()]) == (4, [3, 1])
     assert spool.summary()[0][2:4] == (4, 0)
@@ -299,13 +305,13 @@ def test_a_spool_of_an_older_version_is_taken_on_whole_and_its_sessions_have_no_
     tmp_path: Path, change: str
 ) -> None:
     spool = Spool(tmp_path)
-    spool.append(PLACE, b"1", 1, Pin(IDENTITY, 5, 0))
+    spool.append(PLACE, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
     spool._database.executescript(_TO_VERSION_2 + change)
     spool.close()
     for _ in range(2):
         with Spool(tmp_path) as taken:
             (entry,) = taken.entries()
-            assert (entry.messages, entry.pin, taken.count(PLACE)) == (1, Pin(IDENTITY, 5, 0), 1)
+            assert (entry.messages, entry.pin, taken.count(PLACE)) == (1, AssignedSequence(IDENTITY, 5, 0), 1)
             assert taken.sessions() == [IDENTITY]
             assert taken.take_session(IDENTITY).secret == ""
 
@@ -332,7 +338,7 @@ def test_each_life_that_takes_a_session_has_a_higher_epoch_than_all_before(tmp_p
 
 def test_a_session_that_is_over_keeps_its_secret_while_a_batch_names_it(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
-        spool.append(PLACE, b"1", 1, Pin(IDENTITY, 5, 0))
+        spool.append(PLACE, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
         spool.remember_session(IDENTITY, SECRET)
         spool.forget_session(IDENTITY)
         assert spool.sessions() == []
@@ -345,5 +351,5 @@ def test_a_session_that_is_over_keeps_its_secret_while_a_batch_names_it(tmp_path
 
 def test_an_epoch_stops_at_what_a_batch_can_carry(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
-        spool.remember_session(Identity(1, 2, 3, EPOCH_MAX), SECRET)
-        assert spool.take_session(Identity(1, 2, 3, EPOCH_MAX)).epoch == EPOCH_MAX
+        spool.remember_session(SpoolIdentity(1, 2, 3, EPOCH_MAX), SECRET)
+        assert spool.take_session(SpoolIdentity(1, 2, 3, EPOCH_MAX)).epoch == EPOCH_MAX

@@ -31,7 +31,7 @@ from txmq.client.producer.core import (
 )
 from txmq.client.producer.sender import Completion, Sender
 from txmq.client.spooling.sessions import Sessions
-from txmq.client.spooling.spool_rows import Identity, Place
+from txmq.client.spooling.spool_rows import Place, SpoolIdentity
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import IDLE_CHECK_S
 from txmq.errors import BrokerError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
@@ -86,7 +86,7 @@ class TakenOver(NamedTuple):
     """
 
     batches: list[Unsent]
-    identity: Identity | None
+    identity: SpoolIdentity | None
     sequence: int
     floor: int | None
 
@@ -96,8 +96,8 @@ class OrderedCore(ProducerCore):
 
     def __init__(self, limits: ProducerLimits) -> None:
         super().__init__(limits)
-        self.identity: Identity | None = None  # whose numbers are in use
-        self.given_up: dict[PartitionQueue, Identity | None] = {}
+        self.identity: SpoolIdentity | None = None  # whose numbers are in use
+        self.given_up: dict[PartitionQueue, SpoolIdentity | None] = {}
         self.direct: set[Place] = set()  # partitions that may be sent to
         self._floors: dict[PartitionQueue, int] = {}
 
@@ -220,7 +220,7 @@ class OrderedSender(Sender):
 
     # --- of a lane, under its lock -----------------------------------------------------------------------------------
 
-    def follow(self, deadline: float) -> Identity:
+    def follow(self, deadline: float) -> SpoolIdentity:
         """Be connected, in the session that new batches are numbered in.
 
         Raises:

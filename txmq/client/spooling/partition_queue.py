@@ -42,7 +42,7 @@ from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent,
 from txmq.client.spooling.log_lookup import Reader, StoredInLog, look_up
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool, Ticket
-from txmq.client.spooling.spool_rows import Entry, Identity, Pin, Place
+from txmq.client.spooling.spool_rows import AssignedSequence, Entry, Place, SpoolIdentity
 from txmq.client.transport.connection import Reply
 from txmq.errors import (
     BadRequestError,
@@ -84,11 +84,13 @@ class PartitionQueue:
         self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
         self._lock = Lock()
         self._is_direct = False  # then the sender has the next number, else it is here
-        self._identity: Identity | None = None  # the session that ``_sequence`` counts in
+        self._identity: SpoolIdentity | None = None  # the session that ``_sequence`` counts in
         self._sequence = 0
         self._floor: int | None = None  # an offset the partition has reached
         self._certain: set[int] = set()  # rows that were sent and refused, and cannot have been stored
-        self._contradicted: dict[Identity, float] = {}  # sessions whose numbers no longer count here, and since when
+        self._contradicted: dict[
+            SpoolIdentity, float
+        ] = {}  # sessions whose numbers no longer count here, and since when
         self._is_closed = False
         self.drained = 0  # batches that went out of the spool to the broker
         self._log = get_logger(topic=place[0], partition=place[1])
@@ -194,7 +196,7 @@ class PartitionQueue:
             return [self._spool.enqueue(self.place, self._sender.encoded(record), now_ms) for record in taken.records]
         assert self._identity is not None
         assert taken.content is not None
-        pin = Pin(self._identity, unsent.sequence, self._floor or 0)
+        pin = AssignedSequence(self._identity, unsent.sequence, self._floor or 0)
         return [self._spool.enqueue(self.place, bytes(taken.content), now_ms, pin, taken.count)]
 
     def _outcomes(self, taken: Batch, tickets: Sequence[Ticket]) -> list[TxmqError | None]:
@@ -216,15 +218,15 @@ class PartitionQueue:
             self._floor = self._reader.offsets(*self.place).end
         return self._floor
 
-    def _pins(self, identity: Identity, entries: Sequence[Entry]) -> list[Pin]:
+    def _pins(self, identity: SpoolIdentity, entries: Sequence[Entry]) -> list[AssignedSequence]:
         floor = self._look_at_end(self._sequence if identity == self._identity else 0)
         if identity != self._identity:
             self._identity, self._sequence = identity, 0
         # A number counts messages; a batch that was sent directly and is numbered anew may hold several.
         steps = accumulate((entry.messages for entry in entries[:-1]), initial=self._sequence)
-        return [Pin(identity, step & SEQUENCE_MASK, floor) for step in steps]
+        return [AssignedSequence(identity, step & SEQUENCE_MASK, floor) for step in steps]
 
-    def _look_after_session(self, error: TxmqError, identity: Identity, deadline: float) -> None:
+    def _look_after_session(self, error: TxmqError, identity: SpoolIdentity, deadline: float) -> None:
         if isinstance(error, ForbiddenError):
             self._sessions.reconnect()
         elif isinstance(error, FencedError | SequenceError):

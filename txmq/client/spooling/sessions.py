@@ -19,7 +19,7 @@ Attributes of ``Sessions``: ``main``, the connection of the current session.
 from __future__ import annotations
 
 from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import Held, Identity, Pin, Place
+from txmq.client.spooling.spool_rows import AssignedSequence, Held, Place, SpoolIdentity
 from txmq.client.transport.connection import Connection, Reply
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello, resume_wish
@@ -33,12 +33,12 @@ class Sessions:
 
     def __init__(self, main: ReconnectingConnection, other: ReconnectingConnection, spool: Spool, name: str) -> None:
         self.main, self._other, self._spool, self._name = main, other, spool, name
-        self._noted: Identity | None = None
+        self._noted: SpoolIdentity | None = None
         self._session: ClientSession | None = None
         self._former = spool.sessions()
-        self._held: dict[Identity, Held] = {}
+        self._held: dict[SpoolIdentity, Held] = {}
         self._lock = Lock()  # held over the other connection's greetings
-        self._bound: tuple[Connection, Identity] | None = None
+        self._bound: tuple[Connection, SpoolIdentity] | None = None
 
     @property
     def in_flight_max(self) -> int:
@@ -50,7 +50,7 @@ class Sessions:
         """The broker's limit, once it is known."""
         return None if self._session is None else self._session.request_size_bytes_max
 
-    def current(self, deadline: float) -> Identity:
+    def current(self, deadline: float) -> SpoolIdentity:
         """The session new batches are numbered in; connects if need be.
 
         Raises:
@@ -59,7 +59,7 @@ class Sessions:
         """
         return self.bound(deadline)[1]
 
-    def bound(self, deadline: float) -> tuple[Connection, Identity, int]:
+    def bound(self, deadline: float) -> tuple[Connection, SpoolIdentity, int]:
         """The link that speaks for the current session, the session, and how many batches it tells apart.
 
         Raises as ``current``.
@@ -68,7 +68,7 @@ class Sessions:
         link, session = self.main.session_link(deadline)
         noted = self._noted
         if session is not self._session or noted is None:
-            noted = Identity(session.cluster, session.home, session.id, session.epoch)
+            noted = SpoolIdentity(session.cluster, session.home, session.id, session.epoch)
             self._spool.remember_session(noted, session.secret)
             self._held[noted] = Held(session.secret, session.epoch)
             self._session, self._noted = session, noted
@@ -88,7 +88,7 @@ class Sessions:
                 self._spool.forget_session(identity)
                 self._former.pop()
 
-    def start(self, pin: Pin, place: Place, content: bytes, deadline: float) -> Reply:
+    def start(self, pin: AssignedSequence, place: Place, content: bytes, deadline: float) -> Reply:
         """Send a batch by its number; the answer's body is its offset.
 
         Raises:
@@ -97,7 +97,7 @@ class Sessions:
         """
         return self._link(pin.identity, deadline).request(deadline, "put", *place, body=[stamped(content, pin)])
 
-    def _link(self, identity: Identity, deadline: float) -> Connection:
+    def _link(self, identity: SpoolIdentity, deadline: float) -> Connection:
         if identity == self._noted:
             link, session = self.main.session_link(deadline)
             if session is self._session:
@@ -105,7 +105,7 @@ class Sessions:
         with self._lock:
             return self._resumed(identity, deadline)
 
-    def _resumed(self, identity: Identity, deadline: float) -> Connection:
+    def _resumed(self, identity: SpoolIdentity, deadline: float) -> Connection:
         link = self._other.link(deadline)
         if self._bound == (link, identity):
             return link
@@ -119,7 +119,7 @@ class Sessions:
         self._bound = link, identity
         return link
 
-    def _wish(self, identity: Identity) -> str:
+    def _wish(self, identity: SpoolIdentity) -> str:
         held = self._held.get(identity)
         if held is None:
             held = self._held[identity] = self._spool.take_session(identity)
@@ -134,7 +134,7 @@ class Sessions:
         reply = link.request(deadline, "hello", PROTOCOL, self._name, extensions={"session": wish})
         return parse_hello(reply.result())
 
-    def renew(self, identity: Identity, deadline: float) -> None:
+    def renew(self, identity: SpoolIdentity, deadline: float) -> None:
         """Number what comes in another session; batches pinned to this one keep it."""
         session = self._session
         if session is not None and identity == self._noted:
@@ -157,7 +157,7 @@ class Sessions:
         self._other.close()
 
 
-def stamped(content: bytes, pin: Pin) -> bytearray:
+def stamped(content: bytes, pin: AssignedSequence) -> bytearray:
     """The batch as it goes out: the same bytes for the same pin."""
     batch = bytearray(content)
     records.set_sequence(batch, pin.identity.session, pin.identity.epoch, pin.sequence)

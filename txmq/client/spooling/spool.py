@@ -43,12 +43,12 @@ from txmq.client.spooling.spool_rows import (
     UNPIN,
     UNPIN_BEHIND,
     VERSION,
+    AssignedSequence,
     Change,
     Entry,
     Held,
-    Identity,
-    Pin,
     Place,
+    SpoolIdentity,
     entry_of,
     identity_row,
     pin_row,
@@ -73,7 +73,9 @@ class Ticket:
 
     __slots__ = ("content", "created_ms", "error", "is_done", "messages", "number", "pin", "place")
 
-    def __init__(self, place: Place, content: bytes, created_ms: int, pin: Pin | None, messages: int) -> None:
+    def __init__(
+        self, place: Place, content: bytes, created_ms: int, pin: AssignedSequence | None, messages: int
+    ) -> None:
         self.place, self.content, self.created_ms, self.pin, self.messages = place, content, created_ms, pin, messages
         self.number, self.is_done = 0, False
         self.error: TxmqError | None = None
@@ -133,7 +135,7 @@ class Spool:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def enqueue(
-        self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None, messages: int = 1
+        self, place: Place, content: bytes, now_ms: int, pin: AssignedSequence | None = None, messages: int = 1
     ) -> Ticket:  # fmt: skip
         """Take a place behind all of its partition, without I/O; ``settle`` says what becomes of it."""
         ticket = Ticket(place, content, now_ms, pin, messages)
@@ -166,7 +168,7 @@ class Spool:
             with self._lock:
                 self._write_queue()
 
-    def append(self, place: Place, content: bytes, now_ms: int, pin: Pin | None = None) -> int:
+    def append(self, place: Place, content: bytes, now_ms: int, pin: AssignedSequence | None = None) -> int:
         """Add a batch behind all of its partition; its number. Raises as ``settle``."""
         return self.settle(self.enqueue(place, content, now_ms, pin))
 
@@ -219,7 +221,7 @@ class Spool:
                     del self._queued[ticket.place]
                 ticket.is_done = True
 
-    def pin(self, pins: Sequence[tuple[Entry, Pin]]) -> None:
+    def pin(self, pins: Sequence[tuple[Entry, AssignedSequence]]) -> None:
         """Note the numbers that batches are about to be sent by."""
         with self._writing():
             self._database.executemany(
@@ -270,20 +272,20 @@ class Spool:
         with self._writing():
             self._database.execute("INSERT OR REPLACE INTO topics VALUES (?, ?)", (name, partitions))
 
-    def remember_session(self, identity: Identity, secret: str) -> None:
+    def remember_session(self, identity: SpoolIdentity, secret: str) -> None:
         """Note a session, and what resuming it needs, before the first batch goes out in it."""
         with self._writing():
             values = (*identity_row(identity), secret, identity.epoch)
             self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, 0)", values)
 
-    def take_session(self, identity: Identity) -> Held:
+    def take_session(self, identity: SpoolIdentity) -> Held:
         """This process takes over a session of a former life: its epoch is on disk before the broker hears of it."""
         with self._writing():
             self._database.execute(RAISE_EPOCH, (EPOCH_MAX, *identity_row(identity)))
             row = self._database.execute(HELD, identity_row(identity)).fetchone()
         return Held("", 0) if row is None else Held(*row)
 
-    def forget_session(self, identity: Identity) -> None:
+    def forget_session(self, identity: SpoolIdentity) -> None:
         """Nothing of it can be on its way any more. What resuming it needs stays while a pin names it."""
         with self._writing():
             self._database.execute(END_SESSION, identity_row(identity))
@@ -387,11 +389,12 @@ class Spool:
         """Names, and how many partitions each had."""
         return dict(self._rows("SELECT name, partitions FROM topics", ()))
 
-    def sessions(self) -> list[Identity]:
+    def sessions(self) -> list[SpoolIdentity]:
         """Those whose batches may still be on their way."""
         rows = self._rows("SELECT cluster, home, session, epoch FROM sessions WHERE NOT is_over", ())
         return [
-            Identity(int(cluster, 16), int(home, 16), int(session, 16), epoch) for cluster, home, session, epoch in rows
+            SpoolIdentity(int(cluster, 16), int(home, 16), int(session, 16), epoch)
+            for cluster, home, session, epoch in rows
         ]
 
     def _read(self, condition: str, values: Sequence[object]) -> list[Entry]:

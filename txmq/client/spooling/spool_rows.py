@@ -54,7 +54,7 @@ Change = tuple[Place, int, int]  # how many messages and bytes more
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class SpoolIdentity:
     """A session of one broker; numbers count within it."""
 
     cluster: int
@@ -77,14 +77,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class AssignedSequence:
     """The number a batch is sent by, as often as it is sent.
 
     Attributes:
         floor: an offset that the partition had reached before the batch was first sent.
     """
 
-    identity: Identity
+    identity: SpoolIdentity
     sequence: int
     floor: int
 
@@ -102,15 +102,15 @@ class Entry:
     reason: str
     is_parked: bool
     messages: int
-    pin: Pin | None
+    pin: AssignedSequence | None
 
 
-def identity_row(identity: Identity) -> tuple[str, str, str, int]:
+def identity_row(identity: SpoolIdentity) -> tuple[str, str, str, int]:
     """Its columns."""
     return f"{identity.cluster:x}", f"{identity.home:x}", f"{identity.session:x}", identity.epoch
 
 
-def pin_row(pin: Pin | None) -> tuple[object, ...]:
+def pin_row(pin: AssignedSequence | None) -> tuple[object, ...]:
     """Its columns."""
     return (None,) * 6 if pin is None else (*identity_row(pin.identity), pin.sequence, pin.floor)
 
@@ -120,6 +120,6 @@ def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
     number, topic, partition, content, created_ms, attempts, reason, parked, messages, *pin = row
     pinned = None
     if pin[0] is not None:
-        identity = Identity(int(pin[0], 16), int(pin[1], 16), int(pin[2], 16), pin[3])
-        pinned = Pin(identity, pin[4], pin[5])
+        identity = SpoolIdentity(int(pin[0], 16), int(pin[1], 16), int(pin[2], 16), pin[3])
+        pinned = AssignedSequence(identity, pin[4], pin[5])
     return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, pinned)
