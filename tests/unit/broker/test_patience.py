@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from txmq.broker.commit.commit_delay import WAIT_S, Patience
+from txmq.broker.commit.commit_delay import WAIT_S, CommitDelay
 
 from ...images.node import Client, Node
 from .support import UUID, batch, node
@@ -25,29 +25,29 @@ def decided(*uuids: str) -> tuple[Node, Client, str]:
 
 def test_a_group_of_completed_branches_waits_once() -> None:
     made, client, txid = decided(UUID, OTHER_UUID)
-    patience, group = Patience(), made.core.context.group
+    commit_delay, group = CommitDelay(), made.core.context.group
     client.send("complete", txid, extensions={"uuid": UUID})
     client.send("complete", txid, extensions={"uuid": OTHER_UUID})
-    assert patience.keeps(group, NOW)
-    assert patience.keeps(group, NOW + WAIT_S / 2)
-    assert patience.until == NOW + WAIT_S
-    assert not patience.keeps(group, NOW + WAIT_S)
-    patience.end()
-    assert patience.keeps(group, NOW + WAIT_S)  # the next one waits again
+    assert commit_delay.keeps(group, NOW)
+    assert commit_delay.keeps(group, NOW + WAIT_S / 2)
+    assert commit_delay.until == NOW + WAIT_S
+    assert not commit_delay.keeps(group, NOW + WAIT_S)
+    commit_delay.end()
+    assert commit_delay.keeps(group, NOW + WAIT_S)  # the next one waits again
 
 
 def test_nothing_waits_where_nothing_is_queued() -> None:
-    patience = Patience()
-    assert not patience.keeps(node().core.context.group, NOW)
-    assert patience.until == inf
+    commit_delay = CommitDelay()
+    assert not commit_delay.keeps(node().core.context.group, NOW)
+    assert commit_delay.until == inf
 
 
 @pytest.mark.parametrize("company", ["put", "rollback", "outcome", "heuristic"])
 def test_whatever_else_comes_takes_it_along(company: str) -> None:
     made, client, txid = decided(UUID, OTHER_UUID)
-    patience, group = Patience(), made.core.context.group
+    commit_delay, group = CommitDelay(), made.core.context.group
     client.send("complete", txid, extensions={"uuid": UUID})
-    assert patience.keeps(group, NOW)
+    assert commit_delay.keeps(group, NOW)
     if company == "put":
         client.send("put", "a", 0, body=batch(b"y"))
     elif company == "rollback":
@@ -57,6 +57,6 @@ def test_whatever_else_comes_takes_it_along(company: str) -> None:
     else:
         extensions = {"uuid": OTHER_UUID, "heuristic": "hazard", "reason": "r"}
         client.send("complete", txid, extensions=extensions)
-    assert not patience.keeps(group, NOW)
-    patience.end()
-    assert patience.until == inf
+    assert not commit_delay.keeps(group, NOW)
+    commit_delay.end()
+    assert commit_delay.until == inf

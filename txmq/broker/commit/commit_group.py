@@ -62,7 +62,7 @@ class CommitGroup:
         puts: answers of plain puts: released when written (``sync`` relaxed) or forced.
         waiters: whole answers released when the record is forced.
         forced: True if some answer needs the sync whatever ``sync`` says.
-        patient: how many of its requests, with one item and one waiter each, may wait for company (``patience``).
+        patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
         ended_holds: what readers may see once the record is forced (``holds``).
         deleted: partitions whose files go once the record is forced.
         unlinked: segment files that retention drops once the record is forced.
@@ -77,7 +77,7 @@ class CommitGroup:
         "items",
         "message_count",
         "open_runs",
-        "patient",
+        "delayable",
         "placed",
         "puts",
         "relaxed_waiters",
@@ -96,7 +96,7 @@ class CommitGroup:
         self.ended_holds: list[Hold] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
-        self.size_bytes = self.message_count = self.patient = 0
+        self.size_bytes = self.message_count = self.delayable = 0
         self.forced = False
         self.end_lsn = NOT_WRITTEN
 
@@ -111,9 +111,9 @@ class CommitGroup:
         return not (self.items or self.waiters or self.relaxed_waiters or self.puts)
 
     @property
-    def can_wait(self) -> bool:
+    def may_be_delayed(self) -> bool:
         """Whether everything in it may wait for company."""
-        return 0 < self.patient == len(self.items) == len(self.waiters) and not (self.relaxed_waiters or self.puts)
+        return 0 < self.delayable == len(self.items) == len(self.waiters) and not (self.relaxed_waiters or self.puts)
 
     def add_entry(self, entry: bytes) -> None:
         """Add a control entry; it stands behind everything accepted before it."""

@@ -45,7 +45,7 @@ from collections import deque
 from math import inf
 from typing import Final
 
-from txmq.broker.commit.commit_delay import Patience
+from txmq.broker.commit.commit_delay import CommitDelay
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.commits import Commits
 from txmq.broker.commit.steps import (
@@ -103,7 +103,7 @@ class CommitPipeline:
         "_apply", "_apply_retry_at", "_checkpoint", "_checkpoint_at", "_checkpoint_due_lsn", "_checkpoint_group",
         "_checkpoint_phase", "_checkpoint_retry_at", "_clock", "_core", "_inline_sync_ms", "_inline_sync_size_bytes",
         "_is_checkpoint_wanted", "_is_mark_wanted", "_is_marked", "_is_relaxed", "_is_sync_wanted", "_journal_step",
-        "_last_write_at", "_look_at", "_mark_at", "_messages_max", "_patience", "_settings", "_stable",
+        "_last_write_at", "_look_at", "_mark_at", "_messages_max", "_commit_delay", "_settings", "_stable",
         "_stable_bytes", "_stable_runs", "_store", "_sync_delay_s", "_sync_due_at", "_sync_interval_s", "_unstable",
         "_unsynced_bytes", "_unsynced_messages", "_upkeep", "has_failed", "is_stopping", "sync_ms",
     )  # fmt: skip
@@ -111,7 +111,7 @@ class CommitPipeline:
     def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self._core, self._store, self._settings, self._clock = core, store, settings, clock
         self._is_relaxed = settings.sync != "always"
-        self._patience = Patience()
+        self._commit_delay = CommitDelay()
         self.sync_ms = 0.0
         self.is_stopping = self.has_failed = False
         self._journal_step: JournalStep | None = None
@@ -193,8 +193,8 @@ class CommitPipeline:
         """When time alone makes a step due that a tick every 50 ms would be late for; infinite if nothing waits."""
         if self._journal_step is not None or self.has_failed:
             return inf
-        patient_until, sync_due_at = self._patience.until, self._sync_due_at
-        return patient_until if patient_until < sync_due_at else sync_due_at
+        delayable_until, sync_due_at = self._commit_delay.until, self._sync_due_at
+        return delayable_until if delayable_until < sync_due_at else sync_due_at
 
     @property
     def is_idle(self) -> bool:
@@ -300,9 +300,9 @@ class CommitPipeline:
     def _next_append(self, group: CommitGroup, now: float) -> Append | None:
         if self._apply is not None and self._is_behind:
             return None
-        if group.patient and not self.is_stopping and self._patience.keeps(group, now):
+        if group.delayable and not self.is_stopping and self._commit_delay.keeps(group, now):
             return None
-        self._patience.until = inf
+        self._commit_delay.until = inf
         group = self._core.seal()
         self._unstable.append(group)
         crash_point("broker.put.accepted")

@@ -128,7 +128,7 @@ def _complete(context: Context, client: ClientConnection, name: Name, given: dic
     over = context.state.complete(name, uuid, fact)
     if over is not None:
         context.group.ended_holds.append(over.hold)
-    context.group.patient += fact is None
+    context.group.delayable += fact is None
     context.answer_when_forced(client, opaque)
 
 
