@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.state.visibility import Hold
+from txmq.broker.state.visibility import VisibilityBarrier
 from txmq.log.partition import Partition
 from txmq.model import Lsn
 from txmq.redo import entries
@@ -93,7 +93,7 @@ class CommitGroup:
         self.puts: list[PutAnswer] = []
         self.relaxed_waiters: list[AnswerNow] = []
         self.waiters: list[AnswerNow] = []
-        self.ended_holds: list[Hold] = []
+        self.ended_holds: list[VisibilityBarrier] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = self.delayable = 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.state.session import CommittedParts
-from txmq.broker.state.visibility import Hold, Holds
+from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
 from txmq.log.partition import Partition, Place
 
 Name = tuple[int, int]  # session, counter
@@ -36,7 +36,9 @@ class Decided:
 
     __slots__ = ("branches", "hold", "meta", "name", "number", "parts")
 
-    def __init__(self, name: Name, meta: dict[str, Any], parts: CommittedParts, hold: Hold, number: int) -> None:
+    def __init__(
+        self, name: Name, meta: dict[str, Any], parts: CommittedParts, hold: VisibilityBarrier, number: int
+    ) -> None:
         self.name, self.meta, self.parts, self.hold, self.number = name, meta, parts, hold, number
         self.branches: list[dict[str, Any]] = meta.pop("branches")
 
@@ -68,7 +70,7 @@ class Decisions:
     def __init__(self) -> None:
         self.undone: dict[Name, Decided] = {}
         self.index: InDoubtIndex[Decided] = InDoubtIndex()
-        self.holds = Holds()
+        self.holds = VisibilityBarriers()
         self.heuristics: dict[Name, list[dict[str, Any]]] = {}
         self.recorded: Ordered[Name] = Ordered()
         self._number_of: dict[Name, int] = {}  # of heuristics
@@ -78,7 +80,7 @@ class Decisions:
         self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, Place]
     ) -> Decided:
         """A decision was accepted. A single one without branches is over at once."""
-        hold = Hold(name, places)
+        hold = VisibilityBarrier(name, places)
         branches = [{**branch, "complete": False, "heuristic": None} for branch in meta["branches"]]
         decided = self._add(Decided(name, {**meta, "branches": branches}, parts, hold, self._next_number))
         self.holds.add(hold)
@@ -156,21 +158,23 @@ class Decisions:
         }
 
     def _without_places(self) -> list[list[Any]]:
-        """Holds of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
+        """VisibilityBarriers of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
         return [[*d.name, d.hold.is_settled, []] for d in self.undone.values() if d.hold not in self.holds]
 
     def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:
         """The reverse of ``snapshot``; then redo, then ``recovered``."""
-        holds: dict[Name, Hold] = {}
+        holds: dict[Name, VisibilityBarrier] = {}
         for session, counter, is_settled, listed in snapshot["holds"]:
             found = {partition(topic_id, number): (at[0], at[1], at[2]) for topic_id, number, *at in listed}
             places = {known: place for known, place in found.items() if known is not None}
-            hold = holds[session, counter] = Hold((session, counter), places, is_settled=is_settled)
+            hold = holds[session, counter] = VisibilityBarrier((session, counter), places, is_settled=is_settled)
             self.holds.add(hold)
         for session, counter, meta, parts in snapshot["undone"]:
             name = (session, counter)
             placed = tuple((p[0], p[1], p[2], p[3]) for p in parts)
-            hold = holds.get(name) or Hold(name, {}, is_settled=bool(placed))  # a checkpoint that did not list it
+            hold = holds.get(name) or VisibilityBarrier(
+                name, {}, is_settled=bool(placed)
+            )  # a checkpoint that did not list it
             self._add(Decided(name, meta, placed, hold, self._next_number))
         for session, counter, facts in snapshot["heuristics"]:
             self.heuristics[session, counter] = facts

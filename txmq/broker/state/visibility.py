@@ -24,7 +24,7 @@ from typing import Any
 from txmq.log.partition import Partition, Place
 
 
-class Hold:
+class VisibilityBarrier:
     """One transaction's messages that readers must not see yet.
 
     Attributes:
@@ -41,13 +41,13 @@ class Hold:
         self.is_settled = self.is_ready = is_settled
 
 
-class Holds:
+class VisibilityBarriers:
     """All holds of a broker, by partition."""
 
     def __init__(self) -> None:
-        self._queues: dict[Partition, dict[Hold, None]] = {}
+        self._queues: dict[Partition, dict[VisibilityBarrier, None]] = {}
         self._reached: dict[Partition, Place] = {}  # how far a held partition is forced and in its files
-        self._all: dict[Hold, None] = {}
+        self._all: dict[VisibilityBarrier, None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -55,7 +55,7 @@ class Holds:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __contains__(self, hold: Hold) -> bool:
+    def __contains__(self, hold: VisibilityBarrier) -> bool:
         return hold in self._all
 
     def partitions(self) -> Iterable[Partition]:
@@ -66,7 +66,7 @@ class Holds:
         """Whether something in the partition is held."""
         return partition in self._queues
 
-    def add(self, hold: Hold) -> None:
+    def add(self, hold: VisibilityBarrier) -> None:
         """A transaction was accepted; call in order of offsets."""
         if hold.places:
             self._all[hold] = None
@@ -76,9 +76,9 @@ class Holds:
     def add_behind(self, name: tuple[int, int], places: Mapping[Partition, Place]) -> None:
         """A transaction committed: where it stands behind a hold, all of it waits there."""
         if len(places) > 1 and any(partition in self._queues for partition in places):
-            self.add(Hold(name, places, is_settled=True))
+            self.add(VisibilityBarrier(name, places, is_settled=True))
 
-    def applied(self, moved: Mapping[Partition, int], ready: Sequence[Hold]) -> Iterable[Partition]:
+    def applied(self, moved: Mapping[Partition, int], ready: Sequence[VisibilityBarrier]) -> Iterable[Partition]:
         """A record is forced and applied.
 
         Args:
@@ -134,7 +134,7 @@ class Holds:
             self._show(other)
         return list(freed)
 
-    def _leave(self, hold: Hold) -> list[Partition]:
+    def _leave(self, hold: VisibilityBarrier) -> list[Partition]:
         """Take a ready hold out where its turn has come, and those behind it; the partitions it stood in."""
         freed: dict[Partition, None] = {}
         candidates = [hold]
@@ -153,7 +153,7 @@ class Holds:
                     del self._queues[partition]
         return list(freed)
 
-    def _is_first(self, hold: Hold) -> bool:
+    def _is_first(self, hold: VisibilityBarrier) -> bool:
         return all(next(iter(self._queues[partition])) is hold for partition in hold.places)
 
     def _show(self, partition: Partition) -> None:
