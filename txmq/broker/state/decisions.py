@@ -1,4 +1,4 @@
-"""Decisions whose branches have not all completed, what they hold back, and heuristic outcomes: part of the state.
+"""XADecisions whose branches have not all completed, what they hold back, and heuristic outcomes: part of the state.
 
 A fold over the journal like everything in ``state``: DECIDED makes an entry, COMPLETED ticks one branch off, the last
 one ends it; SHOWN lets readers see the messages before that; HEURISTIC keeps what somebody decided alone, until
@@ -24,7 +24,7 @@ Name = tuple[int, int]  # session, counter
 HELD = "held"  # under which decisions are indexed whose messages are not shown yet
 
 
-class Decided:
+class XADecision:
     """One decision that some branch has not heard of.
 
     Attributes:
@@ -58,7 +58,7 @@ class Decided:
         return next((branch for branch in self.branches if branch["uuid"] == uuid), None)
 
 
-class Decisions:
+class XADecisions:
     """All of them.
 
     Attributes:
@@ -68,8 +68,8 @@ class Decisions:
     """
 
     def __init__(self) -> None:
-        self.undone: dict[Name, Decided] = {}
-        self.index: InDoubtIndex[Decided] = InDoubtIndex()
+        self.undone: dict[Name, XADecision] = {}
+        self.index: InDoubtIndex[XADecision] = InDoubtIndex()
         self.holds = VisibilityBarriers()
         self.heuristics: dict[Name, list[dict[str, Any]]] = {}
         self.recorded: Ordered[Name] = Ordered()
@@ -78,21 +78,21 @@ class Decisions:
 
     def decide(
         self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, Place]
-    ) -> Decided:
+    ) -> XADecision:
         """A decision was accepted. A single one without branches is over at once."""
         hold = VisibilityBarrier(name, places)
         branches = [{**branch, "complete": False, "heuristic": None} for branch in meta["branches"]]
-        decided = self._add(Decided(name, {**meta, "branches": branches}, parts, hold, self._next_number))
+        decided = self._add(XADecision(name, {**meta, "branches": branches}, parts, hold, self._next_number))
         self.holds.add(hold)
         return decided
 
-    def _add(self, decided: Decided) -> Decided:
+    def _add(self, decided: XADecision) -> XADecision:
         self._next_number += 1
         self.undone[decided.name] = decided
         self.index.add(decided.number, decided, decided.index_keys)
         return decided
 
-    def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> Decided | None:
+    def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> XADecision | None:
         """A branch has completed; the decision, where that was the last one: its hold may go.
 
         Args:
@@ -113,8 +113,8 @@ class Decisions:
         decided.hold.is_settled = True
         return decided
 
-    def overdue(self, latest_ms: int) -> list[Decided]:
-        """Decisions from before that time whose messages are not shown: whoever asks shows them."""
+    def overdue(self, latest_ms: int) -> list[XADecision]:
+        """XADecisions from before that time whose messages are not shown: whoever asks shows them."""
         found = []
         for number, decided in self.index.behind(0, HELD):
             if decided.meta["decided_ms"] > latest_ms:
@@ -175,7 +175,7 @@ class Decisions:
             hold = holds.get(name) or VisibilityBarrier(
                 name, {}, is_settled=bool(placed)
             )  # a checkpoint that did not list it
-            self._add(Decided(name, meta, placed, hold, self._next_number))
+            self._add(XADecision(name, meta, placed, hold, self._next_number))
         for session, counter, facts in snapshot["heuristics"]:
             self.heuristics[session, counter] = facts
             self._note((session, counter))

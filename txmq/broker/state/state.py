@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from txmq.broker.state.commit_order import CommitOrder
-from txmq.broker.state.decisions import Decided, Decisions, Name
+from txmq.broker.state.decisions import Name, XADecision, XADecisions
 from txmq.broker.state.frozen_state import FrozenState, Producer
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
@@ -61,7 +61,7 @@ class State:
         self.next_order = 1
         self.payload_bytes = 0
         self.epoch = 0
-        self.decisions = Decisions()
+        self.decisions = XADecisions()
         self.saved = SavedGroups()
         self.queries = Queries()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
@@ -205,7 +205,7 @@ class State:
         if is_committed:
             self.saved.save_of_transaction(meta["offsets"], meta["prepared_ms"], self.partition)
 
-    def complete(self, name: Name, uuid: str, fact: dict[str, Any] | None) -> Decided | None:
+    def complete(self, name: Name, uuid: str, fact: dict[str, Any] | None) -> XADecision | None:
         """A branch has completed; the decision, if that was the last one."""
         decided = self.decisions.complete(name, uuid, fact)
         if decided is not None:
@@ -213,7 +213,7 @@ class State:
             self.may_load(decided)
         return decided
 
-    def may_load(self, decided: Decided) -> None:
+    def may_load(self, decided: XADecision) -> None:
         """Every branch of a decision has completed, or its messages are shown: its offsets are held no longer."""
         self.saved.let_go(decided.name, decided.meta.get("offsets", ()))
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.decisions import Decided, Name
+from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.transaction import Part, Transaction, TransactionState
 from txmq.broker.verbs.checks import at_home
 from txmq.errors import BadRequestError
@@ -215,7 +215,7 @@ def _topic_name(context: Context, topic_id: int) -> str | None:
     return topic.config.name if topic else None
 
 
-def _decided_row(context: Context, decided: Decided) -> Row:
+def _decided_row(context: Context, decided: XADecision) -> Row:
     meta = decided.meta
     row = _common(context, decided.name, "decided", meta["decided_ms"])
     first = decided.branches[0]
