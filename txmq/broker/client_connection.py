@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.broker.state.session import Session
+from txmq.broker.state.session import BrokerSession
 
 
 class ClientConnection:
@@ -28,7 +28,7 @@ class ClientConnection:
 
     def __init__(self, number: int, address: str = "") -> None:
         self.number, self.address, self.name = number, address, ""
-        self.session: Session | None = None
+        self.session: BrokerSession | None = None
         self.out: list[bytes] = []
         self.given_bytes = 0
         self.unanswered: set[bytes] = set()

@@ -61,7 +61,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class BrokerIdentity:
     """Who this broker is."""
 
     cluster: int
@@ -92,7 +92,7 @@ class Context:
         disk_full: set by the shell while free space is under the limit: puts and prepares are refused.
     """
 
-    identity: Identity
+    identity: BrokerIdentity
     settings: BrokerSettings
     state: State
     random: Random

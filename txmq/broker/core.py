@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.context import Context, Identity, Read
+from txmq.broker.context import BrokerIdentity, Context, Read
 from txmq.broker.state import session_expiry
 from txmq.broker.state.state import State
 from txmq.broker.verbs import check_backs, get, hello, recover, stats, topic, transactions, xa
@@ -84,7 +84,7 @@ class Core:
     """See the module's docstring. One thread at a time."""
 
     def __init__(
-        self, identity: Identity, settings: BrokerSettings, state: State, now_ms: int, random: Random
+        self, identity: BrokerIdentity, settings: BrokerSettings, state: State, now_ms: int, random: Random
     ) -> None:  # fmt: skip
         self.context = Context(identity, settings, state, random, now_ms=now_ms, started_ms=now_ms)
         self._next_client = 1

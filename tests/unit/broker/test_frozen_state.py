@@ -6,9 +6,9 @@ import json
 import time
 
 from txmq.broker.state.frozen_state import PIECE_SIZE
-from txmq.broker.state.session import Session
+from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.state import Limits, State
-from txmq.broker.state.transaction import Part
+from txmq.broker.state.transaction import PreparedPart
 from txmq.log.memory import MemoryPartition
 from txmq.model import Storage, TopicConfig
 from txmq.registry.topics import Topic
@@ -46,7 +46,7 @@ def small_state() -> State:
     state.put_topic(Topic(1, TopicConfig("disk", partitions=3)))
     state.put_topic(Topic(2, TopicConfig("mem", storage=Storage.MEMORY)))
     for number in (1, 2):
-        state.put_session(Session(number, 1, "cl\u00e4ent", 5, "ab" * 16))
+        state.put_session(BrokerSession(number, 1, "cl\u00e4ent", 5, "ab" * 16))
     one, two = state.partitions_of[1][:2]
     for n in range(3):
         one.place(2, 3000, 7, 9)
@@ -60,9 +60,9 @@ def small_state() -> State:
     for counter in (1, 2, 3):
         state.settle(1, counter, counter - 1, ((1, 0, counter, 1), (1, 1, 0, 1)))
     state.settle(1, 9, 0, None)
-    state.add_part(2, 1, Part(1, 0, bytearray(batch(b"y")), 1, 7), 6)
+    state.add_part(2, 1, PreparedPart(1, 0, bytearray(batch(b"y")), 1, 7), 6)
     meta = {"kind": "last-resource", "resource": "db", "uuid": "0" * 32, "prepared_ms": 8, "keys": [[1, 2]]}
-    state.add_part(2, 2, Part(1, 0, bytearray(batch(b"z")), 1, 7), 6)
+    state.add_part(2, 2, PreparedPart(1, 0, bytearray(batch(b"z")), 1, 7), 6)
     state.prepare(2, 2, {**meta, "offsets": [["g", [[1, 0, 4, None]]]]})
     branches = [{"resource": "r", "uuid": "u1"}, {"resource": "q", "uuid": "u2"}]
     state.decide(
@@ -82,7 +82,7 @@ def wide_state() -> State:
     for topic_id in range(1, 11):
         state.put_topic(Topic(topic_id, TopicConfig(f"t{topic_id}", partitions=MANY // 10)))
     for number, partition in enumerate(state.all_partitions(), 1):
-        state.put_session(Session(number, 1, "client", 5, "ab" * 16))
+        state.put_session(BrokerSession(number, 1, "client", 5, "ab" * 16))
         partition.place(1, 100, 7, 9)
         state.accept_sequence(partition, number, 0, 1, 77, 0)
         for counter in range(OUTCOMES):
@@ -153,7 +153,7 @@ def test_way_is_given_between_short_pieces_however_long_a_row_is() -> None:
     for producer in range(1, MANY):
         state.accept_sequence(crowded, producer, producer != 1, 1, 77, 0)
     state.saved.save("g", [[1, number % 1000, 5, "x"] for number in range(MANY)], 9)
-    state.put_session(Session(MANY + 1, 1, "busy", 5))
+    state.put_session(BrokerSession(MANY + 1, 1, "busy", 5))
     for counter in range(MANY):
         state.sessions[MANY + 1].keep(counter, ((1, 0, counter, 1),), 0, MANY)
     expected, ways = encoded(state), 0

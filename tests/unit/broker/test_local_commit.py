@@ -7,7 +7,7 @@ import random
 import pytest
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.context import Identity, new_state
+from txmq.broker.context import BrokerIdentity, new_state
 from txmq.broker.core import Core
 from txmq.broker.verbs import transactions
 from txmq.config import BrokerSettings
@@ -27,7 +27,7 @@ def new_core(settings: BrokerSettings = SETTINGS) -> tuple[Core, ClientConnectio
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=4096)))
     state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
     state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))
-    core = Core(Identity(1, 2, "broker"), settings, state, 1, SimRandom(random.Random(1)))
+    core = Core(BrokerIdentity(1, 2, "broker"), settings, state, 1, SimRandom(random.Random(1)))
     clients = core.connected(), core.connected()
     for client in clients:
         core.receive(client, [(b"hello", [b"1", b"test"], {b"session": b"new"}, None, b"h")])

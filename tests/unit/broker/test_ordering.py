@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.broker.state.commit_order import CommitOrder
-from txmq.broker.state.transaction import ANY_KEY, Part, Transaction
+from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction
 
 from .support import batch
 
@@ -18,7 +18,7 @@ CONTENT = bytearray(batch())
 def _transaction(number: int, uuid: str, parts: list[tuple[tuple[int, int], Keys]]) -> Transaction:
     made = Transaction(1, number, 0)
     for (topic_id, partition), _ in parts:
-        made.add(Part(topic_id, partition, CONTENT, 1, 0))
+        made.add(PreparedPart(topic_id, partition, CONTENT, 1, 0))
     made.prepare({"uuid": uuid, "keys": [keys for _, keys in parts], "prepared_ms": 0}, number)
     return made
 

@@ -9,7 +9,7 @@ import pytest
 from txmq.broker import core as core_module
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.context import Identity, new_state
+from txmq.broker.context import BrokerIdentity, new_state
 from txmq.broker.core import Core
 from txmq.config import BrokerSettings
 from txmq.log.batch import checksum, walk
@@ -29,7 +29,7 @@ def new_core(settings: BrokerSettings | None = None) -> tuple[Core, ClientConnec
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=SEGMENT_SIZE_BYTES)))
     state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
     state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))
-    core = Core(Identity(1, 2, "broker"), settings, state, 1, SimRandom(random.Random(1)))
+    core = Core(BrokerIdentity(1, 2, "broker"), settings, state, 1, SimRandom(random.Random(1)))
     return core, core.connected()
 
 

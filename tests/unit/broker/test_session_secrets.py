@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.state.session import EPOCH_MAX, Session
+from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.redo import entries, inspect
 from txmq.testing.simulated.clock import SimRandom
 
@@ -80,7 +80,7 @@ def test_what_an_older_broker_journaled_and_checkpointed_is_read() -> None:
     broker = restarted(broker)
     assert broker.state.sessions[7].secret == ""
     snapshot = broker.state.sessions[7].snapshot()
-    restored = Session.restore(*snapshot[:7])  # type: ignore[arg-type]
+    restored = BrokerSession.restore(*snapshot[:7])  # type: ignore[arg-type]
     assert (restored.number, restored.secret) == (7, "")
 
 

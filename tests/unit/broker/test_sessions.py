@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from txmq.broker.state.session import Session
+from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
 
 from ...growth import growth
@@ -244,7 +244,7 @@ def test_a_fence_for_a_counter_that_is_never_used_does_not_keep_the_outcomes_beh
 
 def test_an_outcome_costs_the_same_however_many_are_kept() -> None:
     def outcomes(kept_max: int) -> Callable[[], object]:
-        session = Session(1, 0, "tester", 0)
+        session = BrokerSession(1, 0, "tester", 0)
         for counter in range(1, kept_max + 1):
             session.keep(counter, None, 0, kept_max)
         following = range(kept_max + 1, 2 * kept_max + 1)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from txmq.broker.state import transaction as module
-from txmq.broker.state.transaction import TRANSITIONS, Action, Event, TransactionState, next_action
+from txmq.broker.state.transaction import TRANSITIONS, Action, TransactionEvent, TransactionState, next_action
 from txmq.errors import TransactionStateError
 
 # Rows: states; columns: PART PREPARE COMMIT_PARTS COMMIT DECIDE COMPLETE ROLLBACK FENCE LOOKUP OWNER_GONE DEADLINE.
@@ -24,13 +24,13 @@ FORGOTTEN   REFUSE_FENCED   REFUSE_FENCED   REFUSE_FENCED   REFUSE_FENCED   REFU
 ROWS = {row.split()[0]: row.split()[1:] for row in EXPECTED.strip().splitlines()}
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(TransactionState, Event)))
-def test_every_state_and_event_has_its_action(state: TransactionState, event: Event) -> None:
-    assert next_action(state, event) is Action[ROWS[state.name][list(Event).index(event)]]
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(TransactionState, TransactionEvent)))
+def test_every_state_and_event_has_its_action(state: TransactionState, event: TransactionEvent) -> None:
+    assert next_action(state, event) is Action[ROWS[state.name][list(TransactionEvent).index(event)]]
 
 
 def test_the_table_has_no_other_entries() -> None:
-    assert set(TRANSITIONS) == set(itertools.product(TransactionState, Event))
+    assert set(TRANSITIONS) == set(itertools.product(TransactionState, TransactionEvent))
 
 
 def test_every_action_is_the_action_of_something() -> None:
@@ -38,7 +38,7 @@ def test_every_action_is_the_action_of_something() -> None:
 
 
 def test_a_missing_entry_names_state_and_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, event = TransactionState.PREPARED, Event.DEADLINE
+    state, event = TransactionState.PREPARED, TransactionEvent.DEADLINE
     monkeypatch.setattr(module, "TRANSITIONS", {k: v for k, v in TRANSITIONS.items() if k != (state, event)})
     with pytest.raises(TransactionStateError, match=f"{state.value}.*{event.value}"):
         next_action(state, event)
@@ -47,9 +47,9 @@ def test_a_missing_entry_names_state_and_event(monkeypatch: pytest.MonkeyPatch) 
 def test_a_decision_is_final() -> None:
     moving = {Action.ADD_PART, Action.PREPARE, Action.DECIDE, Action.SETTLE, Action.ROLL_BACK, Action.FENCE}
     for state in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.FORGOTTEN):
-        assert moving.isdisjoint(TRANSITIONS[state, event] for event in Event)
+        assert moving.isdisjoint(TRANSITIONS[state, event] for event in TransactionEvent)
 
 
 def test_a_prepared_transaction_has_no_timeout() -> None:
-    for event in (Event.OWNER_GONE, Event.DEADLINE):
+    for event in (TransactionEvent.OWNER_GONE, TransactionEvent.DEADLINE):
         assert TRANSITIONS[TransactionState.PREPARED, event] is Action.IGNORE

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from txmq.broker.state.session import ROLLED_BACK, CommittedParts, Session
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.state import IN_JOURNAL, Places, State
-from txmq.broker.state.transaction import Part, Transaction
+from txmq.broker.state.transaction import PreparedPart, Transaction
 from txmq.errors import StorageError
 from txmq.log import batch as batches
 from txmq.log.partition import Partition
@@ -116,7 +116,7 @@ class Redo:
     def _redo_session(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SESSION:
             secret = fields.get("secret", "")  # an older broker gave none
-            session = Session(fields["session"], fields["epoch"], fields["name"], fields["time_ms"], secret)
+            session = BrokerSession(fields["session"], fields["epoch"], fields["name"], fields["time_ms"], secret)
             self._state.put_session(session)
         elif kind == entries.SESSION_TAKEN:
             self._state.take_session(fields["session"], fields["epoch"])
@@ -125,7 +125,9 @@ class Redo:
 
     def _redo_payload(self, body: memoryview) -> None:
         entry = entries.decode_payload(body)
-        part = Part(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
+        part = PreparedPart(
+            entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms
+        )
         self._state.add_part(entry.session, entry.counter, part, 0)
 
     def _redo_decisions(self, kind: int, fields: dict[str, Any]) -> None:
@@ -191,7 +193,7 @@ class Redo:
         return tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in entry.placements), places
 
 
-def _part_of(transaction: Transaction | None, entry: entries.Committed | entries.Decided, number: int) -> Part:
+def _part_of(transaction: Transaction | None, entry: entries.Committed | entries.Decided, number: int) -> PreparedPart:
     if transaction is None or number >= len(transaction.parts):
         raise StorageError(
             f"the journal commits part {number} of transaction {entry.session:x}-{entry.counter:x}, which neither it "

@@ -35,7 +35,7 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.removals import Removals
-from txmq.broker.context import Identity, new_state
+from txmq.broker.context import BrokerIdentity, new_state
 from txmq.broker.state.frozen_state import FrozenState, uncollected
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import Transaction
@@ -79,7 +79,7 @@ class PendingCheckpoint:
 class Recovered:
     """What opening a data directory found."""
 
-    identity: Identity
+    identity: BrokerIdentity
     state: State
     store: Store
     records: int
@@ -278,7 +278,7 @@ class _Opening:
         self._start_life(journal)
         self._state.publish_recovered()
         name = self._settings.broker_name or f"{self._node.node_id:016x}"
-        who = Identity(self._node.cluster_id, self._node.node_id, name)
+        who = BrokerIdentity(self._node.cluster_id, self._node.node_id, name)
         return Recovered(who, self._state, store, self._records, self._bytes, self._notes)
 
     def _recover_journal(self) -> Journal:

@@ -29,7 +29,7 @@ Outcomes = dict[int, CommittedParts | None]
 Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str]
 
 
-class Session:
+class BrokerSession:
     """One client session.
 
     Attributes:
@@ -109,7 +109,7 @@ class Session:
         return row(self.freeze())
 
     @classmethod
-    def restore(cls, number: int, epoch: int, name: str, used_ms: int, *rest: object) -> Session:
+    def restore(cls, number: int, epoch: int, name: str, used_ms: int, *rest: object) -> BrokerSession:
         """The reverse of ``snapshot``."""
         session = cls(number, epoch, name, used_ms)
         floor, finished, outcomes, *secret = rest
@@ -122,7 +122,7 @@ class Session:
 
 
 def row(frozen: Frozen) -> list[object]:
-    """What ``Session.restore`` takes."""
+    """What ``BrokerSession.restore`` takes."""
     *fields, order, outcomes, secret = frozen
     return [*fields, [[counter, outcomes[counter]] for counter in order], secret]
 

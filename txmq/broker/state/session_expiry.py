@@ -19,7 +19,7 @@ import json
 from typing import NamedTuple
 
 from txmq.broker.context import Context
-from txmq.broker.state.session import Session
+from txmq.broker.state.session import BrokerSession
 from txmq.redo import entries
 
 REST_MS = 60_000
@@ -33,7 +33,7 @@ class Away(NamedTuple):
         is_at_rest: the next step is its end.
     """
 
-    session: Session
+    session: BrokerSession
     gone_ms: int
     is_at_rest: bool
 
@@ -44,7 +44,7 @@ class Away(NamedTuple):
         return session.is_ended or session.bound is not None or session.gone_ms != self.gone_ms
 
 
-def went_away(context: Context, session: Session) -> None:
+def went_away(context: Context, session: BrokerSession) -> None:
     """Its connection was lost, or the broker was started."""
     context.sessions_away.add(session.gone_ms + REST_MS, Away(session, session.gone_ms, is_at_rest=False))
 
@@ -58,7 +58,7 @@ def tick(context: Context) -> None:
         _rest(context, [session for session in resting if session is not None])
 
 
-def _take_step(context: Context, away: Away) -> Session | None:
+def _take_step(context: Context, away: Away) -> BrokerSession | None:
     """What is due of one; the session, where it keeps more than it needs."""
     session = away.session
     ends_ms = session.gone_ms + max(REST_MS, context.settings.session_idle_ms_max)
@@ -71,14 +71,14 @@ def _take_step(context: Context, away: Away) -> Session | None:
     return session if not away.is_at_rest and not session.is_ended and session.has_finished_outcomes else None
 
 
-def _rest(context: Context, sessions: list[Session]) -> None:
+def _rest(context: Context, sessions: list[BrokerSession]) -> None:
     if sessions:
         numbers = [session.number for session in sessions]
         context.group.add_entry(entries.encode_sessions_at_rest(json.dumps({"sessions": numbers}).encode()))
         context.state.rest_sessions(numbers)
 
 
-def end(context: Context, session: Session) -> None:
+def end(context: Context, session: BrokerSession) -> None:
     """It is over: its number is never used again."""
     context.group.add_entry(entries.encode_session_ended(session.number))
     context.state.end_session(session.number)

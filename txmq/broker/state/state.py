@@ -23,9 +23,9 @@ from txmq.broker.state.frozen_state import FrozenState, Producer
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
 from txmq.broker.state.producer_sequences import Sequences
-from txmq.broker.state.session import ROLLED_BACK, CommittedParts, Session
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
-from txmq.broker.state.transaction import Part, Transaction, TransactionState
+from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.log.memory import MemoryPartition
 from txmq.log.partition import Partition, Place
 from txmq.model import Storage
@@ -51,7 +51,7 @@ class State:
         self.topics = Topics()
         self.partitions: dict[tuple[bytes, bytes], Partition] = {}  # by name and number as they stand on the wire
         self.partitions_of: dict[int, list[Partition]] = {}
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, BrokerSession] = {}
         self.next_session = 1
         self.produced_in: dict[int, dict[Partition, None]] = {}  # by producer id: where its sequences are kept
         self.transactions: dict[tuple[int, int], Transaction] = {}  # in order of their first entry
@@ -109,7 +109,7 @@ class State:
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def put_session(self, session: Session) -> None:
+    def put_session(self, session: BrokerSession) -> None:
         """Add a session."""
         self.sessions[session.number] = session
         self.next_session = max(self.next_session, session.number + 1)
@@ -133,7 +133,7 @@ class State:
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
-    def add_part(self, session: int, counter: int, part: Part, now_ms: int) -> Transaction:
+    def add_part(self, session: int, counter: int, part: PreparedPart, now_ms: int) -> Transaction:
         """A part of an undecided transaction reached the journal."""
         key = (session, counter)
         transaction = self.transactions.get(key)
@@ -307,7 +307,7 @@ class State:
                 partition.producers[producer] = Sequences.restore(*sequences)
                 self.produced_in.setdefault(producer, {})[partition] = None
         for fields in snapshot["sessions"]:
-            self.put_session(Session.restore(*fields))
+            self.put_session(BrokerSession.restore(*fields))
         self.next_session, self.next_order = snapshot["next_session"], snapshot["next_order"]
         self.epoch = snapshot["epoch"]
         for fields in snapshot["transactions"]:
@@ -324,7 +324,9 @@ class State:
     def attach_payload(self, transaction: Transaction, body: memoryview) -> None:
         """Give a restored transaction one of its parts back, in order."""
         entry = entries.decode_payload(body)
-        part = Part(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
+        part = PreparedPart(
+            entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms
+        )
         transaction.attach(part)
         self.payload_bytes += len(part.batch)
 

@@ -48,7 +48,7 @@ class TransactionState(enum.Enum):
     FORGOTTEN = "forgotten"
 
 
-class Event(enum.Enum):
+class TransactionEvent(enum.Enum):
     """What can be asked of a transaction, or happen to it."""
 
     __hash__ = object.__hash__
@@ -85,8 +85,8 @@ class Action(enum.Enum):
     REFUSE_FENCED = "410: no longer kept"
 
 
-_S, _E, _A = TransactionState, Event, Action
-TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
+_S, _E, _A = TransactionState, TransactionEvent, Action
+TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.NONE, _E.PART): _A.ADD_PART,
     (_S.NONE, _E.PREPARE): _A.PREPARE,
     (_S.NONE, _E.COMMIT_PARTS): _A.DECIDE,
@@ -167,7 +167,7 @@ TRANSITIONS: dict[tuple[TransactionState, Event], Action] = {
 }
 
 
-def next_action(state: TransactionState, event: Event) -> Action:
+def next_action(state: TransactionState, event: TransactionEvent) -> Action:
     """Look up what to do.
 
     Raises:
@@ -192,7 +192,7 @@ def halves_key(session: int) -> str:
 ANY_KEY = "*"  # a part that collides with every key of its partition
 
 
-class Part:
+class PreparedPart:
     """The messages of an undecided transaction for one partition: one record batch, not yet placed."""
 
     __slots__ = ("batch", "count", "crc", "max_timestamp_ms", "partition", "topic_id")
@@ -227,19 +227,19 @@ class Transaction:
     def __init__(self, session: int, counter: int, opened_ms: int) -> None:
         self.session, self.counter, self.opened_ms = session, counter, opened_ms
         self.state = TransactionState.OPEN
-        self.parts: list[Part] = []
+        self.parts: list[PreparedPart] = []
         self.size_bytes = self.checksum = 0
         self.meta: dict[str, Any] = {}
         self.file_parts = self.order = self.checks = self.checked_ms = self.look_at_ms = 0
         self.waiting: list[Any] = []
 
-    def add(self, part: Part) -> None:
+    def add(self, part: PreparedPart) -> None:
         """One more part."""
         self.parts.append(part)
         self.size_bytes += len(part.batch)
         self.checksum = batches.checksum(part.batch, self.checksum)
 
-    def attach(self, part: Part) -> None:
+    def attach(self, part: PreparedPart) -> None:
         """Give a restored transaction its next part back; ``restore`` has set the checksum."""
         self.parts.append(part)
         self.size_bytes += len(part.batch)

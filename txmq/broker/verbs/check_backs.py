@@ -15,7 +15,7 @@ from __future__ import annotations
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.check_backs import CheckPoll
-from txmq.broker.state.session import Session
+from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Transaction, halves_key
 from txmq.broker.verbs.recover import txid_of
 from txmq.model import TransactionKind
@@ -57,7 +57,7 @@ def prepared(context: Context, transaction: Transaction) -> None:
         _watch(context, transaction)
 
 
-def owner_gone(context: Context, session: Session) -> None:
+def owner_gone(context: Context, session: BrokerSession) -> None:
     """The session's connection was lost."""
     for _, half in context.state.prepared.behind(0, halves_key(session.number)):
         _watch(context, half)

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.session import Session
-from txmq.broker.state.transaction import Action, Part, Transaction, TransactionState
+from txmq.broker.state.session import BrokerSession
+from txmq.broker.state.transaction import Action, PreparedPart, Transaction, TransactionState
 from txmq.errors import (
     BadRequestError,
     DiskFullError,
@@ -39,7 +39,7 @@ FENCES_BESIDE_MAX = 65_536  # so that a branch left behind by a session full of 
 _COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more
 
 
-def state_of(context: Context, session: Session, counter: int) -> TransactionState:
+def state_of(context: Context, session: BrokerSession, counter: int) -> TransactionState:
     """Where a transaction stands, on the assigned side."""
     transaction = context.state.transactions.get((session.number, counter))
     if transaction is not None:
@@ -53,7 +53,7 @@ def state_of(context: Context, session: Session, counter: int) -> TransactionSta
     return TransactionState.NONE
 
 
-def checked_part(context: Context, partition: Partition, batch: bytearray) -> Part:
+def checked_part(context: Context, partition: Partition, batch: bytearray) -> PreparedPart:
     """Check a batch that will be part of a transaction."""
     count, max_timestamp_ms, _, _, sequence, _ = check(batch)
     if sequence != -1:
@@ -66,10 +66,10 @@ def checked_part(context: Context, partition: Partition, batch: bytearray) -> Pa
         raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
     if len(batch) > context.settings.batch_size_bytes_max:
         raise TooLargeError(f"a batch of {len(batch)} bytes is over {context.settings.batch_size_bytes_max}")
-    return Part(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
+    return PreparedPart(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
 
 
-def locate(context: Context, text: bytes) -> tuple[TxId, Session]:
+def locate(context: Context, text: bytes) -> tuple[TxId, BrokerSession]:
     """Read a txid, and find its session.
 
     Raises:
@@ -109,7 +109,7 @@ def _read_txid(text: bytes) -> TxId:
     return TxId.parse(text.decode("ascii", "replace"))
 
 
-def floor_of(given: dict[bytes, bytes], client: ClientConnection, session: Session) -> int:
+def floor_of(given: dict[bytes, bytes], client: ClientConnection, session: BrokerSession) -> int:
     """The floor a request states. Only the session's own client knows what it has seen: from others it is ignored."""
     floor = int(given.get(b"floor", 0))
     if floor > _COUNTER_MAX:
@@ -117,7 +117,7 @@ def floor_of(given: dict[bytes, bytes], client: ClientConnection, session: Sessi
     return floor if client.session is session else 0
 
 
-def require_owner(client: ClientConnection, session: Session) -> None:
+def require_owner(client: ClientConnection, session: BrokerSession) -> None:
     """Refuse what only the session's own connection may ask for."""
     if client.session is not session:
         raise ForbiddenError("the transaction belongs to another session than this connection's; send hello first")
@@ -133,7 +133,7 @@ def refusal(action: Action, txid: bytes) -> Exception:
     return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
 
 
-def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[Part]) -> None:
+def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[PreparedPart]) -> None:
     """Refuse a new transaction, or parts of one, where the disk, the broker or a limit does not take it."""
     settings = context.settings
     if context.disk_full:
@@ -155,7 +155,7 @@ def refuse_over_limits(context: Context, transaction: Transaction | None, added:
         raise OverloadedError(f"unsettled transactions hold prepared_bytes_max {settings.prepared_bytes_max} bytes")
 
 
-def refuse_over_outcomes(context: Context, session: Session, floor: int, *, is_fence: bool = False) -> None:
+def refuse_over_outcomes(context: Context, session: BrokerSession, floor: int, *, is_fence: bool = False) -> None:
     """Refuse where a client never says what it has seen the end of, or somebody fences ids that nobody ever used.
 
     The floor this request states counts already.
@@ -171,7 +171,7 @@ def refuse_over_outcomes(context: Context, session: Session, floor: int, *, is_f
         )
 
 
-def checked_parts(context: Context, parts: list[wire_parts.Part]) -> list[Part]:
+def checked_parts(context: Context, parts: list[wire_parts.Part]) -> list[PreparedPart]:
     """Check the batches of a request."""
     checked = []
     for part in parts:

@@ -7,7 +7,7 @@ from hmac import compare_digest
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.session import EPOCH_MAX, Session
+from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.state.session_expiry import end
 from txmq.broker.verbs.transactions import owner_gone
 from txmq.errors import BadRequestError, FencedError, OverloadedError
@@ -34,7 +34,7 @@ def hello(
         raise BadRequestError(f"protocol {int(arguments[0])} is not spoken here; this broker speaks {PROTOCOL}")
     wish = (extensions or {}).get(b"session", b"none")
     if wish == b"new":
-        session: Session | None = _new_session(context, arguments[1].decode("ascii", "replace"))
+        session: BrokerSession | None = _new_session(context, arguments[1].decode("ascii", "replace"))
     elif wish == b"none":
         session = None
     else:
@@ -44,12 +44,12 @@ def hello(
     context.answer_settled(client, opaque, _introduction(context, session))
 
 
-def _new_session(context: Context, name: str) -> Session:
+def _new_session(context: Context, name: str) -> BrokerSession:
     sessions = context.state.sessions
     if len(sessions) >= context.settings.sessions_max:
         _make_room(context)
     secret = f"{context.random.bits(_SECRET_BITS):032x}"
-    session = Session(context.state.next_session, 0, name, context.now_ms, secret)
+    session = BrokerSession(context.state.next_session, 0, name, context.now_ms, secret)
     fields = {"session": session.number, "epoch": 0, "name": name, "time_ms": context.now_ms, "secret": secret}
     context.group.add_entry(entries.encode_session(json.dumps(fields).encode()))
     context.group.forced = True
@@ -67,7 +67,7 @@ def _make_room(context: Context) -> None:
     raise OverloadedError(f"sessions_max {context.settings.sessions_max} sessions exist and none can be ended")
 
 
-def _resumed(context: Context, wish: bytes) -> Session:
+def _resumed(context: Context, wish: bytes) -> BrokerSession:
     """The session of who knows its secret; taken over where the epoch is higher than it had.
 
     Raises:
@@ -84,7 +84,7 @@ def _resumed(context: Context, wish: bytes) -> Session:
     return session
 
 
-def _take_over(context: Context, session: Session, epoch: int) -> None:
+def _take_over(context: Context, session: BrokerSession, epoch: int) -> None:
     if epoch > EPOCH_MAX:
         raise BadRequestError(f"epoch {epoch}: at most {EPOCH_MAX}")
     fields = {"session": session.number, "epoch": epoch}
@@ -94,7 +94,7 @@ def _take_over(context: Context, session: Session, epoch: int) -> None:
     owner_gone(context, session)  # nobody else knows how what the older holder was streaming goes on
 
 
-def _bind(context: Context, client: ClientConnection, session: Session | None) -> None:
+def _bind(context: Context, client: ClientConnection, session: BrokerSession | None) -> None:
     """One connection speaks for a session: an older one is closed, so that two can never race."""
     if client.session is not None and client.session is not session:
         client.session.bound = None
@@ -113,7 +113,7 @@ def _bind(context: Context, client: ClientConnection, session: Session | None) -
     context.state.sessions[session.number] = context.state.sessions.pop(session.number)
 
 
-def _introduction(context: Context, session: Session | None) -> bytes:
+def _introduction(context: Context, session: BrokerSession | None) -> bytes:
     identity, settings = context.identity, context.settings
     return json.dumps(
         {

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.session import Session
+from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.state import IN_JOURNAL
 from txmq.errors import InvalidBatchError
 from txmq.log.batch import check, stamp
@@ -65,7 +65,7 @@ def commit_plain(
     return True
 
 
-def counter_of(context: Context, session: Session, txid: bytes) -> int:
+def counter_of(context: Context, session: BrokerSession, txid: bytes) -> int:
     """The counter of one of this connection's own transactions; 0 where the id is anything else."""
     if context.state.sessions.get(session.number) is not session:
         return 0
@@ -110,7 +110,7 @@ def _checked(context: Context, body: bytearray) -> list[_Checked]:
 def _decide(
     context: Context,
     client: ClientConnection,
-    session: Session,
+    session: BrokerSession,
     counter: int,
     floor: int,
     checked: list[_Checked],

@@ -9,9 +9,9 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Run
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
-from txmq.broker.state.session import CommittedParts, Session
+from txmq.broker.state.session import BrokerSession, CommittedParts
 from txmq.broker.state.state import IN_JOURNAL, Places
-from txmq.broker.state.transaction import Part, Transaction, TransactionState
+from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.log.batch import stamp
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
@@ -20,14 +20,14 @@ from txmq.redo import entries
 class Placed(NamedTuple):
     """One part with the place the decision assigned."""
 
-    part: Part
+    part: PreparedPart
     number: int  # of the journaled part, or IN_JOURNAL where the bytes are in a run of the same record
     segment_base: int
     position: int
     base_offset: int
 
 
-def place_parts(context: Context, transaction: Transaction | None, fresh: list[Part]) -> list[Placed]:
+def place_parts(context: Context, transaction: Transaction | None, fresh: list[PreparedPart]) -> list[Placed]:
     """Assign offsets to all parts of a decided transaction: contiguous per partition, in one record.
 
     Args:
@@ -43,7 +43,7 @@ def place_parts(context: Context, transaction: Transaction | None, fresh: list[P
     return [item for item in placed if item is not None]
 
 
-def _place(context: Context, number: int, part: Part) -> Placed | None:
+def _place(context: Context, number: int, part: PreparedPart) -> Placed | None:
     partition = context.state.partition(part.topic_id, part.partition)
     if partition is None:
         return None
@@ -75,7 +75,7 @@ class _Assigned(NamedTuple):
     places: Places
 
 
-def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]) -> _Assigned:
+def _assign(context: Context, transaction: Transaction | None, fresh: list[PreparedPart]) -> _Assigned:
     at = len(context.group.items)
     placements: list[entries.Placement] = []
     places: Places = {}
@@ -92,7 +92,7 @@ def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]
 
 
 def commit(
-    context: Context, session: int, counter: int, floor: int, transaction: Transaction | None, fresh: list[Part]
+    context: Context, session: int, counter: int, floor: int, transaction: Transaction | None, fresh: list[PreparedPart]
 ) -> CommittedParts:
     """Place all parts, journal and fold the decision. Nothing here can refuse."""
     assigned = _assign(context, transaction, fresh)
@@ -104,7 +104,12 @@ def commit(
 
 
 def decide(
-    context: Context, name: Name, floor: int, transaction: Transaction | None, fresh: list[Part], meta: dict[str, Any]
+    context: Context,
+    name: Name,
+    floor: int,
+    transaction: Transaction | None,
+    fresh: list[PreparedPart],
+    meta: dict[str, Any],
 ) -> CommittedParts:
     """The same, with branches that must complete before readers may see the messages."""
     assigned = _assign(context, transaction, fresh)
@@ -137,7 +142,7 @@ def committed_lines(context: Context, parts: CommittedParts) -> bytes:
     return b"".join(lines)
 
 
-def kept_lines(context: Context, session: Session, counter: int) -> bytes:
+def kept_lines(context: Context, session: BrokerSession, counter: int) -> bytes:
     """The same answer again, from what is kept of a commit."""
     decided = context.state.decisions.undone.get((session.number, counter))
     parts = decided.parts if decided is not None else session.outcomes[counter]

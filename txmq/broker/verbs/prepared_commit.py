@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Run
 from txmq.broker.context import Context
-from txmq.broker.state.session import Session
-from txmq.broker.state.transaction import ANY_KEY, Part, Transaction, TransactionState
+from txmq.broker.state.session import BrokerSession
+from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction, TransactionState
 from txmq.broker.verbs import placing
 from txmq.broker.verbs.local_commit import FLOOR_SIZE_MAX, counter_of
 from txmq.errors import InvalidBatchError
@@ -102,10 +102,10 @@ def prepare_plain(
     return True
 
 
-def _checked(context: Context, body: bytearray) -> list[tuple[Part, str | list[int]]]:
+def _checked(context: Context, body: bytearray) -> list[tuple[PreparedPart, str | list[int]]]:
     """The parts and their keys, each fit to be prepared; empty where one is not."""
     partitions, size_max = context.state.partitions, context.settings.batch_size_bytes_max
-    checked: list[tuple[Part, str | list[int]]] = []
+    checked: list[tuple[PreparedPart, str | list[int]]] = []
     for topic, number, batch, key_words in split_parts(body):
         keys = parse_keys(key_words)
         partition = partitions.get((topic, number))
@@ -120,14 +120,14 @@ def _checked(context: Context, body: bytearray) -> list[tuple[Part, str | list[i
             return []
         if sequence != -1:
             return []
-        part = Part(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
+        part = PreparedPart(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
         checked.append((part, ANY_KEY if keys is None else sorted(keys)))
     return checked
 
 
 def _prepare(
-    context: Context, session: Session, counter: int, who: _Who, deadline_ms: int,
-    checked: list[tuple[Part, str | list[int]]], client: ClientConnection,
+    context: Context, session: BrokerSession, counter: int, who: _Who, deadline_ms: int,
+    checked: list[tuple[PreparedPart, str | list[int]]], client: ClientConnection,
 ) -> None:  # fmt: skip
     group, state, now_ms, session_number = context.group, context.state, context.now_ms, session.number
     transaction, keys = Transaction(session_number, counter, now_ms), [keys for _, keys in checked]
@@ -192,7 +192,9 @@ def commit_prepared_plain(
     return True
 
 
-def _commit(context: Context, session: Session, counter: int, floor: int, transaction: Transaction) -> bytes | None:
+def _commit(
+    context: Context, session: BrokerSession, counter: int, floor: int, transaction: Transaction
+) -> bytes | None:
     """Place, journal and fold; the answer's lines. None, and nothing changed, where a topic was deleted meanwhile."""
     group, state, now_ms = context.group, context.state, context.now_ms
     partitions = [state.partition(part.topic_id, part.partition) for part in transaction.parts]

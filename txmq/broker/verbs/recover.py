@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
-from txmq.broker.state.transaction import Part, Transaction, TransactionState
+from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.broker.verbs.checks import at_home
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
@@ -203,7 +203,7 @@ def _offset_rows(context: Context, offsets: list[Any]) -> list[Row]:
     ]
 
 
-def _part_row(context: Context, topic_id: int, part: Part) -> Row:
+def _part_row(context: Context, topic_id: int, part: PreparedPart) -> Row:
     return {
         "topic": _topic_name(context, topic_id), "partition": part.partition, "count": part.count,
         "bytes": len(part.batch),

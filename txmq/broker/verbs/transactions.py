@@ -18,8 +18,16 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state import session_expiry
 from txmq.broker.state.decisions import Name
-from txmq.broker.state.session import ROLLED_BACK, Session
-from txmq.broker.state.transaction import ANY_KEY, Action, Event, Part, Transaction, TransactionState, next_action
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession
+from txmq.broker.state.transaction import (
+    ANY_KEY,
+    Action,
+    PreparedPart,
+    Transaction,
+    TransactionEvent,
+    TransactionState,
+    next_action,
+)
 from txmq.broker.verbs import check_backs, placing
 from txmq.broker.verbs.checks import (
     Extensions,
@@ -55,7 +63,7 @@ def put_part(
     """Stream one part of a large transaction: stored, invisible, until commit or prepare."""
     txid, session = locate(context, txid_text)
     require_owner(client, session)
-    action = next_action(state_of(context, session, txid.counter), Event.PART)
+    action = next_action(state_of(context, session, txid.counter), TransactionEvent.PART)
     if action is not Action.ADD_PART:
         raise refusal(action, txid_text)
     part = checked_part(context, partition, batch)
@@ -82,7 +90,7 @@ def prepare(
     given = extensions or {}
     offsets, messages = take_offsets(extensions, body)
     parts = wire_parts.parse_parts(messages)
-    action = next_action(state_of(context, session, txid.counter), Event.PREPARE)
+    action = next_action(state_of(context, session, txid.counter), TransactionEvent.PREPARE)
     if action is Action.REPEAT:
         _repeat_prepare(context, client, session, txid, parts, opaque)
         return
@@ -123,7 +131,7 @@ def commit(
     if commit_prepared_plain(context, client, arguments, extensions, body, opaque):
         return
     txid, session = locate(context, arguments[0])
-    event = Event.COMMIT_PARTS if body else Event.COMMIT
+    event = TransactionEvent.COMMIT_PARTS if body else TransactionEvent.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     given = extensions or {}
     floor = floor_of(given, client, session)
@@ -154,7 +162,7 @@ def rollback(
 ) -> None:
     """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
     txid, session = locate(context, arguments[0])
-    action = next_action(state_of(context, session, txid.counter), Event.ROLLBACK)
+    action = next_action(state_of(context, session, txid.counter), TransactionEvent.ROLLBACK)
     given = extensions or {}
     floor = floor_of(given, client, session)
     hazard = _hazard(context, (session.number, txid.counter), given)
@@ -191,7 +199,7 @@ def outcome(
     txid, session = locate(context, arguments[0])
     state = state_of(context, session, txid.counter)
     given = extensions or {}
-    action = next_action(state, Event.FENCE if b"fence" in given else Event.LOOKUP)
+    action = next_action(state, TransactionEvent.FENCE if b"fence" in given else TransactionEvent.LOOKUP)
     if action in (Action.FENCE, Action.ROLL_BACK):
         if action is Action.FENCE:
             refuse_over_outcomes(context, session, 0, is_fence=True)
@@ -216,7 +224,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
         placing.wake(context, transaction)
 
 
-def owner_gone(context: Context, session: Session) -> None:
+def owner_gone(context: Context, session: BrokerSession) -> None:
     """The session's connection was lost: what it was streaming is rolled back; what it prepared stays."""
     session_expiry.went_away(context, session)
     check_backs.owner_gone(context, session)
@@ -298,7 +306,7 @@ _KINDS = {
 }
 
 
-def _add_part(context: Context, session: Session, counter: int, part: Part) -> Transaction:
+def _add_part(context: Context, session: BrokerSession, counter: int, part: PreparedPart) -> Transaction:
     known = context.state.transactions.get((session.number, counter))
     number = len(known.parts) if known else 0
     context.group.add_entry(
@@ -319,7 +327,7 @@ def _add_part(context: Context, session: Session, counter: int, part: Part) -> T
 def _repeat_prepare(
     context: Context,
     client: ClientConnection,
-    session: Session,
+    session: BrokerSession,
     txid: TxId,
     parts: list[wire_parts.Part],
     opaque: bytes,
@@ -336,7 +344,7 @@ def _repeat_prepare(
 def _decide(
     context: Context,
     client: ClientConnection,
-    session: Session,
+    session: BrokerSession,
     txid: TxId,
     given: dict[bytes, bytes],
     body: bytearray | None,
@@ -397,7 +405,7 @@ def _keep(context: Context, name: Name, fact: dict[str, Any]) -> None:
     context.counters.heuristics += 1
 
 
-def _told(context: Context, state: TransactionState, session: Session, counter: int) -> bytes:
+def _told(context: Context, state: TransactionState, session: BrokerSession, counter: int) -> bytes:
     if state in (TransactionState.COMMITTED, TransactionState.DECIDED):
         return b"committed\n" + placing.kept_lines(context, session, counter)
     if state is TransactionState.ROLLED_BACK:
@@ -405,7 +413,7 @@ def _told(context: Context, state: TransactionState, session: Session, counter: 
     return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"
 
 
-def _owner_line(context: Context, session: Session) -> bytes:
+def _owner_line(context: Context, session: BrokerSession) -> bytes:
     if session.bound is not None:
         return b"owner connected\n"
     return b"owner gone %d\n" % max(0, context.now_ms - session.gone_ms)

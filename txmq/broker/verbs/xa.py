@@ -18,8 +18,8 @@ from urllib.parse import unquote
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
-from txmq.broker.state.session import Session
-from txmq.broker.state.transaction import Action, Event, next_action
+from txmq.broker.state.session import BrokerSession
+from txmq.broker.state.transaction import Action, TransactionEvent, next_action
 from txmq.broker.verbs import placing
 from txmq.broker.verbs.checks import (
     Extensions,
@@ -56,7 +56,7 @@ def decide(
 ) -> None:
     """Force messages, decision and branches in one record; the same txid again gets the same answer."""
     txid, session = locate(context, arguments[0])
-    action = next_action(state_of(context, session, txid.counter), Event.DECIDE)
+    action = next_action(state_of(context, session, txid.counter), TransactionEvent.DECIDE)
     if action is Action.REPEAT:
         context.answer_settled(client, opaque, placing.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE_BRANCHES:
@@ -68,7 +68,7 @@ def decide(
 def _decide(
     context: Context,
     client: ClientConnection,
-    session: Session,
+    session: BrokerSession,
     txid: TxId,
     given: dict[bytes, bytes],
     body: bytearray,
@@ -101,7 +101,7 @@ def complete(
     """A branch has committed in its database, or was found to have decided alone. Idempotent."""
     txid, session = locate(context, arguments[0])
     given = extensions or {}
-    action = next_action(state_of(context, session, txid.counter), Event.COMPLETE)
+    action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMPLETE)
     if action is Action.REPEAT:
         context.answer_settled(client, opaque, b"")
     elif action is Action.COMPLETE:
