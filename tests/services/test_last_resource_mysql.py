@@ -26,7 +26,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa import LastResource
-from txmq.xa.database.installation import CHECK_EVERY_S, Session
+from txmq.xa.database.installation import CHECK_EVERY_S, DatabaseSession
 from txmq.xa.last_resource.resource import BEGUN_FRESH_S
 
 from .mysql_world import wait_until
@@ -268,7 +268,7 @@ def noting(shop: Shop, clock: SimClock, **arguments: Any) -> LastResource:
     return shop.resource
 
 
-def idle(shop: Shop) -> Session:
+def idle(shop: Shop) -> DatabaseSession:
     """The connection that the next block takes."""
     session = shop.resource._pool.take()
     assert session is not None

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.xa import LastResource
 from txmq.xa.database.dbapi import driver_of, innermost
-from txmq.xa.database.installation import Session
+from txmq.xa.database.installation import DatabaseSession
 
 from .support import NAME, World, abandon, quiet_resolver
 
@@ -149,7 +149,7 @@ def test_a_connection_is_verified_once_for_as_long_as_it_lives_and_not_kept_by_t
     verified: list[str] = []
     real = world.resource.installation.verify
 
-    def verify(connection: Any, cluster: str) -> Session:
+    def verify(connection: Any, cluster: str) -> DatabaseSession:
         verified.append(cluster)
         return real(connection, cluster)
 

@@ -1,4 +1,4 @@
-"""Turns of the writers to one SQLite file: who ends wakes who waits, every end gives the turn back, none is needed."""
+"""SQLiteWriterQueue of the writers to one SQLite file: who ends wakes who waits, every end gives the turn back, none is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from txmq.errors import HeuristicError, RolledBackError
 from txmq.runtime.threads import Lock
-from txmq.xa.database.sqlite_turns import Turns
+from txmq.xa.database.sqlite_turns import SQLiteWriterQueue
 from txmq.xa.last_resource import resource as last_resource
 
 from .support import World, quiet_resolver
@@ -29,7 +29,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield made
 
 
-class Watched(Turns):
+class Watched(SQLiteWriterQueue):
     """Says when somebody begins to wait."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Watched(Turns):
         return super().take(timeout_s)
 
 
-def is_free(turns: Turns) -> bool:
+def is_free(turns: SQLiteWriterQueue) -> bool:
     turn = turns.take(0.0)
     if turn is not None:
         turn.release()
@@ -184,7 +184,7 @@ def test_a_turn_that_is_held_refuses_nobody_who_settles(world: World, monkeypatc
 
 
 def test_a_forked_child_begins_its_own_queue() -> None:
-    turns = Turns()
+    turns = SQLiteWriterQueue()
     held = turns.take(0.0)
     turns.forked()
     assert is_free(turns)

@@ -31,7 +31,7 @@ from txmq.runtime.owner import silence
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error
-from txmq.xa.database.marker import Identity, MarkerTable
+from txmq.xa.database.marker import DatabaseIdentity, MarkerTable
 from txmq.xa.database.sqlite_file import main_file
 
 CHECK_EVERY_S = 60.0
@@ -39,7 +39,7 @@ _UUID = re.compile(r"[0-9a-f]{32}\Z")
 _TABLES_SHOWN_MAX = 5
 
 
-class Session:
+class DatabaseSession:
     """A verified connection.
 
     Attributes:
@@ -67,7 +67,7 @@ class Session:
         self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
         self.checked = self.begun_at = float("-inf")
 
-    def on(self, connection: Any) -> Session:
+    def on(self, connection: Any) -> DatabaseSession:
         """What is known of this connection, with a reference to it or (None) without."""
         session = copy(self)
         session.connection = connection
@@ -83,9 +83,9 @@ class Lent:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, tuple[str, Session]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[Any, tuple[str, DatabaseSession]] = WeakKeyDictionary()
 
-    def recall(self, connection: Any, cluster: str) -> Session | None:
+    def recall(self, connection: Any, cluster: str) -> DatabaseSession | None:
         """The session on a connection that was verified for this cluster."""
         with suppress(TypeError):  # it cannot be watched over
             verified_for, session = self._known.get(innermost(connection), ("", None))
@@ -93,7 +93,7 @@ class Lent:
                 return session.on(connection)
         return None
 
-    def remember(self, session: Session, cluster: str) -> None:
+    def remember(self, session: DatabaseSession, cluster: str) -> None:
         """It was verified, and measured as the session says."""
         with suppress(TypeError):
             self._known[innermost(session.connection)] = (cluster, session.on(None))
@@ -131,7 +131,7 @@ class Installation:
         self.name, self.uuid = name, None  # type: str, str | None
         self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
         self._has_privileges = self._is_server_checked = False
-        self._own: WeakSet[Session] = WeakSet()
+        self._own: WeakSet[DatabaseSession] = WeakSet()
         watch_forks(self)
 
     @property
@@ -150,7 +150,7 @@ class Installation:
             with self._named(connection, table, ": its tables cannot be created"):
                 table.create(connection)
         if table.identity(connection) is None:
-            self._put_identity(connection, table, Identity(self.name, f"{random.bits(128):032x}", ""))
+            self._put_identity(connection, table, DatabaseIdentity(self.name, f"{random.bits(128):032x}", ""))
         self._check_identity(connection, table, cluster)
         known, found = table.known_server(connection), table.found_server(connection)
         if known is None or (adopt and known != found):
@@ -168,7 +168,7 @@ class Installation:
             return path
         raise ConfigError(f"resource {self.name!r}: a database in memory is gone with its process; give it a file")
 
-    def verify(self, connection: Any, cluster: str) -> Session:
+    def verify(self, connection: Any, cluster: str) -> DatabaseSession:
         """Make sure that a transaction may begin on this connection.
 
         Raises:
@@ -185,7 +185,7 @@ class Installation:
         self._check_identity(connection, table, cluster)
         self._check_privileges(connection, table)
         self._check_server(connection, table)
-        session = Session(connection, table)
+        session = DatabaseSession(connection, table)
         self.recheck(session)
         return session
 
@@ -196,7 +196,7 @@ class Installation:
             self.sqlite_path(connection)
         return table
 
-    def keep(self, session: Session) -> None:
+    def keep(self, session: DatabaseSession) -> None:
         """Know a connection of the resource's own, for when this process is forked."""
         self._own.add(session)
 
@@ -215,7 +215,7 @@ class Installation:
         if why is not None:
             raise TransactionStateError(f"resource {self.name!r}: cannot begin on this connection: {why}")
 
-    def recheck(self, session: Session) -> None:
+    def recheck(self, session: DatabaseSession) -> None:
         """Measure the clock and look at the tables, where that was a minute ago. Outside any transaction."""
         now = self._clock.monotonic()
         if session.table.dialect.is_local_clock or now - session.checked < CHECK_EVERY_S:
@@ -224,12 +224,12 @@ class Installation:
         session.clock_ahead_ms = session.table.now_ms(session.connection) - self._clock.now_ms()
         session.checked = now
 
-    def deadline_ms(self, session: Session, remaining_s: float) -> int:
+    def deadline_ms(self, session: DatabaseSession, remaining_s: float) -> int:
         """A moment from now, on the database's clock."""
         self.recheck(session)
         return self._clock.now_ms() + session.clock_ahead_ms + int(remaining_s * 1000)
 
-    def _check_tables(self, session: Session) -> None:
+    def _check_tables(self, session: DatabaseSession) -> None:
         found = session.table.tables_without_rollback(session.connection, two_phase=self._demands.two_phase)
         ignored = self._demands.ignore_tables
         bad = [
@@ -295,7 +295,7 @@ class Installation:
             table.bind_cluster(connection, cluster)
         self._check_identity(connection, table, cluster)
 
-    def _put_identity(self, connection: Connection, table: MarkerTable, identity: Identity) -> None:
+    def _put_identity(self, connection: Connection, table: MarkerTable, identity: DatabaseIdentity) -> None:
         try:
             table.put_identity(connection, identity)
         except Exception as error:

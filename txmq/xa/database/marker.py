@@ -35,7 +35,7 @@ from txmq.model import is_valid_table
 from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of
 from txmq.xa.database.fingerprint import StrangeServerError, fingerprint
-from txmq.xa.database.sqlite_turns import Place
+from txmq.xa.database.sqlite_turns import WriterTurn
 
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
@@ -44,7 +44,7 @@ _LITERAL = re.compile(r"[0-9A-Za-z.-]{1,200}\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class DatabaseIdentity:
     """Who a database is. ``uuid`` is 32 hex digits; ``cluster`` the broker's 16, or empty where no client was yet."""
 
     name: str
@@ -53,7 +53,7 @@ class Identity:
 
 
 @contextmanager
-def own_transaction(connection: Connection, dialect: Dialect, place: Place | None = None) -> Iterator[None]:
+def own_transaction(connection: Connection, dialect: Dialect, place: WriterTurn | None = None) -> Iterator[None]:
     """A transaction of txmq's own: committed at the end, rolled back on any exception."""
     turn = None
     if place is not None:
@@ -85,7 +85,7 @@ class MarkerTable:
         self.dialect, self.name, self._mark = dialect, table, placeholder
         self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
         self._delete = dialect.delete.format(table=table)
-        self.place: Place | None = None
+        self.place: WriterTurn | None = None
         self._insert_committed = self._written(
             f"INSERT INTO {table} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
             f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, 0 FROM {table}_identity "
@@ -151,7 +151,7 @@ class MarkerTable:
         schema = self.name.partition(".")[0] if "." in self.name else ""
         return [(text(name), text(engine)) for name, engine in self._read(connection, statement, (schema,))]
 
-    def put_identity(self, connection: Connection, identity: Identity) -> None:
+    def put_identity(self, connection: Connection, identity: DatabaseIdentity) -> None:
         """Store who this database is. Own transaction.
 
         Raises:
@@ -211,14 +211,14 @@ class MarkerTable:
                 (cluster,),
             )
 
-    def identity(self, connection: Connection) -> Identity | None:
+    def identity(self, connection: Connection) -> DatabaseIdentity | None:
         """Who this database is; None where nobody was put.
 
         Raises:
             the driver's error: the table is missing.
         """
         rows = self._read(connection, f"SELECT name, uuid, cluster FROM {self.name}_identity WHERE id = 1")  # noqa: S608
-        return Identity(*map(text, rows[0])) if rows else None
+        return DatabaseIdentity(*map(text, rows[0])) if rows else None
 
     def now_ms(self, connection: Connection) -> int:
         """The database's clock."""

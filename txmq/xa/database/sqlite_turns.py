@@ -19,7 +19,7 @@ from txmq.runtime.threads import Lock, watch_forks
 from txmq.xa.database.dbapi import Connection, run
 
 
-class Turns:
+class SQLiteWriterQueue:
     """One file's queue; shared by its connections.
 
     Thread safety: yes. A turn may end in another thread than it began in.
@@ -41,10 +41,10 @@ class Turns:
     forked = renew
 
 
-class Place(NamedTuple):
+class WriterTurn(NamedTuple):
     """One connection's place in the queue: it waits for as long as it waits for the file's lock."""
 
-    turns: Turns
+    turns: SQLiteWriterQueue
     busy_timeout_ms: int
 
     def begin(self, connection: Connection, statement: str) -> Lock | None:

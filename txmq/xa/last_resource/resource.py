@@ -39,12 +39,12 @@ from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.dbapi import driver_of, is_integrity_error, may_change_threads, run
 from txmq.xa.database.dialects import make_settling
 from txmq.xa.database.guarded_connection import Guard, GuardedConnection
-from txmq.xa.database.installation import Demands, Installation, Lent, Session
+from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.marker import MarkerTable
 from txmq.xa.database.marker_sweep import FINISHED_MAX
 from txmq.xa.database.mysql_server import discard_results, send, sends_packets
 from txmq.xa.database.sqlite_file import open_existing
-from txmq.xa.database.sqlite_turns import Place, Turns
+from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
 
 _SAVEPOINT = "txmq_body"
 SETTLE_WAIT_S = 1.0  # for a lock, by one who settles
@@ -91,9 +91,9 @@ class LastResource:
         self.installation = Installation(name, table, dialect, demands, self.clock)
         self._random: Random = random or OSRandom()
         self._lent = Lent()
-        self._pool: ConnectionPool[Session] = ConnectionPool()
+        self._pool: ConnectionPool[DatabaseSession] = ConnectionPool()
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
-        self.turns = Turns()  # of SQLite's writers; others lock rows
+        self.turns = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
         # Told to the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unsettled: deque[Unsettled] = deque()
         self.finished: deque[str] = deque(maxlen=FINISHED_MAX)  # committed in the broker, durably: their markers may go
@@ -193,7 +193,7 @@ class LastResource:
         """Close the idle connections of this process."""
         self._pool.close()
 
-    def give_back(self, session: Session) -> None:
+    def give_back(self, session: DatabaseSession) -> None:
         """Keep a connection whose transaction has ended."""
         self._pool.give_back(session)
 
@@ -206,7 +206,7 @@ class LastResource:
         driver, path = self._sqlite
         return open_existing(driver, path, SETTLE_WAIT_S)
 
-    def _open(self, cluster: str, connect: Callable[[], Any]) -> Session:
+    def _open(self, cluster: str, connect: Callable[[], Any]) -> DatabaseSession:
         connection = connect()
         try:
             session = self._verified(connection, cluster)
@@ -216,12 +216,12 @@ class LastResource:
         self.installation.keep(session)
         return session
 
-    def _verified(self, connection: Any, cluster: str) -> Session:
+    def _verified(self, connection: Any, cluster: str) -> DatabaseSession:
         session = self.installation.verify(connection, cluster)
         if session.table.dialect.name == "sqlite":
             self._sqlite = driver_of(connection), self.installation.sqlite_path(connection)
             ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
-            session.table.place = Place(self.turns, busy_timeout_ms)
+            session.table.place = WriterTurn(self.turns, busy_timeout_ms)
         session.takes_packets = sends_packets(connection)
         session.is_bound_to_thread = not may_change_threads(connection)
         return session
@@ -265,7 +265,7 @@ class Settling(NamedTuple):
 class Branch:
     """One transaction's side in its database: begun when made, ended by exactly one of ``commit`` and ``roll_back``."""
 
-    def __init__(self, resource: LastResource, session: Session, *, is_own: bool) -> None:
+    def __init__(self, resource: LastResource, session: DatabaseSession, *, is_own: bool) -> None:
         self.resource, self._session, self._is_own = resource, session, is_own
         connection = session.connection
         is_told = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
@@ -285,7 +285,7 @@ class Branch:
             self._end_turn()
             raise
 
-    def _begin(self, connection: Any, begin: str, place: Place | None) -> None:
+    def _begin(self, connection: Any, begin: str, place: WriterTurn | None) -> None:
         if self._session.takes_packets:
             _, error = send(connection, (begin, f"SAVEPOINT {_SAVEPOINT}"), in_one_packet=True)
             if error is not None:
@@ -297,7 +297,7 @@ class Branch:
             run(connection, begin)
         run(connection, f"SAVEPOINT {_SAVEPOINT}")
 
-    def _is_begun(self, session: Session) -> bool:
+    def _is_begun(self, session: DatabaseSession) -> bool:
         """Whether the COMMIT of the transaction before has begun this one; once."""
         begun_at, session.begun_at = session.begun_at, float("-inf")
         if begun_at == session.begun_at:

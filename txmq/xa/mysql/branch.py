@@ -33,7 +33,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.guarded_connection import Guard, GuardedConnection
-from txmq.xa.database.installation import Session
+from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.mysql_server import (
     NO_SUCH_SAVEPOINT,
     NOTA,
@@ -56,12 +56,12 @@ _NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
 _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
 
 
-class MySQLSession(Session):
+class MySQLSession(DatabaseSession):
     """A verified connection, and what its server can."""
 
     __slots__ = ("server",)
 
-    def __init__(self, verified: Session, server: Server) -> None:
+    def __init__(self, verified: DatabaseSession, server: Server) -> None:
         super().__init__(verified.connection, verified.table)
         self.clock_ahead_ms, self.checked, self.server = verified.clock_ahead_ms, verified.checked, server
 
