@@ -15,7 +15,12 @@ from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
-from txmq.xa.last_resource.coordinator import Coordinator, Effect, Event, State
+from txmq.xa.last_resource.coordinator import (
+    LastResourceCoordinator,
+    LastResourceEffect,
+    LastResourceEvent,
+    LastResourceState,
+)
 
 from .broker import Link
 from .database import Database, Session
@@ -369,11 +374,13 @@ class Client(Process):
             transaction.told = "rolled-back"
             return
         transaction.version = session.version
-        coordinator = Coordinator()
+        coordinator = LastResourceCoordinator()
         streamed = yield from self._stream(transaction)
         if streamed != 0:
-            coordinator.step(Event.PARTS_STREAMED)
-        event = Event.BODY_FAILED if streamed is None or self.world.chance(0.1) else Event.BODY_DONE
+            coordinator.step(LastResourceEvent.PARTS_STREAMED)
+        event = (
+            LastResourceEvent.BODY_FAILED if streamed is None or self.world.chance(0.1) else LastResourceEvent.BODY_DONE
+        )
         prepare: list[bytes] = []
         effects = list(coordinator.step(event))
         while effects:
@@ -381,58 +388,65 @@ class Client(Process):
             if found is not None:
                 effects = list(coordinator.step(found))
         self.open = None
-        if coordinator.state in (State.COMMITTED, State.COMMITTED_PENDING):
+        if coordinator.state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
             transaction.told = "committed"
             self.world.meet("last resource committed")
-        elif coordinator.state is State.ROLLED_BACK:
+        elif coordinator.state is LastResourceState.ROLLED_BACK:
             transaction.told = "rolled-back"
-        elif coordinator.state is not State.UNKNOWN:
+        elif coordinator.state is not LastResourceState.UNKNOWN:
             raise AssertionError(f"P3: {transaction.txid} ended as {coordinator.state.value}")
 
     def _carry_out(
-        self, effect: Effect, transaction: Transaction, session: Session, streamed: int, prepare: list[bytes]
-    ) -> Generator[float | bytes, Reply, Event | None]:
+        self,
+        effect: LastResourceEffect,
+        transaction: Transaction,
+        session: Session,
+        streamed: int,
+        prepare: list[bytes],
+    ) -> Generator[float | bytes, Reply, LastResourceEvent | None]:
         database = self.shared.database
-        if effect is Effect.SEND_PREPARE:
+        if effect is LastResourceEffect.SEND_PREPARE:
             extensions, body = self.request(transaction, streamed, f" keys={transaction.key}")
             extensions |= {"resource": "db", "uuid": UUID, "table": "txmq_marker"}
             prepare.append(self.send("prepare", transaction.txid, "last-resource", body=body, extensions=extensions))
             return None
-        if effect is Effect.AWAIT_PREPARED:
+        if effect is LastResourceEffect.AWAIT_PREPARED:
             reply = yield prepare[0]
             if reply is None or reply[0] >= 500:
-                return Event.PREPARE_UNKNOWN
+                return LastResourceEvent.PREPARE_UNKNOWN
             if reply[0] != 200:
                 self.refused(reply)
-                return Event.PREPARE_REFUSED
-            return Event.PREPARED
-        if effect in (Effect.SEND_COMMIT, Effect.SEND_ROLLBACK):
+                return LastResourceEvent.PREPARE_REFUSED
+            return LastResourceEvent.PREPARED
+        if effect in (LastResourceEffect.SEND_COMMIT, LastResourceEffect.SEND_ROLLBACK):
             return (yield from self._tell(effect, transaction))
         yield self.world.rng.uniform(0.0, 0.005)
-        if effect is Effect.INSERT_MARKER:
+        if effect is LastResourceEffect.INSERT_MARKER:
             done = database.insert_marker(session, transaction.txid)
-            return Event.MARKER_INSERTED if done else Event.MARKER_REFUSED
-        if effect is Effect.ROLL_BACK_DATABASE:
+            return LastResourceEvent.MARKER_INSERTED if done else LastResourceEvent.MARKER_REFUSED
+        if effect is LastResourceEffect.ROLL_BACK_DATABASE:
             database.roll_back(session)
-            return Event.DATABASE_UNDONE
-        if effect is Effect.COMMIT_DATABASE:
+            return LastResourceEvent.DATABASE_UNDONE
+        if effect is LastResourceEffect.COMMIT_DATABASE:
             return self._commit_database(session)
         return _look_up(database, transaction.txid)
 
-    def _commit_database(self, session: Session) -> Event:
+    def _commit_database(self, session: Session) -> LastResourceEvent:
         draw, database = self.world.rng.random(), self.shared.database
         if draw < 0.85:
             database.commit(session)
-            return Event.DATABASE_COMMITTED
+            return LastResourceEvent.DATABASE_COMMITTED
         self.world.meet("database answer lost")
         if draw < 0.93:
             database.commit(session)
         else:
             database.roll_back(session)
-        return Event.DATABASE_UNKNOWN
+        return LastResourceEvent.DATABASE_UNKNOWN
 
-    def _tell(self, effect: Effect, transaction: Transaction) -> Generator[float | bytes, Reply, Event]:
-        is_commit = effect is Effect.SEND_COMMIT
+    def _tell(
+        self, effect: LastResourceEffect, transaction: Transaction
+    ) -> Generator[float | bytes, Reply, LastResourceEvent]:
+        is_commit = effect is LastResourceEffect.SEND_COMMIT
         started = self.world.now
         if is_commit:
             reply = yield from self.ask("commit", transaction.txid, body=b"")
@@ -441,21 +455,21 @@ class Client(Process):
         if self.world.now - started > 0.05:
             self.world.meet("commit waited for order")
         if reply is None or reply[0] >= 500:
-            return Event.BROKER_UNKNOWN
+            return LastResourceEvent.BROKER_UNKNOWN
         if reply[0] != 200:
-            return Event.BROKER_CONTRADICTS
+            return LastResourceEvent.BROKER_CONTRADICTS
         if is_commit:
             transaction.lines = reply[1]
             self.shared.database.markers.pop(transaction.txid, None)  # the broker's word is durable
-        return Event.BROKER_COMMITTED if is_commit else Event.BROKER_ROLLED_BACK
+        return LastResourceEvent.BROKER_COMMITTED if is_commit else LastResourceEvent.BROKER_ROLLED_BACK
 
 
-def _look_up(database: Database, txid: str) -> Event:
+def _look_up(database: Database, txid: str) -> LastResourceEvent:
     found = database.insert_rolled_back(txid)
     if found == "locked":
-        return Event.LOOKUP_FAILED
+        return LastResourceEvent.LOOKUP_FAILED
     is_committed = found == "duplicate" and database.markers[txid] == "committed"
-    return Event.PROVED_COMMITTED if is_committed else Event.PROVED_ROLLED_BACK
+    return LastResourceEvent.PROVED_COMMITTED if is_committed else LastResourceEvent.PROVED_ROLLED_BACK
 
 
 def encoded_batch(values: tuple[bytes, ...], now_ms: int = 0) -> bytes:

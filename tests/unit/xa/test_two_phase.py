@@ -12,20 +12,20 @@ from txmq.xa.two_phase.coordinator import (
     ENDS,
     TRANSITIONS,
     BranchState,
-    Coordinator,
-    Effect,
-    Event,
-    State,
+    XACoordinator,
+    XAEffect,
+    XAEvent,
+    XAState,
     committed,
     next_step,
     undone,
     vote,
 )
 
-E, S, F, B = Event, State, Effect, BranchState
+E, S, F, B = XAEvent, XAState, XAEffect, BranchState
 
 # The events that may come in each state; every other pair is a defect and must say so.
-EXPECTED: dict[State, set[Event]] = {
+EXPECTED: dict[XAState, set[XAEvent]] = {
     S.ACTIVE: {E.BODY_DONE, E.BODY_FAILED},
     S.PREPARING: {E.PARTS_REFUSED, E.PREPARED, E.NOT_PREPARED, E.MAYBE_PREPARED},
     S.DECIDING: {E.DECIDED, E.DECIDE_REFUSED, E.DECIDE_DOUBTFUL, E.DECIDE_UNKNOWN},
@@ -46,8 +46,8 @@ COMMITTED = {S.COMMITTED, S.COMMITTED_PENDING}
 WAY_LENGTH_MAX = 9  # longer ways repeat an interrupt
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
-def test_every_state_and_event_is_in_the_table_or_an_error_that_names_both(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(XAState, XAEvent)))
+def test_every_state_and_event_is_in_the_table_or_an_error_that_names_both(state: XAState, event: XAEvent) -> None:
     if event in EXPECTED.get(state, set()):
         following, effects = next_step(state, event)
         assert following in ENDS or effects
@@ -58,7 +58,7 @@ def test_every_state_and_event_is_in_the_table_or_an_error_that_names_both(state
         assert event.value in str(caught.value)
 
 
-def _reachable(start: State) -> set[State]:
+def _reachable(start: XAState) -> set[XAState]:
     found, todo = {start}, [start]
     while todo:
         for event in EXPECTED.get(state := todo.pop(), ()):
@@ -72,27 +72,27 @@ def _reachable(start: State) -> set[State]:
 class Way:
     """One way through the table: its events, and for each the effects that followed."""
 
-    def __init__(self, events: tuple[Event, ...]) -> None:
+    def __init__(self, events: tuple[XAEvent, ...]) -> None:
         self.events = events
-        coordinator = Coordinator()
-        self.states: list[State] = []
-        self.followed: list[tuple[Effect, ...]] = []
+        coordinator = XACoordinator()
+        self.states: list[XAState] = []
+        self.followed: list[tuple[XAEffect, ...]] = []
         for event in events:
             self.states.append(coordinator.state)
             self.followed.append(coordinator.step(event))
         self.end = coordinator.state
 
-    def is_interrupted_in(self, state: State) -> bool:
+    def is_interrupted_in(self, state: XAState) -> bool:
         """Whether an interrupt came in a state."""
         return (state, E.INTERRUPTED) in zip(self.states, self.events, strict=True)
 
-    def comes(self, effect: Effect) -> list[int]:
+    def comes(self, effect: XAEffect) -> list[int]:
         """After which events (their places) the effect came."""
         return [place for place, effects in enumerate(self.followed) if effect in effects]
 
 
 def _ways() -> Iterator[Way]:
-    todo: list[tuple[State, tuple[Event, ...]]] = [(S.ACTIVE, ())]
+    todo: list[tuple[XAState, tuple[XAEvent, ...]]] = [(S.ACTIVE, ())]
     while todo:
         state, events = todo.pop()
         yield Way(events)
@@ -104,13 +104,13 @@ WAYS = list(_ways())
 
 
 def test_every_state_is_reached_and_every_state_reaches_an_end() -> None:
-    assert _reachable(S.ACTIVE) == set(State)
-    assert all(_reachable(state) & ENDS for state in State)
+    assert _reachable(S.ACTIVE) == set(XAState)
+    assert all(_reachable(state) & ENDS for state in XAState)
 
 
 def test_an_interrupt_is_expected_in_every_state_and_leads_to_an_end() -> None:
     """KeyboardInterrupt again and again: never a state without a way out."""
-    for state in set(State) - ENDS:
+    for state in set(XAState) - ENDS:
         following = TRANSITIONS[state, E.INTERRUPTED][0]
         assert _reachable(following) & ENDS
         for _ in range(5):
@@ -256,7 +256,7 @@ DECIDED = (*PREPARED, E.DECIDED)
         pytest.param((*PREPARED, E.INTERRUPTED, E.INTERRUPTED, E.LEFT), S.UNKNOWN, id="ctrl-c in decide, twice"),
     ],
 )
-def test_rows_of_the_crash_matrix(events: tuple[Event, ...], end: State) -> None:
+def test_rows_of_the_crash_matrix(events: tuple[XAEvent, ...], end: XAState) -> None:
     way = Way(events)
     assert way.end is end
 

@@ -32,7 +32,12 @@ from txmq.model import TransactionKind
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.database.hazard import Hazard
-from txmq.xa.last_resource.coordinator import Coordinator, Effect, Event, State
+from txmq.xa.last_resource.coordinator import (
+    LastResourceCoordinator,
+    LastResourceEffect,
+    LastResourceEvent,
+    LastResourceState,
+)
 from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resource import Branch
 
@@ -53,7 +58,7 @@ class LastResourceRun:
 
     def __init__(self, home: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
         self._home, self._branch, self._messages = home, branch, messages
-        self.coordinator = Coordinator()
+        self.coordinator = LastResourceCoordinator()
         self.error: TransactionError | None = None
         self.interrupt: BaseException | None = None
         self.lines: list[PartResult] | None = None
@@ -62,10 +67,10 @@ class LastResourceRun:
         self.hazard: Hazard | None = None
         self._parts: list[Any] = []
 
-    def run(self, event: Event) -> State:
+    def run(self, event: LastResourceEvent) -> LastResourceState:
         """Feed an event, and carry out what follows until the end."""
-        effects: deque[Effect] = deque()
-        found: Event | None = event
+        effects: deque[LastResourceEffect] = deque()
+        found: LastResourceEvent | None = event
         while True:
             try:
                 if found is not None:
@@ -80,32 +85,32 @@ class LastResourceRun:
                 if self.interrupt is None:
                     self.interrupt = interrupt
                 effects.clear()
-                found = None if self.coordinator.is_over else Event.INTERRUPTED
+                found = None if self.coordinator.is_over else LastResourceEvent.INTERRUPTED
 
-    def _carry_out(self, effect: Effect) -> Event | None:
+    def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
-            case Effect.SEND_PREPARE:
+            case LastResourceEffect.SEND_PREPARE:
                 return self._send_prepare()
-            case Effect.INSERT_MARKER:
+            case LastResourceEffect.INSERT_MARKER:
                 return self._insert_marker()
-            case Effect.AWAIT_PREPARED:
+            case LastResourceEffect.AWAIT_PREPARED:
                 return self._await_prepared()
-            case Effect.COMMIT_DATABASE:
+            case LastResourceEffect.COMMIT_DATABASE:
                 return self._commit_database()
-            case Effect.SEND_COMMIT:
+            case LastResourceEffect.SEND_COMMIT:
                 return self._send_commit()
-            case Effect.LOOK_UP:
+            case LastResourceEffect.LOOK_UP:
                 return self._look_up()
-            case Effect.ROLL_BACK_DATABASE:
+            case LastResourceEffect.ROLL_BACK_DATABASE:
                 return self._roll_back_database()
-            case Effect.SEND_ROLLBACK:
+            case LastResourceEffect.SEND_ROLLBACK:
                 return self._send_rollback()
-            case Effect.REPORT_HAZARD:
+            case LastResourceEffect.REPORT_HAZARD:
                 return self._send_rollback(self.hazard)
 
     # --- towards the decision ----------------------------------------------------------------------------------------
 
-    def _send_prepare(self) -> Event | None:
+    def _send_prepare(self) -> LastResourceEvent | None:
         crash_point("client.tx.body_done")
         try:
             self._parts = self._home.take_parts(self._messages)
@@ -128,16 +133,16 @@ class LastResourceRun:
         )
         crash_point("client.tx.prepare_sent")
 
-    def _insert_marker(self) -> Event:
+    def _insert_marker(self) -> LastResourceEvent:
         try:
             self._branch.insert_marker(self._home.txid, self._home.timeout_s)
         except (RolledBackError, HeuristicError) as error:
             self.error = error
-            return Event.MARKER_REFUSED
+            return LastResourceEvent.MARKER_REFUSED
         crash_point("client.tx.marker_inserted")
-        return Event.MARKER_INSERTED
+        return LastResourceEvent.MARKER_INSERTED
 
-    def _await_prepared(self) -> Event:
+    def _await_prepared(self) -> LastResourceEvent:
         while True:
             try:
                 self._home.check_deadline()
@@ -147,46 +152,48 @@ class LastResourceRun:
             except LOST as error:
                 if not self._home.is_back():  # the rows of the body are locked meanwhile
                     self.error = rolled_back(error, self._home.txid)
-                    return Event.PREPARE_UNKNOWN
+                    return LastResourceEvent.PREPARE_UNKNOWN
                 self._reply = None  # the same id: it is prepared once
                 self._home.pause()
             except (RequestTimeoutError, TransactionTimeoutError) as error:
                 self.error = rolled_back(error, self._home.txid)
-                return Event.PREPARE_UNKNOWN
+                return LastResourceEvent.PREPARE_UNKNOWN
             except TxmqError as error:
                 return self._refused(error)
             else:
                 crash_point("client.tx.prepared")
-                return Event.PREPARED
+                return LastResourceEvent.PREPARED
 
-    def _refused(self, error: TxmqError) -> Event:
+    def _refused(self, error: TxmqError) -> LastResourceEvent:
         self._home.was_refused(error)
         self.error = rolled_back(error, self._home.txid if self._home.has_txid else None)
-        return Event.PREPARE_REFUSED
+        return LastResourceEvent.PREPARE_REFUSED
 
-    def _commit_database(self) -> Event:
+    def _commit_database(self) -> LastResourceEvent:
         try:
             self._branch.commit()
         except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
             is_retriable = self._branch.is_retriable(error)
             self.error = RolledBackError(f"COMMIT failed: {error}", self._home.txid, retriable=is_retriable)
             self.error.__cause__ = error
-            return Event.DATABASE_REFUSED if self._branch.is_still_open else Event.DATABASE_UNKNOWN
+            return (
+                LastResourceEvent.DATABASE_REFUSED if self._branch.is_still_open else LastResourceEvent.DATABASE_UNKNOWN
+            )
         crash_point("client.tx.db_committed")
         self._branch.finish()
-        return Event.DATABASE_COMMITTED
+        return LastResourceEvent.DATABASE_COMMITTED
 
-    def _look_up(self) -> Event:
+    def _look_up(self) -> LastResourceEvent:
         self._branch.abandon()
         until_s = self._patience_ends_s()
         while True:
             step = self._proved()
             if step is Step.TELL_COMMIT:
-                return Event.PROVED_COMMITTED
+                return LastResourceEvent.PROVED_COMMITTED
             if step is Step.TELL_ROLLBACK:
-                return Event.PROVED_ROLLED_BACK
+                return LastResourceEvent.PROVED_ROLLED_BACK
             if self._home.remaining_s <= until_s:
-                return Event.LOOKUP_FAILED
+                return LastResourceEvent.LOOKUP_FAILED
             self._home.pause(LOOK_UP_PAUSE_S)
 
     def _patience_ends_s(self) -> float:
@@ -205,7 +212,7 @@ class LastResourceRun:
 
     # --- after it ----------------------------------------------------------------------------------------------------
 
-    def _send_commit(self) -> Event:
+    def _send_commit(self) -> LastResourceEvent:
         until_s = self._patience_ends_s()
         while True:
             try:
@@ -214,20 +221,20 @@ class LastResourceRun:
                 self.lines = parse_result_lines(reply.result())
             except (TransactionConflictError, UnknownTransactionError) as error:
                 self.error = TransactionError(str(error), self._home.txid)
-                return Event.BROKER_CONTRADICTS
+                return LastResourceEvent.BROKER_CONTRADICTS
             except LOST:
                 if self._home.remaining_s <= until_s or not self._home.is_back():
-                    return Event.BROKER_UNKNOWN
+                    return LastResourceEvent.BROKER_UNKNOWN
                 self._home.pause(RETRY_S)
             except TxmqError:
-                return Event.BROKER_UNKNOWN
+                return LastResourceEvent.BROKER_UNKNOWN
             else:
                 crash_point("client.tx.committed")
-                return Event.BROKER_COMMITTED
+                return LastResourceEvent.BROKER_COMMITTED
 
-    def _roll_back_database(self) -> Event:
+    def _roll_back_database(self) -> LastResourceEvent:
         if self._branch.roll_back():
-            return Event.DATABASE_UNDONE
+            return LastResourceEvent.DATABASE_UNDONE
         resource, reason = self._branch.resource, self._branch.ended_by_body
         if not isinstance(self.error, HeuristicError):
             reason = f"{reason}: {self.error}" if self.error is not None else reason
@@ -235,19 +242,19 @@ class LastResourceRun:
             self.error.__cause__ = cause
         kind, uuid = TransactionKind.LAST_RESOURCE, resource.uuid or ""
         self.hazard = Hazard(self._home.txid, kind, resource.name, uuid, str(self.error))
-        return Event.DATABASE_ENDED
+        return LastResourceEvent.DATABASE_ENDED
 
-    def _send_rollback(self, hazard: Hazard | None = None) -> Event:
+    def _send_rollback(self, hazard: Hazard | None = None) -> LastResourceEvent:
         self.is_told = False
         if isinstance(self.error, TransactionAwayError):
-            return Event.BROKER_UNKNOWN
+            return LastResourceEvent.BROKER_UNKNOWN
         try:
             self._home.rollback(hazard)
         except TransactionConflictError:
             with suppress(TxmqError):
                 self.lines = self._home.outcome()[1]
-            return Event.BROKER_CONTRADICTS
+            return LastResourceEvent.BROKER_CONTRADICTS
         except TxmqError:
-            return Event.BROKER_UNKNOWN
+            return LastResourceEvent.BROKER_UNKNOWN
         self.is_told = True
-        return Event.BROKER_ROLLED_BACK
+        return LastResourceEvent.BROKER_ROLLED_BACK

@@ -27,7 +27,7 @@ from txmq.runtime.logging import get_logger
 from txmq.xa import LastResource
 from txmq.xa.database import marker
 from txmq.xa.database.hazard import Hazard
-from txmq.xa.last_resource.coordinator import Event, State
+from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
 from txmq.xa.last_resource.resource import Unsettled, UsedConnection
 
 
@@ -70,7 +70,7 @@ class LastResourceBlock:
 
     def parts_streamed(self) -> None:
         """A part of the messages is about to be sent ahead."""
-        self.run.coordinator.step(Event.PARTS_STREAMED)
+        self.run.coordinator.step(LastResourceEvent.PARTS_STREAMED)
 
     def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
         """Bring it to its end.
@@ -82,15 +82,17 @@ class LastResourceBlock:
         if body_error is not None:
             self._branch.note(body_error)
         is_sound = body_error is None and self._is_body_sound(failure)
-        return self._concluded(self.run.run(Event.BODY_DONE if is_sound else Event.BODY_FAILED))
+        return self._concluded(self.run.run(LastResourceEvent.BODY_DONE if is_sound else LastResourceEvent.BODY_FAILED))
 
     def told(self, outcome: Outcome) -> Outcome:
         """What the broker is known to have made of it: a database that decided may not have told it yet."""
         state = self.run.coordinator.state
-        if state is State.COMMITTED:
+        if state is LastResourceState.COMMITTED:
             return Outcome.COMMITTED
-        is_over = (outcome is Outcome.ROLLED_BACK or state is State.HAZARD) and self.run.is_told is not False
-        return Outcome.ROLLED_BACK if is_over and state is not State.BROKER_ALONE else Outcome.UNKNOWN
+        is_over = (
+            outcome is Outcome.ROLLED_BACK or state is LastResourceState.HAZARD
+        ) and self.run.is_told is not False
+        return Outcome.ROLLED_BACK if is_over and state is not LastResourceState.BROKER_ALONE else Outcome.UNKNOWN
 
     def _is_body_sound(self, failure: RolledBackError | None) -> bool:
         run = self.run
@@ -108,31 +110,31 @@ class LastResourceBlock:
             return True
         return False
 
-    def _concluded(self, state: State) -> Ending:
+    def _concluded(self, state: LastResourceState) -> Ending:
         """Leave the rest to the resolver; what the caller is told."""
         home, run = self._home, self.run
-        if state in (State.COMMITTED, State.COMMITTED_PENDING):
+        if state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
             self._committed(state)
             return Ending(Outcome.COMMITTED, None)
-        if state is State.COMMITTED_ALONE:
+        if state is LastResourceState.COMMITTED_ALONE:
             home.finished()
             text = f"the rows are committed, the messages were given up: {run.error}"
             return Ending(Outcome.COMMITTED, HeuristicMixedError(text, home.txid))
-        if state is State.UNKNOWN:
+        if state is LastResourceState.UNKNOWN:
             self._leave(None)
             text = f"COMMIT was not answered: {run.error or run.interrupt}"
             return Ending(Outcome.UNKNOWN, OutcomeUnknownError(text, home.txid))
-        if state is State.HAZARD:
+        if state is LastResourceState.HAZARD:
             return self._hazarded()
-        if state is State.BROKER_ALONE:
+        if state is LastResourceState.BROKER_ALONE:
             home.finished()
             text = "the rows are rolled back, the broker committed the messages"
             return Ending(Outcome.ROLLED_BACK, HeuristicCommitError(text, home.txid))
         return self._undone()
 
-    def _committed(self, state: State) -> None:
+    def _committed(self, state: LastResourceState) -> None:
         home = self._home
-        if state is State.COMMITTED:
+        if state is LastResourceState.COMMITTED:
             home.finished()
             self._resource.finished.append(home.txid)
             return

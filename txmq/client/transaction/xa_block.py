@@ -27,7 +27,7 @@ from txmq.model import Outcome, TransactionKind
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.two_phase.branch import UsedXAConnection, XABranch, XAResource
-from txmq.xa.two_phase.coordinator import BranchState, Event, State
+from txmq.xa.two_phase.coordinator import BranchState, XAEvent, XAState
 
 _ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK)
 
@@ -90,7 +90,7 @@ class XaBlock:
             failure: a part sent ahead was refused.
         """
         is_sound = body_error is None and self._is_body_sound(failure)
-        state = self.run.run(Event.BODY_DONE if is_sound else Event.BODY_FAILED)
+        state = self.run.run(XAEvent.BODY_DONE if is_sound else XAEvent.BODY_FAILED)
         ended = [side.branch.resource for side in self.run.sides if side.branch.ended_by_body]
         hazard = self._hazarded(ended) if ended else None
         self._tell_settler(state)
@@ -132,16 +132,16 @@ class XaBlock:
             return True
         return False
 
-    def _tell_settler(self, state: State) -> None:
+    def _tell_settler(self, state: XAState) -> None:
         txid = self._home.txid
         left = []
         for side in self.run.sides:
             resource = side.branch.resource
             if side.complete is not None:
                 self._settler.completed(resource, txid, side.complete)
-            elif side.state not in _ENDED or state is State.COMMITTED_PENDING:
+            elif side.state not in _ENDED or state is XAState.COMMITTED_PENDING:
                 left.append(resource)
-        if state in (State.COMMITTED, State.COMMITTED_PENDING, State.ROLLED_BACK) and not self._untold:
+        if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING, XAState.ROLLED_BACK) and not self._untold:
             # Whatever floor the session states, the broker keeps a decision until every branch is complete.
             self._home.finished()
             on_end = _nothing
@@ -193,11 +193,11 @@ class XaBlock:
         get_logger(txid=txid).error("heuristic: the body ended its branch by itself", error=str(error))
         return Ending(Outcome.UNKNOWN, error)
 
-    def _concluded(self, state: State) -> Ending:
+    def _concluded(self, state: XAState) -> Ending:
         run, txid = self.run, self._home.txid
-        if state in (State.COMMITTED, State.COMMITTED_PENDING):
+        if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING):
             return Ending(Outcome.COMMITTED, None)
-        if state is State.UNKNOWN:
+        if state is XAState.UNKNOWN:
             why = run.error or run.interrupt
             return Ending(Outcome.UNKNOWN, OutcomeUnknownError(f"decide was not answered: {why}", txid))
         if isinstance(run.error, HeuristicError):  # the body ended a branch, which was there to be rolled back

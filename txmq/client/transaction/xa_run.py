@@ -41,7 +41,16 @@ from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
 from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.two_phase.branch import PrepareUnknownError, XABranch
-from txmq.xa.two_phase.coordinator import BranchState, Coordinator, Effect, Event, State, committed, undone, vote
+from txmq.xa.two_phase.coordinator import (
+    BranchState,
+    XACoordinator,
+    XAEffect,
+    XAEvent,
+    XAState,
+    committed,
+    undone,
+    vote,
+)
 
 DECIDE_PATIENCE_S = 1.0  # behind the deadline, where decide was sent and not answered
 _ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
@@ -118,16 +127,16 @@ class XaRun:
     def __init__(self, home: BrokerTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
         self._home, self._messages = home, messages
         self.sides = [Side(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
-        self.coordinator = Coordinator()
+        self.coordinator = XACoordinator()
         self.error: TransactionError | None = None
         self.interrupt: BaseException | None = None
         self.lines: list[PartResult] | None = None
         self._parts: list[EncodedPart] = []
 
-    def run(self, event: Event) -> State:
+    def run(self, event: XAEvent) -> XAState:
         """Feed an event, and carry out what follows until the end."""
-        effects: deque[Effect] = deque()
-        found: Event | None = event
+        effects: deque[XAEffect] = deque()
+        found: XAEvent | None = event
         while True:
             try:
                 if found is not None:
@@ -144,35 +153,35 @@ class XaRun:
                 if self.interrupt is None:
                     self.interrupt = interrupt
                 effects.clear()
-                found = None if self.coordinator.is_over else Event.INTERRUPTED
+                found = None if self.coordinator.is_over else XAEvent.INTERRUPTED
 
-    def _carry_out(self, effect: Effect) -> Event | None:
+    def _carry_out(self, effect: XAEffect) -> XAEvent | None:
         match effect:
-            case Effect.SEND_PARTS:
+            case XAEffect.SEND_PARTS:
                 return self._send_parts()
-            case Effect.PREPARE_BRANCHES:
+            case XAEffect.PREPARE_BRANCHES:
                 return self._prepare_branches()
-            case Effect.SEND_DECIDE:
+            case XAEffect.SEND_DECIDE:
                 return self._send_decide()
-            case Effect.COMMIT_BRANCHES:
+            case XAEffect.COMMIT_BRANCHES:
                 return self._commit_branches()
-            case Effect.SEND_COMPLETE:
+            case XAEffect.SEND_COMPLETE:
                 return self._send_complete()
-            case Effect.SEND_ROLLBACK:
+            case XAEffect.SEND_ROLLBACK:
                 return self._send_rollback()
-            case Effect.ROLL_BACK_BRANCHES:
+            case XAEffect.ROLL_BACK_BRANCHES:
                 return self._roll_back_branches()
-            case Effect.WITHDRAW:
+            case XAEffect.WITHDRAW:
                 self._withdraw()
-            case Effect.CLOSE_BRANCHES:
+            case XAEffect.CLOSE_BRANCHES:
                 self._close_branches()
-            case Effect.LEAVE:
+            case XAEffect.LEAVE:
                 return self._leave()
         return None
 
     # --- towards the decision ----------------------------------------------------------------------------------------
 
-    def _send_parts(self) -> Event | None:
+    def _send_parts(self) -> XAEvent | None:
         crash_point("client.xa.body_done")
         home = self._home
         try:
@@ -184,15 +193,15 @@ class XaRun:
                 self._parts = []
         except TxmqError as error:
             self.error = rolled_back(error, home.txid)
-            return Event.PARTS_REFUSED
+            return XAEvent.PARTS_REFUSED
         return None
 
-    def _prepare_branches(self) -> Event:
+    def _prepare_branches(self) -> XAEvent:
         self._on_all([partial(side.prepare, self._home.txid) for side in self.sides])
         self.error = next((side.error for side in self.sides if side.error is not None), None)
         return vote(side.state for side in self.sides)
 
-    def _send_decide(self) -> Event:
+    def _send_decide(self) -> XAEvent:
         """The same request until it is answered: the broker executes it once."""
         crash_point("client.xa.all_prepared")
         home, is_doubtful = self._home, False
@@ -201,7 +210,7 @@ class XaRun:
             left_s = home.remaining_s + (DECIDE_PATIENCE_S if is_doubtful else 0.0)
             if left_s <= 0:
                 self.error = TransactionTimeoutError("the deadline passed before decide was answered", home.txid)
-                return Event.DECIDE_UNKNOWN if is_doubtful else Event.DECIDE_REFUSED
+                return XAEvent.DECIDE_UNKNOWN if is_doubtful else XAEvent.DECIDE_REFUSED
             try:
                 reply = home.submit_decide(self._parts, entries, left_s)
             except TxmqError as error:
@@ -216,7 +225,7 @@ class XaRun:
                 return found
             home.pause(RETRY_S)
 
-    def _decided(self, reply: Any, *, is_doubtful: bool) -> Event | None:
+    def _decided(self, reply: Any, *, is_doubtful: bool) -> XAEvent | None:
         """Wait for the answer to ``decide``; None where there was none."""
         try:
             self.lines = parse_result_lines(reply.result())
@@ -227,20 +236,20 @@ class XaRun:
         except TxmqError:
             return None  # lost, late, or garbled: whether it was executed is not known
         crash_point("client.xa.decided")
-        return Event.DECIDED
+        return XAEvent.DECIDED
 
-    def _refused(self, error: TxmqError, *, is_doubtful: bool) -> Event:
+    def _refused(self, error: TxmqError, *, is_doubtful: bool) -> XAEvent:
         self._home.leave_full_session(error)
         self.error = rolled_back(error, self._home.txid)
-        return Event.DECIDE_DOUBTFUL if is_doubtful else Event.DECIDE_REFUSED
+        return XAEvent.DECIDE_DOUBTFUL if is_doubtful else XAEvent.DECIDE_REFUSED
 
     # --- after it ----------------------------------------------------------------------------------------------------
 
-    def _commit_branches(self) -> Event:
+    def _commit_branches(self) -> XAEvent:
         self._on_all([side.commit for side in self.sides])
         return committed(side.state for side in self.sides)
 
-    def _send_complete(self) -> Event:
+    def _send_complete(self) -> XAEvent:
         """Not awaited: whoever answers for the branch finds it by the broker's list where this is lost."""
         crash_point("client.xa.all_committed")
         try:
@@ -248,37 +257,37 @@ class XaRun:
                 if side.state is BranchState.COMMITTED and side.complete is None:
                     side.complete = self._home.submit_complete(side.branch.resource.uuid or "")
         except TxmqError:
-            return Event.NOT_TOLD
+            return XAEvent.NOT_TOLD
         crash_point("client.xa.complete_sent")
-        return Event.TOLD
+        return XAEvent.TOLD
 
     # --- away from it ------------------------------------------------------------------------------------------------
 
-    def _send_rollback(self) -> Event:
+    def _send_rollback(self) -> XAEvent:
         try:
             self._home.rollback()
         except TransactionConflictError:
             return self._asked()
         except FencedError:
-            return Event.FORGOTTEN
+            return XAEvent.FORGOTTEN
         except TxmqError:
-            return Event.FENCE_UNKNOWN
+            return XAEvent.FENCE_UNKNOWN
         crash_point("client.xa.fenced")
-        return Event.FENCED
+        return XAEvent.FENCED
 
-    def _asked(self) -> Event:
+    def _asked(self) -> XAEvent:
         """A rollback was refused: what has the broker decided?"""
         home = self._home
         try:
             word, lines = parse_outcome(home.client.control.call("outcome", home.txid, timeout=ROLLBACK_TIMEOUT_S))
         except TxmqError:
-            return Event.FENCE_UNKNOWN
+            return XAEvent.FENCE_UNKNOWN
         if word != Outcome.COMMITTED.value:
-            return Event.FENCE_UNKNOWN
+            return XAEvent.FENCE_UNKNOWN
         self.lines = lines
-        return Event.DECIDED
+        return XAEvent.DECIDED
 
-    def _roll_back_branches(self) -> Event:
+    def _roll_back_branches(self) -> XAEvent:
         self._on_all([side.roll_back for side in self.sides])
         return undone(side.state for side in self.sides)
 
@@ -290,9 +299,9 @@ class XaRun:
         for side in self.sides:
             side.job.when_free(side.leave)
 
-    def _leave(self) -> Event:
+    def _leave(self) -> XAEvent:
         self._close_branches()
-        return Event.LEFT
+        return XAEvent.LEFT
 
     def _on_all(self, works: Sequence[Callable[[], None]]) -> None:
         if len(works) == 1:

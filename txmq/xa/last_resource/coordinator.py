@@ -1,7 +1,7 @@
 """The last-resource coordinator: a state machine without I/O. One per transaction block.
 
 Theory of operation. The messages are prepared in the broker; the database's own COMMIT, with a marker row in it, is
-the decision; then the broker is told. ``Coordinator.step(event)`` answers the effects that the shell (or the
+the decision; then the broker is told. ``LastResourceCoordinator.step(event)`` answers the effects that the shell (or the
 simulator) carries out in order; what came of each is the next event.
 
 ```
@@ -45,7 +45,7 @@ import enum
 from txmq.errors import TransactionStateError
 
 
-class State(enum.Enum):
+class LastResourceState(enum.Enum):
     """Where a last-resource transaction stands, as its owner knows it."""
 
     __hash__ = object.__hash__  # Enum's own is a call in Python, 23 of them a transaction
@@ -74,13 +74,13 @@ class State(enum.Enum):
 
 ENDS = frozenset(
     {
-        State.COMMITTED, State.COMMITTED_PENDING, State.COMMITTED_ALONE,
-        State.ROLLED_BACK, State.BROKER_ALONE, State.HAZARD, State.UNKNOWN,
+        LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING, LastResourceState.COMMITTED_ALONE,
+        LastResourceState.ROLLED_BACK, LastResourceState.BROKER_ALONE, LastResourceState.HAZARD, LastResourceState.UNKNOWN,
     }
 )  # fmt: skip
 
 
-class Event(enum.Enum):
+class LastResourceEvent(enum.Enum):
     """What can happen to it."""
 
     __hash__ = object.__hash__
@@ -108,7 +108,7 @@ class Event(enum.Enum):
     INTERRUPTED = "interrupted"  # KeyboardInterrupt, SystemExit: the effect may or may not have been carried out
 
 
-class Effect(enum.Enum):
+class LastResourceEffect(enum.Enum):
     """What the shell is to do. Each answers with one event, unless the comment says otherwise."""
 
     __hash__ = object.__hash__
@@ -124,8 +124,8 @@ class Effect(enum.Enum):
     REPORT_HAZARD = "report hazard"  # a rollback with what the broker is to keep
 
 
-_S, _E, _F = State, Event, Effect
-_Step = tuple[State, tuple[Effect, ...]]
+_S, _E, _F = LastResourceState, LastResourceEvent, LastResourceEffect
+_Step = tuple[LastResourceState, tuple[LastResourceEffect, ...]]
 
 _UNDO: _Step = (_S.UNDOING, (_F.ROLL_BACK_DATABASE,))
 _UNDO_BOTH: _Step = (_S.UNDOING_BOTH, (_F.ROLL_BACK_DATABASE,))
@@ -136,7 +136,7 @@ _LOOK_UP: _Step = (_S.LOOKING_UP, (_F.LOOK_UP,))
 _TELL: _Step = (_S.DECIDED, (_F.SEND_COMMIT,))
 _PREPARE: _Step = (_S.PREPARING, (_F.SEND_PREPARE, _F.INSERT_MARKER))
 
-TRANSITIONS: dict[tuple[State, Event], _Step] = {
+TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.ACTIVE, _E.PARTS_STREAMED): (_S.STREAMING, ()),
     (_S.ACTIVE, _E.BODY_DONE): _PREPARE,
     (_S.ACTIVE, _E.BODY_FAILED): _UNDO,
@@ -191,7 +191,7 @@ TRANSITIONS: dict[tuple[State, Event], _Step] = {
 }
 
 
-def next_step(state: State, event: Event) -> _Step:
+def next_step(state: LastResourceState, event: LastResourceEvent) -> _Step:
     """Look up where an event leads and what is to be done.
 
     Raises:
@@ -203,15 +203,15 @@ def next_step(state: State, event: Event) -> _Step:
     return step
 
 
-class Coordinator:
+class LastResourceCoordinator:
     """One transaction's place in the table."""
 
     __slots__ = ("state",)
 
     def __init__(self) -> None:
-        self.state = State.ACTIVE
+        self.state = LastResourceState.ACTIVE
 
-    def step(self, event: Event) -> tuple[Effect, ...]:
+    def step(self, event: LastResourceEvent) -> tuple[LastResourceEffect, ...]:
         """Move, and answer what is to be done now."""
         self.state, effects = next_step(self.state, event)
         return effects

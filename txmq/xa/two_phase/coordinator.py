@@ -1,7 +1,7 @@
 """The two-phase coordinator of XA transactions: a state machine without I/O. One per transaction block.
 
 Theory of operation. Every branch is prepared in its database, one request ``decide`` to the broker decides, then
-every branch is committed and reported ``complete``. ``Coordinator.step(event)`` answers the effects that the shell (or
+every branch is committed and reported ``complete``. ``XACoordinator.step(event)`` answers the effects that the shell (or
 the simulator) carries out in order; what came of each is the next event. Effects act on all branches at once: each
 branch has a ``BranchState`` of its own, and ``vote``, ``committed`` and ``undone`` make one event of them.
 
@@ -48,7 +48,7 @@ from collections.abc import Iterable
 from txmq.errors import TransactionStateError
 
 
-class State(enum.Enum):
+class XAState(enum.Enum):
     """Where an XA transaction stands, as its owner knows it."""
 
     __hash__ = object.__hash__  # Enum's own is a call in Python, and 29 more a transaction
@@ -73,11 +73,11 @@ class State(enum.Enum):
 
 
 ENDS = frozenset(
-    {State.COMMITTED, State.COMMITTED_PENDING, State.ROLLED_BACK, State.ROLLED_BACK_PENDING, State.UNKNOWN}
+    {XAState.COMMITTED, XAState.COMMITTED_PENDING, XAState.ROLLED_BACK, XAState.ROLLED_BACK_PENDING, XAState.UNKNOWN}
 )
 
 
-class Event(enum.Enum):
+class XAEvent(enum.Enum):
     """What can happen to it."""
 
     __hash__ = object.__hash__
@@ -105,7 +105,7 @@ class Event(enum.Enum):
     INTERRUPTED = "interrupted"  # KeyboardInterrupt, SystemExit: the effect may or may not have been carried out
 
 
-class Effect(enum.Enum):
+class XAEffect(enum.Enum):
     """What the shell is to do. Each answers with one event, unless the comment says otherwise."""
 
     __hash__ = object.__hash__
@@ -138,8 +138,8 @@ class BranchState(enum.Enum):
 
 
 _MAY_BE_PREPARED = frozenset({BranchState.PREPARING, BranchState.PREPARED})
-_S, _E, _F = State, Event, Effect
-_Step = tuple[State, tuple[Effect, ...]]
+_S, _E, _F = XAState, XAEvent, XAEffect
+_Step = tuple[XAState, tuple[XAEffect, ...]]
 
 _UNDO: _Step = (_S.UNDOING, (_F.ROLL_BACK_BRANCHES,))
 _UNDO_FENCED: _Step = (_S.UNDOING_FENCED, (_F.ROLL_BACK_BRANCHES,))
@@ -151,7 +151,7 @@ _LEAVE: _Step = (_S.LEAVING, (_F.LEAVE,))
 _LEAVE_UNKNOWN: _Step = (_S.LEAVING_UNKNOWN, (_F.LEAVE,))
 _PENDING: _Step = (_S.COMMITTED_PENDING, ())
 
-TRANSITIONS: dict[tuple[State, Event], _Step] = {
+TRANSITIONS: dict[tuple[XAState, XAEvent], _Step] = {
     (_S.ACTIVE, _E.BODY_DONE): (_S.PREPARING, (_F.SEND_PARTS, _F.PREPARE_BRANCHES)),
     (_S.ACTIVE, _E.BODY_FAILED): _UNDO,
     (_S.ACTIVE, _E.INTERRUPTED): _UNDO,
@@ -197,7 +197,7 @@ TRANSITIONS: dict[tuple[State, Event], _Step] = {
 }
 
 
-def next_step(state: State, event: Event) -> _Step:
+def next_step(state: XAState, event: XAEvent) -> _Step:
     """Look up where an event leads and what is to be done.
 
     Raises:
@@ -209,33 +209,33 @@ def next_step(state: State, event: Event) -> _Step:
     return step
 
 
-def vote(branches: Iterable[BranchState]) -> Event:
+def vote(branches: Iterable[BranchState]) -> XAEvent:
     """What the branches say when each has been asked to prepare."""
     states = set(branches)
     if states <= {BranchState.PREPARED}:
-        return Event.PREPARED
-    return Event.MAYBE_PREPARED if states & _MAY_BE_PREPARED else Event.NOT_PREPARED
+        return XAEvent.PREPARED
+    return XAEvent.MAYBE_PREPARED if states & _MAY_BE_PREPARED else XAEvent.NOT_PREPARED
 
 
-def committed(branches: Iterable[BranchState]) -> Event:
+def committed(branches: Iterable[BranchState]) -> XAEvent:
     """What the branches say when each has been asked to commit."""
-    return Event.BRANCHES_COMMITTED if set(branches) <= {BranchState.COMMITTED} else Event.SOME_COMMITTED
+    return XAEvent.BRANCHES_COMMITTED if set(branches) <= {BranchState.COMMITTED} else XAEvent.SOME_COMMITTED
 
 
-def undone(branches: Iterable[BranchState]) -> Event:
+def undone(branches: Iterable[BranchState]) -> XAEvent:
     """What the branches say when each has been asked to roll back."""
-    return Event.BRANCHES_UNDONE if set(branches) <= {BranchState.ROLLED_BACK} else Event.SOME_UNDONE
+    return XAEvent.BRANCHES_UNDONE if set(branches) <= {BranchState.ROLLED_BACK} else XAEvent.SOME_UNDONE
 
 
-class Coordinator:
+class XACoordinator:
     """One transaction's place in the table."""
 
     __slots__ = ("state",)
 
     def __init__(self) -> None:
-        self.state = State.ACTIVE
+        self.state = XAState.ACTIVE
 
-    def step(self, event: Event) -> tuple[Effect, ...]:
+    def step(self, event: XAEvent) -> tuple[XAEffect, ...]:
         """Move, and answer what is to be done now."""
         self.state, effects = next_step(self.state, event)
         return effects
