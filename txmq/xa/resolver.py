@@ -56,7 +56,7 @@ from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resource import LastResource, Settling, Unsettled, cluster_of
 from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.two_phase.branch import XAResource
-from txmq.xa.two_phase.branch_resolver import XaDesk
+from txmq.xa.two_phase.branch_resolver import BranchResolver
 
 TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again
 
@@ -91,40 +91,42 @@ class Resolver:
         self, client: Client, resources: Iterable[LastResource | XAResource], clock: Clock | None = None
     ) -> None:
         self.client, self._clock = client, clock or OSClock()
-        self._desks: list[_Desk | XaDesk] = []
+        self._resource_resolvers: list[LastResourceResolver | BranchResolver] = []
         self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:
             self.add(resource)
 
     def add(self, resource: LastResource | XAResource) -> None:
         """Settle for one more resource; nothing where it is known."""
-        if all(desk.resource is not resource for desk in self._desks):
+        if all(resource_resolver.resource is not resource for resource_resolver in self._resource_resolvers):
             if isinstance(resource, LastResource):
-                self._desks.append(_Desk(self.client, resource, self._clock))
+                self._resource_resolvers.append(LastResourceResolver(self.client, resource, self._clock))
             else:
-                self._desks.append(XaDesk(self.client, resource, self._clock))
+                self._resource_resolvers.append(BranchResolver(self.client, resource, self._clock))
 
     def anew(self) -> Resolver:
         """The same work, with connections of its own."""
-        return Resolver(self.client, [desk.resource for desk in self._desks], self._clock)
+        return Resolver(
+            self.client, [resource_resolver.resource for resource_resolver in self._resource_resolvers], self._clock
+        )
 
-    def xa_desk(self, resource: XAResource) -> XaDesk:
+    def branch_resolver(self, resource: XAResource) -> BranchResolver:
         """The desk of an XA resource that was added.
 
         Raises:
             LookupError: it was not.
         """
-        for desk in self._desks:
-            if isinstance(desk, XaDesk) and desk.resource is resource:
-                return desk
+        for resource_resolver in self._resource_resolvers:
+            if isinstance(resource_resolver, BranchResolver) and resource_resolver.resource is resource:
+                return resource_resolver
         raise LookupError(f"{resource!r} is not known to the resolver")
 
     def await_completes(self, patience_s: float) -> None:
         """Wait for what owners of this process told the broker without waiting."""
         until = self._clock.monotonic() + patience_s
-        for desk in list(self._desks):
-            if isinstance(desk, XaDesk):
-                desk.await_answers(until)
+        for resource_resolver in list(self._resource_resolvers):
+            if isinstance(resource_resolver, BranchResolver):
+                resource_resolver.await_answers(until)
 
     def run_once(self) -> int:
         """One round; how many transactions were settled. Raises as ``round``."""
@@ -140,7 +142,7 @@ class Resolver:
             ClosedError: the client is closed. What is away is logged, not raised.
         """
         self._tell_hazards()
-        return {txid for desk in list(self._desks) for txid in desk.round()}
+        return {txid for resource_resolver in list(self._resource_resolvers) for txid in resource_resolver.round()}
 
     def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
         """Tell the broker of it in the next round, and again until it keeps it; then call ``on_told``."""
@@ -166,16 +168,32 @@ class Resolver:
     @property
     def wants_another_look(self) -> bool:
         """Whether the last round saw what it tells only when the next one sees it too."""
-        return any(desk.wants_another_look for desk in self._desks if isinstance(desk, XaDesk))
+        return any(
+            resource_resolver.wants_another_look
+            for resource_resolver in self._resource_resolvers
+            if isinstance(resource_resolver, BranchResolver)
+        )
 
     def hanging(self) -> list[tuple[str, Hanging]]:
         """Branches that stay prepared, and in which resource."""
-        xa_desks = (desk for desk in self._desks if isinstance(desk, XaDesk))
-        return [(desk.resource.name, one) for desk in xa_desks for one in desk.hanging]
+        xa_resource_resolvers = (
+            resource_resolver
+            for resource_resolver in self._resource_resolvers
+            if isinstance(resource_resolver, BranchResolver)
+        )
+        return [
+            (resource_resolver.resource.name, one)
+            for resource_resolver in xa_resource_resolvers
+            for one in resource_resolver.hanging
+        ]
 
     def problems(self) -> list[tuple[str, Exception]]:
         """Resources that the last round did not reach, or not all through, or the broker not for them; and why."""
-        return [(desk.resource.name, desk.problem) for desk in self._desks if desk.problem is not None]
+        return [
+            (resource_resolver.resource.name, resource_resolver.problem)
+            for resource_resolver in self._resource_resolvers
+            if resource_resolver.problem is not None
+        ]
 
     def run(self, stop: Stop) -> None:
         """Rounds until ``stop``, or until the client is closed."""
@@ -183,7 +201,11 @@ class Resolver:
         try:
             while not stop.wait(delay_s):
                 self.run_once()
-                delay_s = FAILED_POLL_S_MAX if any(desk.has_failed for desk in self._desks) else POLL_S
+                delay_s = (
+                    FAILED_POLL_S_MAX
+                    if any(resource_resolver.has_failed for resource_resolver in self._resource_resolvers)
+                    else POLL_S
+                )
         except ClosedError:
             pass
         finally:
@@ -191,11 +213,11 @@ class Resolver:
 
     def close(self) -> None:
         """Remove the markers of this process's finished transactions, and close the connections to the databases."""
-        for desk in self._desks:
-            desk.end()
+        for resource_resolver in self._resource_resolvers:
+            resource_resolver.end()
 
 
-class _Desk:
+class LastResourceResolver:
     """One resource's share."""
 
     def __init__(self, client: Client, resource: LastResource, clock: Clock) -> None:

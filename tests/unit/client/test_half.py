@@ -40,7 +40,7 @@ class Group:
         self.home = home
         self.asked: list[HalfMessage] = []
         self.answer: Callable[[HalfMessage], Any] = lambda _: UNKNOWN
-        self.desk = CheckBacks(home, "g", self._check, lambda: home)  # type: ignore[arg-type,return-value]
+        self.group = CheckBacks(home, "g", self._check, lambda: home)  # type: ignore[arg-type,return-value]
 
     def _check(self, half: HalfMessage) -> Resolution:
         self.asked.append(half)
@@ -49,7 +49,7 @@ class Group:
 
     def half(self, value: bytes = b"v", timeout: float = 30.0) -> Half:
         record = (b"42", value, [(TAG_HEADER, b"T"), ("h", b"x")], 1_700_000_000_000)
-        return Half(self.home, self.desk, timeout, None).prepare("orders", 0, record)
+        return Half(self.home, self.group, timeout, None).prepare("orders", 0, record)
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later
         group.half()
     assert list(home.states().values()) == ["prepared"]
     home.faults["rollback"].clear()
-    group.desk.tell_untold()
+    group.group.tell_untold()
     assert list(home.states().values()) == ["rolled-back"]
 
 
@@ -193,7 +193,7 @@ def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: S
         pass
     assert (half.pending, half.outcome, home.states()) == (("broker",), Outcome.UNKNOWN, {half.txid: "prepared"})
     home.faults["commit"].clear()
-    group.desk.tell_untold()
+    group.group.tell_untold()
     assert (half.pending, half.outcome, home.values("orders")) == ((), Outcome.COMMITTED, [b"v"])
 
 
@@ -233,7 +233,7 @@ def test_ctrl_c_while_the_broker_is_told_does_not_undo_the_decision(
         patch.setattr(home, "call", interrupt)
         with pytest.raises(KeyboardInterrupt):
             half.commit()
-    group.desk.tell_untold()
+    group.group.tell_untold()
     assert (half.outcome, home.values("orders")) == (Outcome.COMMITTED, [b"v"])
 
 
@@ -246,7 +246,7 @@ def test_whoever_dies_another_member_decides(
         group.answer = lambda _: COMMIT
         group.half()
         with pytest.raises(SimulatedCrash):
-            group.desk.poll()
+            group.group.poll()
     else:
         with pytest.raises(SimulatedCrash), group.half():
             pass
@@ -254,7 +254,7 @@ def test_whoever_dies_another_member_decides(
     crashpoints.set_hook(None)
     other = Group(home)
     other.answer = lambda _: COMMIT
-    other.desk.poll()
+    other.group.poll()
     assert home.values("orders") == [b"v"]
 
 
@@ -265,7 +265,7 @@ def test_a_member_answers_for_an_owner_that_is_gone(home: SimulatedBroker, group
     mine, yours = group.half(b"mine"), group.half(b"yours")
     other = Group(home)
     other.answer = lambda half: COMMIT if half.value == b"mine" else ROLLBACK
-    assert other.desk.poll() == 2
+    assert other.group.poll() == 2
     assert (home.states(), home.values("orders")) == ({mine.txid: "committed", yours.txid: "rolled-back"}, [b"mine"])
     [first, _] = other.asked
     assert (first.txid, first.attempt, first.key, first.message.tag) == (mine.txid, 1, b"42", "T")
@@ -275,12 +275,12 @@ def test_a_member_answers_for_an_owner_that_is_gone(home: SimulatedBroker, group
 def test_a_thousand_times_unknown_never_drops_it(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
     for _ in range(1000):
-        assert group.desk.poll() == 1
+        assert group.group.poll() == 1
     assert home.states() == {half.txid: "prepared"}
     assert [asked.attempt for asked in group.asked] == list(range(1, 1001))
     group.answer = lambda _: COMMIT
-    group.desk.poll()
-    assert (home.values("orders"), group.desk.poll()) == ([b"v"], 0)
+    group.group.poll()
+    assert (home.values("orders"), group.group.poll()) == ([b"v"], 0)
 
 
 @pytest.mark.parametrize("answer", [None, True, "commit"])
@@ -289,7 +289,7 @@ def test_no_resolution_is_unknown_and_logged(
 ) -> None:
     half = group.half()
     group.answer = lambda _: answer
-    group.desk.poll()
+    group.group.poll()
     assert home.states() == {half.txid: "prepared"}
     assert said(caplog)[0]["event"] == "the checker answered no Resolution"
 
@@ -303,7 +303,7 @@ def test_a_checker_that_raises_has_said_unknown_and_is_logged(
         raise ZeroDivisionError("mine")
 
     group.answer = fail
-    assert group.desk.poll() == 1
+    assert group.group.poll() == 1
     trace = caplog.records[0].exc_info
     [line] = said(caplog)
     assert (line["event"], line["txid"], line["level"]) == ("the checker failed", half.txid, "error")
@@ -317,10 +317,10 @@ def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: SimulatedBr
     group.half()
     group.answer = lambda _: COMMIT
     home.faults["commit"].extend([lost(is_executed=False)] * 3)
-    group.desk.poll()
+    group.group.poll()
     assert home.values("orders") == []
     home.faults["commit"].clear()
-    group.desk.poll()
+    group.group.poll()
     assert (home.values("orders"), len(group.asked)) == ([b"v"], 2)
 
 
@@ -334,7 +334,7 @@ def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
         return ROLLBACK
 
     group.answer = late
-    group.desk.poll()
+    group.group.poll()
     assert home.values("orders") == [b"v"]
     assert said(caplog)[0]["event"] == "a half message was decided otherwise before"
 
@@ -347,7 +347,7 @@ def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
     answer = home._checks("g", {"limit": 10}, b"")
     monkeypatch.setattr(home, "_checks", lambda *_: deleted + answer)
     group.answer = lambda _: COMMIT
-    assert group.desk.poll() == 2
+    assert group.group.poll() == 2
     assert (home.states()[sound.txid], len(group.asked)) == ("committed", 1)
     assert said(caplog)[0]["event"] == "a half message cannot be read"
 
@@ -360,6 +360,6 @@ def test_a_decision_told_late_that_meets_another_one_is_logged_and_given_up(
         pass
     home.faults["commit"].clear()
     home.call("rollback", half.txid, timeout=1.0)
-    group.desk.tell_untold()
+    group.group.tell_untold()
     assert (half.outcome, half.pending) == (Outcome.ROLLED_BACK, ())
     assert said(caplog)[0]["event"] == "a half message ended otherwise than decided"

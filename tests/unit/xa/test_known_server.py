@@ -100,7 +100,7 @@ def test_a_file_that_was_put_in_its_place_is_another_one(world: World, how: str)
     txid = abandon(world, b"left")
     resource = world.new_resource()
     resolver = Resolver(world.home, [resource])
-    resolver._desks[0]._open()  # type: ignore[union-attr]
+    resolver._resource_resolvers[0]._open()  # type: ignore[union-attr]
     other = copied(world)
     if how == "vacuumed":
         other.unlink()
@@ -118,7 +118,7 @@ def test_a_resolver_that_was_there_before_sees_what_was_adopted(world: World) ->
     """Its connection led to the file that had been in that place, and stayed open for ever."""
     txid = abandon(world, b"left")
     resolver = Resolver(world.home, [world.new_resource()])
-    resolver._desks[0]._open()  # type: ignore[union-attr]
+    resolver._resource_resolvers[0]._open()  # type: ignore[union-attr]
     copied(world).rename(world.path)
     resolver.run_once()
     assert world.home.states() == {txid: "prepared"}

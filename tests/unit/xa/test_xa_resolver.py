@@ -27,7 +27,7 @@ from txmq.testing.simulated.broker import FakeReply, Fault, lost
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase import branch_resolver as xa_resolver
 from txmq.xa.two_phase.branch import Bqual, encode_bqual
-from txmq.xa.two_phase.branch_resolver import XaDesk
+from txmq.xa.two_phase.branch_resolver import BranchResolver
 from txmq.xid import FORMAT_ID, Xid
 
 from .support import at_point, crash_at
@@ -482,8 +482,8 @@ def test_markers_of_incomplete_branches_stay(world: XaWorld) -> None:
 def test_the_desk_of_a_resource_is_found_by_it(world: XaWorld) -> None:
     resolver = Resolver(world.home, world.resources, world.home.clock)
     resolver.add(world.resources[0])
-    desk = resolver.xa_desk(world.resources[0])
-    assert isinstance(desk, XaDesk)
-    assert desk is not resolver.xa_desk(world.resources[1])
+    resource_resolver = resolver.branch_resolver(world.resources[0])
+    assert isinstance(resource_resolver, BranchResolver)
+    assert resource_resolver is not resolver.branch_resolver(world.resources[1])
     with pytest.raises(LookupError):
-        resolver.xa_desk(FakeResource(world.databases[0]))
+        resolver.branch_resolver(FakeResource(world.databases[0]))

@@ -393,12 +393,12 @@ class Notes:
     def completed(self, resource: Any, txid: str, answer: Any) -> None:
         """See ``Settler``."""
         self.completes.append((resource.name, txid))
-        self.resolver.xa_desk(resource).completed(txid, answer)
+        self.resolver.branch_resolver(resource).completed(txid, answer)
 
     def watch(self, resource: Any, txid: str, on_settled: Any) -> None:
         """See ``Settler``."""
         self.watched.append((resource.name, txid))
-        self.resolver.xa_desk(resource).watch(txid, on_settled)
+        self.resolver.branch_resolver(resource).watch(txid, on_settled)
 
 
 def foreign_branch(world: XaWorld, database: Database, *, how: str) -> Xid:

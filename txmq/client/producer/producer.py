@@ -24,7 +24,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import current_transaction, refuse_stray
 from txmq.client.transaction.foreign_branch import ForeignBranch
-from txmq.client.transaction.half_message import Desk, Half
+from txmq.client.transaction.half_message import Half, ProducerGroup
 from txmq.client.transaction.xa_resource import associated_branch
 from txmq.errors import (
     BrokerAwayError,
@@ -78,7 +78,11 @@ class Producer:
     """
 
     def __init__(
-        self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings, checks: Desk | None = None
+        self,
+        client: Any,
+        selector: PartitionSelector | None,
+        settings: ProducerSettings,
+        checks: ProducerGroup | None = None,
     ) -> None:
         self.client = client
         self.settings = settings

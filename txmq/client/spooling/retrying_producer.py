@@ -24,7 +24,7 @@ from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender import Sender
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool_rows import Entry
-from txmq.client.transaction.half_message import Desk
+from txmq.client.transaction.half_message import ProducerGroup
 from txmq.errors import ConfigError, TxmqError
 from txmq.model import SendResult
 from txmq.runtime.threads import Future
@@ -43,7 +43,7 @@ class RetryingProducer(Producer):
     """
 
     def __init__(
-        self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings, checks: Desk | None,
+        self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings, checks: ProducerGroup | None,
         store: str,
     ) -> None:  # fmt: skip
         super().__init__(client, selector, settings, checks)

@@ -68,11 +68,11 @@ class BackgroundResolver:
 
     def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
         """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""
-        self._resolver.xa_desk(resource).completed(txid, answer)
+        self._resolver.branch_resolver(resource).completed(txid, answer)
 
     def watch(self, resource: XAResource, txid: str, on_settled: Callable[[], None]) -> None:
         """An owner has left a branch: call when nothing of the transaction is in doubt in this resource."""
-        self._resolver.xa_desk(resource).watch(txid, on_settled)
+        self._resolver.branch_resolver(resource).watch(txid, on_settled)
 
     def stop(self) -> None:
         """End the thread: it removes the last markers first, and is waited for a moment.

@@ -55,7 +55,7 @@ SETTLE_S = 5.0  # how long the broker is tried to be told before the check-back 
 _OUTCOMES = {Resolution.COMMIT: Outcome.COMMITTED, Resolution.ROLLBACK: Outcome.ROLLED_BACK}
 
 
-class Desk(Protocol):
+class ProducerGroup(Protocol):
     """What a half needs of its producer group."""
 
     @property
@@ -83,8 +83,8 @@ class Half:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: Any, desk: Desk, timeout_s: float, compression: str | None) -> None:
-        self._client, self._desk = client, desk
+    def __init__(self, client: Any, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
+        self._client, self._group = client, group
         self._home = BrokerTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression)
         self._record: tuple[str, int, Record] | None = None
@@ -108,7 +108,7 @@ class Half:
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
         try:
-            given: Extensions = {"group": self._desk.group, "deadline": self._home.deadline_ms}
+            given: Extensions = {"group": self._group.group, "deadline": self._home.deadline_ms}
             prepare(self._home, "half", given, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
@@ -207,7 +207,7 @@ class Half:
 
     def _leave(self, resolution: Resolution) -> None:
         self.pending = ("broker",)
-        self._desk.leave(self, resolution)
+        self._group.leave(self, resolution)
 
     def _withdraw(self) -> None:
         """The work was never begun: roll back what may be prepared."""
@@ -250,7 +250,7 @@ class Half:
         """The block failed: let the checker say what became of the work."""
         if self._record is None:
             return
-        resolution = self._desk.ask(self.txid, *self._record)
+        resolution = self._group.ask(self.txid, *self._record)
         if resolution is Resolution.UNKNOWN:
             error.add_note(f"half message {self.txid} is undecided: the checker will be asked again")
             return

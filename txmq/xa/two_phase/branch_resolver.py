@@ -71,7 +71,7 @@ REMEMBERED_MAX = 10_000
 _T = TypeVar("_T")
 
 
-class XaDesk:
+class BranchResolver:
     """One XA resource's share of a resolver.
 
     Attributes:
