@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import txmq
-from txmq import HalfMessage, Resolution
+from txmq import CheckRequest, Resolution
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY AUTOINCREMENT, customer TEXT);
@@ -47,7 +47,7 @@ class Shop:
             connection.execute("INSERT OR IGNORE INTO told VALUES (?, 0)", (txid,))
             return bool(connection.execute("SELECT is_done FROM told WHERE txid = ?", (txid,)).fetchone()[0])
 
-    def check(self, half: HalfMessage) -> Resolution:
+    def check(self, half: CheckRequest) -> Resolution:
         """The checker. What it raises (a database that is away) counts as UNKNOWN: it is asked again."""
         resolution = Resolution.COMMIT if self.is_done(half.txid) else Resolution.ROLLBACK
         print(f"checked {half.txid}: {resolution.value}")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from txmq.client import (
+        CheckRequest,
         Client,
         Consumer,
         ConsumerOptions,
         FileOffsetStore,
         FixedSelector,
-        Half,
         HalfMessage,
         KafkaPartitionSelector,
         KeyHashSelector,
@@ -119,8 +119,8 @@ __all__ = [
     "FixedSelector",
     "ForbiddenError",
     "GroupActiveError",
-    "Half",
     "HalfMessage",
+    "CheckRequest",
     "HeuristicCommitError",
     "HeuristicError",
     "HeuristicHazardError",
@@ -194,8 +194,8 @@ _CLIENT = frozenset(
         "ConsumerOptions",
         "FileOffsetStore",
         "FixedSelector",
-        "Half",
         "HalfMessage",
+        "CheckRequest",
         "KafkaPartitionSelector",
         "KeyHashSelector",
         "MySQLOffsetStore",

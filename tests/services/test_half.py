@@ -28,7 +28,7 @@ sys.stdin.read()
 """
 
 
-def never(_: txmq.HalfMessage) -> Resolution:
+def never(_: txmq.CheckRequest) -> Resolution:
     return Resolution.UNKNOWN
 
 
@@ -80,9 +80,9 @@ def test_the_checker_of_another_member_decides_for_owners_that_were_killed(
     broker: BrokerProcess, client: txmq.Client
 ) -> None:
     done, not_done = killed_owner(broker, "done"), killed_owner(broker, "not done")
-    asked: dict[str, txmq.HalfMessage] = {}
+    asked: dict[str, txmq.CheckRequest] = {}
 
-    def check(half: txmq.HalfMessage) -> Resolution:
+    def check(half: txmq.CheckRequest) -> Resolution:
         asked[half.txid] = half
         return Resolution.COMMIT if half.value == b"done" else Resolution.ROLLBACK
 
@@ -101,7 +101,7 @@ def test_a_member_of_another_group_is_not_asked_and_a_restart_of_the_broker_drop
     txid = killed_owner(broker, "kept")
     strangers: list[str] = []
 
-    def strange(half: txmq.HalfMessage) -> Resolution:
+    def strange(half: txmq.CheckRequest) -> Resolution:
         strangers.append(half.txid)
         return Resolution.ROLLBACK
 
@@ -109,7 +109,7 @@ def test_a_member_of_another_group_is_not_asked_and_a_restart_of_the_broker_drop
     answers = iter([Resolution.UNKNOWN])
     asked = threading.Event()
 
-    def check(_: txmq.HalfMessage) -> Resolution:
+    def check(_: txmq.CheckRequest) -> Resolution:
         answer = next(answers, Resolution.COMMIT)
         asked.set()
         return answer

@@ -16,8 +16,8 @@ from txmq.client.partitioner import (
 )
 from txmq.client.producer.producer import Producer
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
-from txmq.client.transaction.check_backs import HalfMessage
-from txmq.client.transaction.half_message import Half
+from txmq.client.transaction.check_backs import CheckRequest
+from txmq.client.transaction.half_message import HalfMessage
 
 __all__ = [
     "Client",
@@ -25,8 +25,8 @@ __all__ = [
     "ConsumerOptions",
     "FileOffsetStore",
     "FixedSelector",
-    "Half",
     "HalfMessage",
+    "CheckRequest",
     "KafkaPartitionSelector",
     "KeyHashSelector",
     "MySQLOffsetStore",

@@ -14,7 +14,7 @@ from txmq.client.client import FORMER_MAX, Client
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.check_backs import CheckBacks
-from txmq.client.transaction.half_message import Half
+from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import ClosedError, RolledBackError, SessionFullError
 from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol import answers
@@ -40,7 +40,7 @@ def streamed(home: SimulatedBroker) -> None:
 
 def half(home: SimulatedBroker) -> None:
     desk = CheckBacks(home, "g", lambda _: Resolution.UNKNOWN, lambda: home)  # type: ignore[arg-type,return-value]
-    Half(home, desk, 30.0, None).prepare("orders", 0, (b"k", b"v", [], 1_700_000_000_000)).commit()
+    HalfMessage(home, desk, 30.0, None).prepare("orders", 0, (b"k", b"v", [], 1_700_000_000_000)).commit()
 
 
 @pytest.fixture

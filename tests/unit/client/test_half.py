@@ -1,4 +1,4 @@
-"""Half messages and check-backs: what the application says goes, whoever dies, and nothing else does."""
+"""HalfMessage messages and check-backs: what the application says goes, whoever dies, and nothing else does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from tests.chains import has_circle
 from tests.logged import said
-from txmq.client.transaction.check_backs import CheckBacks, HalfMessage
-from txmq.client.transaction.half_message import Half
+from txmq.client.transaction.check_backs import CheckBacks, CheckRequest
+from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import (
     DiskFullError,
     FencedError,
@@ -38,18 +38,18 @@ class Group:
 
     def __init__(self, home: SimulatedBroker) -> None:
         self.home = home
-        self.asked: list[HalfMessage] = []
-        self.answer: Callable[[HalfMessage], Any] = lambda _: UNKNOWN
+        self.asked: list[CheckRequest] = []
+        self.answer: Callable[[CheckRequest], Any] = lambda _: UNKNOWN
         self.group = CheckBacks(home, "g", self._check, lambda: home)  # type: ignore[arg-type,return-value]
 
-    def _check(self, half: HalfMessage) -> Resolution:
+    def _check(self, half: CheckRequest) -> Resolution:
         self.asked.append(half)
         resolution: Resolution = self.answer(half)
         return resolution
 
-    def half(self, value: bytes = b"v", timeout: float = 30.0) -> Half:
+    def half(self, value: bytes = b"v", timeout: float = 30.0) -> HalfMessage:
         record = (b"42", value, [(TAG_HEADER, b"T"), ("h", b"x")], 1_700_000_000_000)
-        return Half(self.home, self.group, timeout, None).prepare("orders", 0, record)
+        return HalfMessage(self.home, self.group, timeout, None).prepare("orders", 0, record)
 
 
 @pytest.fixture(autouse=True)
@@ -299,7 +299,7 @@ def test_a_checker_that_raises_has_said_unknown_and_is_logged(
 ) -> None:
     half = group.half()
 
-    def fail(_: HalfMessage) -> Any:
+    def fail(_: CheckRequest) -> Any:
         raise ZeroDivisionError("mine")
 
     group.answer = fail
@@ -329,7 +329,7 @@ def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
 ) -> None:
     half = group.half()
 
-    def late(_: HalfMessage) -> Resolution:
+    def late(_: CheckRequest) -> Resolution:
         half.commit()
         return ROLLBACK
 

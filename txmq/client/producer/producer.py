@@ -24,7 +24,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import current_transaction, refuse_stray
 from txmq.client.transaction.foreign_branch import ForeignBranch
-from txmq.client.transaction.half_message import Half, ProducerGroup
+from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
 from txmq.client.transaction.xa_resource import associated_branch
 from txmq.errors import (
     BrokerAwayError,
@@ -277,7 +277,7 @@ class Producer:
     def half(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
         tag: str | None = None, partition: int | None = None, timeout: float = 30.0,
-    ) -> Half:  # fmt: skip
+    ) -> HalfMessage:  # fmt: skip
         """Send a half message: on the broker's disk when this returns, and invisible until you commit it.
 
         Use it as a block around your own work, whose end commits, or call ``commit`` and ``rollback``. What nobody
@@ -298,7 +298,7 @@ class Producer:
             raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
         refuse_stray()
         require_transaction_timeout(timeout)
-        half = Half(self.client, self._checks, timeout, self.settings.compression).reach()
+        half = HalfMessage(self.client, self._checks, timeout, self.settings.compression).reach()
         where, record = self._placed(topic, (key, value, headers, tag), partition, self._patience(None))
         self._checks.start()  # a forked child has no thread yet
         return half.prepare(topic, where, record)

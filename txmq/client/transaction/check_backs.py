@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from txmq.client.transaction.half_message import Half
+from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.prepared import settle
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
@@ -40,11 +40,11 @@ _THREAD_NAME = "txmq-checks"
 
 
 @dataclass(frozen=True, slots=True)
-class HalfMessage:
+class CheckRequest:
     """What a checker is asked about.
 
     Attributes:
-        txid: as ``Half.txid`` when it was sent.
+        txid: as ``HalfMessage.txid`` when it was sent.
         message: what was sent; its offset is -1.
         attempt: how often it was asked about since the broker's start; 0 where its own block has just failed.
         age_ms: since it was prepared.
@@ -71,7 +71,7 @@ class HalfMessage:
         return self.message.value or b""
 
 
-Checker = Callable[[HalfMessage], Resolution]
+Checker = Callable[[CheckRequest], Resolution]
 
 
 class CheckBacks:
@@ -91,7 +91,7 @@ class CheckBacks:
         self._client, self._new_connection = client, connection
         self._connection: ReconnectingConnection | None = None
         self._log = get_logger(group=group)
-        self._untold: deque[tuple[Half, Resolution]] = deque()
+        self._untold: deque[tuple[HalfMessage, Resolution]] = deque()
         self._lock = Lock()
         self._signal = Signal()
         self._process: int | None = None
@@ -106,9 +106,9 @@ class CheckBacks:
         tag = next((content.decode() for name, content in headers if name == TAG_HEADER), None)
         rest = {name: content for name, content in headers if name != TAG_HEADER}
         message = Message(topic, partition, -1, key, value, rest, tag, timestamp_ms, txid)
-        return self._answer(HalfMessage(txid, message, 0, 0))
+        return self._answer(CheckRequest(txid, message, 0, 0))
 
-    def leave(self, half: Half, resolution: Resolution) -> None:
+    def leave(self, half: HalfMessage, resolution: Resolution) -> None:
         """See ``half.Desk``."""
         self._untold.append((half, resolution))
         self.start()
@@ -186,7 +186,7 @@ class CheckBacks:
             self._log.warning("a half message cannot be read", txid=due.txid, error=str(error))
             return
         message.offset = -1
-        resolution = self._answer(HalfMessage(due.txid, message, due.attempt, due.age_ms))
+        resolution = self._answer(CheckRequest(due.txid, message, due.attempt, due.age_ms))
         if resolution is Resolution.UNKNOWN:
             return
         crash_point("client.check.answered")
@@ -197,7 +197,7 @@ class CheckBacks:
         except TxmqError as error:  # the broker hands it out again
             self._log.warning("check-back not delivered", txid=due.txid, answer=resolution.value, error=str(error))
 
-    def _answer(self, half: HalfMessage) -> Resolution:
+    def _answer(self, half: CheckRequest) -> Resolution:
         try:
             answer: object = self.checker(half)
         except Exception as error:  # noqa: BLE001  the application's code: whatever it raises, it has not answered

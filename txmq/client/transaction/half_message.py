@@ -1,4 +1,4 @@
-"""Half messages: ``with producer.half("orders", b"created", key=b"42"): save_order(42)``.
+"""HalfMessage messages: ``with producer.half("orders", b"created", key=b"42"): save_order(42)``.
 
 Theory of operation. The message is prepared in the broker, forced and invisible, before the block begins. The block
 does the application's own work, in whatever store, and commits that. Then ``commit`` lets the message out. Whoever dies
@@ -68,11 +68,11 @@ class ProducerGroup(Protocol):
     def ask(self, txid: str, topic: str, partition: int, record: Record) -> Resolution:
         """What the application's checker says of a half of this process. Never raises Exception."""
 
-    def leave(self, half: Half, resolution: Resolution) -> None:
+    def leave(self, half: HalfMessage, resolution: Resolution) -> None:
         """Go on telling the broker."""
 
 
-class Half:
+class HalfMessage:
     """One half message; made, and prepared, by ``Producer.half``. Usable as a block.
 
     Attributes:
