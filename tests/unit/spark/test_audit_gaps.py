@@ -6,18 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.spark.audit.findings import BUCKET_BITS
-from txmq.spark.audit.gaps import Hole, Run, between_runs
+from txmq.spark.audit.gaps import GapRun, Hole, between_runs
 
 SIZE = 1 << BUCKET_BITS
 
 
-def runs_of(offsets: list[int], partition: int = 0) -> list[Run]:
+def runs_of(offsets: list[int], partition: int = 0) -> list[GapRun]:
     """As Spark counts them."""
     by_bucket: dict[int, list[int]] = {}
     for offset in offsets:
         by_bucket.setdefault(offset // SIZE, []).append(offset % SIZE)
     return [
-        Run(partition, bucket, len(found), min(found), max(found), sum(found)) for bucket, found in by_bucket.items()
+        GapRun(partition, bucket, len(found), min(found), max(found), sum(found)) for bucket, found in by_bucket.items()
     ]
 
 

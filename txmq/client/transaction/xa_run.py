@@ -59,7 +59,7 @@ _ALONE = Job()  # of every branch that is the only one: what is for it is called
 _ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK, BranchState.LEFT)
 
 
-class Side:
+class BranchRun:
     """One branch, and where it stands.
 
     Attributes:
@@ -126,7 +126,7 @@ class XaRun:
 
     def __init__(self, home: BrokerTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
         self._home, self._messages = home, messages
-        self.sides = [Side(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
+        self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
         self.coordinator = XACoordinator()
         self.error: TransactionError | None = None
         self.interrupt: BaseException | None = None

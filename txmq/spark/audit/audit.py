@@ -34,7 +34,7 @@ from pyspark.storagelevel import StorageLevel
 from txmq.spark.audit import figures as audit_figures
 from txmq.spark.audit import findings as audit_findings
 from txmq.spark.audit.figures import Moment, PartitionFigures, Totals
-from txmq.spark.audit.gaps import HOLES_MAX, Hole, Ranges, Run, between_runs
+from txmq.spark.audit.gaps import HOLES_MAX, GapRun, Hole, Ranges, between_runs
 from txmq.spark.audit.match import Window, identities, pair
 from txmq.spark.audit.spec import AuditSpec, Kind
 
@@ -202,7 +202,7 @@ class _Findings:
     window: Window
     around: Surroundings
 
-    def of(self, runs: Sequence[Run], unchecked: Mapping[Kind, str]) -> DataFrame:
+    def of(self, runs: Sequence[GapRun], unchecked: Mapping[Kind, str]) -> DataFrame:
         doubts = list(self.around.in_doubt()) if self.around.in_doubt else []
         parts = [*self._alone(unchecked, doubts), *self._torn(), *self._gaps(runs)]
         if Kind.DIFFERS not in unchecked:
@@ -254,7 +254,7 @@ class _Findings:
             parts.append(audit_findings.torn_between(self.pairs, others, self.spec.topic))
         return parts
 
-    def _gaps(self, runs: Sequence[Run]) -> list[DataFrame]:
+    def _gaps(self, runs: Sequence[GapRun]) -> list[DataFrame]:
         holes = between_runs(runs, self.around.ranges)
         if broken := [(run.partition, run.bucket) for run in runs if not run.adds_up]:
             inside = audit_findings.holes_in(self.pairs, broken).limit(HOLES_MAX).collect()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from txmq.spark.audit.findings import offset_buckets
-from txmq.spark.audit.gaps import Run
+from txmq.spark.audit.gaps import GapRun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -126,12 +126,12 @@ def bucket_seconds(span_s: float) -> int:
     return short or max(1, math.ceil(span_s / (BUCKETS_MAX * MINUTE_S))) * MINUTE_S
 
 
-def runs(pairs: DataFrame) -> list[Run]:
+def runs(pairs: DataFrame) -> list[GapRun]:
     """Messages by runs of offsets."""
-    return [Run(**row.asDict()) for row in offset_buckets(pairs).collect()]
+    return [GapRun(**row.asDict()) for row in offset_buckets(pairs).collect()]
 
 
-def by_partition(found: list[Run]) -> list[PartitionFigures]:
+def by_partition(found: list[GapRun]) -> list[PartitionFigures]:
     """The runs put together."""
     lines: dict[int, PartitionFigures] = {}
     for run in found:

@@ -33,7 +33,7 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GapRun:
     """What was read of one run of offsets; ``first``, ``last`` and ``total`` count from the run's beginning."""
 
     partition: int
@@ -56,13 +56,13 @@ class Run:
         return start + self.first, start + self.last
 
 
-def between_runs(runs: Iterable[Run], ranges: Ranges | None) -> list[Hole]:
+def between_runs(runs: Iterable[GapRun], ranges: Ranges | None) -> list[Hole]:
     """Holes before, between and behind the runs.
 
     Args:
         ranges: what was to be read; None: what lies before the first and behind the last offset is not judged.
     """
-    by_partition: dict[int, list[Run]] = {partition: [] for partition in ranges or ()}
+    by_partition: dict[int, list[GapRun]] = {partition: [] for partition in ranges or ()}
     for run in sorted(runs, key=lambda run: (run.partition, run.bucket)):
         by_partition.setdefault(run.partition, []).append(run)
     holes = []
