@@ -35,7 +35,7 @@ from txmq.log.reader import Extent, WouldWaitError, find_time, read_chunk
 from txmq.model import TopicConfig
 
 _UNKNOWN_MS = -1
-Place = tuple[int, int, int]  # offset, base offset of the segment it is in, position there
+LogPosition = tuple[int, int, int]  # offset, base offset of the segment it is in, position there
 
 
 class Segment:
@@ -73,8 +73,8 @@ class Partition:
         self.log_start = self.high_watermark = self.next_offset = 0
         self.is_deleted = False
         self.segments: list[Segment] = []
-        self._durable: Place = (0, 0, 0)  # the high watermark
-        self._pending: list[Place] = []  # what ``_durable`` will be, one for each place since
+        self._durable: LogPosition = (0, 0, 0)  # the high watermark
+        self._pending: list[LogPosition] = []  # what ``_durable`` will be, one for each place since
         self._hint: tuple[int, int, int] = (-1, -1, -1)  # where the last read ended: offset, segment base, position
         self.producers: dict[int, Any] = {}
         self.waiters: list[Any] | None = None
@@ -166,7 +166,7 @@ class Partition:
         if next_offset > self.high_watermark:
             self.show(self.end_at(next_offset))
 
-    def end_at(self, next_offset: int) -> Place:
+    def end_at(self, next_offset: int) -> LogPosition:
         """Where the log ends that is forced and in the files up to ``next_offset``; once, and never backwards."""
         pending = self._pending
         if next_offset == self.next_offset:
@@ -180,7 +180,7 @@ class Partition:
         del pending[: number + 1]
         return end
 
-    def show(self, place: Place) -> None:
+    def show(self, place: LogPosition) -> None:
         """Readers may see what is below ``place``, which ``end_at`` or ``place`` told."""
         if place[0] > self.high_watermark:
             self._durable = place
@@ -238,7 +238,7 @@ class Partition:
                 return max(found, self.log_start)
         return durable[0]
 
-    def _extent_of(self, offset: int, durable: Place) -> Extent:
+    def _extent_of(self, offset: int, durable: LogPosition) -> Extent:
         segments = self.segments
         number = bisect_right(segments, offset, key=_base_offset) - 1
         if number < 0:

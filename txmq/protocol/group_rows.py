@@ -14,7 +14,7 @@ from txmq.errors import BadRequestError
 from txmq.protocol.json_text import read_json
 from txmq.protocol.offsets import is_number, is_topic, offset_row, refuse_too_many
 
-Slot = tuple[str, int]  # topic, partition
+TopicPartition = tuple[str, int]  # topic, partition
 PIECE_SIZE_BYTES = 60 << 10  # every broker takes it, whatever its ``request_size_bytes_max``
 PIECE_ROWS = 1000
 
@@ -47,7 +47,7 @@ def split_rows(body: bytearray | None) -> list[list[Any]]:
     return rows
 
 
-def slot_row(row: list[Any]) -> Slot:
+def slot_row(row: list[Any]) -> TopicPartition:
     """``[topic, partition]``.
 
     Raises:
@@ -58,7 +58,7 @@ def slot_row(row: list[Any]) -> Slot:
     return row[0], row[1]
 
 
-def claim_row(row: list[Any]) -> tuple[Slot, int]:
+def claim_row(row: list[Any]) -> tuple[TopicPartition, int]:
     """``[topic, partition, generation]``, or with an offset in its place.
 
     Raises:
@@ -69,7 +69,7 @@ def claim_row(row: list[Any]) -> tuple[Slot, int]:
     return slot_row(row[:2]), row[2]
 
 
-def aside_row(row: list[Any]) -> tuple[Slot, str | None, str | None]:
+def aside_row(row: list[Any]) -> tuple[TopicPartition, str | None, str | None]:
     """``[topic, partition, known, wanted]``.
 
     Raises:

@@ -28,15 +28,15 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import cycle
 
-Slot = tuple[str, int]  # topic, partition
+TopicPartition = tuple[str, int]  # topic, partition
 Members = Mapping[str, Sequence[str]]  # member -> the topics it wants
-Owners = dict[Slot, str]
-Strategy = Callable[[Members, Mapping[str, int], Mapping[Slot, str]], Owners]
+Owners = dict[TopicPartition, str]
+Strategy = Callable[[Members, Mapping[str, int], Mapping[TopicPartition, str]], Owners]
 
 _POINTS_PER_MEMBER = 100  # shares of 10 members then differ by about a tenth
 
 
-def range_(members: Members, partitions: Mapping[str, int], _current: Mapping[Slot, str]) -> Owners:
+def range_(members: Members, partitions: Mapping[str, int], _current: Mapping[TopicPartition, str]) -> Owners:
     """Contiguous ranges per topic."""
     owners: Owners = {}
     for topic, count in partitions.items():
@@ -49,7 +49,7 @@ def range_(members: Members, partitions: Mapping[str, int], _current: Mapping[Sl
     return owners
 
 
-def round_robin(members: Members, partitions: Mapping[str, int], _current: Mapping[Slot, str]) -> Owners:
+def round_robin(members: Members, partitions: Mapping[str, int], _current: Mapping[TopicPartition, str]) -> Owners:
     """Dealt out in turn, over all topics; who does not want a topic is passed over."""
     owners: Owners = {}
     turn = cycle(sorted(members))
@@ -59,7 +59,7 @@ def round_robin(members: Members, partitions: Mapping[str, int], _current: Mappi
     return owners
 
 
-def consistent_hash(members: Members, partitions: Mapping[str, int], _current: Mapping[Slot, str]) -> Owners:
+def consistent_hash(members: Members, partitions: Mapping[str, int], _current: Mapping[TopicPartition, str]) -> Owners:
     """The first member on the ring behind the partition's hash."""
     owners: Owners = {}
     for topic, count in partitions.items():
@@ -93,7 +93,7 @@ class _Share:
             del self.numbers[topic]
 
 
-def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[Slot, str]) -> Owners:
+def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[TopicPartition, str]) -> Owners:
     """As few moves as balance allows: loads differ by at most one where all want the same topics.
 
     A few microseconds a partition: members join and leave while all others wait for the broker.
@@ -163,7 +163,7 @@ def _first(heap: list[tuple[int, int, _Share]]) -> tuple[int, int, _Share]:
     return heap[0]
 
 
-def exclusive(members: Members, partitions: Mapping[str, int], current: Mapping[Slot, str]) -> Owners:
+def exclusive(members: Members, partitions: Mapping[str, int], current: Mapping[TopicPartition, str]) -> Owners:
     """Everything to one member: who has most already, else the first by name."""
     held = Counter(owner for (topic, _), owner in current.items() if topic in partitions)
     ranking = sorted(members, key=lambda member: (-held[member], member))
@@ -175,7 +175,7 @@ def _wanting(members: Members, topic: str) -> list[str]:
     return sorted(member for member, topics in members.items() if topic in topics)
 
 
-def _slots(members: Members, partitions: Mapping[str, int]) -> list[Slot]:
+def _slots(members: Members, partitions: Mapping[str, int]) -> list[TopicPartition]:
     """All partitions that somebody wants, in order of topic and number."""
     return [(topic, n) for topic in sorted(partitions) if _wanting(members, topic) for n in range(partitions[topic])]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.registry.assignment import STRATEGIES, Owners, Slot, exclusive, range_, round_robin, sticky
+from txmq.registry.assignment import STRATEGIES, Owners, TopicPartition, exclusive, range_, round_robin, sticky
 
 from ...growth import growth
 
@@ -32,7 +32,7 @@ def loads(owners: Owners, members: Iterable[str]) -> list[int]:
 @settings(max_examples=200)
 @given(members=MEMBERS, partitions=PARTITIONS, current=CURRENT)
 def test_each_wanted_partition_has_one_owner_who_wants_it(
-    members: dict[str, list[str]], partitions: dict[str, int], current: dict[Slot, str]
+    members: dict[str, list[str]], partitions: dict[str, int], current: dict[TopicPartition, str]
 ) -> None:
     wanted = {topic for topics in members.values() for topic in topics}
     slots = {(t, n) for t, count in partitions.items() if t in wanted for n in range(count)}
@@ -45,7 +45,7 @@ def test_each_wanted_partition_has_one_owner_who_wants_it(
 @settings(max_examples=200)
 @given(members=MEMBERS, partitions=PARTITIONS, current=CURRENT)
 def test_the_order_in_which_facts_are_told_does_not_matter(
-    members: dict[str, list[str]], partitions: dict[str, int], current: dict[Slot, str]
+    members: dict[str, list[str]], partitions: dict[str, int], current: dict[TopicPartition, str]
 ) -> None:
     turned_members, turned_partitions, turned_current = (
         dict(reversed(members.items())), dict(reversed(partitions.items())), dict(reversed(current.items()))
@@ -57,7 +57,7 @@ def test_the_order_in_which_facts_are_told_does_not_matter(
 
 @given(members=SAME_WISH, partitions=PARTITIONS, current=CURRENT)
 def test_sticky_and_round_robin_are_balanced(
-    members: dict[str, tuple[str, ...]], partitions: dict[str, int], current: dict[Slot, str]
+    members: dict[str, tuple[str, ...]], partitions: dict[str, int], current: dict[TopicPartition, str]
 ) -> None:
     for strategy in (sticky, round_robin):
         found = loads(strategy(members, partitions, current), members)
@@ -67,7 +67,7 @@ def test_sticky_and_round_robin_are_balanced(
 @settings(max_examples=300)
 @given(members=MEMBERS, partitions=PARTITIONS, current=CURRENT)
 def test_sticky_leaves_nothing_to_be_moved_that_would_lessen_a_difference(
-    members: dict[str, list[str]], partitions: dict[str, int], current: dict[Slot, str]
+    members: dict[str, list[str]], partitions: dict[str, int], current: dict[TopicPartition, str]
 ) -> None:
     owners = sticky(members, partitions, current)
     load = Counter(owners.values())

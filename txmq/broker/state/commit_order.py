@@ -18,8 +18,8 @@ from txmq.broker.state.transaction import ANY_KEY, Transaction
 
 _Name = TypeVar("_Name")
 _Queue = dict[Transaction, None]
-_Place = tuple[str, int, int]  # uuid, topic id, partition
-_Pair = tuple[_Place, int | str]  # and a key
+_ResourcePartition = tuple[str, int, int]  # uuid, topic id, partition
+_Pair = tuple[_ResourcePartition, int | str]  # and a key
 
 
 class CommitOrder:
@@ -27,7 +27,7 @@ class CommitOrder:
 
     def __init__(self) -> None:
         self._by_key: dict[_Pair, _Queue] = {}  # the key ANY_KEY holds those that collide with all
-        self._by_place: dict[_Place, _Queue] = {}  # everybody in a partition
+        self._by_place: dict[_ResourcePartition, _Queue] = {}  # everybody in a partition
         self._pairs: dict[Transaction, list[_Pair]] = {}  # of everybody: asked for again and again, 3 us each
 
     def add(self, transaction: Transaction) -> None:
@@ -65,12 +65,12 @@ class CommitOrder:
             found.update((t, None) for t in candidates if t.waiting and not self.must_wait(t))
         return list(found)
 
-    def _heads(self, place: _Place, key: int | str) -> Iterator[Transaction]:
+    def _heads(self, place: _ResourcePartition, key: int | str) -> Iterator[Transaction]:
         for queue in (self._by_key.get((place, key)), self._by_key.get((place, ANY_KEY))):
             if queue:
                 yield next(iter(queue))
 
-    def _held_by_all(self, place: _Place) -> Iterator[Transaction]:
+    def _held_by_all(self, place: _ResourcePartition) -> Iterator[Transaction]:
         """Whom a transaction with ANY_KEY may have held up: those before the next such one, and that one."""
         same = self._by_key.get((place, ANY_KEY), ())
         for transaction in self._by_place.get(place, ()):

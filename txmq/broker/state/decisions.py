@@ -18,7 +18,7 @@ from typing import Any
 from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.visibility import VisibilityBarrier, VisibilityBarriers
-from txmq.log.partition import Partition, Place
+from txmq.log.partition import LogPosition, Partition
 
 Name = tuple[int, int]  # session, counter
 HELD = "held"  # under which decisions are indexed whose messages are not shown yet
@@ -77,7 +77,7 @@ class XADecisions:
         self._next_number = 1  # of both, in this life of the broker
 
     def decide(
-        self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, Place]
+        self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, LogPosition]
     ) -> XADecision:
         """A decision was accepted. A single one without branches is over at once."""
         hold = VisibilityBarrier(name, places)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-Place = tuple[int, int]  # topic id, partition
+PartitionId = tuple[int, int]  # topic id, partition
 Name = tuple[int, int]  # session and counter of a transaction
 PLACE_BYTES = 500  # of memory, for one partition of one group: its generation and its offset: 140 to 250, and 270
 
@@ -33,7 +33,7 @@ class Saved(NamedTuple):
     time_ms: int
 
 
-Frozen = tuple[str, dict[Place, Saved], dict[Place, int]]
+Frozen = tuple[str, dict[PartitionId, Saved], dict[PartitionId, int]]
 
 
 class SavedGroup:
@@ -42,8 +42,8 @@ class SavedGroup:
     __slots__ = ("generations", "offsets")
 
     def __init__(self) -> None:
-        self.offsets: dict[Place, Saved] = {}
-        self.generations: dict[Place, int] = {}
+        self.offsets: dict[PartitionId, Saved] = {}
+        self.generations: dict[PartitionId, int] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -51,7 +51,7 @@ class SavedGroup:
         texts = sum(text_bytes(saved.aside) for saved in self.offsets.values())
         return PLACE_BYTES * len(self.offsets.keys() | self.generations.keys()) + texts
 
-    def growth_bytes(self, place: Place, aside: str | None) -> int:
+    def growth_bytes(self, place: PartitionId, aside: str | None) -> int:
         """What saving this adds; less than nothing where a longer text goes."""
         known = self.offsets.get(place)
         if known is None:
@@ -106,7 +106,7 @@ class SavedGroups:
         known = self.named.get(group) or SavedGroup()
         return sum(known.growth_bytes((topic_id, partition), aside) for topic_id, partition, _, aside in offsets)
 
-    def generation(self, group: str, place: Place) -> int:
+    def generation(self, group: str, place: PartitionId) -> int:
         """The newest that was handed out; 0 where there was none."""
         known = self.named.get(group)
         return known.generations.get(place, 0) if known is not None else 0
@@ -116,12 +116,12 @@ class SavedGroups:
         known = self.named.get(group)
         return {topic_id for topic_id, _ in known.generations} if known is not None else set()
 
-    def is_new_to(self, group: str, place: Place) -> bool:
+    def is_new_to(self, group: str, place: PartitionId) -> bool:
         """Whether the group never had a partition, and nothing is saved for it."""
         known = self.named.get(group)
         return known is None or (place not in known.generations and place not in known.offsets)
 
-    def next_generation(self, group: str, place: Place) -> int:
+    def next_generation(self, group: str, place: PartitionId) -> int:
         """The one that is handed out next."""
         return (self.generation(group, place) or self.generation_floor) + 1
 

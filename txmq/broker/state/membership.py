@@ -23,9 +23,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from txmq.registry.assignment import STRATEGIES, Slot
+from txmq.registry.assignment import STRATEGIES, TopicPartition
 
-View = tuple[list[tuple[Slot, int]], list[Slot]]  # what a member may consume, with generations; what it must release
+View = tuple[
+    list[tuple[TopicPartition, int]], list[TopicPartition]
+]  # what a member may consume, with generations; what it must release
 
 
 @dataclass(slots=True)
@@ -98,11 +100,11 @@ class Membership:
 
     strategy: str = "sticky"
     members: dict[str, Member] = field(default_factory=dict)
-    owned: dict[Slot, Owned] = field(default_factory=dict)
+    owned: dict[TopicPartition, Owned] = field(default_factory=dict)
     is_changed: bool = False
     topics_seen: int = -1
     look_ms: int = 0
-    _wanted: dict[Slot, str] = field(default_factory=dict)  # who should have what
+    _wanted: dict[TopicPartition, str] = field(default_factory=dict)  # who should have what
     _partitions: dict[str, int] = field(default_factory=dict)
     _topic_ids: dict[str, int] = field(default_factory=dict)
 
@@ -117,13 +119,13 @@ class Membership:
         self.members[member.name] = member
         self._rebalance()
 
-    def claim(self, name: str, slot: Slot, generation: int) -> None:
+    def claim(self, name: str, slot: TopicPartition, generation: int) -> None:
         """A member that was there before the broker's restart still has a partition."""
         if slot not in self.owned:
             self.owned[slot] = Owned(name, generation)
             self._changed(name)
 
-    def drop_unclaimed(self, name: str, claimed: Iterable[Slot]) -> None:
+    def drop_unclaimed(self, name: str, claimed: Iterable[TopicPartition]) -> None:
         """A member that joins again has lost what it does not claim: it may be another process of that name."""
         kept = set(claimed)
         for slot in [slot for slot, owned in self.owned.items() if owned.member == name and slot not in kept]:
@@ -151,7 +153,7 @@ class Membership:
         """Members that were not heard of for too long."""
         return [member.name for member in self.members.values() if member.silent_ms <= now_ms]
 
-    def release(self, name: str, slots: Iterable[Slot]) -> None:
+    def release(self, name: str, slots: Iterable[TopicPartition]) -> None:
         """A member has stopped consuming these; only what was revoked from it becomes free."""
         for slot in slots:
             owned = self.owned.get(slot)
@@ -159,7 +161,7 @@ class Membership:
                 del self.owned[slot]
                 self._changed(name)
 
-    def take_back(self, slot: Slot) -> None:
+    def take_back(self, slot: TopicPartition) -> None:
         """Nobody has it any more, whoever had it; it is handed over anew."""
         owned = self.owned.pop(slot, None)
         if owned is not None:
@@ -175,11 +177,11 @@ class Membership:
                     self._changed(self.owned.pop(slot).member)
             self._rebalance()
 
-    def due(self) -> list[tuple[Slot, str]]:
+    def due(self) -> list[tuple[TopicPartition, str]]:
         """Free partitions, and who should have them."""
         return [(slot, member) for slot, member in self._wanted.items() if slot not in self.owned]
 
-    def hand_over(self, slot: Slot, member: str, generation: int) -> None:
+    def hand_over(self, slot: TopicPartition, member: str, generation: int) -> None:
         """A free partition gets its owner."""
         self.owned[slot] = Owned(member, generation)
         self._changed(member)

@@ -27,12 +27,12 @@ from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.log.memory import MemoryPartition
-from txmq.log.partition import Partition, Place
+from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
 from txmq.redo import entries
 from txmq.registry.topics import Topic, Topics
 
-Places = dict[Partition, Place]  # where a transaction's messages begin
+Places = dict[Partition, LogPosition]  # where a transaction's messages begin
 IN_JOURNAL = 0xFFFFFFFF
 
 

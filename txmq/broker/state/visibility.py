@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from txmq.log.partition import Partition, Place
+from txmq.log.partition import LogPosition, Partition
 
 
 class VisibilityBarrier:
@@ -36,7 +36,9 @@ class VisibilityBarrier:
 
     __slots__ = ("is_ready", "is_settled", "name", "places")
 
-    def __init__(self, name: tuple[int, int], places: Mapping[Partition, Place], *, is_settled: bool = False) -> None:
+    def __init__(
+        self, name: tuple[int, int], places: Mapping[Partition, LogPosition], *, is_settled: bool = False
+    ) -> None:
         self.name, self.places = name, dict(places)
         self.is_settled = self.is_ready = is_settled
 
@@ -46,7 +48,7 @@ class VisibilityBarriers:
 
     def __init__(self) -> None:
         self._queues: dict[Partition, dict[VisibilityBarrier, None]] = {}
-        self._reached: dict[Partition, Place] = {}  # how far a held partition is forced and in its files
+        self._reached: dict[Partition, LogPosition] = {}  # how far a held partition is forced and in its files
         self._all: dict[VisibilityBarrier, None] = {}
 
     def __bool__(self) -> bool:
@@ -73,7 +75,7 @@ class VisibilityBarriers:
             for partition in hold.places:
                 self._queues.setdefault(partition, {})[hold] = None
 
-    def add_behind(self, name: tuple[int, int], places: Mapping[Partition, Place]) -> None:
+    def add_behind(self, name: tuple[int, int], places: Mapping[Partition, LogPosition]) -> None:
         """A transaction committed: where it stands behind a hold, all of it waits there."""
         if len(places) > 1 and any(partition in self._queues for partition in places):
             self.add(VisibilityBarrier(name, places, is_settled=True))

@@ -26,7 +26,7 @@ ATTEMPTS_MAX = 10  # at a change, while members save another text each time
 Aside = dict[int, Waiting]
 
 
-class Place(NamedTuple):
+class TopicPartition(NamedTuple):
     """What is meant: of all topics, all partitions, all offsets where there is None."""
 
     topic: str | None = None
@@ -66,7 +66,7 @@ class Retries:
     def __init__(self, client: Any, group: str, store: RetryStore | None = None) -> None:
         self._client, self._group, self._store = client, group, store
 
-    def list(self, place: Place) -> tuple[Row, ...]:
+    def list(self, place: TopicPartition) -> tuple[Row, ...]:
         """What is aside. Raises UnknownGroupError."""
         found: list[Row] = []
         rows = {(row.message.topic, row.message.partition, row.message.offset): row for row in self._stored()}
@@ -88,7 +88,7 @@ class Retries:
     def _stored(self) -> tuple[Stored, ...]:
         return () if self._store is None else tuple(self._store.read(self._group))
 
-    def _partitions(self, place: Place) -> tuple[dict[str, Any], ...]:
+    def _partitions(self, place: TopicPartition) -> tuple[dict[str, Any], ...]:
         described = self._client.groups.describe(self._group)["partitions"]
         return tuple(row for row in described if row["aside"] and place.holds(row["topic"], row["partition"]))
 
@@ -104,13 +104,13 @@ class Retries:
             found = []
         if found:
             return found[0]
-        texts = [part["aside"] for part in self._partitions(Place(row.topic, row.partition))]
+        texts = [part["aside"] for part in self._partitions(TopicPartition(row.topic, row.partition))]
         waiting = parsed(texts[0]).get(row.offset) if texts else None
         if waiting is None or waiting.copy is None:
             return None
         return RetryTopic(self._client, self._group, "").read(row.topic, row.partition, row.offset, waiting.copy)
 
-    def replay(self, place: Place) -> int:
+    def replay(self, place: TopicPartition) -> int:
         """Have messages delivered again at once, with all their retries before them; how many. Raises as ``drop``."""
 
         def begin_anew(aside: Aside, offsets: set[int]) -> None:
@@ -119,7 +119,7 @@ class Retries:
 
         return len(self._change(place, begin_anew))
 
-    def drop(self, place: Place) -> int:
+    def drop(self, place: TopicPartition) -> int:
         """Forget messages, as if they had been dealt with; how many.
 
         Raises:
@@ -138,7 +138,7 @@ class Retries:
                 self._store.remove(self._group, topic, partition, offset)
         return len(dropped)
 
-    def drop_unreadable(self, place: Place) -> int:
+    def drop_unreadable(self, place: TopicPartition) -> int:
         """Forget all that partitions have aside whose text cannot be read; of how many partitions."""
         texts = []
         for row in self._partitions(place):
@@ -150,7 +150,7 @@ class Retries:
             raise GroupActiveError("what is aside has changed meanwhile: look again")
         return len(texts)
 
-    def _change(self, place: Place, change: Callable[[Aside, set[int]], None]) -> set[tuple[str, int, int]]:
+    def _change(self, place: TopicPartition, change: Callable[[Aside, set[int]], None]) -> set[tuple[str, int, int]]:
         changed: dict[tuple[str, int], set[int]] = {}
         for _ in range(ATTEMPTS_MAX):
             rows, meant = [], {}

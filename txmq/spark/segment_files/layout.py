@@ -23,7 +23,7 @@ from txmq.runtime.ports import Disk
 LOG: Final = "log"
 ARCHIVE: Final = "archive"
 _SEGMENT: Final = re.compile(r"([0-9]{20})\.log\Z", re.ASCII)
-Place = tuple[int, int]  # topic id, partition
+PartitionId = tuple[int, int]  # topic id, partition
 
 
 class Segment(NamedTuple):
@@ -34,7 +34,7 @@ class Segment(NamedTuple):
     size_bytes: int
 
 
-def segments_below(disk: Disk, root: str) -> dict[Place, list[Segment]]:
+def segments_below(disk: Disk, root: str) -> dict[PartitionId, list[Segment]]:
     """All segments, by partition, ascending.
 
     Args:
@@ -43,7 +43,7 @@ def segments_below(disk: Disk, root: str) -> dict[Place, list[Segment]]:
     Raises:
         ConfigError: nothing below it is laid out as segments are.
     """
-    found: dict[Place, dict[int, Segment]] = {}
+    found: dict[PartitionId, dict[int, Segment]] = {}
     for place, directory in _directories(disk, root):
         for segment in _segments_in(disk, directory):
             found.setdefault(place, {}).setdefault(segment.base_offset, segment)
@@ -55,7 +55,7 @@ def segments_below(disk: Disk, root: str) -> dict[Place, list[Segment]]:
     return {place: [known[base] for base in sorted(known)] for place, known in sorted(found.items())}
 
 
-def _directories(disk: Disk, root: str) -> Iterator[tuple[Place, str]]:
+def _directories(disk: Disk, root: str) -> Iterator[tuple[PartitionId, str]]:
     trees = [name for name in (ARCHIVE, LOG) if disk.exists(name)]
     if trees:
         for tree in trees:
@@ -72,7 +72,7 @@ def _directories(disk: Disk, root: str) -> Iterator[tuple[Place, str]]:
         yield from _tree(disk, "")
 
 
-def _tree(disk: Disk, directory: str) -> Iterator[tuple[Place, str]]:
+def _tree(disk: Disk, directory: str) -> Iterator[tuple[PartitionId, str]]:
     for topic in _numbers(disk, directory):
         below = f"{directory}/{topic}" if directory else topic
         for number in _numbers(disk, below):

@@ -28,7 +28,7 @@ from txmq.model import Storage
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import File
-from txmq.spark.segment_files.layout import ARCHIVE, Place, Segment, segments_below
+from txmq.spark.segment_files.layout import ARCHIVE, PartitionId, Segment, segments_below
 from txmq.spark.segment_files.state import Folded, fold, is_data_directory, locked
 from txmq.spark.source.batch import within
 from txmq.spark.source.catalog import Held, check_offsets, placed
@@ -49,7 +49,7 @@ class FileTask:
     root: str
     path: str
     topic: str
-    place: Place
+    place: PartitionId
     position: int
     end_position: int
     offset: int
@@ -103,7 +103,7 @@ class _Planner:
         self._disk, self._root, self._options = disk, root, options
         self._state = None if folded is None else folded.state
         self._forced = {} if folded is None else folded.forced
-        self._chains: dict[Place, list[Segment]] = {}
+        self._chains: dict[PartitionId, list[Segment]] = {}
 
     def run(self, tasks_min: int) -> list[tuple[FileTask, ...]]:
         held = self._held()
@@ -144,7 +144,7 @@ class _Planner:
                 raise ConfigError(f"no topic {name!r} below {self._root}; there are {', '.join(names) or 'none'}")
         return list(topics.values())
 
-    def _known_places(self) -> Iterator[Place]:
+    def _known_places(self) -> Iterator[PartitionId]:
         if self._state is not None:
             for partition in self._state.all_partitions():
                 if partition.config.storage is Storage.DISK:
@@ -159,7 +159,7 @@ class _Planner:
             return topic.config.name
         return str(topic_id) if str(topic_id) in (self._options.topics or ()) else None
 
-    def _chain(self, place: Place, segments: list[Segment]) -> tuple[list[Segment], int]:
+    def _chain(self, place: PartitionId, segments: list[Segment]) -> tuple[list[Segment], int]:
         """The segments that follow each other, and the offset behind the last message that may be read."""
         partition = None if self._state is None else self._state.partition(*place)
         if partition is not None:
@@ -205,7 +205,7 @@ class _Planner:
         get_logger().warning("messages are not in the segment files", text=text)
         return chain, end
 
-    def _end_of_copy(self, place: Place, segment: Segment) -> int:
+    def _end_of_copy(self, place: PartitionId, segment: Segment) -> int:
         """Where whole batches end in the last segment; damage if more of them follow behind."""
         end, position = segment.base_offset, 0
         for batch in self._batches(place, segment):
@@ -247,7 +247,7 @@ class _Planner:
             found, batch.base_offset + batch.row_count
         )  # the header may name a later time than its messages have
 
-    def _batches(self, place: Place, segment: Segment) -> Iterator[Batch]:
+    def _batches(self, place: PartitionId, segment: Segment) -> Iterator[Batch]:
         file = self._disk.open(segment.path, writable=False)
         try:
             yield from batches_of(file, place, segment.size_bytes)
@@ -316,7 +316,7 @@ def _packed(tasks: list[FileTask], share: int) -> Iterator[tuple[FileTask, ...]]
         yield tuple(gathered)
 
 
-def batches_of(file: File, place: Place, end_position: int) -> Iterator[Batch]:
+def batches_of(file: File, place: PartitionId, end_position: int) -> Iterator[Batch]:
     """Follow the headers from the beginning, as long as they are sound; their batches are not looked into."""
     position = 0
     while position + HEADER_SIZE <= end_position:

@@ -29,7 +29,7 @@ PLACES_MAX = 1000  # in one chunk: each costs a record batch of its own
 _PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts
 _ROW_OVERHEAD_BYTES = 16
 
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 Row = Any  # (key, value), or (key, value, headers) where the rows have headers
 PartitionCount = Callable[[str], int]
 
@@ -38,11 +38,11 @@ class Chunk:
     """Rows that will be one transaction."""
 
     def __init__(self, *, has_headers: bool) -> None:
-        self.places: dict[Place, list[Row]] = {}
+        self.places: dict[TopicPartition, list[Row]] = {}
         self.size_bytes = self.count = 0
         self._has_headers = has_headers
 
-    def add(self, groups: dict[Place, Sequence[Row]], size_bytes: int) -> None:
+    def add(self, groups: dict[TopicPartition, Sequence[Row]], size_bytes: int) -> None:
         """Append the rows of a slice, by their place."""
         for place, rows in groups.items():
             self.places.setdefault(place, []).extend(rows)
@@ -116,7 +116,7 @@ class Gatherer:
             else:
                 yield piece, size
 
-    def _groups(self, batch: Any, *, has_headers: bool) -> dict[Place, Sequence[Row]]:
+    def _groups(self, batch: Any, *, has_headers: bool) -> dict[TopicPartition, Sequence[Row]]:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         keys = _bytes(columns["key"]) if "key" in columns else [None] * batch.num_rows
         pairs = list(zip(keys, _bytes(columns["value"]), strict=True))
@@ -125,7 +125,7 @@ class Gatherer:
             headers = map(_headers, columns["headers"].to_pylist())
             rows = [(key, value, named) for (key, value), named in zip(pairs, headers, strict=True)]
         wanted = columns["partition"].to_pylist() if "partition" in columns else None
-        found: dict[Place, Sequence[Row]] = {}
+        found: dict[TopicPartition, Sequence[Row]] = {}
         for topic, numbers in self._topics(columns, len(rows)).items():
             self._next += 1
             some = (pairs, rows, wanted) if numbers is None else (_nth(pairs, numbers), _nth(rows, numbers), None)

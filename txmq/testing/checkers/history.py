@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 from txmq.testing.checkers.decisions import DECISION_RULES
 from txmq.testing.checkers.events import History, Log, Operation, Row
-from txmq.testing.checkers.index import Finding, Index, Place, Rule, at
+from txmq.testing.checkers.index import Finding, Index, LogPosition, Rule, at
 
 FINDINGS_PER_RULE_MAX = 20  # of one defect the first few tell the story
 
@@ -197,7 +197,7 @@ def _polls_between(index: Index) -> Iterator[Finding]:
             continue
         reader, first = (poll.process, poll.log), poll.messages[0][0]
         expected = following.get(reader, first)
-        if first != expected and not (first > expected and index.has_expired(Place(poll.log, expected))):
+        if first != expected and not (first > expected and index.has_expired(LogPosition(poll.log, expected))):
             yield Finding("L10", "poll", f"{poll.process} read {at(poll.log, first)}, due was {expected}")
         following[reader] = poll.messages[-1][0] + 1
 
@@ -323,7 +323,7 @@ def _one_partition_per_key(index: Index) -> Iterator[Finding]:
 def _order_of_rows(index: Index) -> Iterator[Finding]:
     """A key's messages come in the order in which the rows of that key were committed."""
     for resource, rows in (index.history.rows or {}).items():
-        last: dict[tuple[str, str], tuple[Place, str]] = {}
+        last: dict[tuple[str, str], tuple[LogPosition, str]] = {}
         for rowid, key in rows:
             operation = index.row_owner.get(Row(resource, rowid))
             for send in operation.sends if operation is not None else ():

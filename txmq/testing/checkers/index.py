@@ -20,7 +20,7 @@ class Finding(NamedTuple):
         return f"{self.rule} {self.name}: {self.text}"
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """An offset of a partition."""
 
     log: Log
@@ -39,17 +39,17 @@ class Index:
         for operation in self.operations:
             self.owner.update((send.value, operation) for send in operation.sends)
             self.row_owner.update((row, operation) for row in operation.rows)
-        self.places: dict[str, list[Place]] = defaultdict(list)
+        self.places: dict[str, list[LogPosition]] = defaultdict(list)
         for log, drained in self.drain.items():
             for offset, value, _key in drained.messages:
-                self.places[value].append(Place(log, offset))
+                self.places[value].append(LogPosition(log, offset))
         self.rows = {Row(resource, rowid) for resource, rows in (history.rows or {}).items() for rowid, _ in rows}
-        self.seen: dict[str, tuple[Place, int]] = {}  # the earliest poll that returned the value
+        self.seen: dict[str, tuple[LogPosition, int]] = {}  # the earliest poll that returned the value
         for poll in sorted(history.polls, key=lambda poll: poll.completed_ns):
             for offset, value in poll.messages:
-                self.seen.setdefault(value, (Place(poll.log, offset), poll.completed_ns))
+                self.seen.setdefault(value, (LogPosition(poll.log, offset), poll.completed_ns))
 
-    def has_expired(self, place: Place) -> bool:
+    def has_expired(self, place: LogPosition) -> bool:
         """Whether retention has taken what was there."""
         drained = self.drain.get(place.log)
         return drained is not None and place.offset < drained.start
@@ -58,7 +58,10 @@ class Index:
         """How many of its messages are there, or were until retention took them."""
         return sum(
             send.value in self.places
-            or (send.partition is not None and self.has_expired(Place((send.topic, send.partition), send.offset or 0)))
+            or (
+                send.partition is not None
+                and self.has_expired(LogPosition((send.topic, send.partition), send.offset or 0))
+            )
             for send in operation.sends
         )
 

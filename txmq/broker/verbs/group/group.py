@@ -40,7 +40,7 @@ from txmq.model import is_valid_name
 from txmq.protocol import answers
 from txmq.protocol.group_rows import claim_row, slot_row, split_rows
 from txmq.protocol.offsets import offset_row
-from txmq.registry.assignment import STRATEGIES, Slot
+from txmq.registry.assignment import STRATEGIES, TopicPartition
 
 Extensions = dict[bytes, bytes] | None
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
@@ -314,7 +314,7 @@ def _save(request: GroupRequest) -> None:
     request.answer({"refused": refused})
 
 
-def _owner(context: Context, group: str, slot: Slot, place: tuple[int, int] | None) -> Owned | None:
+def _owner(context: Context, group: str, slot: TopicPartition, place: tuple[int, int] | None) -> Owned | None:
     """Who has the partition. Nobody has that of a topic made anew, until ``settle`` hands it over."""
     membership = context.groups.get(group)
     owned = membership.owned.get(slot) if membership is not None else None

@@ -24,7 +24,7 @@ from txmq.broker.verbs.recover import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.protocol.group_rows import aside_row, claim_row
 from txmq.redo import entries
-from txmq.registry.assignment import Slot
+from txmq.registry.assignment import TopicPartition
 
 
 def describe(request: GroupRequest) -> None:
@@ -125,7 +125,7 @@ def set_aside(request: GroupRequest) -> None:
     state = context.state.saved
     saved = state.named.get(request.group) or SavedGroup()
     rows: list[list[Any]] = []
-    slots: list[Slot] = []
+    slots: list[TopicPartition] = []
     refused: list[list[Any]] = []
     for row in request.rows:
         slot, known, wanted = aside_row(row)

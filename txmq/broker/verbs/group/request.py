@@ -9,7 +9,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.redo import entries
-from txmq.registry.assignment import Slot
+from txmq.registry.assignment import TopicPartition
 
 
 class GroupRequest(NamedTuple):
@@ -34,7 +34,7 @@ class GroupRequest(NamedTuple):
         return value
 
 
-def place_of(context: Context, slot: Slot) -> tuple[int, int] | None:
+def place_of(context: Context, slot: TopicPartition) -> tuple[int, int] | None:
     """The partition that a topic's name and a number stand for now."""
     partition = context.state.partitions.get((slot[0].encode(), b"%d" % slot[1]))
     return None if partition is None else (partition.topic_id, partition.number)
