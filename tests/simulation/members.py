@@ -24,7 +24,7 @@ from .world import Violation
 OUTPUT = "outputs"  # a topic that nobody consumes
 PLAIN, EXACT = "plain", "exact"
 TIMEOUT_MS = 300
-BEAT_S_MAX = 0.25  # between two heartbeats; with the time under way it is heard of before its time is over
+HEARTBEAT_S_MAX = 0.25  # between two heartbeats; with the time under way it is heard of before its time is over
 GROUPS = (PLAIN, EXACT)
 
 
@@ -63,7 +63,7 @@ class Member(Client):
         self.held: dict[Place, Held] = {}
         self.view = self.order = 0
         self.joined_on: object = None
-        self._beat_at = 0.0  # when it sent what it was heard with
+        self._heartbeat_at = 0.0  # when it sent what it was heard with
         self._to_release: list[Place] = []
         self._offsets = b""
         self._source: list[tuple[str, int, int]] = []
@@ -78,7 +78,7 @@ class Member(Client):
             if self.joined_on is not self.link:
                 yield from self._join()
             elif rng.random() < 0.3:
-                yield from self._beat()
+                yield from self._heartbeat()
             elif rng.random() < 0.03:
                 self.world.meet("a member slept")
                 yield rng.uniform(0.2, 0.6)  # and acts then on what it believes
@@ -105,22 +105,22 @@ class Member(Client):
         link, now = self.link, self.world.now
         reply = yield from self._ask("join", given, pending_acks)
         if reply is not None and reply[0] == 200:
-            self.joined_on, self._beat_at = link, now
+            self.joined_on, self._heartbeat_at = link, now
             self._see(reply)
 
-    def _beat(self) -> Steps:
+    def _heartbeat(self) -> Steps:
         revoked: list[list[object]] = [list(place) for place in self._to_release]
         for place in self._to_release:
             self.held.pop(place, None)
         link, now = self.link, self.world.now
         reply = yield from self._ask("heartbeat", {"member": self.name}, revoked)
         if reply is not None and reply[0] == 200:
-            self._beat_at = now
+            self._heartbeat_at = now
             self._see(reply)
         elif reply is not None and reply[0] == 404:
             self.joined_on = None
-            if link is not None and not link.has_stalled and now - self._beat_at < BEAT_S_MAX:
-                raise Violation(f"{self.name} is not known, {now - self._beat_at:.3f} s after it was heard of")
+            if link is not None and not link.has_stalled and now - self._heartbeat_at < HEARTBEAT_S_MAX:
+                raise Violation(f"{self.name} is not known, {now - self._heartbeat_at:.3f} s after it was heard of")
 
     def _leave(self) -> Steps:
         yield from self._ask("leave", {"member": self.name}, [])

@@ -26,7 +26,7 @@ class Consumer:
         self._see(self.ask("join", list(claims), **self.words))
         return self
 
-    def beat(self, *released: list[Any]) -> Consumer:
+    def heartbeat(self, *released: list[Any]) -> Consumer:
         """One heartbeat."""
         self._see(self.ask("heartbeat", list(released), member=self.name))
         return self

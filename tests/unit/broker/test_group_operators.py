@@ -49,10 +49,10 @@ def test_what_is_aside_is_changed_under_the_members_hands_and_only_from_what_is_
         return json.loads(client.ask("group", "aside", GROUP, body=rows).body)["refused"]
 
     assert change("[[3,2,null]]", None) == [["a", 0, "[[3,1,null]]"]]  # it has changed since
-    assert one.beat().generation("a", 0) == 1
+    assert one.heartbeat().generation("a", 0) == 1
     assert change("[[3,1,null]]", None) == []
     assert one.save(A0, 1, 8, "[[3,1,null]]")[0][:2] == ["a", 0]  # what it knows is of before
-    row = next(row for row in one.beat().view["assigned"] if row[:2] == A0)
+    row = next(row for row in one.heartbeat().view["assigned"] if row[:2] == A0)
     assert (row[2] > 1, row[3:]) == (True, [7, None])
     assert one.generation("a", 1) == 1  # the other partition goes on
     assert one.save(A0, row[2], 8) == []

@@ -24,14 +24,14 @@ def test_a_second_member_gets_its_share_when_the_first_has_released_it_and_the_r
     one = Consumer(made, "one").join()
     two = Consumer(made, "two").join()
     assert (two.held, two.revoked) == ([], [])
-    one.beat()
+    one.heartbeat()
     (released,) = one.revoked
     kept = one.held
     assert len(kept) == 2
-    two.beat()
+    two.heartbeat()
     assert two.held == []
-    one.beat(released)
-    two.beat()
+    one.heartbeat(released)
+    two.heartbeat()
     assert (one.held, one.revoked, two.held) == (kept, [], [released])
     assert two.generation(*released) == 2
     assert {one.generation(*slot) for slot in kept} == {1}
@@ -43,7 +43,7 @@ def test_what_comes_into_being_while_a_group_is_there_begins_at_its_first_messag
     asker = made.connect()
     assert asker.ask("topic", "alter", "a", extensions={"partitions": 3}).code == 200
     pass_time(made, 1.0)
-    one.beat()
+    one.heartbeat()
     assert one.view["assigned"] == [
         ["a", 0, 1, None, None],
         ["a", 1, 1, None, None],
@@ -53,7 +53,7 @@ def test_what_comes_into_being_while_a_group_is_there_begins_at_its_first_messag
     assert asker.ask("topic", "delete", "b").code == 200
     assert asker.ask("topic", "create", "b").code == 200
     pass_time(made, 1.0)
-    one.beat()
+    one.heartbeat()
     assert next(row[3] for row in one.view["assigned"] if row[:2] == B0) == 0
     life = restarted(made)
     pass_time(life, 1.0)
@@ -63,7 +63,7 @@ def test_what_comes_into_being_while_a_group_is_there_begins_at_its_first_messag
 
 def test_what_was_not_revoked_cannot_be_released() -> None:
     one = Consumer(node(), "one").join()
-    one.beat(A0)
+    one.heartbeat(A0)
     assert one.held == [A0, A1, B0]
 
 
@@ -73,11 +73,11 @@ def test_an_offset_is_saved_under_the_newest_generation_only() -> None:
     assert one.save(A0, 1, 7, "two wait") == []
     assert one.save(A0, 0, 9) == [["a", 0, 1]]
     two = Consumer(made, "two").join()
-    one.beat()
+    one.heartbeat()
     (released,) = one.revoked
-    one.beat(released)
+    one.heartbeat(released)
     assert one.save(released, 1, 5) == [[*released, 2]]
-    two.beat()
+    two.heartbeat()
     assert two.save(released, 2, 6) == []
     rows = {(row["topic"], row["partition"]): row for row in describe(made)["partitions"]}
     assert (rows["a", 0]["offset"], rows["a", 0]["aside"]) == (7, "two wait")
@@ -88,10 +88,10 @@ def test_a_revoked_partition_may_still_be_saved_until_it_is_released() -> None:
     made = node()
     one = Consumer(made, "one").join()
     Consumer(made, "two").join()
-    one.beat()
+    one.heartbeat()
     (revoked,) = one.revoked
     assert one.save(revoked, 1, 3) == []
-    one.beat(revoked)
+    one.heartbeat(revoked)
     assert one.save(revoked, 1, 4) != []
 
 
@@ -99,7 +99,7 @@ def test_who_leaves_frees_its_partitions_at_once() -> None:
     made = node()
     one, two = Consumer(made, "one").join(), Consumer(made, "two").join()
     one.ask("leave", [], member="one")
-    assert two.beat().held == [A0, A1, B0]
+    assert two.heartbeat().held == [A0, A1, B0]
     assert one.ask("heartbeat", [], member="one").error == "unknown-member"
 
 
@@ -108,9 +108,9 @@ def test_a_member_that_is_not_heard_of_is_taken_for_gone_and_its_saves_are_refus
     one = Consumer(made, "one", timeout=2000).join()
     two = Consumer(made, "two").join()
     pass_time(made, 1.9)
-    assert two.beat().held == []
+    assert two.heartbeat().held == []
     pass_time(made, 0.1)
-    assert two.beat().held == [A0, A1, B0]
+    assert two.heartbeat().held == [A0, A1, B0]
     assert {two.generation(*slot) for slot in two.held} == {2}
     assert one.save(A0, 1, 99) == [["a", 0, 2]]
 
@@ -124,14 +124,14 @@ def stop_and_go_on(made: Node, seconds: float) -> None:
 def test_a_broker_that_stood_still_reads_what_came_meanwhile_before_it_judges_anybody() -> None:
     made = node()
     one, two = Consumer(made, "one", timeout=300).join(), Consumer(made, "two", timeout=300).join()
-    one.beat(B0)
-    two.beat()
-    before = one.beat().view["assigned"], two.beat().view["assigned"]
+    one.heartbeat(B0)
+    two.heartbeat()
+    before = one.heartbeat().view["assigned"], two.heartbeat().view["assigned"]
     for _ in range(3):
         pass_time(made, 0.2)
         stop_and_go_on(made, 10.0)
-        one.beat()
-        two.beat()
+        one.heartbeat()
+        two.heartbeat()
     assert (one.view["assigned"], two.view["assigned"]) == before
     pass_time(made, 0.3)
     assert one.ask("heartbeat", [], member="one").error == "unknown-member"
@@ -143,7 +143,7 @@ def test_a_clock_that_is_set_forth_or_back_expels_nobody() -> None:
     for hours in (1, -2, 1):
         made.clock.jump(hours * 3_600_000)
         pass_time(made, 0.1)
-        one.beat()
+        one.heartbeat()
 
 
 def test_who_is_not_read_for_now_is_not_taken_for_silent() -> None:
@@ -153,11 +153,11 @@ def test_who_is_not_read_for_now_is_not_taken_for_silent() -> None:
     pass_time(made, 2.0)
     made.core.read_again(one.client.client)
     pass_time(made, 0.2)
-    one.beat()
+    one.heartbeat()
     for _ in range(20):
         made.clock.advance(0.05)
         made.core.tick(made.clock.now_ms(), is_reading=False)
-    one.beat()
+    one.heartbeat()
 
 
 def test_all_groups_together_have_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,12 +182,12 @@ def test_a_lost_connection_leaves_a_second_to_come_back() -> None:
     one.client.disconnect()
     pass_time(made, 0.9)
     one.client = made.connect()
-    one.beat()
+    one.heartbeat()
     pass_time(made, 0.2)
-    assert two.beat().held == []
+    assert two.heartbeat().held == []
     one.client.disconnect()
     pass_time(made, 1.0)
-    assert two.beat().held == [A0, A1, B0]
+    assert two.heartbeat().held == [A0, A1, B0]
 
 
 def test_a_heartbeat_waits_until_its_members_view_changes() -> None:
@@ -233,15 +233,15 @@ def test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a
     assert back.view["assigned"][0] == ["a", 0, 1, 7, None]
     assert [row[2] for row in back.view["assigned"]] == [1, 1]
     pass_time(again, 1.0)  # nobody claims the third
-    assert [row[2] for row in back.beat().view["assigned"]] == [1, 1, 2]
+    assert [row[2] for row in back.heartbeat().view["assigned"]] == [1, 1, 2]
 
 
 def test_after_a_restart_the_first_to_come_back_does_not_take_what_the_others_had() -> None:
     made = node()
     one, two = Consumer(made, "one").join(), Consumer(made, "two").join()
-    one.beat()
-    one.beat(*one.revoked)
-    two.beat()
+    one.heartbeat()
+    one.heartbeat(*one.revoked)
+    two.heartbeat()
     held = [[row[:3] for row in member.view["assigned"]] for member in (one, two)]
     again = restarted(made)
     first = Consumer(again, "one").join(*held[0])
@@ -249,14 +249,14 @@ def test_after_a_restart_the_first_to_come_back_does_not_take_what_the_others_ha
     pass_time(again, 0.9)
     second = Consumer(again, "two").join(*held[1])
     pass_time(again, 5.0)
-    assert [[row[:3] for row in member.beat().view["assigned"]] for member in (first, second)] == held
+    assert [[row[:3] for row in member.heartbeat().view["assigned"]] for member in (first, second)] == held
 
 
 def test_what_was_handed_over_since_the_restart_is_free_at_once_when_its_owner_leaves() -> None:
     again = restarted(node())
     one, two = Consumer(again, "one").join(), Consumer(again, "two").join()
     one.ask("leave", [], member="one")
-    assert two.beat().held == [A0, A1, B0]
+    assert two.heartbeat().held == [A0, A1, B0]
 
 
 def test_a_claim_of_an_old_generation_or_of_what_somebody_has_is_not_heard() -> None:
@@ -265,7 +265,7 @@ def test_a_claim_of_an_old_generation_or_of_what_somebody_has_is_not_heard() -> 
     again = restarted(made)
     two = Consumer(again, "two").join()
     pass_time(again, 1.0)
-    assert {row[2] for row in two.beat().view["assigned"]} == {2}
+    assert {row[2] for row in two.heartbeat().view["assigned"]} == {2}
     late = Consumer(again, "one").join(*([*row[:2], row[2]] for row in one.view["assigned"]))
     assert late.held == []
 
@@ -278,10 +278,10 @@ def test_a_topic_that_comes_later_or_grows_is_shared_out() -> None:
     client.ask("topic", "create", "later", extensions={"partitions": 2})
     client.ask("topic", "alter", "a", extensions={"partitions": 3})
     pass_time(made, 0.1)
-    assert one.beat().held == [A0, A1, ["a", 2], ["later", 0], ["later", 1]]
+    assert one.heartbeat().held == [A0, A1, ["a", 2], ["later", 0], ["later", 1]]
     client.ask("topic", "delete", "a")
     pass_time(made, 0.1)
-    assert one.beat().held == [["later", 0], ["later", 1]]
+    assert one.heartbeat().held == [["later", 0], ["later", 1]]
 
 
 def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
@@ -349,7 +349,7 @@ def test_a_member_that_came_back_is_not_gone_when_the_end_of_its_older_connectio
     broker = node()
     one = Consumer(broker, "one").join()
     older, one.client = one.client, broker.connect()
-    one.beat()
+    one.heartbeat()
     older.disconnect()
     pass_time(broker, 1.5)
     assert describe(broker)["members"][0]["connected"]
@@ -365,7 +365,7 @@ def test_a_topic_made_anew_is_another_one_and_its_generations_go_on() -> None:
     operator = made.connect()
     assert operator.ask("topic", "delete", "a").code == 200
     assert operator.ask("topic", "create", "a", extensions={"partitions": 2}).code == 200
-    one.beat()  # nothing was heard in between
+    one.heartbeat()  # nothing was heard in between
     assert one.view["assigned"] == [["a", 0, 2, 0, None], ["a", 1, 2, 0, None], ["b", 0, 1, None, None]]
     assert one.save(A0, 1, 8) == [["a", 0, 2]]
 
@@ -378,7 +378,7 @@ def test_a_late_save_is_not_taken_for_the_topic_that_was_made_anew_under_the_nam
     assert operator.ask("topic", "delete", "a").code == 200
     assert operator.ask("topic", "create", "a", extensions={"partitions": 2}).code == 200
     assert one.save(A0, generation, 5) == [["a", 0, 0]]  # before anybody has looked at the members again
-    assert one.beat().view["assigned"][0] == ["a", 0, generation + 1, 0, None]
+    assert one.heartbeat().view["assigned"][0] == ["a", 0, generation + 1, 0, None]
 
 
 def test_a_topic_made_anew_while_the_broker_was_restarted_is_not_claimed() -> None:
@@ -408,5 +408,5 @@ def test_who_joins_under_another_ones_name_has_everything_and_that_one_is_fenced
     assert elder.ask("leave", [], member="same", life="1").code == 200
     elder.client.disconnect()
     pass_time(made, 2.0)
-    assert younger.beat().held == [A0, A1, B0]
+    assert younger.heartbeat().held == [A0, A1, B0]
     assert younger.ask("heartbeat", [], member="same", life="2").code == 200

@@ -67,11 +67,11 @@ def test_a_text_that_does_not_fit_is_refused_whole_and_one_that_shrinks_is_not()
     assert one.save(A0, 1, 5, "x" * 60) == []
     rows = [[*A0, 1, 6, "x" * 60], [*A1, 1, 6, "y" * 60]]
     assert refused(one.ask("save", rows, member="one", order=9))
-    assert [one.beat().view["assigned"][n][3] for n in (0, 1)] == [5, None]
+    assert [one.heartbeat().view["assigned"][n][3] for n in (0, 1)] == [5, None]
     rows[1][4] = None
     answer = one.ask("save", rows, member="one", order=9)  # the same look: it was not taken for saved
     assert json.loads(answer.body) == {"refused": []}
-    assert [one.beat().view["assigned"][n][3] for n in (0, 1)] == [6, 6]
+    assert [one.heartbeat().view["assigned"][n][3] for n in (0, 1)] == [6, 6]
     assert one.save(A0, 1, 7, "x") == one.save(A1, 1, 7, "\N{SNOWMAN}" * 24) == []
     assert kept(made) == FULL + 1 + 4 * 24
 
@@ -83,7 +83,7 @@ def test_an_operators_text_counts_too_and_a_refused_one_takes_nothing_from_the_m
     client = made.connect()
     rows = json.dumps([["a", 0, None, "x" * 101]]).encode()
     assert refused(client.ask("group", "aside", GROUP, body=rows))
-    assert one.beat().generation("a", 0) == 1
+    assert one.heartbeat().generation("a", 0) == 1
     assert not refused(client.ask("group", "aside", GROUP, body=rows.replace(b"x" * 101, b"x" * 100)))
 
 
@@ -112,11 +112,11 @@ def test_what_comes_into_being_meanwhile_is_handed_over_when_there_is_room() -> 
     assert client.ask("group", "reset", "old", extensions={"create": None}, body=b'[["a", 0, 1]]').code == 200
     assert client.ask("topic", "alter", "a", extensions={"partitions": 3}).code == 200
     pass_time(made, 0.1)
-    assert one.beat().held == [A0, A1, B0]
+    assert one.heartbeat().held == [A0, A1, B0]
     assert kept(made) == FULL + PLACE_BYTES
     assert client.ask("group", "delete", "old", body=b"").code == 200
     pass_time(made, 0.1)
-    assert one.beat().held == [A0, A1, ["a", 2], B0]
+    assert one.heartbeat().held == [A0, A1, ["a", 2], B0]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -65,7 +65,7 @@ def came_late(made: Node) -> Consumer:
     """A member that joins a broker which waits, after its start, for those that had something."""
     two = Consumer(made, "two").join()
     pass_time(made, 1.5)
-    return two.beat()
+    return two.heartbeat()
 
 
 def lives(of: Node, *, checkpoint: bool) -> Node:
@@ -159,7 +159,7 @@ def test_a_prepared_one_holds_the_partition_until_it_is_settled_and_then_it_is_h
     client = made.session("1.0")
     assert client.ask(end, made.txid(1, 1), body=b"" if end == "commit" else None).code == 200
     pass_time(made, 0.1)
-    two.beat()
+    two.heartbeat()
     offset = 5 if end == "commit" else 2
     assert next(row for row in two.view["assigned"] if row[:2] == A0) == [*A0, 2, offset, None]
     assert values(made, "b") == ([b"x"] if end == "commit" else [])
@@ -178,7 +178,7 @@ def test_an_operator_sees_who_holds_a_partition_and_what_a_transaction_saves(how
 def test_who_has_a_partition_keeps_it_while_its_own_transaction_holds_it() -> None:
     made, client, one = world()
     prepare(client, made.txid(1, 1), offsets(5))
-    assert one.beat().held == [["a", 0], ["a", 1], ["b", 0]]
+    assert one.heartbeat().held == [["a", 0], ["a", 1], ["b", 0]]
     assert one.generation("a", 0) == 1
 
 
@@ -212,7 +212,7 @@ def test_a_decided_one_has_saved_and_holds_until_its_branch_is_complete(
     client = made.session("1.0")
     assert client.ask("complete", made.txid(1, 1), extensions={"uuid": UUID}).code == 200
     pass_time(made, 0.1)
-    assert [*A0, 2, 5, None] in two.beat().view["assigned"]
+    assert [*A0, 2, 5, None] in two.heartbeat().view["assigned"]
 
 
 @pytest.mark.parametrize("contents", [(), (b"x",)], ids=["without messages", "with messages"])

@@ -216,11 +216,11 @@ def test_a_futures_callback_may_send_and_wait(client: Client) -> None:
 def wait_until(condition: object) -> None:
     import threading
 
-    beat = threading.Event()
+    heartbeat = threading.Event()
     for _ in range(2000):
         if condition():  # type: ignore[operator]
             return
-        beat.wait(0.005)
+        heartbeat.wait(0.005)
     raise AssertionError("it does not come about")
 
 

@@ -39,8 +39,8 @@ class GroupDesk:
         self.changed: dict[str, None] = {}
         self.topics_seen = -1
         self.silences: Deadlines[tuple[str, Membership]] = Deadlines(lambda look: not look[1].members)
-        self.over: Deadlines[Beat] = Deadlines(lambda beat: beat.is_answered)
-        self._beats: dict[str, dict[Beat, None]] = {}
+        self.over: Deadlines[Beat] = Deadlines(lambda heartbeat: heartbeat.is_answered)
+        self._heartbeats: dict[str, dict[Beat, None]] = {}
 
     def listen(self, name: str, membership: Membership, at_ms: int) -> None:
         """Look then whether a member of the group fell silent, or earlier where that is said already."""
@@ -48,19 +48,19 @@ class GroupDesk:
             membership.look_ms = at_ms
             self.silences.add(at_ms, (name, membership))
 
-    def wait(self, beat: Beat) -> None:
+    def wait(self, heartbeat: Beat) -> None:
         """A heartbeat waits."""
-        self._beats.setdefault(beat.group, {})[beat] = None
-        self.over.add(beat.deadline_ms, beat)
+        self._heartbeats.setdefault(heartbeat.group, {})[heartbeat] = None
+        self.over.add(heartbeat.deadline_ms, heartbeat)
 
     def waiting(self, group: str) -> list[Beat]:
         """The heartbeats of a group that wait."""
-        return list(self._beats.get(group, ()))
+        return list(self._heartbeats.get(group, ()))
 
-    def answered(self, beat: Beat) -> None:
+    def answered(self, heartbeat: Beat) -> None:
         """It waits no more."""
-        beat.is_answered = True
-        waiting = self._beats.get(beat.group, {})
-        waiting.pop(beat, None)
+        heartbeat.is_answered = True
+        waiting = self._heartbeats.get(heartbeat.group, {})
+        waiting.pop(heartbeat, None)
         if not waiting:
-            self._beats.pop(beat.group, None)
+            self._heartbeats.pop(heartbeat.group, None)

@@ -223,7 +223,7 @@ class GroupMember:
         self._save_if_due()
         self._release_drained()
         if self._is_joined:
-            self._beat()
+            self._heartbeat()
         else:
             self._join()
         self._heard_at = self._clock.monotonic()
@@ -264,7 +264,7 @@ class GroupMember:
             except TxmqError:
                 return
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         wait_s = self._settings.heartbeat_interval_s
         now = self._clock.monotonic()
         if self._partitions.held():

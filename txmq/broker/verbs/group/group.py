@@ -151,8 +151,8 @@ def _heartbeat(request: GroupRequest) -> None:
         _answer_view(request, member)
         return
     life = request.words.get("life", "")
-    beat = Beat(request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
-    context.group_desk.wait(beat)
+    heartbeat = Beat(request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
+    context.group_desk.wait(heartbeat)
 
 
 def _leave(request: GroupRequest) -> None:
@@ -199,10 +199,10 @@ def tick(context: Context) -> None:
             settle(context, name)
     changed, desk.changed = desk.changed, {}
     for name in changed:
-        for beat in desk.waiting(name):
-            _answer_beat(context, beat)
-    for beat in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
-        _answer_beat(context, beat)
+        for heartbeat in desk.waiting(name):
+            _answer_heartbeat(context, heartbeat)
+    for heartbeat in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
+        _answer_heartbeat(context, heartbeat)
 
 
 def _listen(context: Context, name: str, membership: Membership) -> None:
@@ -224,25 +224,25 @@ def _is_unread(context: Context, member: Member) -> bool:
     return client is not None and client.held
 
 
-def _answer_beat(context: Context, beat: Beat) -> None:
+def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
     """Answer it, where its time is over or there is something to tell."""
-    membership = context.groups.get(beat.group)
-    member = membership.members.get(beat.member) if membership is not None else None
-    if beat.client.gone:
-        context.group_desk.answered(beat)
+    membership = context.groups.get(heartbeat.group)
+    member = membership.members.get(heartbeat.member) if membership is not None else None
+    if heartbeat.client.gone:
+        context.group_desk.answered(heartbeat)
     elif member is None:
-        error = UnknownMemberError(f"group {beat.group!r} does not know this member: join (again)")
-        _refuse_beat(context, beat, error)
-    elif not member.is_of(beat.life):
-        _refuse_beat(context, beat, _fenced(beat.group, beat.member))
-    elif member.version != beat.view or beat.deadline_ms <= context.now_ms or context.stopping:
-        context.group_desk.answered(beat)
-        _answer_view(GroupRequest(context, beat.client, beat.opaque, beat.group, {}, []), member)
+        error = UnknownMemberError(f"group {heartbeat.group!r} does not know this member: join (again)")
+        _refuse_heartbeat(context, heartbeat, error)
+    elif not member.is_of(heartbeat.life):
+        _refuse_heartbeat(context, heartbeat, _fenced(heartbeat.group, heartbeat.member))
+    elif member.version != heartbeat.view or heartbeat.deadline_ms <= context.now_ms or context.stopping:
+        context.group_desk.answered(heartbeat)
+        _answer_view(GroupRequest(context, heartbeat.client, heartbeat.opaque, heartbeat.group, {}, []), member)
 
 
-def _refuse_beat(context: Context, beat: Beat, error: BrokerError) -> None:
-    context.group_desk.answered(beat)
-    context.send_settled(beat.client, beat.opaque, answers.error(error, beat.opaque))
+def _refuse_heartbeat(context: Context, heartbeat: Beat, error: BrokerError) -> None:
+    context.group_desk.answered(heartbeat)
+    context.send_settled(heartbeat.client, heartbeat.opaque, answers.error(error, heartbeat.opaque))
 
 
 def disconnected(context: Context, client: ClientConnection) -> None:
