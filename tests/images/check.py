@@ -201,7 +201,9 @@ def _check_offset(script: Script, node: Node) -> None:
     place = next(iter(node.state.partitions_of), 0), 0
     found = saved.offsets.get(place) if saved is not None else None
     assert (found.offset if found else 0) == max(decided, default=0), f"P6: {found} saved, decided were {decided}"
-    waiting = {(SESSION, c) for c in saving if (SESSION, c) in {*node.state.transactions, *node.state.decisions.undone}}
+    waiting = {
+        (SESSION, c) for c in saving if (SESSION, c) in {*node.state.transactions, *node.state.decisions.incomplete}
+    }
     held = {name for name in node.state.saved.held.values() if name in waiting}
     open_ones = {(t.session, t.counter) for t in node.state.streams.values()}
     assert held == waiting - open_ones, f"P6: {held} hold the offset, {waiting} may still save it"
@@ -214,8 +216,8 @@ def _check_told(ask: Ask, answer: Answer, node: Node, visible: Visible) -> None:
     elif ask.verb in ("rollback", "outcome"):
         assert node.state.sessions[SESSION].outcomes[ask.counter] is None, f"P1: {ask.verb} of {ask.counter} is lost"
     elif ask.verb == "complete":
-        undone = node.state.decisions.undone.get((SESSION, ask.counter))
-        branch = undone.branch(str(ask.extensions["uuid"])) if undone is not None else None
+        incomplete = node.state.decisions.incomplete.get((SESSION, ask.counter))
+        branch = incomplete.branch(str(ask.extensions["uuid"])) if incomplete is not None else None
         assert branch is None or branch["complete"], f"P1: a branch of {ask.counter} is not complete any more"
     elif ask.verb == "group":
         _check_group(ask, answer, node)
@@ -302,10 +304,12 @@ def _check_whole(script: Script, counter: int, node: Node, visible: Visible) -> 
         assert count == len(values)
         if node.state.topics.with_id(topic_id) is not None:
             _check_values(node, visible, place, base_offset, values)
-    undone = node.state.decisions.undone.get((SESSION, counter))
+    incomplete = node.state.decisions.incomplete.get((SESSION, counter))
     kept = [value for place, values in parts for value in values if value in visible or _is_behind(node, place)]
     seen = [value for value in kept if value in visible]
-    assert not (undone is not None and seen), f"P4: {seen} of transaction {counter}, whose branches are not complete"
+    assert not (incomplete is not None and seen), (
+        f"P4: {seen} of transaction {counter}, whose branches are not complete"
+    )
     assert not seen or len(seen) == len(kept), f"P2: {seen} of transaction {counter}, the rest is held"
 
 

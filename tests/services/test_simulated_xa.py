@@ -142,7 +142,7 @@ class Comparison(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.crashes += 1
-        may_come_back = self._undone()
+        may_come_back = self._branches_rolled_back()
         self.observer.close()
         self.server.restart()
         self.observer = self.server.connect(autocommit=True)
@@ -173,9 +173,9 @@ class Comparison(RuleBasedStateMachine):
     @property
     def may_crash(self) -> bool:
         """Whether a crash, which takes long, would show anything."""
-        return self.crashes < CRASHES_MAX and bool(self.model.prepared_xids() or self._undone())
+        return self.crashes < CRASHES_MAX and bool(self.model.prepared_xids() or self._branches_rolled_back())
 
-    def _undone(self) -> set[Xid]:
+    def _branches_rolled_back(self) -> set[Xid]:
         return self.model.undurable_rollbacks()
 
     def xa(self, pair: Pair, verb: str, xid: Xid) -> None:

@@ -32,7 +32,7 @@ from txmq.testing.processes.mariadb import MariaDB
 ROOT = Path(__file__).resolve().parents[2]
 SETTLED_WITHIN_S = 60.0  # the promise is 2 s once both sides can be reached; machines may be loaded
 OWNER_POINTS = sorted(point for point in POINTS if point.startswith("client.xa."))
-UNDONE_POINTS = ("client.xa.fenced", "client.xa.rolled_back")  # reached by a decide that is refused
+BRANCHES_ROLLED_BACK_POINTS = ("client.xa.fenced", "client.xa.rolled_back")  # reached by a decide that is refused
 DECIDED_POINTS = tuple(f"client.xa.{name}" for name in ("decided", "committed", "all_committed", "complete_sent"))
 EACH_BRANCH = ("client.xa.prepared", "client.xa.committed")  # the second visit is another moment
 CLOSED = "transfers.closed"  # decide with a message for it is refused
@@ -286,7 +286,7 @@ def test_a_broker_that_dies_before_decide_is_answered_decides_when_it_is_back(ba
 def test_owners_that_die_at_every_point_are_settled_by_the_resolver_of_another_process(bank: Bank) -> None:
     owners = {}
     for value in [f"{point}:{nth}" for point in OWNER_POINTS for nth in ((1, 2) if point in EACH_BRANCH else (1,))]:
-        topic = CLOSED if value.partition(":")[0] in UNDONE_POINTS else None
+        topic = CLOSED if value.partition(":")[0] in BRANCHES_ROLLED_BACK_POINTS else None
         owners[value] = bank.owner(value, value, topic)
     for value, owner in owners.items():
         _, said = owner.communicate(timeout=60)

@@ -426,7 +426,7 @@ class Client(Process):
             return LastResourceEvent.MARKER_INSERTED if done else LastResourceEvent.MARKER_REFUSED
         if effect is LastResourceEffect.ROLL_BACK_DATABASE:
             database.roll_back(session)
-            return LastResourceEvent.DATABASE_UNDONE
+            return LastResourceEvent.DATABASE_ROLLED_BACK
         if effect is LastResourceEffect.COMMIT_DATABASE:
             return self._commit_database(session)
         return _look_up(database, transaction.txid)

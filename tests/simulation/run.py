@@ -302,8 +302,8 @@ def _check(shared: Shared, told: Told) -> None:
     in_doubt = [number for number, t in node.state.transactions.items() if t.state is TransactionState.PREPARED]
     if in_doubt:
         raise Violation(f"P5: in doubt after healing: {sorted(in_doubt)}")
-    if node.state.decisions.undone:
-        raise Violation(f"P5: not completed after healing: {sorted(node.state.decisions.undone)}")
+    if node.state.decisions.incomplete:
+        raise Violation(f"P5: not completed after healing: {sorted(node.state.decisions.incomplete)}")
     if node.state.decisions.heuristics:
         raise Violation(f"P3: nobody decided alone: {node.state.decisions.heuristics}")
     assert shared.bank is not None

@@ -142,7 +142,7 @@ def _derived(state: State) -> dict[str, Any]:
             (p.topic_id, p.number): [hold.name for hold in queue] for p, queue in decisions.holds._queues.items()
         },
         "order": {key: [t.counter for t in queue] for key, queue in state.order._by_key.items()},
-        "undone": {name: [branch["complete"] for branch in d.branches] for name, d in decisions.undone.items()},
+        "undone": {name: [branch["complete"] for branch in d.branches] for name, d in decisions.incomplete.items()},
         "foreign": state.foreign,
         "streams": sorted(state.streams),
         "bytes": state.payload_bytes,

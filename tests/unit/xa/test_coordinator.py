@@ -35,8 +35,8 @@ EXPECTED: dict[LastResourceState, set[LastResourceEvent]] = {
         LastResourceEvent.BROKER_ROLLED_BACK, LastResourceEvent.BROKER_CONTRADICTS, LastResourceEvent.BROKER_UNKNOWN, LastResourceEvent.INTERRUPTED,
     },
     LastResourceState.DECIDED: {LastResourceEvent.BROKER_COMMITTED, LastResourceEvent.BROKER_UNKNOWN, LastResourceEvent.BROKER_CONTRADICTS, LastResourceEvent.INTERRUPTED},
-    LastResourceState.UNDOING: {LastResourceEvent.DATABASE_UNDONE, LastResourceEvent.DATABASE_ENDED, LastResourceEvent.INTERRUPTED},
-    LastResourceState.UNDOING_BOTH: {LastResourceEvent.DATABASE_UNDONE, LastResourceEvent.DATABASE_ENDED, LastResourceEvent.INTERRUPTED},
+    LastResourceState.UNDOING: {LastResourceEvent.DATABASE_ROLLED_BACK, LastResourceEvent.DATABASE_ENDED, LastResourceEvent.INTERRUPTED},
+    LastResourceState.UNDOING_BOTH: {LastResourceEvent.DATABASE_ROLLED_BACK, LastResourceEvent.DATABASE_ENDED, LastResourceEvent.INTERRUPTED},
     LastResourceState.REPORTING: {
         LastResourceEvent.BROKER_ROLLED_BACK, LastResourceEvent.BROKER_CONTRADICTS, LastResourceEvent.BROKER_UNKNOWN, LastResourceEvent.INTERRUPTED,
     },

@@ -16,9 +16,9 @@ from txmq.xa.two_phase.coordinator import (
     XAEffect,
     XAEvent,
     XAState,
+    branches_rolled_back,
     committed,
     next_step,
-    undone,
     vote,
 )
 
@@ -34,8 +34,8 @@ EXPECTED: dict[XAState, set[XAEvent]] = {
     S.TELLING_SOME: {E.TOLD, E.NOT_TOLD},
     S.FENCING: {E.FENCED, E.FORGOTTEN, E.FENCE_UNKNOWN, E.DECIDED},
     S.ASKING: {E.FENCED, E.FORGOTTEN, E.FENCE_UNKNOWN, E.DECIDED},
-    S.UNDOING: {E.BRANCHES_UNDONE, E.SOME_UNDONE},
-    S.UNDOING_FENCED: {E.BRANCHES_UNDONE, E.SOME_UNDONE},
+    S.UNDOING: {E.BRANCHES_ROLLED_BACK, E.SOME_ROLLED_BACK},
+    S.UNDOING_FENCED: {E.BRANCHES_ROLLED_BACK, E.SOME_ROLLED_BACK},
     S.LEAVING: {E.LEFT},
     S.LEAVING_UNKNOWN: {E.LEFT},
 }
@@ -212,9 +212,11 @@ def test_the_vote(one: BranchState, others: tuple[BranchState, ...]) -> None:
 
 @pytest.mark.parametrize("one", list(BranchState))
 def test_all_is_all(one: BranchState) -> None:
-    is_committed, is_undone = one is B.COMMITTED, one is B.ROLLED_BACK
+    is_committed, is_rolled_back = one is B.COMMITTED, one is B.ROLLED_BACK
     assert committed((B.COMMITTED, one)) is (E.BRANCHES_COMMITTED if is_committed else E.SOME_COMMITTED)
-    assert undone((one, B.ROLLED_BACK)) is (E.BRANCHES_UNDONE if is_undone else E.SOME_UNDONE)
+    assert branches_rolled_back((one, B.ROLLED_BACK)) is (
+        E.BRANCHES_ROLLED_BACK if is_rolled_back else E.SOME_ROLLED_BACK
+    )
 
 
 # --- the crash matrix, as the owner that lives through it sees it ----------------------------------------------------
@@ -226,20 +228,28 @@ DECIDED = (*PREPARED, E.DECIDED)
 @pytest.mark.parametrize(
     ("events", "end"),
     [
-        pytest.param((E.BODY_DONE, E.PARTS_REFUSED, E.BRANCHES_UNDONE), S.ROLLED_BACK, id="5-7 parts are not taken"),
-        pytest.param((E.BODY_DONE, E.NOT_PREPARED, E.BRANCHES_UNDONE), S.ROLLED_BACK, id="8 nobody prepared"),
         pytest.param(
-            (E.BODY_DONE, E.MAYBE_PREPARED, E.FENCED, E.BRANCHES_UNDONE), S.ROLLED_BACK, id="9 prepare's answer lost"
+            (E.BODY_DONE, E.PARTS_REFUSED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="5-7 parts are not taken"
+        ),
+        pytest.param((E.BODY_DONE, E.NOT_PREPARED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="8 nobody prepared"),
+        pytest.param(
+            (E.BODY_DONE, E.MAYBE_PREPARED, E.FENCED, E.BRANCHES_ROLLED_BACK),
+            S.ROLLED_BACK,
+            id="9 prepare's answer lost",
         ),
         pytest.param(
-            (E.BODY_DONE, E.MAYBE_PREPARED, E.FENCED, E.SOME_UNDONE), S.ROLLED_BACK_PENDING, id="9 and unreachable"
+            (E.BODY_DONE, E.MAYBE_PREPARED, E.FENCED, E.SOME_ROLLED_BACK), S.ROLLED_BACK_PENDING, id="9 and unreachable"
         ),
         pytest.param(
             (E.BODY_DONE, E.MAYBE_PREPARED, E.FENCE_UNKNOWN, E.LEFT), S.ROLLED_BACK_PENDING, id="10 broker away"
         ),
-        pytest.param((*PREPARED, E.DECIDE_REFUSED, E.FENCED, E.BRANCHES_UNDONE), S.ROLLED_BACK, id="12 fenced before"),
+        pytest.param(
+            (*PREPARED, E.DECIDE_REFUSED, E.FENCED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="12 fenced before"
+        ),
         pytest.param((*PREPARED, E.DECIDE_UNKNOWN, E.LEFT), S.UNKNOWN, id="13-16 no answer to decide"),
-        pytest.param((*PREPARED, E.DECIDE_DOUBTFUL, E.FENCED, E.BRANCHES_UNDONE), S.ROLLED_BACK, id="13 it was lost"),
+        pytest.param(
+            (*PREPARED, E.DECIDE_DOUBTFUL, E.FENCED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="13 it was lost"
+        ),
         pytest.param(
             (*PREPARED, E.DECIDE_DOUBTFUL, E.DECIDED, E.BRANCHES_COMMITTED, E.TOLD), S.COMMITTED, id="16 it was forced"
         ),
@@ -247,9 +257,13 @@ DECIDED = (*PREPARED, E.DECIDED)
         pytest.param((*DECIDED, E.SOME_COMMITTED, E.TOLD), S.COMMITTED_PENDING, id="17-20 a branch is unreachable"),
         pytest.param((*DECIDED, E.BRANCHES_COMMITTED, E.NOT_TOLD), S.COMMITTED_PENDING, id="21-22 broker not told"),
         pytest.param((*DECIDED, E.BRANCHES_COMMITTED, E.TOLD), S.COMMITTED, id="23-24 all is done"),
-        pytest.param((E.BODY_FAILED, E.SOME_UNDONE), S.ROLLED_BACK_PENDING, id="26 a rollback that is not certain"),
-        pytest.param((E.INTERRUPTED, E.BRANCHES_UNDONE), S.ROLLED_BACK, id="ctrl-c in the body"),
-        pytest.param((E.BODY_DONE, E.INTERRUPTED, E.FENCED, E.BRANCHES_UNDONE), S.ROLLED_BACK, id="ctrl-c in prepare"),
+        pytest.param(
+            (E.BODY_FAILED, E.SOME_ROLLED_BACK), S.ROLLED_BACK_PENDING, id="26 a rollback that is not certain"
+        ),
+        pytest.param((E.INTERRUPTED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="ctrl-c in the body"),
+        pytest.param(
+            (E.BODY_DONE, E.INTERRUPTED, E.FENCED, E.BRANCHES_ROLLED_BACK), S.ROLLED_BACK, id="ctrl-c in prepare"
+        ),
         pytest.param(
             (*PREPARED, E.INTERRUPTED, E.DECIDED, E.INTERRUPTED, E.TOLD), S.COMMITTED_PENDING, id="ctrl-c twice"
         ),

@@ -137,8 +137,8 @@ class Redo:
             if decided is not None:
                 decisions.holds.applied({}, [decided.hold])
         elif kind == entries.SHOWN:
-            decisions.holds.applied({}, [decisions.undone[name].hold])
-            self._state.may_load(decisions.undone[name])
+            decisions.holds.applied({}, [decisions.incomplete[name].hold])
+            self._state.may_load(decisions.incomplete[name])
         elif kind == entries.HEURISTIC:
             decisions.record(name, fields["fact"])
         else:

@@ -68,7 +68,7 @@ class XADecisions:
     """
 
     def __init__(self) -> None:
-        self.undone: dict[Name, XADecision] = {}
+        self.incomplete: dict[Name, XADecision] = {}
         self.index: InDoubtIndex[XADecision] = InDoubtIndex()
         self.holds = VisibilityBarriers()
         self.heuristics: dict[Name, list[dict[str, Any]]] = {}
@@ -88,7 +88,7 @@ class XADecisions:
 
     def _add(self, decided: XADecision) -> XADecision:
         self._next_number += 1
-        self.undone[decided.name] = decided
+        self.incomplete[decided.name] = decided
         self.index.add(decided.number, decided, decided.index_keys)
         return decided
 
@@ -98,7 +98,7 @@ class XADecisions:
         Args:
             fact: what and why, where the resource had decided alone.
         """
-        decided = self.undone[name]
+        decided = self.incomplete[name]
         branch = decided.branch(uuid)
         if branch is not None:
             branch["complete"] = True
@@ -108,7 +108,7 @@ class XADecisions:
                 self.record(name, fact)
         if not decided.is_over:
             return None
-        del self.undone[name]
+        del self.incomplete[name]
         self.index.remove(decided.number, (HELD,))
         decided.hold.is_settled = True
         return decided
@@ -151,7 +151,7 @@ class XADecisions:
         return {
             "undone": [
                 [*d.name, {**d.meta, "branches": [dict(branch) for branch in d.branches]}, d.parts]
-                for d in self.undone.values()
+                for d in self.incomplete.values()
             ],
             "holds": [*self.holds.snapshot(), *self._without_places()],
             "heuristics": [[*name, list(facts)] for name, facts in self.heuristics.items()],
@@ -159,7 +159,7 @@ class XADecisions:
 
     def _without_places(self) -> list[list[Any]]:
         """VisibilityBarriers of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
-        return [[*d.name, d.hold.is_settled, []] for d in self.undone.values() if d.hold not in self.holds]
+        return [[*d.name, d.hold.is_settled, []] for d in self.incomplete.values() if d.hold not in self.holds]
 
     def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:
         """The reverse of ``snapshot``; then redo, then ``recovered``."""

@@ -186,7 +186,7 @@ class State:
     @property
     def unsettled(self) -> int:
         """Transactions that wait for somebody: open, prepared, or decided with a branch to be told."""
-        return len(self.transactions) + len(self.decisions.undone)
+        return len(self.transactions) + len(self.decisions.incomplete)
 
     def decide(
         self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places
@@ -340,7 +340,7 @@ class State:
                 self.foreign[transaction.meta["xid"]] = transaction.name
             self.saved.hold(transaction.name, transaction.meta.get("offsets", ()), self.partition)
             self._owe(transaction.session, 1)
-        for decided in self.decisions.undone.values():
+        for decided in self.decisions.incomplete.values():
             self._owe(decided.name[0], 1)
             if not decided.hold.is_settled:
                 self.saved.hold(decided.name, decided.meta.get("offsets", ()), self.partition)

@@ -44,7 +44,7 @@ def state_of(context: Context, session: BrokerSession, counter: int) -> Transact
     transaction = context.state.transactions.get((session.number, counter))
     if transaction is not None:
         return transaction.state  # whatever floor was stated: what is undecided stays open to its decision
-    if (session.number, counter) in context.state.decisions.undone:
+    if (session.number, counter) in context.state.decisions.incomplete:
         return TransactionState.DECIDED
     if counter <= session.floor:
         return TransactionState.FORGOTTEN

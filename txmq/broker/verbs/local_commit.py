@@ -50,7 +50,7 @@ def commit_plain(
         or counter in session.outcomes
         or (session.number, counter) in state.transactions
         or state.decisions.holds
-        or state.decisions.undone
+        or state.decisions.incomplete
         or not 0 < len(floor_text) <= FLOOR_SIZE_MAX
         or len(session.outcomes) > settings.outcomes_kept
         or state.unsettled >= settings.transactions_open_max

@@ -144,7 +144,7 @@ def committed_lines(context: Context, parts: CommittedParts) -> bytes:
 
 def kept_lines(context: Context, session: BrokerSession, counter: int) -> bytes:
     """The same answer again, from what is kept of a commit."""
-    decided = context.state.decisions.undone.get((session.number, counter))
+    decided = context.state.decisions.incomplete.get((session.number, counter))
     parts = decided.parts if decided is not None else session.outcomes[counter]
     return committed_lines(context, parts or ())
 

@@ -85,7 +85,7 @@ def prepare_plain(
         or 0 < deadline_ms <= context.now_ms
         or len(extensions.get(b"floor", b"")) > FLOOR_SIZE_MAX
         or len(session.outcomes) > settings.outcomes_kept
-        or state.decisions.undone
+        or state.decisions.incomplete
         or state.unsettled >= settings.transactions_open_max
         or len(body) > settings.transaction_size_bytes_max
         or len(body) + state.payload_bytes > settings.prepared_bytes_max
@@ -179,7 +179,7 @@ def commit_prepared_plain(
         or transaction.state is not _PREPARED
         or transaction.meta["kind"] == _DECIDED_BY_ITS_DRIVER
         or state.decisions.holds
-        or state.decisions.undone
+        or state.decisions.incomplete
         or not 0 < len(floor_text) <= FLOOR_SIZE_MAX
         or state.order.must_wait(transaction)
     ):

@@ -134,7 +134,7 @@ def _decided(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[in
     if wanted.name is None:
         found = decisions.index.behind(number, wanted.uuid)
     else:
-        known = decisions.undone.get(wanted.name)
+        known = decisions.incomplete.get(wanted.name)
         found = iter([(known.number, known)] if known is not None and known.number > number else [])
     for at, decided in found:
         if wanted.uuid is None or wanted.uuid in decided.index_keys:
@@ -150,7 +150,7 @@ def _heuristic(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[
         found = iter([(at, wanted.name)] if at > number else [])
     for at, name in found:
         facts = decisions.heuristics[name]
-        is_listed = _DECIDED in wanted.states and name in decisions.undone
+        is_listed = _DECIDED in wanted.states and name in decisions.incomplete
         if not is_listed and _concerns(facts, "uuid", wanted.uuid) and _concerns(facts, "xid", wanted.xid):
             yield at, _heuristic_row(context, name)
 

@@ -81,15 +81,15 @@ def transaction_figures(context: Context) -> dict[str, Value]:
     unsettled = list(context.state.transactions.values())
     prepared = [t for t in unsettled if t.state is TransactionState.PREPARED]
     decisions = context.state.decisions
-    since = [t.meta["prepared_ms"] for t in prepared] + [d.meta["decided_ms"] for d in decisions.undone.values()]
+    since = [t.meta["prepared_ms"] for t in prepared] + [d.meta["decided_ms"] for d in decisions.incomplete.values()]
     oldest = min(since, default=context.now_ms)
     resources = context.resources.figures(context.now_ms)
     kinds = Counter(t.meta["kind"] for t in prepared)
     return {
         "open": len(unsettled) - len(prepared),
-        "in_doubt": len(prepared) + len(decisions.undone),
+        "in_doubt": len(prepared) + len(decisions.incomplete),
         **{f"in_doubt_{kind.value.replace('-', '_')}": kinds[kind.value] for kind in _PREPARED_KINDS},
-        "in_doubt_xa": len(decisions.undone),
+        "in_doubt_xa": len(decisions.incomplete),
         "in_doubt_age_ms_max": max(0, context.now_ms - oldest, resources["branches_age_ms_max"]),
         **resources,
         "commits_waiting_for_order": sum(bool(t.waiting) for t in prepared),

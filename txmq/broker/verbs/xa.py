@@ -112,7 +112,7 @@ def complete(
 
 def _complete(context: Context, client: ClientConnection, name: Name, given: dict[bytes, bytes], opaque: bytes) -> None:
     uuid, decisions = given.get(b"uuid", b"").decode(), context.state.decisions
-    branch = decisions.undone[name].branch(uuid)
+    branch = decisions.incomplete[name].branch(uuid)
     if branch is None:
         raise BadRequestError(f"complete needs uuid=<32 hex> of one of the branches; none has {uuid!r}")
     if branch["complete"]:

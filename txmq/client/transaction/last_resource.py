@@ -234,7 +234,7 @@ class LastResourceRun:
 
     def _roll_back_database(self) -> LastResourceEvent:
         if self._branch.roll_back():
-            return LastResourceEvent.DATABASE_UNDONE
+            return LastResourceEvent.DATABASE_ROLLED_BACK
         resource, reason = self._branch.resource, self._branch.ended_by_body
         if not isinstance(self.error, HeuristicError):
             reason = f"{reason}: {self.error}" if self.error is not None else reason

@@ -130,7 +130,7 @@ class LastResourceBlock:
             home.finished()
             text = "the rows are rolled back, the broker committed the messages"
             return Ending(Outcome.ROLLED_BACK, HeuristicCommitError(text, home.txid))
-        return self._undone()
+        return self._branches_rolled_back()
 
     def _committed(self, state: LastResourceState) -> None:
         home = self._home
@@ -158,7 +158,7 @@ class LastResourceBlock:
         log.error("heuristic: the body ended the transaction by itself", error=str(run.error))
         return Ending(Outcome.UNKNOWN, run.error)
 
-    def _undone(self) -> Ending:
+    def _branches_rolled_back(self) -> Ending:
         if self.run.is_told is False:
             self._leave(marker.ROLLED_BACK)
         else:

@@ -47,8 +47,8 @@ from txmq.xa.two_phase.coordinator import (
     XAEffect,
     XAEvent,
     XAState,
+    branches_rolled_back,
     committed,
-    undone,
     vote,
 )
 
@@ -289,7 +289,7 @@ class XaRun:
 
     def _roll_back_branches(self) -> XAEvent:
         self._on_all([side.roll_back for side in self.sides])
-        return undone(side.state for side in self.sides)
+        return branches_rolled_back(side.state for side in self.sides)
 
     def _withdraw(self) -> None:
         if self._home.streamed.parts:

@@ -100,7 +100,7 @@ class SimulatedXADatabase:
         self.survives: Callable[[Xid], bool] = lambda _xid: True
         self.is_up = True
         self._branches: dict[tuple[bytes, bytes], _Branch] = {}
-        self._undone: list[_Branch] = []  # rolled back since the log was forced
+        self._branches_rolled_back: list[_Branch] = []  # rolled back since the log was forced
         self._sessions: dict[int, SimulatedSession] = {}
         self._last_number = 0
 
@@ -135,11 +135,11 @@ class SimulatedXADatabase:
         for session in self._sessions.values():
             session.die()
         self._sessions.clear()
-        for branch in self._undone:
+        for branch in self._branches_rolled_back:
             if self.survives(branch.xid):
                 branch.state = _State.PREPARED
                 self._branches[_key(branch.xid)] = branch
-        self._undone.clear()
+        self._branches_rolled_back.clear()
         prepared = {k: b for k, b in self._branches.items() if b.state is _State.PREPARED and b.has_written}
         for branch in prepared.values():
             branch.owner = None
@@ -151,7 +151,7 @@ class SimulatedXADatabase:
 
     def undurable_rollbacks(self) -> set[Xid]:
         """Branches that a crash now may bring back."""
-        return {branch.xid for branch in self._undone}
+        return {branch.xid for branch in self._branches_rolled_back}
 
     # --- for sessions --------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class SimulatedXADatabase:
 
     def force(self) -> None:
         """The log is forced: what was rolled back stays rolled back."""
-        self._undone.clear()
+        self._branches_rolled_back.clear()
 
     def begin_branch(self, xid: Xid, owner: SimulatedSession) -> _Branch:
         """Enter a branch into the list of known ones."""
@@ -205,7 +205,7 @@ class SimulatedXADatabase:
         if is_commit:
             self.commit(branch)
         elif branch.state is _State.PREPARED and branch.has_written:
-            self._undone.append(branch)
+            self._branches_rolled_back.append(branch)
 
     def foreign_branch(self, xid: Xid) -> _Branch | None:
         """A prepared branch whose session has ended."""

@@ -99,7 +99,7 @@ class LastResourceEvent(enum.Enum):
     PROVED_COMMITTED = "proved committed"  # by the marker table
     PROVED_ROLLED_BACK = "proved rolled back"
     LOOKUP_FAILED = "lookup failed"
-    DATABASE_UNDONE = "database undone"  # rolled back, or its connection closed, which rolls it back
+    DATABASE_ROLLED_BACK = "database undone"  # rolled back, or its connection closed, which rolls it back
     DATABASE_ENDED = "database ended"  # the body had ended its transaction before: there was nothing to undo
     BROKER_COMMITTED = "broker committed"
     BROKER_ROLLED_BACK = "broker rolled back"
@@ -174,10 +174,10 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.DECIDED, _E.BROKER_UNKNOWN): (_S.COMMITTED_PENDING, ()),
     (_S.DECIDED, _E.BROKER_CONTRADICTS): (_S.COMMITTED_ALONE, ()),
     (_S.DECIDED, _E.INTERRUPTED): (_S.COMMITTED_PENDING, ()),
-    (_S.UNDOING, _E.DATABASE_UNDONE): (_S.ROLLED_BACK, ()),
+    (_S.UNDOING, _E.DATABASE_ROLLED_BACK): (_S.ROLLED_BACK, ()),
     (_S.UNDOING, _E.DATABASE_ENDED): _REPORT,
     (_S.UNDOING, _E.INTERRUPTED): _UNDO,  # rolling back again is harmless
-    (_S.UNDOING_BOTH, _E.DATABASE_UNDONE): _WITHDRAW,
+    (_S.UNDOING_BOTH, _E.DATABASE_ROLLED_BACK): _WITHDRAW,
     (_S.UNDOING_BOTH, _E.DATABASE_ENDED): _REPORT,
     (_S.UNDOING_BOTH, _E.INTERRUPTED): _UNDO_BOTH,
     (_S.WITHDRAWING, _E.BROKER_ROLLED_BACK): (_S.ROLLED_BACK, ()),

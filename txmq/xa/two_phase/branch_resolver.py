@@ -176,11 +176,13 @@ class BranchResolver:
             for entry in listed
             if (txid := str(entry.txid)) not in rows and self._is_ours(txid)
         ]
-        undone = self._roll_back(self._to_roll_back(orphans))
+        branches_rolled_back = self._roll_back(self._to_roll_back(orphans))
         open_ones = rows.keys() | {str(entry.txid) for entry in listed}
-        self._tell_watchers(open_ones - finished - undone)
-        self._report((entry for entry in listed if str(entry.txid) not in finished | undone), rows, now_ms)
-        return finished | undone
+        self._tell_watchers(open_ones - finished - branches_rolled_back)
+        self._report(
+            (entry for entry in listed if str(entry.txid) not in finished | branches_rolled_back), rows, now_ms
+        )
+        return finished | branches_rolled_back
 
     def _report(self, left: Iterable[ListedXid], decided: Container[str], now_ms: int) -> None:
         found = []

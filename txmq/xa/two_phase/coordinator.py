@@ -3,7 +3,7 @@
 Theory of operation. Every branch is prepared in its database, one request ``decide`` to the broker decides, then
 every branch is committed and reported ``complete``. ``XACoordinator.step(event)`` answers the effects that the shell (or
 the simulator) carries out in order; what came of each is the next event. Effects act on all branches at once: each
-branch has a ``BranchState`` of its own, and ``vote``, ``committed`` and ``undone`` make one event of them.
+branch has a ``BranchState`` of its own, and ``vote``, ``committed`` and ``branches_rolled_back`` make one event of them.
 
 ```
  ACTIVE --BODY_DONE--> PREPARING --PREPARED--> DECIDING --DECIDED--> COMMITTING --BRANCHES_COMMITTED--> TELLING
@@ -99,8 +99,8 @@ class XAEvent(enum.Enum):
     FENCED = "fenced"  # the broker has forced the rollback: a decide that comes later is refused
     FORGOTTEN = "forgotten"  # the broker keeps nothing of this id, and executes nothing under it any more
     FENCE_UNKNOWN = "fence unknown"
-    BRANCHES_UNDONE = "branches undone"
-    SOME_UNDONE = "some undone"  # the others are left to the resolver
+    BRANCHES_ROLLED_BACK = "branches undone"
+    SOME_ROLLED_BACK = "some undone"  # the others are left to the resolver
     LEFT = "left"
     INTERRUPTED = "interrupted"  # KeyboardInterrupt, SystemExit: the effect may or may not have been carried out
 
@@ -184,11 +184,11 @@ TRANSITIONS: dict[tuple[XAState, XAEvent], _Step] = {
     (_S.ASKING, _E.FORGOTTEN): _LEAVE_UNKNOWN,
     (_S.ASKING, _E.FENCE_UNKNOWN): _LEAVE_UNKNOWN,
     (_S.ASKING, _E.INTERRUPTED): _LEAVE_UNKNOWN,
-    (_S.UNDOING, _E.BRANCHES_UNDONE): (_S.ROLLED_BACK, (_F.WITHDRAW,)),  # row locks go first
-    (_S.UNDOING, _E.SOME_UNDONE): (_S.ROLLED_BACK_PENDING, (_F.WITHDRAW,)),
+    (_S.UNDOING, _E.BRANCHES_ROLLED_BACK): (_S.ROLLED_BACK, (_F.WITHDRAW,)),  # row locks go first
+    (_S.UNDOING, _E.SOME_ROLLED_BACK): (_S.ROLLED_BACK_PENDING, (_F.WITHDRAW,)),
     (_S.UNDOING, _E.INTERRUPTED): _LEAVE,  # closing rolls back what is not prepared
-    (_S.UNDOING_FENCED, _E.BRANCHES_UNDONE): (_S.ROLLED_BACK, ()),
-    (_S.UNDOING_FENCED, _E.SOME_UNDONE): (_S.ROLLED_BACK_PENDING, ()),
+    (_S.UNDOING_FENCED, _E.BRANCHES_ROLLED_BACK): (_S.ROLLED_BACK, ()),
+    (_S.UNDOING_FENCED, _E.SOME_ROLLED_BACK): (_S.ROLLED_BACK_PENDING, ()),
     (_S.UNDOING_FENCED, _E.INTERRUPTED): _LEAVE,
     (_S.LEAVING, _E.LEFT): (_S.ROLLED_BACK_PENDING, ()),
     (_S.LEAVING, _E.INTERRUPTED): _LEAVE,  # closing twice is harmless
@@ -222,9 +222,9 @@ def committed(branches: Iterable[BranchState]) -> XAEvent:
     return XAEvent.BRANCHES_COMMITTED if set(branches) <= {BranchState.COMMITTED} else XAEvent.SOME_COMMITTED
 
 
-def undone(branches: Iterable[BranchState]) -> XAEvent:
+def branches_rolled_back(branches: Iterable[BranchState]) -> XAEvent:
     """What the branches say when each has been asked to roll back."""
-    return XAEvent.BRANCHES_UNDONE if set(branches) <= {BranchState.ROLLED_BACK} else XAEvent.SOME_UNDONE
+    return XAEvent.BRANCHES_ROLLED_BACK if set(branches) <= {BranchState.ROLLED_BACK} else XAEvent.SOME_ROLLED_BACK
 
 
 class XACoordinator:
