@@ -1,8 +1,8 @@
 """A member of the campaign's group: ``python -m tests.crash.group_member DIRECTORY ADDRESS NAME``.
 
-It deals with messages until SIGTERM, and writes to the history each message before it is acknowledged, every save with
-its answer, and every partition it is told to consume. What goes over the wire is heard at ``ReconnectingConnection.call``, so that
-nothing the consumer believes is taken for what the broker said.
+It deals with messages until SIGTERM, and writes to the history each message before it is acknowledged, every save
+with its answer, and every partition it is told to consume. What goes over the wire is heard at
+``ReconnectingConnection.call``, so that nothing the consumer believes is taken for what the broker said.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ from txmq.client.transaction.check_backs import CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
 
 __all__ = [
+    "CheckRequest",
     "Client",
     "Consumer",
     "ConsumerOptions",
     "FileOffsetStore",
     "FixedSelector",
     "HalfMessage",
-    "CheckRequest",
     "KafkaPartitionSelector",
     "KeyHashSelector",
     "MySQLOffsetStore",

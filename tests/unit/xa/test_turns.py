@@ -1,4 +1,5 @@
-"""SQLiteWriterQueue of the writers to one SQLite file: who ends wakes who waits, every end gives the turn back, none is needed."""
+"""SQLiteWriterQueue of the writers to one SQLite file: who ends wakes who waits, every end gives the turn back, none
+is needed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Groups that nobody is in a hurry for wait a moment for company, so that they need no sync of their own.
 
 Theory of operation. The owner of an XA transaction does not wait for the answer to ``complete``, and what a lost one
-costs is that the resolver reports the branch again. So a group that holds nothing else (``CommitGroup.may_be_delayed``) is kept for
-``WAIT_S``; the first request that is in a hurry takes it along, mostly the ``decide`` of another transaction. Readers
-see the messages that much later. 8 threads' XA transactions, counted under load: 0.5 syncs each instead of 0.6, 7 %
-more of them, half of them done 13 % sooner.
+costs is that the resolver reports the branch again. So a group that holds nothing else
+(``CommitGroup.may_be_delayed``) is kept for ``WAIT_S``; the first request that is in a hurry takes it along, mostly
+the ``decide`` of another transaction. Readers see the messages that much later. 8 threads' XA transactions, counted
+under load: 0.5 syncs each instead of 0.6, 7 % more of them, half of them done 13 % sooner.
 
 Invariants:
     * a group waits once, and no longer than ``WAIT_S`` and its driver's own delay;

@@ -70,6 +70,7 @@ class CommitGroup:
     """
 
     __slots__ = (
+        "delayable",
         "deleted",
         "end_lsn",
         "ended_holds",
@@ -77,7 +78,6 @@ class CommitGroup:
         "items",
         "message_count",
         "open_runs",
-        "delayable",
         "placed",
         "puts",
         "relaxed_waiters",

@@ -24,7 +24,7 @@ _SETTLED_MAX = 64  # names of settled halves that are kept, beside as many as ar
 class CheckPoll:
     """A member of a producer group that waits for a half to be due."""
 
-    __slots__ = ("deadline_ms", "group", "is_answered", "limit", "opaque", "client")
+    __slots__ = ("client", "deadline_ms", "group", "is_answered", "limit", "opaque")
 
     def __init__(self, client: ClientConnection, opaque: bytes, group: str, limit: int, deadline_ms: int) -> None:
         self.client, self.opaque, self.group = client, opaque, group

@@ -158,7 +158,7 @@ class XADecisions:
         }
 
     def _without_places(self) -> list[list[Any]]:
-        """VisibilityBarriers of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
+        """Barriers of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
         return [[*d.name, d.hold.is_settled, []] for d in self.incomplete.values() if d.hold not in self.holds]
 
     def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:

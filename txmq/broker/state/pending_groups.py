@@ -13,7 +13,7 @@ from txmq.broker.state.membership import Membership
 class Beat:
     """A heartbeat that waits for its member's view to change."""
 
-    __slots__ = ("deadline_ms", "group", "is_answered", "life", "member", "opaque", "client", "view")
+    __slots__ = ("client", "deadline_ms", "group", "is_answered", "life", "member", "opaque", "view")
 
     def __init__(
         self, client: ClientConnection, opaque: bytes, group: str, member: str, view: int, deadline_ms: int, life: str

@@ -23,7 +23,7 @@ POLL_WAIT_MS_MAX = 30_000
 class Poll:
     """A ``get`` that waits for something to appear at its offset, or for its time to run out."""
 
-    __slots__ = ("deadline_ms", "done", "offset", "opaque", "client", "size_bytes_max")
+    __slots__ = ("client", "deadline_ms", "done", "offset", "opaque", "size_bytes_max")
 
     def __init__(
         self, client: ClientConnection, opaque: bytes, offset: int, size_bytes_max: int, deadline_ms: int

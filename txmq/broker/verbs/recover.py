@@ -61,8 +61,8 @@ class Wanted(NamedTuple):
 
 
 def recover(
-    context: Context, client: ClientConnection, _arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
-    opaque: bytes,
+    context: Context, client: ClientConnection, _arguments: list[bytes], extensions: Extensions, _body: bytearray |
+    None, opaque: bytes,
 ) -> None:  # fmt: skip
     """List transactions in doubt, oldest first."""
     given = {name.decode(): value.decode() for name, value in (extensions or {}).items()}

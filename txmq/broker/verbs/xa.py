@@ -142,8 +142,8 @@ def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, An
 
 
 def forget(
-    context: Context, client: ClientConnection, arguments: list[bytes], _extensions: Extensions, _body: bytearray | None,
-    opaque: bytes,
+    context: Context, client: ClientConnection, arguments: list[bytes], _extensions: Extensions, _body: bytearray |
+    None, opaque: bytes,
 ) -> None:  # fmt: skip
     """Drop what is kept of a lone decision, also where its session has ended: nothing else would."""
     txid = at_home(context, arguments[0])

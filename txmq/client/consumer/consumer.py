@@ -48,8 +48,8 @@ class Consumer:
     """
 
     def __init__(
-        self, client: Any, connections: tuple[ReconnectingConnection, ReconnectingConnection], settings: ConsumerSettings,
-        membership: MemberSettings,
+        self, client: Any, connections: tuple[ReconnectingConnection, ReconnectingConnection], settings:
+        ConsumerSettings, membership: MemberSettings,
     ) -> None:  # fmt: skip
         self._client, self.settings, self.name = client, settings, settings.options.name or membership.name
         self._clock = client.clock

@@ -41,7 +41,7 @@ TOLD_AGAIN_S = 60.0
 class _Fetch:
     """One ``get`` on its way; ``link.Pending``."""
 
-    __slots__ = ("fetching", "number", "consumed")
+    __slots__ = ("consumed", "fetching", "number")
 
     def __init__(self, fetching: Fetching, consumed: ConsumedPartition, number: int) -> None:
         self.fetching, self.consumed, self.number = fetching, consumed, number
@@ -57,8 +57,8 @@ class Fetching:
     """See the module's docstring; ``changed`` guards ``partitions``, told of messages. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, connection: ReconnectingConnection, changed: Condition, partitions: dict[Slot, ConsumedPartition],
-        buffer_size_bytes: int,
+        self, client: Any, connection: ReconnectingConnection, changed: Condition, partitions: dict[Slot,
+        ConsumedPartition], buffer_size_bytes: int,
     ) -> None:  # fmt: skip
         self._client, self._connection, self._clock = client, connection, client.clock
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes

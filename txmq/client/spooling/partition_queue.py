@@ -17,9 +17,9 @@ A refusal leaves a number unused only where nothing but refusals ever came of it
 answer came, or another process sent it) is not parked as refused before the log was read.
 
 What if the session is gone meanwhile (410), or the partition no longer knows its numbers (its topic was made anew):
-nothing comes in by that number any more, so after ``VISIBILITY_WAIT_S``, in which whatever was stored becomes visible,
-the log is read (``ordered_stored``): what is there is done, what is not gets a new number. Where retention took the part
-of the log that would tell, the message is parked, never guessed.
+nothing comes in by that number any more, so after ``VISIBILITY_WAIT_S``, in which whatever was stored becomes
+visible, the log is read (``ordered_stored``): what is there is done, what is not gets a new number. Where retention
+took the part of the log that would tell, the message is parked, never guessed.
 
 Invariants:
     * Direct sending begins only while no message of the partition is in the spool, or enqueued for it.

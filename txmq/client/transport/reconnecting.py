@@ -1,9 +1,9 @@
 """A connection that is remade when it is needed: addresses, back-off, the greeting, the session.
 
-Theory of operation. ``link`` hands out the live ``Connection`` or makes one: it connects to the addresses in turn and sends
-``hello``, which resumes the session before anybody else can send. A failed attempt is reported at once; the next one
-waits out a back-off first, so that callers may simply repeat. Nothing is sent again here: whoever asked knows whether
-that is safe (``repeat`` is for requests that only ask).
+Theory of operation. ``link`` hands out the live ``Connection`` or makes one: it connects to the addresses in turn and
+sends ``hello``, which resumes the session before anybody else can send. A failed attempt is reported at once; the
+next one waits out a back-off first, so that callers may simply repeat. Nothing is sent again here: whoever asked
+knows whether that is safe (``repeat`` is for requests that only ask).
 
 *The broker is away.* A link that cannot be had is a ``BrokerAwayError``: nothing was sent. Who is about to lock rows
 asks first (``reach``): a dead link is made anew, a silent one is asked. A broker that is frozen, or cut off, is found

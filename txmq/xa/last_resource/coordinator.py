@@ -1,8 +1,8 @@
 """The last-resource coordinator: a state machine without I/O. One per transaction block.
 
 Theory of operation. The messages are prepared in the broker; the database's own COMMIT, with a marker row in it, is
-the decision; then the broker is told. ``LastResourceCoordinator.step(event)`` answers the effects that the shell (or the
-simulator) carries out in order; what came of each is the next event.
+the decision; then the broker is told. ``LastResourceCoordinator.step(event)`` answers the effects that the shell (or
+the simulator) carries out in order; what came of each is the next event.
 
 ```
  ACTIVE --BODY_DONE--> PREPARING --+--MARKER_INSERTED--> MARKED ---PREPARED---------+
@@ -75,7 +75,8 @@ class LastResourceState(enum.Enum):
 ENDS = frozenset(
     {
         LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING, LastResourceState.COMMITTED_ALONE,
-        LastResourceState.ROLLED_BACK, LastResourceState.BROKER_ALONE, LastResourceState.HAZARD, LastResourceState.UNKNOWN,
+        LastResourceState.ROLLED_BACK, LastResourceState.BROKER_ALONE, LastResourceState.HAZARD,
+        LastResourceState.UNKNOWN,
     }
 )  # fmt: skip
 

@@ -1,9 +1,10 @@
 """The two-phase coordinator of XA transactions: a state machine without I/O. One per transaction block.
 
 Theory of operation. Every branch is prepared in its database, one request ``decide`` to the broker decides, then
-every branch is committed and reported ``complete``. ``XACoordinator.step(event)`` answers the effects that the shell (or
-the simulator) carries out in order; what came of each is the next event. Effects act on all branches at once: each
-branch has a ``BranchState`` of its own, and ``vote``, ``committed`` and ``branches_rolled_back`` make one event of them.
+every branch is committed and reported ``complete``. ``XACoordinator.step(event)`` answers the effects that the shell
+(or the simulator) carries out in order; what came of each is the next event. Effects act on all branches at once:
+each branch has a ``BranchState`` of its own, and ``vote``, ``committed`` and ``branches_rolled_back`` make one event
+of them.
 
 ```
  ACTIVE --BODY_DONE--> PREPARING --PREPARED--> DECIDING --DECIDED--> COMMITTING --BRANCHES_COMMITTED--> TELLING
