@@ -74,13 +74,6 @@ class BrokerSettings:
         "info", "Least severe log line that is written.", section="Broker",
         choices=("debug", "info", "warning", "error"),
     )  # fmt: skip
-    busy_poll_us: int = _number(
-        0, 0, 10_000,
-        "For so long after an answer the event loop polls instead of sleeping, while requests keep coming that soon. "
-        "Answers a lone caller 50 us earlier on a virtual machine, for processor time that nobody else wants. "
-        "0 is off.",
-        section="Broker",
-    )  # fmt: skip
 
     sync: str = _word(
         "always", "When a plain put or local transaction is answered: after the sync of the journal (always), or "
@@ -94,9 +87,6 @@ class BrokerSettings:
     )
     sync_interval_ms: int = _number(
         100, 1, 60_000, "With sync=interval: sync at the latest after this time.", section="Durability"
-    )
-    sync_delay_ms: int = _number(
-        0, 0, 10_000, "Added to every sync, to measure on a fast disk what a slow one would do.", section="Durability"
     )
     mark_idle_ms: int = _number(
         50, 1, 60_000, "After this idle time a durable mark is written, so that damage to the last acknowledged "

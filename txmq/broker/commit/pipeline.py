@@ -128,7 +128,6 @@ class CommitPipeline:
         "_stable_bytes",
         "_stable_runs",
         "_store",
-        "_sync_delay_s",
         "_sync_due_at",
         "_sync_interval_s",
         "_unstable",
@@ -168,7 +167,6 @@ class CommitPipeline:
         self._checkpoint_retry_at = 0.0
         relaxed_ms = settings.sync_interval_ms if settings.sync == "interval" else BACKGROUND_SYNC_MS
         self._inline_sync_size_bytes, self._inline_sync_ms = settings.inline_sync_size_bytes, settings.inline_sync_ms
-        self._sync_delay_s = settings.sync_delay_ms / 1000
         self._sync_interval_s = relaxed_ms / 1000
         self._messages_max = settings.sync_interval_messages if settings.sync == "interval" else 1 << 62
 
@@ -305,7 +303,7 @@ class CommitPipeline:
         if self._checkpoint is not None and self._checkpoint_phase is _Phase.WRITTEN:
             return Release(self._store, self._checkpoint)
         if self._unstable and self._is_sync_due(now):
-            return Append(self._store, Place.WRITER, None, True, self._clock, self._sync_delay_s)
+            return Append(self._store, Place.WRITER, None, True, self._clock)
         if self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
             return Mark(self._store)
         return None
@@ -340,7 +338,7 @@ class CommitPipeline:
         crash_point("broker.put.accepted")
         syncs = not self._is_relaxed or group.forced
         place = self._place(group.size_bytes, syncs)
-        self._journal_step = step = Append(self._store, place, group, syncs, self._clock, self._sync_delay_s)
+        self._journal_step = step = Append(self._store, place, group, syncs, self._clock)
         return step
 
     def _place(self, size_bytes: int, syncs: bool) -> Place:

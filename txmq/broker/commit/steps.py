@@ -77,13 +77,11 @@ class Append(JournalStep):
         sync_ms: how long the sync took.
     """
 
-    __slots__ = ("_clock", "_delay_s", "group", "sync_ms")
+    __slots__ = ("_clock", "group", "sync_ms")
 
-    def __init__(
-        self, store: Store, place: Place, group: CommitGroup | None, syncs: bool, clock: Clock, sync_delay_s: float
-    ) -> None:  # fmt: skip
+    def __init__(self, store: Store, place: Place, group: CommitGroup | None, syncs: bool, clock: Clock) -> None:
         self.store, self.place, self.group, self.syncs, self.sync_ms = store, place, group, syncs, 0.0
-        self._clock, self._delay_s = clock, sync_delay_s
+        self._clock = clock
 
     def parts(self) -> Sequence[Part]:
         """Write, sync."""
@@ -97,8 +95,6 @@ class Append(JournalStep):
 
     def _sync(self) -> None:
         started = self._clock.monotonic()
-        if self._delay_s:
-            self._clock.sleep(self._delay_s)
         self.store.force()
         self.sync_ms = (self._clock.monotonic() - started) * 1000
 

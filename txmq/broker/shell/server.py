@@ -38,7 +38,6 @@ from txmq.broker.commit.store import Store
 from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import AnswerBudget
-from txmq.broker.shell.busy_poll import BusyPoll
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
@@ -48,7 +47,7 @@ from txmq.errors import StorageError
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.processor import ProcessorWaits, preemptions
+from txmq.runtime.processor import ProcessorWaits
 
 log = get_logger()
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop
@@ -68,7 +67,6 @@ class Server:
         self.connections: set[Connection] = set()
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
-        self._busy_poll: BusyPoll
         self._pools: dict[Place, ThreadPoolExecutor] = {
             place: ThreadPoolExecutor(1, f"txmq-{place.value}") for place in Place if place is not Place.LOOP
         }
@@ -91,8 +89,6 @@ class Server:
     async def start(self, host: str, port: int, backlog: int = 1024) -> tuple[str, int]:
         """Listen. Returns the real address."""
         self._loop = asyncio.get_running_loop()
-        window_s = self.settings.busy_poll_us / 1e6
-        self._busy_poll = BusyPoll(window_s, self.clock.monotonic, self._loop.call_soon, preemptions)
         self.stopped = self._loop.create_future()
         self._loop.set_exception_handler(self._unexpected)
         self._listener = await self._loop.create_server(lambda: Connection(self), host, port, backlog=backlog)
@@ -181,10 +177,7 @@ class Server:
 
     def received(self) -> None:
         """Requests were taken in: commit and answer at the end of this iteration of the loop."""
-        self._busy_poll.asked()
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._pump)
+        self._schedule()
         if not self.paused and self.context.queued_bytes() > QUEUED_BYTES_MAX:
             self.paused = True
             for connection in self.connections:
@@ -230,7 +223,6 @@ class Server:
         now = self.clock.monotonic()
         if now - started >= NOTICED_S:
             self._stalls.worked(now, now - started)
-        self._busy_poll.answered()
 
     def _run_in_thread(self, step: Step) -> None:
         self._jobs += 1
