@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 
+from txmq.state_machine import next_step
 from txmq.xa.last_resource import proof as settle
 
 from .client import UUID, Process, Reply, Steps
@@ -46,7 +47,7 @@ class Resolver(Process):
                 }[database.markers.get(txid)]  # fmt: skip
             else:
                 found = yield from self._tell(step is settle.Step.TELL_COMMIT, txid)
-            step = settle.next_step(step, found)
+            step = next_step(settle.TRANSITIONS, step, found)
 
     def _tell(self, is_commit: bool, txid: str) -> Generator[float | bytes, Reply, settle.Found]:
         reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=b"" if is_commit else None)

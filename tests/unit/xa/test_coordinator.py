@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from txmq.errors import TransactionStateError
+from txmq.state_machine import next_step
 from txmq.xa.last_resource.coordinator import (
     ENDS,
     TRANSITIONS,
@@ -14,7 +15,6 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceEffect,
     LastResourceEvent,
     LastResourceState,
-    next_step,
 )
 
 Coordinator = LastResourceCoordinator
@@ -55,11 +55,11 @@ ROLLBACKS = {Effect.ROLL_BACK_DATABASE, Effect.SEND_ROLLBACK}
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
 def test_every_state_and_event_is_in_the_table_or_an_error_that_names_both(state: State, event: Event) -> None:
     if event in EXPECTED.get(state, set()):
-        following, effects = next_step(state, event)
+        following, effects = next_step(TRANSITIONS, state, event)
         assert following in ENDS or effects or event in {Event.PARTS_STREAMED, Event.PREPARED}
     else:
         with pytest.raises(TransactionStateError) as caught:
-            next_step(state, event)
+            next_step(TRANSITIONS, state, event)
         assert state.value in str(caught.value)
         assert event.value in str(caught.value)
 

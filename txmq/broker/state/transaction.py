@@ -29,9 +29,9 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from txmq.errors import TransactionStateError
 from txmq.log import batch as batches
 from txmq.model import TransactionKind
+from txmq.state_machine import next_step
 
 
 class TransactionState(enum.Enum):
@@ -173,10 +173,7 @@ def next_action(state: TransactionState, event: TransactionEvent) -> Action:
     Raises:
         TransactionStateError: the pair is not in the table (a defect; the text names both).
     """
-    action = TRANSITIONS.get((state, event))
-    if action is None:
-        raise TransactionStateError(f"no transition from {state.value} on {event.value}")
-    return action
+    return next_step(TRANSITIONS, state, event)
 
 
 def group_key(kind: str, group: str) -> str:

@@ -28,6 +28,7 @@ from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import TransactionStateError, TxmqError, XAError
 from txmq.model import SendResult
 from txmq.runtime.threads import Lock
+from txmq.state_machine import next_step
 from txmq.xa.xopen import XACode
 from txmq.xid import Xid
 
@@ -107,10 +108,10 @@ class ForeignBranch:
         Raises:
             XAError: XAER_PROTO.
         """
-        following = TRANSITIONS.get((self.state, call))
-        if following is None:
-            raise XAError(XACode.XAER_PROTO, f"{call.value} of a branch that is {self.state.value}")
-        return following
+        try:
+            return next_step(TRANSITIONS, self.state, call)
+        except TransactionStateError as error:
+            raise XAError(XACode.XAER_PROTO, str(error)) from None
 
     def add(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None,

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import enum
 
-from txmq.errors import TransactionStateError
+from txmq.state_machine import next_step
 
 
 class LastResourceState(enum.Enum):
@@ -192,18 +192,6 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
 }
 
 
-def next_step(state: LastResourceState, event: LastResourceEvent) -> _Step:
-    """Look up where an event leads and what is to be done.
-
-    Raises:
-        TransactionStateError: the pair is not in the table (a defect; the text names both).
-    """
-    step = TRANSITIONS.get((state, event))
-    if step is None:
-        raise TransactionStateError(f"no transition from {state.value} on {event.value}")
-    return step
-
-
 class LastResourceCoordinator:
     """One transaction's place in the table."""
 
@@ -214,7 +202,7 @@ class LastResourceCoordinator:
 
     def step(self, event: LastResourceEvent) -> tuple[LastResourceEffect, ...]:
         """Move, and answer what is to be done now."""
-        self.state, effects = next_step(self.state, event)
+        self.state, effects = next_step(TRANSITIONS, self.state, event)
         return effects
 
     @property

@@ -28,8 +28,8 @@ import enum
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from txmq.errors import TransactionStateError
 from txmq.runtime.crashpoints import crash_point
+from txmq.state_machine import next_step
 from txmq.xa.database import marker
 from txmq.xa.database.fingerprint import StrangeServerError
 
@@ -80,18 +80,6 @@ TRANSITIONS: dict[tuple[Step, Found], Step] = {
 }
 
 
-def next_step(step: Step, found: Found) -> Step:
-    """Look up where a finding leads.
-
-    Raises:
-        TransactionStateError: the pair is not in the table (a defect; the text names both).
-    """
-    following = TRANSITIONS.get((step, found))
-    if following is None:
-        raise TransactionStateError(f"nothing follows {step.value} on {found.value}")
-    return following
-
-
 class Prover(Protocol):
     """A database as the one who settles sees it (``last_resource.Settling``)."""
 
@@ -130,7 +118,7 @@ def prove(database: Prover, txid: str, deadline_ms: int) -> tuple[Step, Exceptio
             error, found = failure, Found.STRANGE
         except Exception as failure:  # noqa: BLE001  whatever a driver raises, nothing is known
             error, found = failure, Found.FAILED
-        step = next_step(step, found)
+        step = next_step(TRANSITIONS, step, found)
     return step, error
 
 

@@ -46,7 +46,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from txmq.errors import TransactionStateError
+from txmq.state_machine import next_step
 
 
 class XAState(enum.Enum):
@@ -198,18 +198,6 @@ TRANSITIONS: dict[tuple[XAState, XAEvent], _Step] = {
 }
 
 
-def next_step(state: XAState, event: XAEvent) -> _Step:
-    """Look up where an event leads and what is to be done.
-
-    Raises:
-        TransactionStateError: the pair is not in the table (a defect; the text names both).
-    """
-    step = TRANSITIONS.get((state, event))
-    if step is None:
-        raise TransactionStateError(f"no transition from {state.value} on {event.value}")
-    return step
-
-
 def vote(branches: Iterable[BranchState]) -> XAEvent:
     """What the branches say when each has been asked to prepare."""
     states = set(branches)
@@ -238,7 +226,7 @@ class XACoordinator:
 
     def step(self, event: XAEvent) -> tuple[XAEffect, ...]:
         """Move, and answer what is to be done now."""
-        self.state, effects = next_step(self.state, event)
+        self.state, effects = next_step(TRANSITIONS, self.state, event)
         return effects
 
     @property
