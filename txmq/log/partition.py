@@ -27,7 +27,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, Final
 
 from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError, UnknownTopicError
 from txmq.log.files import FileCache
@@ -52,6 +52,7 @@ class Segment:
 
 # Log start, next offset, the segments and how many of them; size, newest timestamp and beginning of the last of them.
 Frozen = tuple[int, int, list[Segment], int, int, int, int]
+FROZEN_FIELDS: Final = 7
 
 
 class Partition:
@@ -327,8 +328,8 @@ class Partition:
         self.segments = [Segment(*fields) for fields in listed]
 
 
-def row(frozen: Frozen) -> list[Any]:
-    """What ``Partition.restore`` takes."""
+def row(frozen: tuple[Any, ...]) -> list[Any]:
+    """What ``Partition.restore`` takes, of what ``freeze`` returned."""
     log_start, next_offset, segments, count, *active = frozen
     listed = [[s.base_offset, s.size_bytes, s.max_timestamp_ms, s.created_ms] for s in islice(segments, count)]
     if listed:

@@ -36,7 +36,7 @@ from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.removals import Removals
 from txmq.broker.context import BrokerIdentity, new_state
-from txmq.broker.state.frozen_state import FrozenState, uncollected
+from txmq.broker.state.frozen_state import FrozenState
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
@@ -193,8 +193,7 @@ class Store:
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
         """Copy the state as of the newest group; what is assigned later is in no copy."""
         payloads = [(t, len(t.parts)) for t in state.transactions.values() if t.file_parts < len(t.parts)]
-        with uncollected():
-            return PendingCheckpoint(state.freeze(), state.epoch, payloads)
+        return PendingCheckpoint(state.freeze(), state.epoch, payloads)
 
     def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
         """The newest group's record was just written: this is the place that the state belongs to."""

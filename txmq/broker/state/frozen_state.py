@@ -3,6 +3,10 @@
 ``State.freeze`` copies references only; rows of JSON are made of them one at a time when ``encode`` asks for them, and
 what is formatted is let go of. The text is what one ``json.dumps`` of the whole would be.
 
+The copies of sessions and partitions are *packed*: the fields of hundreds of rows stand one behind the other in a list.
+A tuple for each row would be 40,000 new objects for 10,000 of both, and the garbage collector would walk over all of
+them on the loop, for as long as copying takes.
+
 Invariants:
     * nothing that a frozen state refers to changes any more: small containers are copied, and what they hold is
       immutable or complete;
@@ -14,12 +18,11 @@ Not compiled: between two lines of Python the interpreter hands its lock to the 
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from txmq.broker.state import group_offsets, session
@@ -31,18 +34,25 @@ _ITEMS_MAX: Final = 500  # in one call of the encoder, at each level: 0.5 ms of 
 _LEVELS: Final = 2  # of lists below a row that are looked at for long ones
 _encoder: Final = json.JSONEncoder(separators=(",", ":"))
 
-Producer = tuple[int, int, tuple[tuple[int, int, int], ...]]  # its number; the rest is of its Sequences
+PACKED_MAX: Final = 5000  # fields in one list, and those of the row that passes it
+Packed = deque[list[Any]]
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class FrozenState:
-    """What ``State.freeze`` copied. ``sections`` can be gone through once."""
+    """What ``State.freeze`` copied. ``sections`` can be gone through once.
+
+    Attributes:
+        partitions: topic id, number, the fields of ``Partition.freeze``; number, next sequence and recent batches of
+            each producer; None.
+        sessions: the fields of ``Session.freeze``.
+    """
 
     numbers: dict[str, int]
     topics: list[Topic]
-    partitions: deque[tuple[int, int, partition.Frozen, list[Producer]]]
-    sessions: deque[session.Frozen]
+    partitions: Packed
+    sessions: Packed
     transactions: list[list[Any]]
     decisions: dict[str, Any]
     groups: deque[group_offsets.Frozen]
@@ -53,14 +63,8 @@ class FrozenState:
         """Name and value of each; an iterator stands for a long list."""
         yield from self.numbers.items()
         yield "topics", (topic.to_json() for topic in self.topics)
-        yield (
-            "partitions",
-            (
-                [topic_id, number, partition.row(frozen), producers]
-                for topic_id, number, frozen, producers in _taken(self.partitions)
-            ),
-        )
-        yield "sessions", map(session.row, _taken(self.sessions))
+        yield "partitions", _partition_rows(self.partitions)
+        yield "sessions", _session_rows(self.sessions)
         yield "transactions", iter(self.transactions)
         yield "decisions", self.decisions
         yield "groups", map(group_offsets.row, _taken(self.groups))
@@ -90,16 +94,18 @@ class FrozenState:
         yield "}"
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is looked for: among ten thousands of new objects that all live on, that takes longer than to copy."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def _partition_rows(packed: Packed) -> Iterator[list[Any]]:
+    for fields in map(iter, _taken(packed)):
+        for topic_id in fields:
+            number, frozen = next(fields), tuple(islice(fields, partition.FROZEN_FIELDS))
+            producers = [[producer, next(fields), next(fields)] for producer in iter(fields.__next__, None)]
+            yield [topic_id, number, partition.row(frozen), producers]
+
+
+def _session_rows(packed: Packed) -> Iterator[list[Any]]:
+    for fields in map(iter, _taken(packed)):
+        while frozen := tuple(islice(fields, session.FROZEN_FIELDS)):
+            yield session.row(frozen)
 
 
 def _taken(rows: deque[_T]) -> Iterator[_T]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any, Final
 
 EPOCH_MAX = 0x7FFF  # a record batch has 16 bits for it
 _PASSED_OVER_MAX = 2  # two for each that comes: no more stay than are unfinished, and as many again
@@ -27,6 +28,7 @@ ROLLED_BACK = None
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
 Outcomes = dict[int, CommittedParts | None]
 Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str]
+FROZEN_FIELDS: Final = 9
 
 
 class BrokerSession:
@@ -121,8 +123,8 @@ class BrokerSession:
         return session
 
 
-def row(frozen: Frozen) -> list[object]:
-    """What ``BrokerSession.restore`` takes."""
+def row(frozen: tuple[Any, ...]) -> list[object]:
+    """What ``BrokerSession.restore`` takes, of what ``freeze`` returned."""
     *fields, order, outcomes, secret = frozen
     return [*fields, [[counter, outcomes[counter]] for counter in order], secret]
 
