@@ -13,7 +13,7 @@ from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
 from txmq.testing.simulated.disk import Kind
 
 from ...images.node import Client, Node
-from .support import batch, node, put, restarted, values
+from .support import batch, checkpoint_under_way, node, put, restarted, values
 
 
 def send(client: Client, size: int = 1, partition: int = 0) -> None:
@@ -58,6 +58,21 @@ def test_a_group_that_begins_a_journal_file_is_not_appended_by_the_loop() -> Non
         began = broker.store.journal.next_lsn // broker.settings.journal_file_size_bytes > base
         places.append((began, place))
     assert set(places) == {(False, Place.LOOP), (True, Place.WRITER)}
+
+
+def test_the_loop_waits_for_no_sync_beside_those_of_a_checkpoint() -> None:
+    broker = node()
+    producer = broker.connect()
+    producer.ask("topic", "create", "a")
+
+    def place_of_a_put() -> Place:
+        send(producer)
+        return place_of(Append, run(broker))
+
+    assert place_of_a_put() is Place.LOOP
+    with checkpoint_under_way(broker):
+        assert place_of_a_put() is Place.WRITER
+    assert place_of_a_put() is Place.LOOP
 
 
 def test_partition_files_are_written_by_the_loop_only_if_no_other_must_be_synced_and_closed() -> None:

@@ -344,7 +344,12 @@ class CommitPipeline:
     def _place(self, size_bytes: int, syncs: bool) -> Place:
         """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/shell/server.py``)."""
         if syncs:
-            is_fast = size_bytes <= self._inline_sync_size_bytes and self.sync_ms <= self._inline_sync_ms
+            # A disk that syncs the files of a checkpoint makes the journal wait (docs/benchmarks.md, "Stalls").
+            is_fast = (
+                size_bytes <= self._inline_sync_size_bytes
+                and self.sync_ms <= self._inline_sync_ms
+                and self._checkpoint is None
+            )
         else:
             is_fast = size_bytes <= INLINE_WRITE_SIZE_BYTES
         return LOOP if is_fast and self._store.journal.has_room(size_bytes) else Place.WRITER  # another file
