@@ -87,6 +87,10 @@ class Player:
     def run(self) -> None:
         """The whole script."""
         self.start(self.disk)
+        self.play()
+
+    def play(self) -> None:
+        """The script, in the life that has begun."""
         self.hello()
         for step in self.script.steps:
             if isinstance(step, list):

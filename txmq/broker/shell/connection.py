@@ -192,6 +192,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queued = []
         self._reader.close()
         host.core.disconnected(self.client)
+        self.client.shell = None  # a cycle with this: nothing would free it (``runtime.garbage``)
         host.received()
 
     # --- called by the server ----------------------------------------------------------------------------------------

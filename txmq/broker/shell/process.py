@@ -17,6 +17,7 @@ from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings, is_loopback, join_address, split_address
 from txmq.errors import ConfigError
 from txmq.runtime import descriptors
+from txmq.runtime.garbage import collect_young_only
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
@@ -46,6 +47,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
             "listen on 127.0.0.1, or pass --insecure if the network is trusted"
         )
     settings, backlog = _within_descriptors(settings)
+    collect_young_only()
     clock = SteadyClock(OSClock())
     started = clock.monotonic()
     recovered = open_store(
