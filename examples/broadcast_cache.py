@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import txmq
-from txmq.xa import LastResource
+from txmq import LastResource
 
 TOPIC = "price-changes"
 

@@ -22,8 +22,8 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, Error, connection, connections, models, transaction
 
 import txmq
+from txmq import LastResource
 from txmq.client.transaction.block import Transaction
-from txmq.xa import LastResource
 
 
 class _TakenBackError(Exception):

@@ -17,7 +17,7 @@ from typing import Any
 import MySQLdb
 
 import txmq
-from txmq.xa import LastResource
+from txmq import LastResource
 
 CUSTOMERS = ("ada", "ben", "cleo")
 ORDERS = "CREATE TABLE IF NOT EXISTS orders (id INT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(40)) ENGINE=InnoDB"

@@ -93,7 +93,7 @@ def ship(producer: txmq.OrderedMessageProducer, path: Path, key: bytes, place: P
         headers = {"file": behind.file.encode(), "position": b"%d" % behind.position}
         try:
             producer.send(TOPIC, line, key, headers=headers)
-        except txmq.SpoolFullError:
+        except txmq.errors.SpoolFullError:
             break  # the log itself keeps the rest
         place = behind
     return place

@@ -24,7 +24,7 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
 
 import txmq
-from txmq.xa import LastResource
+from txmq import LastResource
 
 ORDERS = "CREATE TABLE IF NOT EXISTS orders_fastapi (id INT PRIMARY KEY, customer VARCHAR(40)) ENGINE=InnoDB"
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import txmq
-from txmq.xa import LastResource
+from txmq import LastResource
 
 CUSTOMERS = (b"ada", b"ben", b"cleo")
 
@@ -25,7 +25,7 @@ def prepare(database: Path, client: txmq.Client) -> LastResource:
     orders_db.install(client)  # two small tables of txmq's; harmless to repeat
     try:
         client.topics.create("orders", partitions=4)
-    except txmq.TopicExistsError:
+    except txmq.errors.TopicExistsError:
         pass
     return orders_db
 

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, String, create_engine, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import txmq
-from txmq.xa import LastResource
+from txmq import LastResource
 
 
 class Base(DeclarativeBase):

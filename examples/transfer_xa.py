@@ -17,7 +17,7 @@ from typing import Any
 import MySQLdb
 
 import txmq
-from txmq.xa import MySQLResource
+from txmq import MySQLResource
 
 OPENING_BALANCE = 1000
 ACCOUNTS = "CREATE TABLE IF NOT EXISTS accounts (id VARCHAR(20) PRIMARY KEY, balance INT NOT NULL) ENGINE=InnoDB"

@@ -208,7 +208,7 @@ class OrderedCampaign:
         try:
             with Spool(self.world.spool, read_only=True) as spool:
                 return sum(spool.waiting.values())
-        except txmq.StorageError:  # not there yet
+        except txmq.errors.StorageError:  # not there yet
             return 0
 
     # --- a check -----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Sender:
         self._history.write("send", "invoke", operation, [planned])
         try:
             result = self._producer.send(TOPIC, planned[3].encode(), key.encode())
-        except txmq.SpoolFullError as error:
+        except txmq.errors.SpoolFullError as error:
             self._history.write("send", "fail", operation, [], err=repr(error))
             self._stop.wait(FULL_REST_S)
         else:

@@ -93,13 +93,13 @@ def connect(address: str, name: str) -> txmq.Client:
     """Connect to a broker that may be away for a while.
 
     Raises:
-        txmq.ConnectionLostError: it stays away.
+        txmq.errors.ConnectionLostError: it stays away.
     """
     deadline = time.monotonic() + CONNECT_S
     while True:
         try:
             return txmq.connect(address, name=name)
-        except txmq.ConnectionLostError:
+        except txmq.errors.ConnectionLostError:
             if time.monotonic() > deadline:
                 raise
             pause(CONNECT_AGAIN_S)

@@ -19,7 +19,7 @@ class ChangedMindError(Exception):
     """The parent's reason to leave."""
 
 
-LEFT = {KeyError: 3, txmq.TransactionStateError: 4}  # by what it left: its exit status
+LEFT = {KeyError: 3, txmq.errors.TransactionStateError: 4}  # by what it left: its exit status
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_child_that_leaves_the_block_undoes_nothing_of_its_parents(
         for name, raises in zip(names, (False, True), strict=True):
             fork = Fork(raises=raises)
             fork.play(partial(take_order, client, name, fork))
-            assert fork.status == LEFT[KeyError if raises else txmq.TransactionStateError]
+            assert fork.status == LEFT[KeyError if raises else txmq.errors.TransactionStateError]
         assert [message.value for message in client.browse(ORDERS)] == [b"one", b"two"]
     assert [row for row, _ in world.rows()["orders-db"]] == names
 
@@ -107,7 +107,7 @@ def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: Wor
                     os._exit(0)
 
         fork.play(work)
-        assert fork.status == LEFT[txmq.TransactionStateError]
+        assert fork.status == LEFT[txmq.errors.TransactionStateError]
         assert [message.value for message in client.browse(ORDERS)] == [b"parent's"]
     assert world.rows()["orders-db"] == []
 
@@ -129,6 +129,6 @@ def test_a_child_that_leaves_the_block_of_a_half_message_does_not_decide_it(
 
         with pytest.raises(ChangedMindError):
             fork.play(work)
-        assert fork.status == LEFT[txmq.TransactionStateError]
+        assert fork.status == LEFT[txmq.errors.TransactionStateError]
         assert list(client.browse(ORDERS)) == []
     assert world.rows()["orders-db"] == []

@@ -19,9 +19,9 @@ import MySQLdb
 import pytest
 
 import txmq
+from txmq import MySQLResource
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.xa import MySQLResource
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 60

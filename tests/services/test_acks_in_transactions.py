@@ -109,7 +109,10 @@ def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transactio
     fill(client, 3)
     first, second, third = delivered(consumer, 3)
     with client.producer() as producer:
-        with pytest.raises(txmq.TransactionStateError, match="message 0 before it"), producer.transaction() as tx:
+        with (
+            pytest.raises(txmq.errors.TransactionStateError, match="message 0 before it"),
+            producer.transaction() as tx,
+        ):
             tx.ack(second)
         first.ack()
         tx = producer.transaction()
@@ -120,9 +123,12 @@ def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transactio
             assert consumer._share.partitions[IN, 0].position == 1
             third.ack()
         assert saved(client) == 3  # it looked when it was sent
-        with pytest.raises(txmq.TransactionStateError, match="acknowledged already"), producer.transaction() as tx:
+        with (
+            pytest.raises(txmq.errors.TransactionStateError, match="acknowledged already"),
+            producer.transaction() as tx,
+        ):
             tx.ack(second)
-        with pytest.raises(txmq.TransactionStateError, match="consumer delivered"), producer.transaction() as tx:
+        with pytest.raises(txmq.errors.TransactionStateError, match="consumer delivered"), producer.transaction() as tx:
             tx.ack(client.fetch(IN, 0, 0)[0])
 
 
@@ -177,7 +183,7 @@ def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: 
     first.ack(sync=True)
     assert saved(client) == 1
     fence(client)
-    with pytest.raises(txmq.FencedError, match="not saved"):
+    with pytest.raises(txmq.errors.FencedError, match="not saved"):
         second.ack(sync=True)
     assert saved(client) == 1
 
@@ -190,7 +196,7 @@ def test_ack_that_waits_says_that_a_transaction_is_to_save_the_offset_first(
     consumed = consumer._share.partitions[IN, 0]
     first.ack()
     consumed.saving = owner = object()  # as between a transaction's request and its answer
-    with pytest.raises(txmq.StorageError, match="saved later"):
+    with pytest.raises(txmq.errors.StorageError, match="saved later"):
         second.ack(sync=True)
     assert consumed.saving is owner
     consumed.saving = None
@@ -319,7 +325,7 @@ with client.consumer("billing", ["orders"], options=options) as consumer:
                     break
             except txmq.OutcomeUnknownError:
                 break
-            except txmq.TransactionStateError:
+            except txmq.errors.TransactionStateError:
                 break  # it was delivered again meanwhile, and done
         if consumer.claims is not None and client.offsets("invoices", 0).end >= count:
             break

@@ -107,7 +107,7 @@ def test_own_records(watch: Watch) -> None:
             ):
                 client.topics.create(topic)
                 assert wire.ask(b"put %b 0 %d 1\r\n%b" % (topic.encode(), len(content), bytes(content)))[0] == 200
-                with pytest.raises(txmq.InvalidBatchError):
+                with pytest.raises(txmq.errors.InvalidBatchError):
                     client.fetch(topic, partition=0, offset=0)
                 client.topics.delete(topic)
 
@@ -169,7 +169,7 @@ def test_own_bomb(watch: Watch) -> None:
             client.topics.create("bomb")
             assert len(made) < 64 << 10
             assert wire.ask(b"put bomb 0 %d 1\r\n%b" % (len(made), bytes(made)))[0] == 200
-            with pytest.raises(txmq.InvalidBatchError):
+            with pytest.raises(txmq.errors.InvalidBatchError):
                 client.fetch("bomb", partition=0, offset=0)
             client.topics.delete("bomb")
 

@@ -235,7 +235,7 @@ def test_its_dead_letters_are_the_whole_groups_and_say_whose(client: txmq.Client
 
 
 def test_a_retry_store_needs_a_name_to_be_found_again_under(client: txmq.Client, tmp_path: Path) -> None:
-    with pytest.raises(txmq.ConfigError, match=r"options\.name"):
+    with pytest.raises(txmq.errors.ConfigError, match=r"options\.name"):
         client.consumer(GROUP, [TOPIC], broadcast=True, retry_store=str(tmp_path / "retry.db"))
-    with pytest.raises(txmq.ConfigError, match="longer"):
+    with pytest.raises(txmq.errors.ConfigError, match="longer"):
         client.consumer("g" * 150, [TOPIC], broadcast=True, options=txmq.ConsumerOptions(name="n" * 60))

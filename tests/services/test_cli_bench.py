@@ -54,7 +54,7 @@ def test_a_broker_of_its_own_is_measured_and_gone(tmp_path: Path) -> None:
     assert report["broker"] == {"sync": "always"}
     assert min(report["bare"].values()) > 0
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(txmq.ConnectionLostError):
+    with pytest.raises(txmq.errors.ConnectionLostError):
         txmq.connect(report["server"])
 
 

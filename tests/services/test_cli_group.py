@@ -105,7 +105,7 @@ def test_a_damaged_message_stops_its_partition_says_so_and_is_skipped_by_hand(br
             assert values(take(consumer, 1)) == [b"2"]
             assert consumer.stopped == {}
         found: list[bytes | None] = []
-        with pytest.raises(txmq.InvalidBatchError, match="at offset 1"):
+        with pytest.raises(txmq.errors.InvalidBatchError, match="at offset 1"):
             found.extend(message.value for message in client.browse("orders"))
         assert found == [b"0"]
 

@@ -319,7 +319,7 @@ def test_who_joins_under_another_ones_name_takes_over_and_that_one_is_told(
     with txmq.connect(broker.address) as other, client.consumer(GROUP, [TOPIC], options=options) as elder:
         found = set(values(elder.poll(timeout=30.0)))
         with other.consumer(GROUP, [TOPIC], options=options) as younger:
-            with pytest.raises(txmq.FencedError, match="name of its own"):
+            with pytest.raises(txmq.errors.FencedError, match="name of its own"):
                 found.update(values(list(elder)))
             assert elder.assignment == []
             elder.close()

@@ -138,7 +138,7 @@ def test_a_fenced_owners_rows_cannot_be_committed(
                 client.control.call("group", "leave", GROUP, timeout=30.0, extensions=words, body=[b""])
                 assert [message.offset for message in delivered(other, 4)] == [1, 2, 3, 4]
                 write(connection, second)
-                with pytest.raises(txmq.FencedError):
+                with pytest.raises(txmq.errors.FencedError):
                     second.ack(connection)
                 assert not connection.open
     assert rows(mariadb) == [0]
@@ -148,7 +148,7 @@ def test_acks_in_a_database_want_a_store_there(client: txmq.Client, mariadb: Mar
     connection = mariadb.connect()
     with client.consumer(GROUP, [TOPIC], options=QUICK) as consumer:
         first = delivered(consumer, 1)[0]
-        with pytest.raises(txmq.ConfigError, match="offset_store"):
+        with pytest.raises(txmq.errors.ConfigError, match="offset_store"):
             first.ack(connection)
     connection.close()
 
@@ -158,7 +158,7 @@ def test_and_acks_in_a_brokers_transaction_want_the_offsets_in_the_broker(
 ) -> None:
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer, client.producer() as producer:
         first = delivered(consumer, 1)[0]
-        with pytest.raises(txmq.ConfigError, match="in the broker"), producer.transaction() as tx:
+        with pytest.raises(txmq.errors.ConfigError, match="in the broker"), producer.transaction() as tx:
             tx.ack(first)
 
 
@@ -167,14 +167,14 @@ def test_with_a_file_the_group_is_of_one_and_goes_on_where_it_stopped(client: tx
     with client.consumer(GROUP, [TOPIC], offset_store=txmq.FileOffsetStore(path), options=QUICK) as consumer:
         for message in delivered(consumer, 5)[:3]:
             message.ack(sync=True)
-        with pytest.raises(txmq.DirectoryInUseError):
+        with pytest.raises(txmq.errors.DirectoryInUseError):
             client.consumer(GROUP, [TOPIC], offset_store=txmq.FileOffsetStore(path), options=OTHER)
         elsewhere = txmq.FileOffsetStore(str(tmp_path / "on-another-host.offsets"))
         for offset_store in (elsewhere, None):
             with client.consumer(GROUP, [TOPIC], offset_store=offset_store, options=OTHER) as second:
-                with pytest.raises(txmq.GroupActiveError, match="alone"):
+                with pytest.raises(txmq.errors.GroupActiveError, match="alone"):
                     until(lambda: bool(second.poll(timeout=0.2)), "it is refused")
-                with pytest.raises(txmq.GroupActiveError, match="alone"):
+                with pytest.raises(txmq.errors.GroupActiveError, match="alone"):
                     second.run(lambda _message: None)
         assert consumer.assignment == [(TOPIC, 0)]
     with client.consumer(GROUP, [TOPIC], offset_store=txmq.FileOffsetStore(path), options=QUICK) as consumer:
@@ -197,14 +197,14 @@ class Away:
         """Not at first."""
         if self.failures:
             self.failures -= 1
-            raise (txmq.StorageError("away") if self.failures else ZeroDivisionError)
+            raise (txmq.errors.StorageError("away") if self.failures else ZeroDivisionError)
         self.fenced = generation
         return txmq.StoredOffset(1)
 
     def save(self, group: str, positions: Sequence[txmq.OffsetPosition]) -> Collection[tuple[str, int]]:
         """Not while it is away."""
         if self.is_away:
-            raise txmq.StorageError("away")
+            raise txmq.errors.StorageError("away")
         (position,) = positions
         self.saved = position.offset
         return ()
@@ -218,7 +218,7 @@ def test_a_store_that_is_away_costs_neither_the_membership_nor_a_message(client:
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
         assert values(take(consumer, 4)) == [b"1", b"2", b"3", b"4"]
         member = client.groups.describe(GROUP)["members"]
-        with pytest.raises(txmq.StorageError):
+        with pytest.raises(txmq.errors.StorageError):
             consumer.ack(client.fetch(TOPIC, 0, 4)[0], sync=True)
         consumed = consumer._share.partitions[TOPIC, 0]
         began = client.clock.monotonic()

@@ -58,5 +58,5 @@ def test_sigterm_leaves_neither_broker_nor_files(tmp_path: Path) -> None:
         running.communicate(timeout=60)
     assert running.returncode == 130
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(txmq.ConnectionLostError):
+    with pytest.raises(txmq.errors.ConnectionLostError):
         txmq.connect(address)

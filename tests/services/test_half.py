@@ -135,7 +135,7 @@ def test_a_decision_that_the_broker_missed_is_told_when_it_is_back(broker: Broke
 def test_an_operator_s_rollback_is_told_to_the_owner(client: txmq.Client) -> None:
     half = client.producer(group="shop", checker=never).half("orders", b"v")
     client.transactions.rollback(half.txid, "by hand")
-    with pytest.raises(txmq.HeuristicRollbackError):
+    with pytest.raises(txmq.errors.HeuristicRollbackError):
         half.commit()
     assert visible(client) == []
 
@@ -180,12 +180,12 @@ def test_a_forked_child_sends_and_checks_on_its_own(broker: BrokerProcess, clien
 
 
 def test_a_producer_without_a_group_and_a_block_of_a_transaction_are_refused(client: txmq.Client) -> None:
-    with pytest.raises(txmq.ConfigError, match="producer group"):
+    with pytest.raises(txmq.errors.ConfigError, match="producer group"):
         client.producer().half("orders", b"v")
-    with pytest.raises(txmq.ConfigError, match="callable"):
+    with pytest.raises(txmq.errors.ConfigError, match="callable"):
         client.producer(group="shop")
     producer = client.producer(group="shop", checker=never)
-    with producer.transaction(), pytest.raises(txmq.TransactionStateError, match="outside"):
+    with producer.transaction(), pytest.raises(txmq.errors.TransactionStateError, match="outside"):
         producer.half("orders", b"v")
     with pytest.raises(txmq.UnknownTopicError):
         producer.half("absent", b"v")

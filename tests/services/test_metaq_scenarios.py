@@ -262,13 +262,13 @@ def test_blank_and_special_content_is_carried(scene: Scene) -> None:
 
 def test_blank_and_special_names_are_refused(scene: Scene) -> None:
     for name in ("", " ", "a b", "a/b", "..", "ü", "a\r\nb", "x" * 201):
-        with pytest.raises(txmq.LocalProtocolError):
+        with pytest.raises(txmq.errors.LocalProtocolError):
             scene.client.topics.create(name)
-        with pytest.raises(txmq.LocalProtocolError):
+        with pytest.raises(txmq.errors.LocalProtocolError):
             scene.producer.send(name, b"x")
-        with pytest.raises(txmq.ConfigError):
+        with pytest.raises(txmq.errors.ConfigError):
             scene.client.consumer(name, ["t"])
-        with pytest.raises(txmq.ConfigError):
+        with pytest.raises(txmq.errors.ConfigError):
             scene.client.consumer("g", [name])
 
 
@@ -320,11 +320,11 @@ def test_callbacks_are_told_in_order(scene: Scene) -> None:
 
 def test_a_topic_closed_for_publishing_or_for_reading(scene: Scene) -> None:
     scene.create(accept_publish=False)
-    with pytest.raises(txmq.TopicClosedError):
+    with pytest.raises(txmq.errors.TopicClosedError):
         scene.producer.send(scene.topic, b"x", timeout=2.0)
     scene.client.topics.alter(scene.topic, accept_publish=True, accept_read=False)
     assert scene.producer.send(scene.topic, b"x").offset == 0
-    with pytest.raises(txmq.TopicClosedError):
+    with pytest.raises(txmq.errors.TopicClosedError):
         scene.client.fetch(scene.topic, 0, 0)
     with scene.consumer() as consumer:
         assert consumer.poll(timeout=0.1) == []

@@ -191,7 +191,7 @@ def test_a_transaction_past_its_time_is_refused_and_leaves_nothing(client: txmq.
             over = client.clock.monotonic() + 0.2
             until(lambda: client.clock.monotonic() > over, "its time is over")
 
-    with pytest.raises(txmq.TransactionTimeoutError):
+    with pytest.raises(txmq.errors.TransactionTimeoutError):
         too_slow()
     assert contents(client, topic) == []
     assert producer.send(topic, b"first").offset == 0

@@ -60,14 +60,14 @@ def test_a_topic_neither_learnt_nor_declared_is_refused_and_nothing_is_stored(tm
         txmq.connect(address, timeout=0.2, lazy=True) as client,
         client.ordered_producer(SELECTOR, str(tmp_path / "spool")) as producer,
     ):
-        with pytest.raises(txmq.ConnectionLostError):
+        with pytest.raises(txmq.errors.ConnectionLostError):
             producer.send("t", b"0", b"k")
         assert producer.spooled == 0
 
 
 @pytest.mark.parametrize("partitions", [{"t": 0}, {"": 1}, {"t": "4"}])
 def test_what_cannot_be_declared_is_refused(partitions: dict[str, int]) -> None:
-    with pytest.raises(txmq.ConfigError, match="partitions"):
+    with pytest.raises(txmq.errors.ConfigError, match="partitions"):
         txmq.OrderedOptions(partitions=partitions).check()
 
 

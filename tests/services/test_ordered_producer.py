@@ -108,7 +108,7 @@ def test_flush_ends_what_a_former_life_left_though_its_spool_is_empty(
             )
         with _ordered(client, tmp_path) as producer:
             broker.kill()
-            with pytest.raises(txmq.RequestTimeoutError):
+            with pytest.raises(txmq.errors.RequestTimeoutError):
                 producer.flush(timeout=0.1)
             broker.start()
             link, _ = former.control.session_link(former.clock.monotonic() + 30)
@@ -215,7 +215,7 @@ def test_a_full_spool_refuses_and_takes_more_when_it_is_drained(
         sent += [b"%d" % number * 50 for number in range(8)]
         for value in sent[1:]:
             assert producer.send("t", value, b"k").status is SPOOLED
-        with pytest.raises(txmq.SpoolFullError, match="spool_size_bytes_max 2048"):
+        with pytest.raises(txmq.errors.SpoolFullError, match="spool_size_bytes_max 2048"):
             producer.send("t", bytes(1500), b"k")
         broker.start()
         producer.flush()
@@ -228,7 +228,7 @@ def test_a_send_that_stands_in_a_transaction_is_refused(client: txmq.Client, tmp
         _ordered(client, tmp_path) as producer,
         client.producer() as plain,
         plain.transaction(),
-        pytest.raises(txmq.TransactionStateError, match="ordered producer"),
+        pytest.raises(txmq.errors.TransactionStateError, match="ordered producer"),
     ):
         producer.send("t", b"1", b"k")
     assert _values(client) == []
@@ -238,7 +238,7 @@ def test_what_is_refused_for_good_is_told_and_not_spooled(client: txmq.Client, t
     with _ordered(client, tmp_path) as producer:
         with pytest.raises(txmq.UnknownTopicError):
             producer.send("nowhere", b"1", b"k")
-        with pytest.raises(txmq.TooLargeError):
+        with pytest.raises(txmq.errors.TooLargeError):
             producer.send("t", bytes(16 << 20), b"k")
         assert producer.spooled == 0
         assert producer.send("t", b"1", b"k").status is ACKNOWLEDGED
@@ -265,7 +265,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(client: txmq.Client, t
         if child == 0:
             try:
                 producer.send("t", b"child", b"k")
-            except txmq.ClosedError as error:
+            except txmq.errors.ClosedError as error:
                 os._exit(7 if "spool of its own" in str(error) else 1)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -79,7 +79,7 @@ def test_what_cannot_be_sent_is_kept_and_sent_in_the_background_in_order(
     assert [result.status for result in sent] == [ACKNOWLEDGED] + 19 * [SPOOLED]
     assert {result.offset for result in sent[1:]} == {None}
     assert producer.spooled == 19
-    with pytest.raises(txmq.RequestTimeoutError):
+    with pytest.raises(txmq.errors.RequestTimeoutError):
         producer.flush(timeout=0.1)
     broker.start()
     until(lambda: producer.spooled == 0, "it is sent in the background")
@@ -125,7 +125,7 @@ def test_inside_a_transaction_it_joins_and_a_failure_is_told(
             producer.send("t", b"lost", b"k")
             broker.kill()
 
-    with pytest.raises(txmq.TransactionError):
+    with pytest.raises(txmq.errors.TransactionError):
         without_a_broker()
     assert producer.spooled == 0
     assert producer.send("t", b"kept", b"k").status is SPOOLED
@@ -135,11 +135,11 @@ def test_inside_a_transaction_it_joins_and_a_failure_is_told(
 
 
 def test_what_is_refused_for_good_is_told_and_not_kept(client: txmq.Client, producer: txmq.Producer) -> None:
-    with pytest.raises(txmq.TooLargeError):
+    with pytest.raises(txmq.errors.TooLargeError):
         producer.send("t", bytes(20 << 20))
     with pytest.raises(txmq.UnknownTopicError):
         producer.send("absent", b"x")
-    with pytest.raises(txmq.LocalProtocolError):
+    with pytest.raises(txmq.errors.LocalProtocolError):
         producer.send("t", b"x", partition=PARTITIONS)
     with pytest.raises(TypeError):
         producer.send_many("t", [(None, "text")])  # type: ignore[list-item]
@@ -149,7 +149,7 @@ def test_what_is_refused_for_good_is_told_and_not_kept(client: txmq.Client, prod
 
 
 def test_a_failure_in_send_many_says_how_many_are_safe(client: txmq.Client, producer: txmq.Producer) -> None:
-    with pytest.raises(txmq.TooLargeError) as caught:
+    with pytest.raises(txmq.errors.TooLargeError) as caught:
         producer.send_many("t", [(b"k", b"small"), (b"k", bytes(20 << 20)), (b"k", b"small, too")])
     assert "2 of 3" in caught.value.__notes__[0]
     assert sorted(values for values in arrived(client).values() if values) == [[b"small", b"small, too"]]
@@ -166,11 +166,11 @@ def test_a_closed_topic_is_waited_for(client: txmq.Client, producer: txmq.Produc
 def test_a_store_has_one_owner_and_nothing_lingers_in_memory(client: txmq.Client, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     with client.producer(retry_store=store, timeout=30.0) as producer:
-        with pytest.raises(txmq.DirectoryInUseError):
+        with pytest.raises(txmq.errors.DirectoryInUseError):
             client.producer(retry_store=store, timeout=30.0)
-        with pytest.raises(txmq.ConfigError, match="linger_ms, max_in_flight"):
+        with pytest.raises(txmq.errors.ConfigError, match="linger_ms, max_in_flight"):
             client.producer(retry_store=str(tmp_path / "other"), linger_ms=5, max_in_flight=2)
-    with pytest.raises(txmq.ClosedError):
+    with pytest.raises(txmq.errors.ClosedError):
         producer.send("t", b"x")
     with client.producer(retry_store=store, timeout=30.0) as again:
         assert again.send("t", b"x").is_success

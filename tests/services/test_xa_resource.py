@@ -46,7 +46,7 @@ class Manager:
 
     def refused(self, call: str, of: Xid) -> int:
         """The code of the XAError that a call raises."""
-        with pytest.raises(txmq.XAError) as caught:
+        with pytest.raises(txmq.errors.XAError) as caught:
             getattr(self.resource, call)(of)
         return caught.value.xa_code
 
@@ -146,11 +146,11 @@ def test_threads_have_branches_of_their_own_and_blocks_do_not_mix(manager: Manag
     thread.start()
     thread.join()
     for inner in (manager.producer.transaction, lambda: manager.resource.start(xid(3))):
-        with pytest.raises((txmq.TransactionStateError, txmq.XAError)):
+        with pytest.raises((txmq.errors.TransactionStateError, txmq.errors.XAError)):
             inner()
     manager.producer.send("orders", b"1")
     manager.resource.end(xid(1))
-    with manager.producer.transaction(), pytest.raises(txmq.XAError) as caught:
+    with manager.producer.transaction(), pytest.raises(txmq.errors.XAError) as caught:
         manager.resource.start(xid(4))
     assert caught.value.xa_code == XACode.XAER_OUTSIDE
     for number in (2, 1):
@@ -165,5 +165,5 @@ def test_without_a_broker_the_answer_is_rmfail(manager: Manager, broker: BrokerP
     broker.kill()
     for call in ("commit", "rollback", "forget"):
         assert manager.refused(call, branch) == XACode.XAER_RMFAIL
-    with pytest.raises(txmq.XAError):
+    with pytest.raises(txmq.errors.XAError):
         manager.resource.recover()

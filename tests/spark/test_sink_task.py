@@ -144,9 +144,9 @@ def test_a_broker_that_stays_away_or_is_full_is_told_and_nothing_hangs(tmp_path:
         with pytest.raises(UnavailableError, match=r"within 2 s: .* prepared_bytes_max 2097152 bytes: .* raise that"):
             sink_task.write(client, options(broker, timeout_s=2.0), at, iter([rows(*[bytes(1000)] * 3000)]))
         broker.kill()
-        with pytest.raises(txmq.ConnectionLostError):
+        with pytest.raises(txmq.errors.ConnectionLostError):
             sink_task.write(client, options(broker, timeout_s=0.5), at, iter([rows(b"x")]))
-        with pytest.raises(txmq.ConnectionLostError, match=r"tried for 0\.5 s \(option timeout\)"):
+        with pytest.raises(txmq.errors.ConnectionLostError, match=r"tried for 0\.5 s \(option timeout\)"):
             sink_task.client_of(options(broker, timeout_s=0.5))
 
         def goes_away() -> Iterator[Any]:
@@ -181,7 +181,7 @@ def test_a_commit_that_nobody_answers_says_what_may_have_happened_and_what_to_do
         broker.kill()
         writer = BatchWriter(told, at, is_over=False)
         with pytest.raises(
-            txmq.ConnectionLostError, match=rf"the batch may be written, or not: {advice}.*cannot connect"
+            txmq.errors.ConnectionLostError, match=rf"the batch may be written, or not: {advice}.*cannot connect"
         ):
             writer.commit(messages)
         writer.abort(messages)  # as Spark does then; what it cannot say is no error

@@ -344,7 +344,7 @@ def _run(broker: str, resources: list[Resource]) -> None:
         while not stop.is_set():
             try:
                 client = txmq.connect(broker)
-            except txmq.ConnectionLostError as error:
+            except txmq.errors.ConnectionLostError as error:
                 if not is_said:
                     logging.get_logger().warning("waiting for the broker", broker=broker, error=str(error))
                 is_said = True

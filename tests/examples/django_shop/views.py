@@ -13,7 +13,7 @@ from django.urls import path
 import txmq
 from examples.django_orders import new_connection, together
 from tests.examples.django_shop.models import Order
-from txmq.xa import LastResource
+from txmq import LastResource
 
 orders_db = LastResource("orders-db", connect=new_connection)
 TOPIC = "orders"
