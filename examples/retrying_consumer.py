@@ -1,4 +1,4 @@
-"""A consumer whose messages fail: retried, set aside in the order of their key, buried in the end, and sent again.
+"""A consumer whose messages fail: retried, deferred in the order of their key, buried in the end, and sent again.
 
 Payments are booked by calling a bank that is down for some accounts. Those payments wait, and later payments of the
 same account wait behind them, while everybody else's go on. A payment that no bank will take becomes a dead letter.
@@ -37,12 +37,12 @@ class Bank:
 
 def consume(client: txmq.Client, bank: Bank, retry_store: str, *, payments: int) -> None:
     """Book payments until all are dealt with."""
-    options = txmq.ConsumerOptions(retry_delay=0.1, aside_delay=0.2, aside_retries=3, keep_key_order=True)
+    options = txmq.ConsumerOptions(retry_delay=0.1, deferred_delay=0.2, deferred_retries=3, keep_key_order=True)
     consumer = client.consumer(GROUP, [TOPIC], max_retries=1, retry_store=retry_store, options=options)
 
     def handle(message: txmq.Message) -> None:
         account, _, amount = (message.value or b"").decode().partition(" ")
-        bank.book(account, amount)  # raises: the message is retried, set aside, buried
+        bank.book(account, amount)  # raises: the message is retried, deferred, buried
         print(f"booked {account} {amount}")
 
     def end_when_all_is_dealt_with() -> None:  # for the demonstration

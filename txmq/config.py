@@ -144,7 +144,7 @@ class BrokerSettings:
     )  # fmt: skip
     groups_bytes_max: int = _number(
         256 * MIB, 1000, 1 << 40, "What is kept of all consumer groups together: 500 bytes for each partition that a "
-        "group was ever given, and the texts about what is set aside.", section="Limits",
+        "group was ever given, and the texts about what is deferred.", section="Limits",
     )  # fmt: skip
     open_files_max: int = _number(
         1024, 8, 1_000_000, "Segment files held open at a time. One that was written is synced before it is closed, so "

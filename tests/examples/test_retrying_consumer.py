@@ -27,4 +27,4 @@ def test_payments_wait_behind_those_of_their_account_and_one_is_given_up(
     assert [line for line in booked if line.startswith("bob")] == ["bob 1", "bob 2"]
     assert "given up nobody 1 after 5 times: LookupError('no such account')" in done.stdout
     with txmq.connect(broker.address) as client:
-        assert {row["aside"] for row in client.groups.describe("bank")["partitions"]} == {None}
+        assert {row["deferred"] for row in client.groups.describe("bank")["partitions"]} == {None}

@@ -14,9 +14,9 @@ from txmq.errors import UnknownGroupError
 from txmq.model import Message
 
 TOPIC, GROUP = "orders", "billing"
-NOW = ConsumerOptions(retry_delay=0.0, aside_delay=0.0, aside_retries=3)
-LATER = ConsumerOptions(retry_delay=0.0, aside_delay=3600.0)
-IN_ORDER = ConsumerOptions(retry_delay=0.0, aside_delay=3600.0, keep_key_order=True)
+NOW = ConsumerOptions(retry_delay=0.0, deferred_delay=0.0, deferred_retries=3)
+LATER = ConsumerOptions(retry_delay=0.0, deferred_delay=3600.0)
+IN_ORDER = ConsumerOptions(retry_delay=0.0, deferred_delay=3600.0, keep_key_order=True)
 
 
 class Listening:
@@ -78,10 +78,10 @@ def bad(message: Message) -> bool:
 
 
 def saved(client: txmq.Client, partition: int = 0) -> tuple[int | None, list[list[int]] | None]:
-    """The group's offset, and offsets with failures of what is aside."""
+    """The group's offset, and offsets with failures of what is deferred."""
     try:
         row = client.groups.describe(GROUP)["partitions"][partition]
     except UnknownGroupError:
         return None, None
-    text = row["aside"]
+    text = row["deferred"]
     return row["offset"], [found[:2] for found in json.loads(text)] if text else None

@@ -149,12 +149,14 @@ def test_with_order_of_keys_each_input_has_one_output_in_order_and_none_fails_fo
             if value == b"bad" and tries[value] < 3:
                 raise ValueError("cannot")
 
-    options = replace(QUICK, keep_key_order=True, retry_delay=0.0, aside_delay=0.2)
-    with client.consumer(GROUP, [IN], max_retries=0, retry_store=str(tmp_path / "aside"), options=options) as consumer:
+    options = replace(QUICK, keep_key_order=True, retry_delay=0.0, deferred_delay=0.2)
+    with client.consumer(
+        GROUP, [IN], max_retries=0, retry_store=str(tmp_path / "deferred"), options=options
+    ) as consumer:
         thread = threading.Thread(target=lambda: consumer.run(handle, threads=2))
         thread.start()
         until(lambda: len(outputs(client)) >= len(inputs), "each has its output")
-        until(lambda: client.groups.describe(GROUP)["partitions"][0]["aside"] is None, "nothing is aside")
+        until(lambda: client.groups.describe(GROUP)["partitions"][0]["deferred"] is None, "nothing is deferred")
         consumer.close()
         thread.join(WAIT_S)
     assert tries == {b"bad": 3, **{value: 1 for _, value in inputs[1:]}}

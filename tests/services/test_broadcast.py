@@ -56,7 +56,7 @@ def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
 
 def options(name: str | None = None) -> txmq.ConsumerOptions:
     """Quick ones."""
-    return txmq.ConsumerOptions(name=name, heartbeat_interval=0.1, retry_delay=0.01, aside_delay=0.01)
+    return txmq.ConsumerOptions(name=name, heartbeat_interval=0.1, retry_delay=0.01, deferred_delay=0.01)
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def test_a_message_that_one_member_cannot_deal_with_is_its_own_affair(client: tx
         thread.start()
         try:
             assert values(take(two, 1)) == [b"v0"]
-            until(lambda: seen.count(b"v0") > 2, "it is set aside and tried again")
+            until(lambda: seen.count(b"v0") > 2, "it is deferred and tried again")
             refused.set()
             send(client, 2, "w")
             until(lambda: {b"w0", b"w1"} <= set(seen), "the partition moves on")

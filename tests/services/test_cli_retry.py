@@ -68,7 +68,7 @@ def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
         clear(made)
 
 
-def test_what_is_aside_is_listed_shown_replayed_and_dropped_while_a_member_is_active(
+def test_what_is_deferred_is_listed_shown_replayed_and_dropped_while_a_member_is_active(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "r")
@@ -76,7 +76,7 @@ def test_what_is_aside_is_listed_shown_replayed_and_dropped_while_a_member_is_ac
         client.producer().send(TOPIC, value, key=b"k" if value != b"good" else None, partition=0)
     client.producer().send(TOPIC, b"bad2", key=b"q", partition=1)
     with listening(client, store, IN_ORDER, bad) as found:
-        until(lambda: saved(client) == (3, [[0, 1], [2, 0]]) and saved(client, 1) == (1, [[0, 1]]), "set aside")
+        until(lambda: saved(client) == (3, [[0, 1], [2, 0]]) and saved(client, 1) == (1, [[0, 1]]), "deferred")
         rows = listed(broker, "--store", store)
         assert [(row["partition"], row["offset"], row["state"], row["failures"]) for row in rows] == [
             (0, 0, "waits", 1), (0, 2, "behind", 0), (1, 0, "waits", 1),
@@ -95,7 +95,7 @@ def test_what_is_aside_is_listed_shown_replayed_and_dropped_while_a_member_is_ac
         until(lambda: b"behind" in found.values, "what waited behind it goes on")
         until(lambda: saved(client) == (3, None), "and is saved as dealt with")
         assert json.loads(run(broker, "retry", "drop", GROUP, "--all", "--json")) == {"group": GROUP, "dropped": 1}
-        until(lambda: saved(client, 1) == (1, None) and saved(client) == (3, None), "nothing is aside")
+        until(lambda: saved(client, 1) == (1, None) and saved(client) == (3, None), "nothing is deferred")
         until(lambda: listed(broker, "--store", store) == [], "the member removes what the group does not name")
     assert found.values.count(b"good") == 1
 
@@ -106,7 +106,7 @@ def test_without_members_what_is_dropped_does_not_come_again_though_its_file_has
     store = tmp_path / "r"
     client.producer().send(TOPIC, b"bad", partition=0)
     with listening(client, str(store), LATER, bad):
-        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     run(broker, "retry", "drop", GROUP, "--topic", TOPIC, "--all")  # on a host that has not the file
     (stale,) = listed(broker, "--store", str(store))
     assert (stale["state"], stale["offset"]) == ("stale", 0)
@@ -123,7 +123,7 @@ def test_text_that_cannot_be_read_is_listed_and_goes_only_by_name(client: txmq.C
         client.producer().send(TOPIC, b"one", partition=0)
         (message,) = consumer.poll(timeout=WAIT_S)
         message.ack(sync=True)
-    assert client.groups.change_aside(GROUP, [[TOPIC, 0, None, "{of another version"]]) == []
+    assert client.groups.change_deferred(GROUP, [[TOPIC, 0, None, "{of another version"]]) == []
     (row,) = listed(broker)
     assert (row["state"], row["offset"], "cannot be read" in row["reason"]) == ("unreadable", None, True)
     assert "cannot be read" in run(broker, "retry", "drop", GROUP, "--all", status=1)
@@ -221,7 +221,7 @@ def test_letters_of_a_group_that_is_not_there_are_not_taken_for_none(
     assert [topic.name for topic in client.topics.list()] == before
 
 
-def test_what_is_not_aside_is_not_replayed_or_dropped_in_silence(client: txmq.Client, broker: BrokerProcess) -> None:
+def test_what_is_not_deferred_is_not_replayed_or_dropped_in_silence(client: txmq.Client, broker: BrokerProcess) -> None:
     client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     for action in ("replay", "drop"):
         at = ("retry", action, GROUP, "--topic", TOPIC, "--partition", "0", "--offset")

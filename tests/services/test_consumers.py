@@ -313,7 +313,7 @@ def test_a_broker_that_is_killed_and_restarted_is_consumed_on(client: txmq.Clien
 def test_who_joins_under_another_ones_name_takes_over_and_that_one_is_told(
     client: txmq.Client, broker: BrokerProcess
 ) -> None:
-    """Else both had all of it, and each saved what the other one had not set aside."""
+    """Else both had all of it, and each saved what the other one had not deferred."""
     sent = fill(client, 100)
     options = txmq.ConsumerOptions(name="same")
     with txmq.connect(broker.address) as other, client.consumer(GROUP, [TOPIC], options=options) as elder:

@@ -118,7 +118,7 @@ class Scene:
     def consumer(self, group: str = "", *, topics: tuple[str, ...] = (), accept: Any = None, **words: Any) -> Consumer:
         """A consumer that does not take long for anything."""
         options = txmq.ConsumerOptions(
-            accept=accept, retry_delay=0.0, heartbeat_interval=0.1, session_timeout=30.0, aside_delay=0.0
+            accept=accept, retry_delay=0.0, heartbeat_interval=0.1, session_timeout=30.0, deferred_delay=0.0
         )
         return self.client.consumer(group or self.group, topics or (self.topic,), options=options, **words)
 

@@ -41,8 +41,9 @@ class BrokerMember:
 
     def join(self) -> None:
         """Take everything."""
-        for topic, partition, generation, offset, aside in self._call("join", [], topics=",".join(TOPICS))["assigned"]:
-            found = None if offset is None else StoredOffset(offset, aside)
+        view = self._call("join", [], topics=",".join(TOPICS))
+        for topic, partition, generation, offset, deferred in view["assigned"]:
+            found = None if offset is None else StoredOffset(offset, deferred)
             self.store.told((topic, partition), generation, found)
             self.generations[topic, partition] = generation
 
@@ -281,7 +282,7 @@ class Careless:
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """No check."""
         for position in positions:
-            self.kept[group, position.slot] = StoredOffset(position.offset, position.aside)
+            self.kept[group, position.slot] = StoredOffset(position.offset, position.deferred)
         return []
 
     def leave(self, group: str) -> None:
@@ -304,7 +305,7 @@ class FencesWhenSaving(Careless):
         return refused
 
 
-class ForgetsAside(FencesWhenSaving):
+class ForgetsDeferred(FencesWhenSaving):
     """Fences as it should, and keeps the offset alone."""
 
     def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
@@ -315,7 +316,7 @@ class ForgetsAside(FencesWhenSaving):
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
         """Without the text."""
         known = [p for p in positions if self.newest.get((group, p.slot)) == p.generation]
-        super().save(group, [position._replace(aside=None) for position in known])
+        super().save(group, [position._replace(deferred=None) for position in known])
         return [position.slot for position in positions if position not in known]
 
 
@@ -347,9 +348,9 @@ def test_a_store_that_does_not_fence_fails_the_contract() -> None:
 
 
 @pytest.mark.usefixtures("short_waits")
-def test_a_store_that_fences_too_late_or_forgets_what_is_aside_fails_the_contract() -> None:
+def test_a_store_that_fences_too_late_or_forgets_what_is_deferred_fails_the_contract() -> None:
     found = failures(FencesWhenSaving())
     assert "test_loading_fences_also_where_nothing_was_saved" in found
-    found = failures(ForgetsAside())
-    assert "test_the_next_owner_finds_what_the_one_before_saved_and_what_it_had_set_aside" in found
+    found = failures(ForgetsDeferred())
+    assert "test_the_next_owner_finds_what_the_one_before_saved_and_what_it_had_deferred" in found
     assert "test_who_was_fenced_saves_nothing" not in found

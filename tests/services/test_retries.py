@@ -68,10 +68,10 @@ def test_later_messages_of_a_key_wait_behind_the_stored_one_also_across_a_hand_o
     assert saved(client) == (7, None)
 
 
-def test_one_that_waited_behind_is_retried_and_set_aside_like_any_other(client: txmq.Client, tmp_path: Path) -> None:
+def test_one_that_waited_behind_is_retried_and_deferred_like_any_other(client: txmq.Client, tmp_path: Path) -> None:
     for value in (b"bad1", b"bad2", b"good"):
         client.producer().send(TOPIC, value, key=b"k")
-    at_once = txmq.ConsumerOptions(retry_delay=0.0, aside_delay=0.0, aside_retries=2, keep_key_order=True)
+    at_once = txmq.ConsumerOptions(retry_delay=0.0, deferred_delay=0.0, deferred_retries=2, keep_key_order=True)
     with listening(client, str(tmp_path / "r"), at_once, bad, max_retries=1) as found:
         until(lambda: b"good" in found.values, "dead letters let the key go on")
     assert found.values == [b"bad1"] * 4 + [b"bad2"] * 4 + [b"good"]
@@ -109,7 +109,7 @@ def test_the_retry_topic_keeps_contents_that_retention_took(client: txmq.Client)
     client.producer().send(TOPIC, b"bad", key=b"k", headers={"h": b"\xff"}, tag="red")
     (sent,) = client.fetch(TOPIC, 0, 0)
     with listening(client, "topic", LATER, bad) as first:
-        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     (copy,) = client.browse(f"{GROUP}.retry")
     assert (copy.headers["txmq.retry.topic"], copy.headers["txmq.retry.offset"]) == (TOPIC.encode(), b"0")
     assert (copy.headers["txmq.retry.attempts"], b"cannot" in copy.headers["txmq.retry.reason"]) == (b"1", True)
@@ -173,14 +173,14 @@ def hold(client: txmq.Client) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("how", ["reset", "seek"])
-def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_aside(
+def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_deferred(
     client: txmq.Client, tmp_path: Path, how: str
 ) -> None:
     """What the log has comes again from there; what it has not is in the store alone."""
     client.producer().send(TOPIC, b"bad", key=b"k")
-    store = str(tmp_path / "aside")
+    store = str(tmp_path / "deferred")
     with listening(client, store, LATER, bad):
-        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     forget(client, 1)
     if how == "reset":
         client.groups.reset(GROUP, [(TOPIC, 0, 0)])
@@ -199,7 +199,7 @@ def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_aside(
 def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client: txmq.Client, tmp_path: Path) -> None:
     client.producer().send(TOPIC, b"bad", key=b"k")
     with listening(client, str(tmp_path / "lost"), LATER, bad):
-        until(lambda: saved(client) == (1, [[0, 1]]), "set aside")
+        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     forget(client, 1)
     with listening(client, str(tmp_path / "new"), LATER, never):
         until(lambda: saved(client)[1] is None, "it is told and forgotten")
@@ -231,17 +231,17 @@ def test_no_dead_letter_is_too_large(client: txmq.Client, room: int, said: bytes
     assert ("txmq.dead.reason" in letter.headers, letter.headers["txmq.dead.offset"]) == (said is not None, b"1")
 
 
-def save_as_a_member(client: txmq.Client, aside: str) -> None:
+def save_as_a_member(client: txmq.Client, deferred: str) -> None:
     """Save such a text for partition 0, as a member of another version would."""
     words: dict[str, str | int] = {"member": "other", "topics": TOPIC}
     join = client.control.call("group", "join", GROUP, timeout=5.0, extensions=words, body=[b"[]"])
     (row,) = json.loads(join)["assigned"]
-    save = json.dumps([[TOPIC, 0, row[2], 1, aside]]).encode()
+    save = json.dumps([[TOPIC, 0, row[2], 1, deferred]]).encode()
     client.control.call("group", "save", GROUP, timeout=5.0, extensions={"member": "other"}, body=[save])
     client.control.call("group", "leave", GROUP, timeout=5.0, extensions={"member": "other"}, body=[b"[]"])
 
 
-def test_what_is_aside_and_cannot_be_read_stops_its_partition_alone_and_stays(
+def test_what_is_deferred_and_cannot_be_read_stops_its_partition_alone_and_stays(
     client: txmq.Client, tmp_path: Path
 ) -> None:
     client.producer().send(TOPIC, b"one")
@@ -254,7 +254,7 @@ def test_what_is_aside_and_cannot_be_read_stops_its_partition_alone_and_stays(
         assert "cannot be read" in found.consumer.stopped[TOPIC, 0]
     assert found.values == [b"elsewhere"]
     row = client.groups.describe(GROUP)["partitions"][0]
-    assert (row["offset"], row["aside"]) == (1, "[[of another version")
+    assert (row["offset"], row["deferred"]) == (1, "[[of another version")
 
 
 def test_a_store_that_cannot_be_read_for_a_moment_is_read_again(

@@ -1,4 +1,4 @@
-"""A member that is killed at each step of setting a message aside, retrying it and burying it: nothing is lost.
+"""A member that is killed at each step of deferring a message, retrying it and burying it: nothing is lost.
 
 The steps are store, acknowledge and save (``stored``, ``saved`` the first time), deal with it, save (``saved`` the
 second time), remove the content (``removed``); or bury it (``dead.sent``). A second life with the same store goes on.
@@ -22,12 +22,12 @@ from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.processes.broker import BrokerProcess
 
-# "bad" fails always, or once: then it is dealt with, but not before the group knows that it is aside.
+# "bad" fails always, or once: then it is dealt with, but not before the group knows that it is deferred.
 _MEMBER = """
 import sys, time, txmq
 client = txmq.connect(sys.argv[1])
 options = txmq.ConsumerOptions(
-    retry_delay=0.0, aside_delay=0.0, aside_retries=1, session_timeout=1.0, offset_save_interval=0.02)
+    retry_delay=0.0, deferred_delay=0.0, deferred_retries=1, session_timeout=1.0, offset_save_interval=0.02)
 consumer = client.consumer("billing", ["orders"], max_retries=0, retry_store=sys.argv[2] or None, options=options)
 failures = 0
 def handle(message):
@@ -35,7 +35,7 @@ def handle(message):
     if message.value != b"bad":
         return
     if failures and sys.argv[2]:
-        while not client.groups.describe("billing")["partitions"][0]["aside"]:
+        while not client.groups.describe("billing")["partitions"][0]["deferred"]:
             time.sleep(0.01)
     if not failures or sys.argv[3] == "always":
         failures += 1
@@ -71,15 +71,15 @@ def rows(store: Path) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
-@pytest.mark.parametrize("point", ["client.aside.stored:1", "client.aside.saved:1"])
-def test_killed_while_a_message_is_set_aside_it_comes_again_and_its_copy_does_not(
+@pytest.mark.parametrize("point", ["client.deferred.stored:1", "client.deferred.saved:1"])
+def test_killed_while_a_message_is_deferred_it_comes_again_and_its_copy_does_not(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, kind: str, point: str
 ) -> None:
     file = tmp_path / "r"
     store = str(file) if kind == "file" else "topic"
     die(broker, store, point)
     is_named = saved(client)[1] is not None
-    assert is_named is point.startswith("client.aside.saved")
+    assert is_named is point.startswith("client.deferred.saved")
     assert (rows(file) if kind == "file" else [copy.value for copy in client.browse(f"{GROUP}.retry")]) == [b"bad"]
     with listening(client, store, LATER, never) as found:
         until(lambda: b"bad" in found.values and saved(client) == (3, None), "it is dealt with, and the rest")
@@ -89,7 +89,7 @@ def test_killed_while_a_message_is_set_aside_it_comes_again_and_its_copy_does_no
     assert kind == "topic" or rows(file) == []
 
 
-@pytest.mark.parametrize(("point", "left"), [("client.aside.saved:2", [b"bad"]), ("client.aside.removed:1", [])])
+@pytest.mark.parametrize(("point", "left"), [("client.deferred.saved:2", [b"bad"]), ("client.deferred.removed:1", [])])
 def test_killed_after_it_was_dealt_with_it_does_not_come_again(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, point: str, left: list[bytes]
 ) -> None:

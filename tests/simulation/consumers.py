@@ -1,8 +1,8 @@
-"""Programs that run txmq's real consumer: groups, retries, what is set aside, dead letters; and what must hold then.
+"""Programs that run txmq's real consumer: groups, retries, what is deferred, dead letters; and what must hold then.
 
 A consumer's process dies at crash points and from outside, loses its local disk now and then, and is started again.
 What it could not deal with waits in a file, in the retry topic, or goes to the dead letters at once. Checked is P8:
-whatever lies below a saved offset was dealt with, is named as set aside, or is a dead letter; and, where messages of a
+whatever lies below a saved offset was dealt with, is named as deferred, or is a dead letter; and, where messages of a
 key wait for each other, that none was dealt with before an earlier one of its key.
 """
 
@@ -103,7 +103,7 @@ class ConsumerProgram(Program):
     def _consumer(self, client: Client) -> Any:
         rng = self.world.rng
         options = ConsumerOptions(
-            retry_delay=0.01, session_timeout=0.5, heartbeat_interval=0.05, aside_delay=0.02, aside_retries=2,
+            retry_delay=0.01, session_timeout=0.5, heartbeat_interval=0.05, deferred_delay=0.02, deferred_retries=2,
             offset_save_interval=rng.choice((0.02, 0.2)), keep_key_order=self._dealt.keep_key_order,
         )  # fmt: skip
         topics = consumed_topics(self.shared)
@@ -111,7 +111,7 @@ class ConsumerProgram(Program):
             GROUP, topics, max_retries=rng.randint(0, 2), retry_store=self._store, options=options
         )
         if self._store not in (None, "topic"):
-            self._disk = consumer._aside._store._database  # type: ignore[union-attr]
+            self._disk = consumer._deferred._store._database  # type: ignore[union-attr]
         return consumer
 
     def _deal_with(self, message: Message) -> None:
@@ -180,13 +180,13 @@ def check_dealt(shared: Shared, dealt: Dealt) -> None:
         topic = node.state.topics.with_id(topic_id)
         assert topic is not None, "no topic that is consumed is deleted"
         place = (topic.config.name, partition)
-        aside = parsed(at.aside)
-        if aside:
-            shared.world.meet("a message is set aside")
-        known = dealt.order[place].keys() | aside.keys() | buried[place]
+        deferred = parsed(at.deferred)
+        if deferred:
+            shared.world.meet("a message is deferred")
+        known = dealt.order[place].keys() | deferred.keys() | buried[place]
         # Relaxed ``sync`` may lose a dead letter that was acknowledged; its offset was saved behind the restart.
         if (gap := set(range(at.offset)) - known) and not shared.broker.may_forget:
-            raise Violation(f"P8: {place}: {min(gap)} was passed over, saved {at.offset}, aside {sorted(aside)}")
+            raise Violation(f"P8: {place}: {min(gap)} was passed over, saved {at.offset}, deferred {sorted(deferred)}")
         if dealt.keep_key_order:
             _check_key_order(place, dealt, buried[place])
 

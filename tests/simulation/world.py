@@ -31,7 +31,7 @@ SITUATIONS = frozenset(
         "sync=never recovered", "checkpoint fell back", "bit flip refused", "bit flip refused to a reader",
         "a batch was committed", "a batch was committed already", "a former driver was fenced",
         "a consumer's disk was lost", "a message was rejected", "a message was acknowledged", "a message was buried",
-        "a message is set aside",
+        "a message is deferred",
         "an ordered message was spooled", "an ordered message was acknowledged",
         "a spool was full or a topic not known",
         "a real consumer acknowledged in a transaction",

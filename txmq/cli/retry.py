@@ -1,4 +1,4 @@
-"""``txmq retry``: what consumers have set aside: list, show, replay, drop."""
+"""``txmq retry``: what consumers have deferred: list, show, replay, drop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Messages that consumers have set aside: look, have them delivered again, drop them.",
+    help="Messages that consumers have deferred: look, have them delivered again, drop them.",
 )
 Store = Annotated[
     Path | None,
@@ -41,7 +41,7 @@ def list_(
     group: Group, topic: Topic = None, partition: Partition = None, store: Store = None,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """List what a group has set aside, as its saved offsets say; members may be active.
+    """List what a group has deferred, as its saved offsets say; members may be active.
 
     States: [bold]waits[/bold] for its next retry; [bold]behind[/bold] another message of its key; [bold]stale[/bold]:
     a row of the file that the group does not name; [bold]unreadable[/bold]: text of another version.
@@ -60,7 +60,7 @@ def list_(
     if as_json:
         output.print_json(rows)
     else:
-        output.print_table(f"set aside by {group}", _COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
+        output.print_table(f"deferred by {group}", _COLUMNS, [[row[column] for column in _COLUMNS] for row in rows])
 
 
 @app.command()
@@ -71,7 +71,7 @@ def show(
     offset: Annotated[int, typer.Option("--offset", "-o", min=0, help="The message.", show_default=False)],
     store: Store = None, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Show a message that was set aside, with its content: from the file, the log or the retry topic.
+    """Show a message that was deferred, with its content: from the file, the log or the retry topic.
 
     [bold]Examples[/bold]
 
@@ -83,7 +83,7 @@ def show(
         retries = _retries(client, group, kept)
         found = [row for row in retries.list(TopicPartition(topic, partition, offset)) if row.offset == offset]
         if not found:
-            output.fail(f"{group} has not set {topic}/{partition}/{offset} aside; see txmq retry list {group}")
+            output.fail(f"{group} has not deferred {topic}/{partition}/{offset}; see txmq retry list {group}")
         fields = _fields(found[0]) | _content(retries.content(found[0]))
     if as_json:
         output.print_json(fields)
@@ -117,7 +117,7 @@ def replay(
 def drop(
     group: Group, topic: Topic = None, partition: Partition = None, offset: Offset = None, everything: All = False,
     unreadable: Annotated[
-        bool, typer.Option("--unreadable", help="All that a partition has aside whose text cannot be read.")
+        bool, typer.Option("--unreadable", help="All that a partition has deferred and whose text cannot be read.")
     ] = False,
     store: Store = None, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
@@ -163,7 +163,7 @@ def _require_place(client: txmq.Client, place: TopicPartition) -> None:
 def _require_any(group: str, place: TopicPartition, count: int) -> None:
     if place.offset is not None and count == 0:
         where = f"{place.topic}/{place.partition}/{place.offset}"
-        output.fail(f"{group} has not set {where} aside; see txmq retry list {group}")
+        output.fail(f"{group} has not deferred {where}; see txmq retry list {group}")
 
 
 def _retries(client: Any, group: str, store: RetryStore | None) -> Retries:

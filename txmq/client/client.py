@@ -305,8 +305,8 @@ class Client:
             start: where the group has saved no offset: "earliest" (the default), "latest" (a broadcast's default), or a
                 time in ms since 1970.
             max_retries: how often a message that failed is delivered again,
-                before it is set aside or becomes a dead letter.
-            retry_store: a file on local disk, made if it is absent, for messages that are set aside: retried later
+                before it is deferred or becomes a dead letter.
+            retry_store: a file on local disk, made if it is absent, for messages that are deferred: retried later
                 while their partition moves on. "topic": they are kept in the topic ``<group>.retry``. None: what failed
                 too often becomes a dead letter at once.
             broadcast: share with nobody: this consumer gets every message. With ``options.name`` it goes on where

@@ -30,7 +30,7 @@ OPAQUE_SIZE_MAX = 16
 NO_OPAQUE = b"-"  # what an answer carries where the request had none
 ERROR_SIZE_BYTES_MAX = 1024
 OFFSETS_SIZE_BYTES_MAX = 256 << 10  # what ``offsets=`` may say
-GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is aside, 64 KiB each, with all of it escaped; 2 ms to parse
+GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is deferred, 64 KiB each, with all of it escaped; 2 ms to parse
 QUERY_SIZE_BYTES_MAX = 1 << 20  # some 15,000 txids
 RESOURCE_SIZE_BYTES_MAX = 16 << 10  # twenty branches
 UNKNOWN_VERB = "unknown verb; type: help"

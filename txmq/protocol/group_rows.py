@@ -69,14 +69,14 @@ def claim_row(row: list[Any]) -> tuple[TopicPartition, int]:
     return slot_row(row[:2]), row[2]
 
 
-def aside_row(row: list[Any]) -> tuple[TopicPartition, str | None, str | None]:
+def deferred_row(row: list[Any]) -> tuple[TopicPartition, str | None, str | None]:
     """``[topic, partition, known, wanted]``.
 
     Raises:
         BadRequestError: it is not one.
     """
     if len(row) != 4:
-        raise BadRequestError("what is aside is changed by [topic, partition, known, wanted]")
+        raise BadRequestError("what is deferred is changed by [topic, partition, known, wanted]")
     slot = slot_row(row[:2])
-    known, wanted = (offset_row([*slot, 0, 0, text]).aside for text in row[2:])
+    known, wanted = (offset_row([*slot, 0, 0, text]).deferred for text in row[2:])
     return slot, known, wanted

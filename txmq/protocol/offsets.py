@@ -2,7 +2,7 @@
 
 Byte layout
     ``offsets=<bytes>`` says how many bytes of JSON stand in front of the parts (behind the branches, in ``decide``):
-    ``[[group, order, [[topic, partition, generation, offset, aside], ...]], ...]``, the rows as in ``group save``.
+    ``[[group, order, [[topic, partition, generation, offset, deferred], ...]], ...]``, the rows as in ``group save``.
     ``order`` is the member's own number of the moment at which it looked at its offsets: it grows.
 
 Invariants
@@ -24,7 +24,7 @@ Buffer = bytes | bytearray | memoryview
 
 GROUPS_MAX = 64
 ROWS_MAX = 4096  # in one request; 10 to 20 ms of the broker
-ASIDE_SIZE_MAX = 64 << 10
+DEFERRED_SIZE_MAX = 64 << 10
 _LONG_END = 1 << 63
 
 
@@ -35,7 +35,7 @@ class OffsetRow(NamedTuple):
     partition: int
     generation: int
     offset: int
-    aside: str | None
+    deferred: str | None
 
 
 class GroupOffsets(NamedTuple):
@@ -115,15 +115,17 @@ def offset_row(row: Any) -> OffsetRow:
         BadRequestError: it is not one.
     """
     if not isinstance(row, list) or len(row) != 5:
-        raise BadRequestError("an offset is [topic, partition, generation, offset, aside]")
-    topic, partition, generation, offset, aside = row
+        raise BadRequestError("an offset is [topic, partition, generation, offset, deferred]")
+    topic, partition, generation, offset, deferred = row
     if not is_topic(topic) or not is_number(partition) or not is_number(generation):
         raise BadRequestError("a partition that is held is [topic, partition, generation]")
     if not is_number(offset):
         raise BadRequestError(f"offset {str(offset)[:40]} is not a number from 0 on")
-    if aside is not None and (not isinstance(aside, str) or len(aside) > ASIDE_SIZE_MAX or not is_whole(aside)):
-        raise BadRequestError(f"what is set aside is text of at most {ASIDE_SIZE_MAX} characters, or null")
-    return OffsetRow(topic, partition, generation, offset, aside)
+    if deferred is not None and (
+        not isinstance(deferred, str) or len(deferred) > DEFERRED_SIZE_MAX or not is_whole(deferred)
+    ):
+        raise BadRequestError(f"what is deferred is text of at most {DEFERRED_SIZE_MAX} characters, or null")
+    return OffsetRow(topic, partition, generation, offset, deferred)
 
 
 def is_topic(value: Any) -> bool:

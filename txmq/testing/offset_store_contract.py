@@ -67,7 +67,7 @@ class OffsetStoreContract:
         store, generation = self.next_owner(SLOT)
         assert store.load(GROUP, SLOT, generation) is None
 
-    def test_the_next_owner_finds_what_the_one_before_saved_and_what_it_had_set_aside(self) -> None:
+    def test_the_next_owner_finds_what_the_one_before_saved_and_what_it_had_deferred(self) -> None:
         store, generation = self.owner()
         assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 7, '[[3,1,null],"äöü 🦊"]')])
         store, generation = self.next_owner(SLOT)
@@ -75,8 +75,8 @@ class OffsetStoreContract:
 
     def test_offset_zero_is_something_and_the_newest_one_counts(self) -> None:
         store, generation = self.owner()
-        for offset, aside in ((5, "x"), (0, None)):
-            assert not store.save(GROUP, [OffsetPosition(SLOT, generation, offset, aside)])
+        for offset, deferred in ((5, "x"), (0, None)):
+            assert not store.save(GROUP, [OffsetPosition(SLOT, generation, offset, deferred)])
         store, generation = self.next_owner(SLOT)
         assert store.load(GROUP, SLOT, generation) == StoredOffset(0, None)
 
@@ -241,14 +241,14 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
 
     def test_what_goes_on_from_a_text_that_was_rolled_back_is_refused(self) -> None:
         store, generation = self.with_transactions()
-        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 5, "3 is aside")])
+        assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 5, "3 is deferred")])
         following, dealt = OffsetPosition(SLOT, generation, 6), StoredOffset(5)
         connection = self.connect()
         store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 5), None)
         connection.rollback()
         later = self.connect()
         _refused(lambda: store.save_in(later, GROUP, following, 3, beside=dealt), TransactionStateError)
-        assert store.saved(GROUP, SLOT) == StoredOffset(5, "3 is aside")
+        assert store.saved(GROUP, SLOT) == StoredOffset(5, "3 is deferred")
         together = self.connect()
         store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 5), None)
         store.save_in(together, GROUP, following, 3, beside=dealt)

@@ -31,9 +31,9 @@ class Consumer:
         self._see(self.ask("heartbeat", list(released), member=self.name))
         return self
 
-    def save(self, slot: list[Any], generation: int, offset: int, aside: str | None = None) -> Any:
+    def save(self, slot: list[Any], generation: int, offset: int, deferred: str | None = None) -> Any:
         """Save one offset; what was refused."""
-        answer = self.ask("save", [[*slot, generation, offset, aside]], member=self.name)
+        answer = self.ask("save", [[*slot, generation, offset, deferred]], member=self.name)
         return json.loads(answer.body)["refused"]
 
     def ask(self, action: str, rows: list[Any], **words: Any) -> Answer:

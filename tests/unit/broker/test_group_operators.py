@@ -1,4 +1,5 @@
-"""What operators see of consumer groups, and what they change: offsets, what is aside, deletion, how many there are."""
+"""What operators see of consumer groups, and what they change: offsets, what is deferred, deletion, how many there
+are."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_offsets_are_reset_only_while_nobody_consumes() -> None:
     assert json.loads(made.connect().ask("group", "list", "*", body=b"").body) == {"groups": []}
 
 
-def test_what_is_aside_is_changed_under_the_members_hands_and_only_from_what_is_known() -> None:
+def test_what_is_deferred_is_changed_under_the_members_hands_and_only_from_what_is_known() -> None:
     made = node()
     one = Consumer(made, "one").join()
     one.save(A0, 1, 7, "[[3,1,null]]")
@@ -46,7 +47,7 @@ def test_what_is_aside_is_changed_under_the_members_hands_and_only_from_what_is_
 
     def change(known: str | None, wanted: str | None) -> Any:
         rows = json.dumps([["a", 0, known, wanted]]).encode()
-        return json.loads(client.ask("group", "aside", GROUP, body=rows).body)["refused"]
+        return json.loads(client.ask("group", "deferred", GROUP, body=rows).body)["refused"]
 
     assert change("[[3,2,null]]", None) == [["a", 0, "[[3,1,null]]"]]  # it has changed since
     assert one.heartbeat().generation("a", 0) == 1

@@ -16,11 +16,11 @@ BODIES = {
     "deep": DEEP,
     "deep objects": b'{"a":' * 10_000,
     "save": b"[[%b,0,1,0,null]]" % HALF,
-    "aside that waits": b'[["a",0,1,0,%b]]' % HALF,
+    "deferred text that waits": b'[["a",0,1,0,%b]]' % HALF,
     "claim": b"[[%b,0,1]]" % HALF,
     "release": b"[[%b,0]]" % HALF,
-    "aside": b"[[%b,0,null,null]]" % HALF,
-    "aside, wanted": b'[["a",0,null,%b]]' % HALF,
+    "deferred": b"[[%b,0,null,null]]" % HALF,
+    "deferred, wanted": b'[["a",0,null,%b]]' % HALF,
     "a long number": b'[["a",0,%b]]' % (b"9" * 400),
 }
 
@@ -31,7 +31,7 @@ def ask(client: Client, action: str, group: str, body: bytes) -> Answer:
     return client.ask("group", action, group, extensions=words, body=body)
 
 
-@pytest.mark.parametrize("action", ["join", "save", "heartbeat", "reset", "aside"])
+@pytest.mark.parametrize("action", ["join", "save", "heartbeat", "reset", "deferred"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_body_that_nothing_can_work_with_is_refused_and_the_broker_goes_on(action: str, body: bytes) -> None:
     one = Consumer(node(), "one").join()

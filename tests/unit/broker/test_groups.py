@@ -80,7 +80,7 @@ def test_an_offset_is_saved_under_the_newest_generation_only() -> None:
     two.heartbeat()
     assert two.save(released, 2, 6) == []
     rows = {(row["topic"], row["partition"]): row for row in describe(made)["partitions"]}
-    assert (rows["a", 0]["offset"], rows["a", 0]["aside"]) == (7, "two wait")
+    assert (rows["a", 0]["offset"], rows["a", 0]["deferred"]) == (7, "two wait")
     assert rows[tuple(released)]["offset"] == 6
 
 
@@ -315,8 +315,8 @@ def test_members_agree_on_a_strategy() -> None:
         ("join", {"member": "m", "topics": "a"}, b'[["a", 0, "1"]]'), ("save", {"member": "m"}, b'[["a", 0, 1]]'),
         ("save", {"member": "m"}, b'[["a", 0, 1, -1, null]]'), ("save", {"member": "m"}, b'[["a", 0, 1, 1, 5]]'),
         ("save", {"member": "m"}, b'[["a", true, 1, 1, null]]'), ("reset", {}, b'[["a", 0, -1]]'),
-        ("aside", {}, b'[["a", 0, null]]'), ("aside", {}, b'[["a", 0, null, 5]]'),
-        ("aside", {}, b'[["a", 0, null, null]]'),
+        ("deferred", {}, b'[["a", 0, null]]'), ("deferred", {}, b'[["a", 0, null, 5]]'),
+        ("deferred", {}, b'[["a", 0, null, null]]'),
     ],
 )  # fmt: skip
 def test_malformed_requests_are_refused(action: str, words: dict[str, Any], body: bytes) -> None:

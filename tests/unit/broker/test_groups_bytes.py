@@ -1,4 +1,4 @@
-"""What is kept of consumer groups is bounded in bytes: entries, texts about what is aside, and held ones."""
+"""What is kept of consumer groups is bounded in bytes: entries, texts about what is deferred, and held ones."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_an_operators_text_counts_too_and_a_refused_one_takes_nothing_from_the_m
     one.save(A0, 1, 5)
     client = made.connect()
     rows = json.dumps([["a", 0, None, "x" * 101]]).encode()
-    assert refused(client.ask("group", "aside", GROUP, body=rows))
+    assert refused(client.ask("group", "deferred", GROUP, body=rows))
     assert one.heartbeat().generation("a", 0) == 1
-    assert not refused(client.ask("group", "aside", GROUP, body=rows.replace(b"x" * 101, b"x" * 100)))
+    assert not refused(client.ask("group", "deferred", GROUP, body=rows.replace(b"x" * 101, b"x" * 100)))
 
 
 @pytest.mark.parametrize("way", [commit, prepare, decide])
@@ -92,9 +92,9 @@ def test_an_operators_text_counts_too_and_a_refused_one_takes_nothing_from_the_m
 def test_what_a_transaction_saves_or_holds_counts(way: Any, checkpoint: bool) -> None:
     made = node(groups_bytes_max=FULL + 1000)
     client, _ = made.session(), Consumer(made, "one").join()
-    assert refused(way(client, made.txid(1, 1), offsets(5, aside="x" * 1001)))
+    assert refused(way(client, made.txid(1, 1), offsets(5, deferred="x" * 1001)))
     assert kept(made) == FULL
-    assert not refused(way(client, made.txid(1, 2), offsets(5, aside="x" * 500)))
+    assert not refused(way(client, made.txid(1, 2), offsets(5, deferred="x" * 500)))
     held = kept(made)
     assert held == FULL + (1000 if way is decide else 500)
     made = lives(made, checkpoint=checkpoint)

@@ -18,9 +18,11 @@ from .support import UUID, batch, node, part, put, restarted, values
 BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True, "table": "t"}
 
 
-def offsets(offset: int, generation: int = 1, *, order: int = 0, aside: str | None = None, group: str = GROUP) -> bytes:
+def offsets(
+    offset: int, generation: int = 1, *, order: int = 0, deferred: str | None = None, group: str = GROUP
+) -> bytes:
     """What a transaction saves of partition 0 of topic a."""
-    return encode_offsets([GroupOffsets(group, order, (OffsetRow("a", 0, generation, offset, aside),))])
+    return encode_offsets([GroupOffsets(group, order, (OffsetRow("a", 0, generation, offset, deferred),))])
 
 
 def commit(client: Client, txid: str, stated: bytes, content: bytes = b"x") -> Answer:
@@ -52,7 +54,7 @@ def saved(made: Node) -> tuple[int | None, str | None]:
     row: dict[str, Any] = next(
         row for row in describe(made)["partitions"] if (row["topic"], row["partition"]) == ("a", 0)
     )
-    return row["offset"], row["aside"]
+    return row["offset"], row["deferred"]
 
 
 def world() -> tuple[Node, Client, Consumer]:
@@ -78,9 +80,9 @@ def lives(of: Node, *, checkpoint: bool) -> Node:
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_local_transaction_saves_messages_and_offset_and_says_the_same_when_asked_again(checkpoint: bool) -> None:
     made, client, _ = world()
-    answer = commit(client, made.txid(1, 1), offsets(5, aside="w"))
+    answer = commit(client, made.txid(1, 1), offsets(5, deferred="w"))
     assert (answer.code, answer.text) == (200, "b 0 0 1\n")
-    assert commit(client, made.txid(1, 1), offsets(5, aside="w")) == answer
+    assert commit(client, made.txid(1, 1), offsets(5, deferred="w")) == answer
     after = lives(made, checkpoint=checkpoint)
     assert (saved(after), values(after, "b")) == ((5, "w"), [b"x"])
 

@@ -66,7 +66,7 @@ class World:
         self.calls: list[str] = []
         self.share.more = lambda: None
         self.share.wait_saved = lambda: self.calls.append("waited")
-        self.share.aside = SimpleNamespace(remove=lambda *_: None)  # type: ignore[assignment]
+        self.share.deferred = SimpleNamespace(remove=lambda *_: None)  # type: ignore[assignment]
         self.consumed = self.share.partitions[SLOT] = consumed(first=0)
         self.owner = object()
 
@@ -156,9 +156,9 @@ def in_database() -> tuple[World, Database]:
     return world, database
 
 
-def aside(world: World, offset: int) -> str:
-    """A message that was set aside, in the application's hands again; the text that is saved."""
-    world.consumed.aside[offset] = waiting = Waiting(message(offset), 1, None)
+def deferred(world: World, offset: int) -> str:
+    """A message that was deferred, in the application's hands again; the text that is saved."""
+    world.consumed.deferred[offset] = waiting = Waiting(message(offset), 1, None)
     waiting.is_out = True
-    world.consumed.aside_saved = text = f"[[{offset},1,null]]"
+    world.consumed.deferred_saved = text = f"[[{offset},1,null]]"
     return text

@@ -44,7 +44,7 @@ class Partitions:
         """See ``member.Partitions``."""
         if assigned.slot == self.fails_at:
             raise ConnectionLostError("away")
-        assert (assigned.offset, assigned.aside) == (None, None)
+        assert (assigned.offset, assigned.deferred) == (None, None)
         self.told.append(("assigned", assigned.slot, assigned.is_later))
 
     def lost(self, slot: Slot) -> None:

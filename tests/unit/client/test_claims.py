@@ -59,9 +59,9 @@ def test_the_offset_that_a_transaction_saves_is_what_the_position_will_be(acked:
     assert made.position == expected
 
 
-def test_in_doubt_nothing_is_delivered_neither_new_nor_aside_nor_again() -> None:
+def test_in_doubt_nothing_is_delivered_neither_new_nor_deferred_nor_again() -> None:
     made = consumed(3)
-    made.aside[7] = Waiting(message(7), 1, None)
+    made.deferred[7] = Waiting(message(7), 1, None)
     made.retry(message(11), 0.0)
     made.is_in_doubt = True
     assert (made.take(10, 1.0), made.wants_more(1.0, 1 << 20)) == ([], False)

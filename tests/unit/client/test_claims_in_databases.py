@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.client.pending_acks_world import SLOT, aside, in_database, message
+from tests.unit.client.pending_acks_world import SLOT, deferred, in_database, message
 from txmq.client.consumer.offsets.store import StoredOffset
 from txmq.client.consumer.partition import Waiting
 from txmq.errors import FencedError, RolledBackError, StorageError, TransactionStateError
@@ -69,15 +69,15 @@ def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-@pytest.mark.parametrize("is_aside", [True, False])
+@pytest.mark.parametrize("is_deferred", [True, False])
 def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_it_is_over(
-    is_committed: bool, is_aside: bool
+    is_committed: bool, is_deferred: bool
 ) -> None:
     """Else the plain save waits for the row, comes behind the COMMIT, and takes back what that has saved."""
     world, database = in_database()
-    text, offset = aside(world, -1) if is_aside else None, -1 if is_aside else 0
+    text, offset = deferred(world, -1) if is_deferred else None, -1 if is_deferred else 0
     database.committed, database.is_under_way = StoredOffset(0, text), True
-    world.consumed.aside[-2] = Waiting(message(-2), 1, None)  # of which there is something to save
+    world.consumed.deferred[-2] = Waiting(message(-2), 1, None)  # of which there is something to save
     world.pending_acks.pending_ack_in(message(offset), None)
     assert not world.pending_acks.rejected(message(offset))
     for _ in range(2):
@@ -86,11 +86,11 @@ def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_
         assert world.to_save() == []
     database.is_under_way = False
     if is_committed:
-        database.committed = StoredOffset(0, None) if is_aside else StoredOffset(1, None)
+        database.committed = StoredOffset(0, None) if is_deferred else StoredOffset(1, None)
     assert world.pending_acks.may_give_up(message(offset)) is not is_committed
-    assert world.to_save() == [0 if is_aside or not is_committed else 1]
-    assert (offset in world.consumed.aside, world.consumed.is_under_way(0)) == (
-        is_aside and not is_committed, is_aside or not is_committed
+    assert world.to_save() == [0 if is_deferred or not is_committed else 1]
+    assert (offset in world.consumed.deferred, world.consumed.is_under_way(0)) == (
+        is_deferred and not is_committed, is_deferred or not is_committed
     )  # fmt: skip
 
 
@@ -119,31 +119,31 @@ def test_the_next_transaction_of_a_message_finds_out_what_became_of_the_one_befo
     assert world.consumed.in_doubt == set()
 
 
-@pytest.mark.parametrize("is_aside", [True, False])
-def test_to_acknowledge_a_message_twice_in_a_transaction_is_to_do_it_once(is_aside: bool) -> None:
+@pytest.mark.parametrize("is_deferred", [True, False])
+def test_to_acknowledge_a_message_twice_in_a_transaction_is_to_do_it_once(is_deferred: bool) -> None:
     world, database = in_database()
-    text, offset = aside(world, -1) if is_aside else None, -1 if is_aside else 0
+    text, offset = deferred(world, -1) if is_deferred else None, -1 if is_deferred else 0
     database.committed = StoredOffset(0, text)
     connection = object()
     world.pending_acks.pending_ack_in(message(offset), connection)
     calls = len(world.calls)
-    database.inside = StoredOffset(0 if is_aside else 1, None)
+    database.inside = StoredOffset(0 if is_deferred else 1, None)
     world.pending_acks.pending_ack_in(message(offset), connection)
     assert (len(world.calls), list(world.consumed.pending_acks)) == (calls, [offset])
     database.inside = database.committed  # that one was rolled back: this is another transaction
     world.pending_acks.pending_ack_in(message(offset), connection)
     assert world.calls[calls:] == ["waited", f"saved {max(offset + 1, 0)} above None"]
-    database.committed = database.inside = StoredOffset(0 if is_aside else 1, None)  # it was committed
+    database.committed = database.inside = StoredOffset(0 if is_deferred else 1, None)  # it was committed
     database.refusal = TransactionStateError("of an earlier one")
     with pytest.raises(TransactionStateError):
         world.pending_acks.pending_ack_in(message(offset), connection)
     assert world.calls[-1] == "doomed"
 
 
-def test_behind_one_that_was_aside_what_is_saved_must_be_what_its_transaction_saved() -> None:
+def test_behind_one_that_was_deferred_what_is_saved_must_be_what_its_transaction_saved() -> None:
     """Else that one is rolled back, and this one's text does not name the message: it is in nobody's."""
     world, database = in_database()
-    world.consumed.aside[-1] = waiting = Waiting(message(-1), 1, None)
+    world.consumed.deferred[-1] = waiting = Waiting(message(-1), 1, None)
     waiting.is_out = True
     world.pending_acks.pending_ack_in(message(-1), None)
     assert database.beside is None
@@ -177,9 +177,9 @@ def test_nothing_may_be_saved_above_a_message_that_is_acknowledged_but_where_a_s
     assert database.most == 4
 
 
-def test_one_that_was_aside_does_not_fail_for_what_was_committed_a_moment_ago() -> None:
+def test_one_that_was_deferred_does_not_fail_for_what_was_committed_a_moment_ago() -> None:
     world, database = in_database()
-    text = aside(world, -1)
+    text = deferred(world, -1)
     world.pending_acks.pending_ack_in(message(0), None)
     database.committed = StoredOffset(0, text)
     with pytest.raises(RolledBackError, match="commit first"):
@@ -191,9 +191,9 @@ def test_one_that_was_aside_does_not_fail_for_what_was_committed_a_moment_ago() 
     assert world.calls.count("doomed") == 1
 
 
-def test_one_that_was_aside_is_not_acknowledged_twice_where_a_failed_commit_was_one() -> None:
+def test_one_that_was_deferred_is_not_acknowledged_twice_where_a_failed_commit_was_one() -> None:
     world, database = in_database()
-    text = aside(world, -1)
+    text = deferred(world, -1)
     database.committed = StoredOffset(0, text)
     world.pending_acks.pending_ack_in(message(-1), None)
     assert not world.pending_acks.rejected(message(-1))  # not committed, as far as can be seen
@@ -201,22 +201,22 @@ def test_one_that_was_aside_is_not_acknowledged_twice_where_a_failed_commit_was_
     with pytest.raises(TransactionStateError, match="committed after all"):
         world.pending_acks.pending_ack_in(message(-1), None)
     assert (world.calls[-1], world.consumed.pending_acks) == ("doomed", {})
-    assert world.consumed.aside == {}  # it is dealt with
+    assert world.consumed.deferred == {}  # it is dealt with
 
 
 def test_one_that_no_save_has_passed_yet_is_not_taken_for_committed() -> None:
-    """What waited behind another of its key is delivered before anybody saved that it is aside."""
+    """What waited behind another of its key is delivered before anybody saved that it is deferred."""
     world, database = in_database()
-    world.consumed.aside[0] = waiting = Waiting(message(0), 0, None)
+    world.consumed.deferred[0] = waiting = Waiting(message(0), 0, None)
     world.consumed.ack(0)
     waiting.is_out = True
     database.committed = StoredOffset(0)
     world.pending_acks.pending_ack_in(message(0), None)
     world.pending_acks.settle()
     assert not world.pending_acks.rejected(message(0))
-    assert (list(world.consumed.aside), world.to_save()) == ([0], [])
+    assert (list(world.consumed.deferred), world.to_save()) == ([0], [])
     world.pending_acks.settle()
-    assert (list(world.consumed.aside), world.to_save()) == ([0], [1])
+    assert (list(world.consumed.deferred), world.to_save()) == ([0], [1])
 
 
 def test_what_is_refused_because_a_failed_commit_was_one_is_dealt_with() -> None:

@@ -1,4 +1,4 @@
-"""``keep_key_order``: whatever fails, is set aside or changes hands, a key's messages are dealt with in order."""
+"""``keep_key_order``: whatever fails, is deferred or changes hands, a key's messages are dealt with in order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, NO_ROOM, ConsumedPartition, Waiting, key_crc
-from txmq.client.consumer.retry.deferred import aside_text, parsed
+from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, NO_ROOM, ConsumedPartition, Waiting, key_crc
+from txmq.client.consumer.retry.deferred import deferred_text, parsed
 from txmq.model import Message
 
 SLOT = ("t", 0)
@@ -24,12 +24,12 @@ def fetch(member: ConsumedPartition, log: list[Message], count: int) -> None:
     member.fetched(1, log[member.next_fetch : member.next_fetch + count])
 
 
-def consumed(log: list[Message], offset: int = 0, aside: str | None = None) -> ConsumedPartition:
+def consumed(log: list[Message], offset: int = 0, deferred: str | None = None) -> ConsumedPartition:
     """Of a member that has just got the partition."""
     made = ConsumedPartition(SLOT, 1, offset, offset)
     made.keeps_key_order = True
-    made.aside = parsed(aside)
-    for at, waiting in made.aside.items():
+    made.deferred = parsed(deferred)
+    for at, waiting in made.deferred.items():
         waiting.message = log[at]
     return made
 
@@ -64,23 +64,23 @@ class World:
         elif what == 7:
             fetch(self.member, self.log, 1)
         elif what == 5:
-            self.saved = self.member.position, aside_text(self.member)
+            self.saved = self.member.position, deferred_text(self.member)
         elif what == 6 and self.random.random() < 0.2:  # it dies: what was not saved comes again
             self.in_hand, self.member = [], consumed(self.log, *self.saved)
 
     def deal_with(self, found: Message, *, is_good: bool) -> None:
-        """It works, or fails: then it is retried in place, set aside, retried from there, or buried."""
-        waiting = self.member.aside_in_hand(found.offset)
+        """It works, or fails: then it is retried in place, deferred, retried from there, or buried."""
+        waiting = self.member.deferred_in_hand(found.offset)
         if is_good or self.random.random() < 0.1:
             self.done.add(found.offset)
             self.member.ack(found.offset)
-            self.member.forget_aside(found.offset)
+            self.member.forget_deferred(found.offset)
         elif waiting is not None:
             waiting.is_out = False
         elif self.random.random() < 0.5:
             self.member.retry(found, 0.0)
         else:
-            self.member.set_aside(found, Waiting(found, 1, key_crc(found)))
+            self.member.defer(found, Waiting(found, 1, key_crc(found)))
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -90,22 +90,22 @@ def test_no_message_is_delivered_before_an_earlier_one_of_its_key_is_dealt_with(
     world = World(random, [message(offset, key) for offset, key in enumerate(keys)])
     for _ in range(300):
         world.step()
-    while world.member.position < len(keys) or world.member.aside:  # and in the end nothing is left
+    while world.member.position < len(keys) or world.member.deferred:  # and in the end nothing is left
         fetch(world.member, world.log, 9)
         world.delivered(world.member.take(9, 0.0))
         world.member.set_behind([(found, None) for found in world.member.behind.values()])
         while world.in_hand:
             world.deal_with(world.in_hand.pop(), is_good=True)
     assert world.done == set(range(len(keys)))
-    assert (world.member.position, aside_text(world.member)) == (len(keys), None)
+    assert (world.member.position, deferred_text(world.member)) == (len(keys), None)
 
 
-def test_the_partition_passes_a_message_aside_and_later_ones_of_its_key_go_behind_it() -> None:
+def test_the_partition_passes_a_message_deferred_and_later_ones_of_its_key_go_behind_it() -> None:
     log = [message(offset, key) for offset, key in enumerate([b"a", b"a", b"b", None, b"a"])]
     member = consumed(log)
     fetch(member, log, len(log))
     (first,) = member.take(9, 0.0)  # the next one is of the same key: not while the first is in hand
-    member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=5.0))
+    member.defer(first, Waiting(first, 1, key_crc(first), due_at=5.0))
     assert [found.offset for found in member.take(9, 0.0)] == [2, 3]
     assert sorted(member.behind) == [1, 4]
     assert member.position == 1
@@ -113,31 +113,37 @@ def test_the_partition_passes_a_message_aside_and_later_ones_of_its_key_go_behin
     member.ack(2)
     member.ack(3)
     crc = key_crc(first)
-    assert (member.position, aside_text(member)) == (5, f"[[0,1,{crc}],[1,0,{crc},7],[4,0,{crc},7]]")
+    assert (member.position, deferred_text(member)) == (5, f"[[0,1,{crc}],[1,0,{crc},7],[4,0,{crc},7]]")
     assert member.next_due() == 5.0  # those behind are due, and not deliverable
     for offset in (0, 1, 4):
         assert [found.offset for found in member.take(9, 5.0)] == [offset]
-        member.forget_aside(offset)
+        member.forget_deferred(offset)
 
 
 def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself() -> None:
-    log = [message(offset, b"a") for offset in range(ASIDE_MESSAGES_MAX + 5)] + [message(ASIDE_MESSAGES_MAX + 5, None)]
+    log = [message(offset, b"a") for offset in range(DEFERRED_MESSAGES_MAX + 5)] + [
+        message(DEFERRED_MESSAGES_MAX + 5, None)
+    ]
     member = consumed(log)
     fetch(member, log, len(log))
     (first,) = member.take(1, 0.0)
-    member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=9.0))
+    member.defer(first, Waiting(first, 1, key_crc(first), due_at=9.0))
     assert member.take(9, 0.0) == []
     member.set_behind([(found, None) for found in member.behind.values()])
     assert member.take(9, 0.0) == []
-    assert (len(member.aside), member.stopped, member.position) == (ASIDE_MESSAGES_MAX, NO_ROOM, ASIDE_MESSAGES_MAX)
+    assert (len(member.deferred), member.stopped, member.position) == (
+        DEFERRED_MESSAGES_MAX,
+        NO_ROOM,
+        DEFERRED_MESSAGES_MAX,
+    )
     dealt: list[int] = []
     while len(dealt) < len(log):
         for found in member.take(9, 9.0):
             dealt.append(found.offset)
             member.ack(found.offset)
-            member.forget_aside(found.offset)
+            member.forget_deferred(found.offset)
         member.set_behind([(found, None) for found in member.behind.values()])
-    assert [offset for offset in dealt if log[offset].key] == list(range(ASIDE_MESSAGES_MAX + 5))
+    assert [offset for offset in dealt if log[offset].key] == list(range(DEFERRED_MESSAGES_MAX + 5))
     assert (member.stopped, member.position) == (None, len(log))
 
 
@@ -147,5 +153,5 @@ def test_without_the_option_nothing_waits_for_a_key() -> None:
     fetch(member, log, len(log))
     member.keeps_key_order = False
     (first,) = member.take(1, 0.0)
-    member.set_aside(first, Waiting(first, 1, key_crc(first), due_at=9.0))
+    member.defer(first, Waiting(first, 1, key_crc(first), due_at=9.0))
     assert [found.offset for found in member.take(9, 0.0)] == [1, 2]

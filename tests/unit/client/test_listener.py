@@ -56,7 +56,7 @@ class World:
         settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
         client, log = SimpleNamespace(clock=SimClock()), get_logger()
         self.share, self.letters = Assignment(client, None, settings, log), Letters()
-        self.share.aside = Contents(is_kept=is_kept)  # type: ignore[assignment]
+        self.share.deferred = Contents(is_kept=is_kept)  # type: ignore[assignment]
         self.share.more, self.share.rejected = lambda: None, lambda _: False
         self.share.may_give_up = lambda _: True
         self.failures = Failures(self.share, self.letters, settings, client.clock, log)  # type: ignore[arg-type]
@@ -94,16 +94,16 @@ def test_what_a_listener_rejects_is_retried_and_not_acknowledged_by_its_return()
     assert (world.letters.buried, world.consumed.position) == ([0], 1)
 
 
-def test_what_a_listener_rejects_stays_aside() -> None:
+def test_what_a_listener_rejects_stays_deferred() -> None:
     world = World(0, is_kept=True)
     world.run(world.reject)
-    assert (list(world.consumed.aside), world.consumed.position) == ([0], 1)
+    assert (list(world.consumed.deferred), world.consumed.position) == ([0], 1)
     world.clock.advance(600.0)
     world.run(world.reject)
-    assert (list(world.consumed.aside), world.consumed.aside[0].failures) == ([0], 2)
+    assert (list(world.consumed.deferred), world.consumed.deferred[0].failures) == ([0], 2)
     world.clock.advance(600.0)
     world.run(lambda _: None)
-    assert world.consumed.aside == {}
+    assert world.consumed.deferred == {}
 
 
 @pytest.mark.parametrize("is_good", [True, False])
@@ -126,7 +126,7 @@ def test_two_threads_that_reject_a_message_at_its_last_retry_bury_it_once(is_kep
         world.run(world.reject)
         world.clock.advance(600.0)
     assert world.letters.buried == [0]
-    assert (world.consumed.position, world.consumed.aside) == (1, {})
+    assert (world.consumed.position, world.consumed.deferred) == (1, {})
 
 
 def test_to_reject_what_waits_for_its_retry_is_no_further_failure() -> None:
@@ -139,20 +139,20 @@ def test_to_reject_what_waits_for_its_retry_is_no_further_failure() -> None:
     assert (world.consumed.take(1, 600.0), world.consumed.position) == ([], 1)
 
 
-@pytest.mark.parametrize("is_aside", [True, False])
-def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_its_name(is_aside: bool) -> None:
+@pytest.mark.parametrize("is_deferred", [True, False])
+def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_its_name(is_deferred: bool) -> None:
     world = World(1, is_kept=True)
     (old,) = world.consumed.take(1, 0.0)
     new = world.assigned(2)
     (delivered,) = new.take(1, 0.0)
-    if is_aside:
-        new.set_aside(delivered, Waiting(delivered, 1, None))
-        new.aside[0].is_out = True
+    if is_deferred:
+        new.defer(delivered, Waiting(delivered, 1, None))
+        new.deferred[0].is_out = True
     world.reject(old)
     world.failures.acked(old)
-    assert (new.attempts, new.is_under_way(0), list(new.aside)) == ({}, not is_aside, [0] * is_aside)
+    assert (new.attempts, new.is_under_way(0), list(new.deferred)) == ({}, not is_deferred, [0] * is_deferred)
     world.failures.acked(delivered)
-    assert (new.position, new.aside) == (1, {})
+    assert (new.position, new.deferred) == (1, {})
 
 
 def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_given_up() -> None:
@@ -161,20 +161,20 @@ def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_gi
     world.share.may_give_up = lambda _: may_give_up
     for _ in range(3):
         world.run(world.reject)
-        assert (len(world.consumed.retries), world.consumed.aside) == (1, {})
+        assert (len(world.consumed.retries), world.consumed.deferred) == (1, {})
         world.clock.advance(600.0)
     may_give_up = True
     world.run(world.reject)
-    assert list(world.consumed.aside) == [0]
+    assert list(world.consumed.deferred) == [0]
     may_give_up = False
     for _ in range(15):
         world.clock.advance(600.0)
         world.run(world.reject)
-    assert (list(world.consumed.aside), world.letters.buried) == ([0], [])
+    assert (list(world.consumed.deferred), world.letters.buried) == ([0], [])
     may_give_up = True
     world.clock.advance(600.0)
     world.run(world.reject)
-    assert (world.consumed.aside, world.letters.buried) == ({}, [0])
+    assert (world.consumed.deferred, world.letters.buried) == ({}, [0])
 
 
 def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_delivered() -> None:
@@ -187,7 +187,7 @@ def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_de
     found: list[tuple[int, int | None]] = []
     world.run(lambda message: found.append((message.offset, world.consumed.lowest_before(message.offset, None))))
     assert found == [(2, None)]
-    assert list(world.consumed.aside) == [0, 1]
+    assert list(world.consumed.deferred) == [0, 1]
 
 
 def test_a_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,18 +227,18 @@ def test_what_was_rejected_has_a_reason_and_no_traceback(caplog: pytest.LogCaptu
     assert said(caplog)[0]["reason"] == "bad"
 
 
-def test_messages_set_aside_are_logged_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_deferred_are_logged_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
     world = World(0, is_kept=True)
     world.consumed = world.assigned(1, count=50)
     for _ in range(49):
         world.run(world.reject)
-    assert len(world.consumed.aside) == 49
-    asides = [line for line in said(caplog) if "set aside" in line["event"]]
-    assert [line["offset"] for line in asides] == [0]
+    assert len(world.consumed.deferred) == 49
+    lines = [line for line in said(caplog) if "deferred" in line["event"]]
+    assert [line["offset"] for line in lines] == [0]
     world.clock.advance(SPARING_S)
-    while 49 not in world.consumed.aside:  # some that are aside may be due before it
+    while 49 not in world.consumed.deferred:  # some that are deferred may be due before it
         world.run(world.reject)
-    [line] = [line for line in said(caplog) if "set aside" in line["event"]]
+    [line] = [line for line in said(caplog) if "deferred" in line["event"]]
     assert (line["offset"], line["more"]) == (49, 48)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, ConsumedPartition, Waiting
-from txmq.client.consumer.retry.deferred import aside_text, parsed
+from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting
+from txmq.client.consumer.retry.deferred import deferred_text, parsed
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.errors import StorageError
 from txmq.model import Message
-from txmq.protocol.offsets import ASIDE_SIZE_MAX
+from txmq.protocol.offsets import DEFERRED_SIZE_MAX
 
 
 def stored(offset: int, group: str = "g", value: bytes = b"v", failures: int = 3) -> Stored:
@@ -72,11 +72,11 @@ def test_the_file_is_forced_at_every_commit_and_of_a_known_version(tmp_path: Pat
     assert isinstance(told.value.__cause__, sqlite3.Error)
 
 
-def test_what_is_aside_below_the_position_travels_with_it() -> None:
+def test_what_is_deferred_below_the_position_travels_with_it() -> None:
     consumed = ConsumedPartition(("t", 0), 1, 10, 10)
-    assert aside_text(consumed) is None
-    consumed.aside = {7: Waiting(None, 4, None), 3: Waiting(None, 6, 99), 10: Waiting(None, 4, None)}
-    text = aside_text(consumed)
+    assert deferred_text(consumed) is None
+    consumed.deferred = {7: Waiting(None, 4, None), 3: Waiting(None, 6, 99), 10: Waiting(None, 4, None)}
+    text = deferred_text(consumed)
     assert text == "[[3,6,99],[7,4,null]]"
     found = parsed(text)
     assert [(at, item.failures, item.key_crc) for at, item in found.items()] == [(3, 6, 99), (7, 4, None)]
@@ -85,24 +85,24 @@ def test_what_is_aside_below_the_position_travels_with_it() -> None:
         parsed("something else")
 
 
-def test_the_longest_text_about_what_is_aside_is_one_that_the_broker_takes() -> None:
+def test_the_longest_text_about_what_is_deferred_is_one_that_the_broker_takes() -> None:
     last = (1 << 63) - 1
     consumed = ConsumedPartition(("t", 0), 1, last, None)
-    for number in range(ASIDE_MESSAGES_MAX):
-        consumed.aside[last - 1 - number] = Waiting(None, 10**9, (1 << 32) - 1, copy=last)
-    text = aside_text(consumed) or ""
-    assert text.count("[") == ASIDE_MESSAGES_MAX + 1
-    assert len(text) <= ASIDE_SIZE_MAX
+    for number in range(DEFERRED_MESSAGES_MAX):
+        consumed.deferred[last - 1 - number] = Waiting(None, 10**9, (1 << 32) - 1, copy=last)
+    text = deferred_text(consumed) or ""
+    assert text.count("[") == DEFERRED_MESSAGES_MAX + 1
+    assert len(text) <= DEFERRED_SIZE_MAX
 
 
-def test_a_message_aside_is_out_once_and_counts_as_under_way() -> None:
+def test_a_message_deferred_is_out_once_and_counts_as_under_way() -> None:
     consumed = ConsumedPartition(("t", 0), 1, 10, 10)
-    consumed.aside = {7: Waiting(stored(7).message, 4, None, due_at=5.0), 8: Waiting(None, 4, None)}
+    consumed.deferred = {7: Waiting(stored(7).message, 4, None, due_at=5.0), 8: Waiting(None, 4, None)}
     assert consumed.take(9, 4.0) == []
     assert [message.offset for message in consumed.take(9, 5.0)] == [7]
     assert consumed.take(9, 6.0) == []
     assert consumed.under_way == 1
     consumed.seek(8)
-    assert list(consumed.aside) == [7]
+    assert list(consumed.deferred) == [7]
     consumed.seek(7)
-    assert consumed.aside == {}
+    assert consumed.deferred == {}

@@ -158,7 +158,7 @@ def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
     assert [entry.pin for entry in spool.head(PLACE, 3)] == [None, *pins[1:]]
 
 
-def test_a_parked_batch_stands_aside_and_those_behind_it_of_its_session_are_renumbered(spool: Spool) -> None:
+def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_renumbered(spool: Spool) -> None:
     for value in (b"poison", b"2", b"3"):
         spool.append(PLACE, value, 1)
     other = AssignedSequence(SpoolIdentity(1, 2, 3, 4), 9, 0)

@@ -1,4 +1,4 @@
-"""What consumer groups have saved: offsets, what was set aside, generations. A fold over the journal.
+"""What consumer groups have saved: offsets, what was deferred, generations. A fold over the journal.
 
 Members are not here: they are known by their heartbeats, and join again after a restart. Generations are, so that a
 member of a former life of the broker stays fenced.
@@ -20,16 +20,16 @@ Name = tuple[int, int]  # session and counter of a transaction
 PLACE_BYTES = 500  # of memory, for one partition of one group: its generation and its offset: 140 to 250, and 270
 
 
-def text_bytes(aside: str | None) -> int:
+def text_bytes(deferred: str | None) -> int:
     """Of memory, at most."""
-    return 0 if aside is None else len(aside) if aside.isascii() else 4 * len(aside)
+    return 0 if deferred is None else len(deferred) if deferred.isascii() else 4 * len(deferred)
 
 
 class Saved(NamedTuple):
-    """One partition's offset: the next one to be consumed; ``aside`` is the consumer's own text about what waits."""
+    """One partition's offset: the next one to be consumed; ``deferred`` is the consumer's own text about what waits."""
 
     offset: int
-    aside: str | None
+    deferred: str | None
     time_ms: int
 
 
@@ -48,15 +48,15 @@ class SavedGroup:
     @property
     def size_bytes(self) -> int:
         """What it comes to; walks over all of it."""
-        texts = sum(text_bytes(saved.aside) for saved in self.offsets.values())
+        texts = sum(text_bytes(saved.deferred) for saved in self.offsets.values())
         return PLACE_BYTES * len(self.offsets.keys() | self.generations.keys()) + texts
 
-    def growth_bytes(self, place: PartitionId, aside: str | None) -> int:
+    def growth_bytes(self, place: PartitionId, deferred: str | None) -> int:
         """What saving this adds; less than nothing where a longer text goes."""
         known = self.offsets.get(place)
         if known is None:
-            return text_bytes(aside) + (0 if place in self.generations else PLACE_BYTES)
-        return text_bytes(aside) - text_bytes(known.aside)
+            return text_bytes(deferred) + (0 if place in self.generations else PLACE_BYTES)
+        return text_bytes(deferred) - text_bytes(known.deferred)
 
     def forget_topic(self, topic_id: int) -> None:
         """The topic was deleted."""
@@ -85,12 +85,12 @@ class SavedGroups:
         self._held_bytes: dict[tuple[str, int, int], int] = {}  # of texts that are going to be saved
 
     def save(self, group: str, offsets: Iterable[Iterable[Any]], time_ms: int) -> None:
-        """(topic id, partition, offset, aside) each."""
+        """(topic id, partition, offset, deferred) each."""
         known = self._group(group)
-        for topic_id, partition, offset, aside in offsets:
+        for topic_id, partition, offset, deferred in offsets:
             place = topic_id, partition
-            self.size_bytes += known.growth_bytes(place, aside)
-            known.offsets[place] = Saved(offset, aside, time_ms)
+            self.size_bytes += known.growth_bytes(place, deferred)
+            known.offsets[place] = Saved(offset, deferred, time_ms)
 
     def hand_over(self, group: str, generations: Iterable[Iterable[int]]) -> None:
         """(topic id, partition, generation) each."""
@@ -104,7 +104,7 @@ class SavedGroups:
     def growth_bytes(self, group: str, offsets: Iterable[Iterable[Any]]) -> int:
         """What ``save`` adds to ``size_bytes``."""
         known = self.named.get(group) or SavedGroup()
-        return sum(known.growth_bytes((topic_id, partition), aside) for topic_id, partition, _, aside in offsets)
+        return sum(known.growth_bytes((topic_id, partition), deferred) for topic_id, partition, _, deferred in offsets)
 
     def generation(self, group: str, place: PartitionId) -> int:
         """The newest that was handed out; 0 where there was none."""
@@ -149,11 +149,11 @@ class SavedGroups:
     def hold(self, name: Name, offsets: Iterable[Any], is_there: Callable[[int, int], object]) -> None:
         """An unsettled transaction is going to save these: ``offsets`` of its meta; nothing of deleted topics."""
         for group, rows in offsets:
-            for topic_id, partition, _, aside in rows:
+            for topic_id, partition, _, deferred in rows:
                 if is_there(topic_id, partition) is not None:
                     key = group, topic_id, partition
-                    self.size_bytes += text_bytes(aside) - self._held_bytes.get(key, 0)
-                    self.held[key], self._held_bytes[key] = name, text_bytes(aside)
+                    self.size_bytes += text_bytes(deferred) - self._held_bytes.get(key, 0)
+                    self.held[key], self._held_bytes[key] = name, text_bytes(deferred)
 
     def let_go(self, name: Name, offsets: Iterable[Any]) -> None:
         """The transaction is settled."""
@@ -189,7 +189,7 @@ class SavedGroups:
         """The reverse of ``snapshot``."""
         for name, offsets, generations in snapshot:
             group = self._group(name)
-            group.offsets = {(t, p): Saved(offset, aside, time_ms) for t, p, offset, aside, time_ms in offsets}
+            group.offsets = {(t, p): Saved(offset, deferred, time_ms) for t, p, offset, deferred, time_ms in offsets}
             group.generations = {(t, p): generation for t, p, generation in generations}
             self.size_bytes += group.size_bytes
 

@@ -26,7 +26,7 @@ from txmq.protocol.offsets import GroupOffsets, split_offsets
 from txmq.redo import entries
 
 Buffer = bytes | bytearray | memoryview
-Offsets = list[Any]  # [[group, [[topic id, partition, offset, aside], ...]], ...]: as it stands in meta
+Offsets = list[Any]  # [[group, [[topic id, partition, offset, deferred], ...]], ...]: as it stands in meta
 
 
 def take_offsets(
@@ -77,7 +77,7 @@ def _checked(context: Context, group: str, row: Any) -> list[Any]:
         raise TransactionConflictError(
             f"another transaction, not settled yet, holds the offset of {row.topic}-{row.partition} in group {group!r}"
         )
-    return [*place, row.offset, row.aside]
+    return [*place, row.offset, row.deferred]
 
 
 def save_with_commit(context: Context, offsets: Offsets) -> None:

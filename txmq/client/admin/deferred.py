@@ -1,9 +1,9 @@
-"""What a group has set aside, for operators: ``txmq retry list|show|replay|drop``.
+"""What a group has deferred, for operators: ``txmq retry list|show|replay|drop``.
 
-Theory of operation. The group's saved offsets name what is aside (``aside``); a retry store on local disk, where its
-path is given, and the log have the contents. A change goes from the text that was read to another one, and the broker
-refuses it where the text is another by now (``Groups.change_aside``): then it is read again. Members that are active
-get the partitions anew, with the changed text: what they had under way there is delivered again.
+Theory of operation. The group's saved offsets name what is deferred (``deferred``); a retry store on local disk,
+where its path is given, and the log have the contents. A change goes from the text that was read to another one, and
+the broker refuses it where the text is another by now (``Groups.change_deferred``): then it is read again. Members
+that are active get the partitions anew, with the changed text: what they had under way there is delivered again.
 
 Invariants:
     * a message is dropped at the broker before its content is: who dies in between leaves a row that nobody names;
@@ -23,7 +23,7 @@ from txmq.errors import GroupActiveError, OffsetOutOfRangeError, StorageError, U
 from txmq.model import Message
 
 ATTEMPTS_MAX = 10  # at a change, while members save another text each time
-Aside = dict[int, Waiting]
+Deferred = dict[int, Waiting]
 
 
 class TopicPartition(NamedTuple):
@@ -67,18 +67,18 @@ class Retries:
         self._client, self._group, self._store = client, group, store
 
     def list(self, place: TopicPartition) -> tuple[Row, ...]:
-        """What is aside. Raises UnknownGroupError."""
+        """What is deferred. Raises UnknownGroupError."""
         found: list[Row] = []
         rows = {(row.message.topic, row.message.partition, row.message.offset): row for row in self._stored()}
         for partition in self._partitions(place):
             slot = partition["topic"], partition["partition"]
             try:
-                aside = parsed(partition["aside"])
+                deferred = parsed(partition["deferred"])
             except StorageError as error:
                 found.append(Row(*slot, None, "unreadable", None, partition["owner"], None, str(error)))
                 rows = {at: row for at, row in rows.items() if at[:2] != slot}  # which of them it names is not known
                 continue
-            for offset, waiting in aside.items():
+            for offset, waiting in deferred.items():
                 state, stored = "waits" if waiting.failures else "behind", rows.pop((*slot, offset), None)
                 if place.holds(*slot, offset):
                     found.append(Row(*slot, offset, state, waiting.failures, partition["owner"], stored))
@@ -90,7 +90,7 @@ class Retries:
 
     def _partitions(self, place: TopicPartition) -> tuple[dict[str, Any], ...]:
         described = self._client.groups.describe(self._group)["partitions"]
-        return tuple(row for row in described if row["aside"] and place.holds(row["topic"], row["partition"]))
+        return tuple(row for row in described if row["deferred"] and place.holds(row["topic"], row["partition"]))
 
     def content(self, row: Row) -> Message | None:
         """The message; None where its content is neither here nor in the log nor in the retry topic."""
@@ -104,7 +104,7 @@ class Retries:
             found = []
         if found:
             return found[0]
-        texts = [part["aside"] for part in self._partitions(TopicPartition(row.topic, row.partition))]
+        texts = [part["deferred"] for part in self._partitions(TopicPartition(row.topic, row.partition))]
         waiting = parsed(texts[0]).get(row.offset) if texts else None
         if waiting is None or waiting.copy is None:
             return None
@@ -113,9 +113,9 @@ class Retries:
     def replay(self, place: TopicPartition) -> int:
         """Have messages delivered again at once, with all their retries before them; how many. Raises as ``drop``."""
 
-        def begin_anew(aside: Aside, offsets: set[int]) -> None:
+        def begin_anew(deferred: Deferred, offsets: set[int]) -> None:
             for offset in offsets:
-                aside[offset].failures = min(aside[offset].failures, 1)
+                deferred[offset].failures = min(deferred[offset].failures, 1)
 
         return len(self._change(place, begin_anew))
 
@@ -124,13 +124,13 @@ class Retries:
 
         Raises:
             UnknownGroupError: as it says.
-            StorageError: what is aside cannot be read.
+            StorageError: what is deferred cannot be read.
             GroupActiveError: members changed it each time, or a transaction holds it.
         """
 
-        def forget(aside: Aside, offsets: set[int]) -> None:
+        def forget(deferred: Deferred, offsets: set[int]) -> None:
             for offset in offsets:
-                del aside[offset]
+                del deferred[offset]
 
         dropped = self._change(place, forget)
         for topic, partition, offset in dropped:
@@ -139,30 +139,34 @@ class Retries:
         return len(dropped)
 
     def drop_unreadable(self, place: TopicPartition) -> int:
-        """Forget all that partitions have aside whose text cannot be read; of how many partitions."""
+        """Forget all that partitions have deferred and whose text cannot be read; of how many partitions."""
         texts = []
         for row in self._partitions(place):
             try:
-                parsed(row["aside"])
+                parsed(row["deferred"])
             except StorageError:
-                texts.append([row["topic"], row["partition"], row["aside"], None])
-        if self._client.groups.change_aside(self._group, texts):
-            raise GroupActiveError("what is aside has changed meanwhile: look again")
+                texts.append([row["topic"], row["partition"], row["deferred"], None])
+        if self._client.groups.change_deferred(self._group, texts):
+            raise GroupActiveError("what is deferred has changed meanwhile: look again")
         return len(texts)
 
-    def _change(self, place: TopicPartition, change: Callable[[Aside, set[int]], None]) -> set[tuple[str, int, int]]:
+    def _change(self, place: TopicPartition, change: Callable[[Deferred, set[int]], None]) -> set[tuple[str, int, int]]:
         changed: dict[tuple[str, int], set[int]] = {}
         for _ in range(ATTEMPTS_MAX):
             rows, meant = [], {}
             for row in self._partitions(place):
-                slot, aside = (row["topic"], row["partition"]), parsed(row["aside"])
-                offsets = {offset for offset in aside if place.holds(*slot, offset)}
+                slot, deferred = (row["topic"], row["partition"]), parsed(row["deferred"])
+                offsets = {offset for offset in deferred if place.holds(*slot, offset)}
                 if offsets and slot not in changed:
-                    change(aside, offsets)
-                    rows.append([*slot, row["aside"], text_of(sorted(aside.items()))])
+                    change(deferred, offsets)
+                    rows.append([*slot, row["deferred"], text_of(sorted(deferred.items()))])
                     meant[slot] = offsets
-            refused = {(row["topic"], row["partition"]) for row in self._client.groups.change_aside(self._group, rows)}
+            refused = {
+                (row["topic"], row["partition"]) for row in self._client.groups.change_deferred(self._group, rows)
+            }
             changed |= {slot: offsets for slot, offsets in meant.items() if slot not in refused}
             if not refused:
                 return {(*slot, offset) for slot, offsets in changed.items() for offset in offsets}
-        raise GroupActiveError("what is aside changes all the time, or a transaction holds it: stop the members first")
+        raise GroupActiveError(
+            "what is deferred changes all the time, or a transaction holds it: stop the members first"
+        )

@@ -49,19 +49,19 @@ class Groups:
         for piece in in_pieces(offsets):
             self._ask("reset", group, piece, **({"create": None} if create else {}))
 
-    def change_aside(self, group: str, rows: Iterable[Sequence[Any]]) -> FieldsList:
-        """Change what is set aside, also while members are active: they get those partitions anew.
+    def change_deferred(self, group: str, rows: Iterable[Sequence[Any]]) -> FieldsList:
+        """Change what is deferred, also while members are active: they get those partitions anew.
 
         Args:
-            rows: topic, partition, the text there is, and the text there should be (``describe``: ``aside``) each.
+            rows: topic, partition, the text there is, and the text there should be (``describe``: ``deferred``) each.
 
         Returns:
-            Rows that were refused, because another text is there by now: ``topic``, ``partition``, ``aside``.
+            Rows that were refused, because another text is there by now: ``topic``, ``partition``, ``deferred``.
 
         Durability: forced in the broker when this returns; of many some may be when it raises.
         """
-        refused = [row for piece in in_pieces(rows) for row in self._ask("aside", group, piece)["refused"]]
-        return [dict(zip(("topic", "partition", "aside"), row, strict=True)) for row in refused]
+        refused = [row for piece in in_pieces(rows) for row in self._ask("deferred", group, piece)["refused"]]
+        return [dict(zip(("topic", "partition", "deferred"), row, strict=True)) for row in refused]
 
     def delete(self, group: str) -> None:
         """Forget a group. Raises as ``describe`` and ``reset``. Durability: forced when this returns."""

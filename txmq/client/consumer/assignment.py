@@ -5,7 +5,7 @@ the application's threads take messages. Both meet here, under one lock, ``chang
 may be something to take, or nothing ever again.
 
 Invariants:
-    * an offset is saved only when every message below it is acknowledged, set aside or in the dead-letter topic;
+    * an offset is saved only when every message below it is acknowledged, deferred or in the dead-letter topic;
     * nothing is delivered before where the group begins is saved, unless that is the log's start.
 """
 
@@ -18,7 +18,7 @@ from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.offsets.store import OffsetPosition, next_order
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Slot
-from txmq.client.consumer.retry.deferred import DeferredMessages, aside_text, parsed
+from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text, parsed
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message
@@ -44,7 +44,7 @@ class Assignment:
         failure: why it is over, where it was not the application that ended it.
     """
 
-    aside: DeferredMessages
+    deferred: DeferredMessages
     save_start: Callable[[OffsetPosition], bool]  # ``GroupMember.save_start``
     wait_saved: Callable[[], None]  # ``GroupMember.wait_saved``
     settle: Callable[[], None]  # ``Claims.settle``
@@ -77,9 +77,9 @@ class Assignment:
         self.stop_delivery()
 
     @property
-    def aside_bytes(self) -> int:
-        """How much of what is aside is in memory."""
-        return sum(consumed.aside_bytes for consumed in list(self.partitions.values()))
+    def deferred_bytes(self) -> int:
+        """How much of what is deferred is in memory."""
+        return sum(consumed.deferred_bytes for consumed in list(self.partitions.values()))
 
     def stop(self, consumed: ConsumedPartition, problem: str) -> None:
         """Say why a partition delivers nothing new; under ``changed``."""
@@ -155,7 +155,7 @@ class Assignment:
             else:
                 self._has_refused = True
                 consumed.ack(message.offset)
-                consumed.forget_aside(message.offset)
+                consumed.forget_deferred(message.offset)
         return kept
 
     def _is_accepted(self, message: Message) -> bool:
@@ -193,12 +193,12 @@ class Assignment:
                 saved = offset
         consumed = ConsumedPartition(assigned.slot, assigned.generation, offset, saved)
         consumed.keeps_key_order = self._settings.options.keep_key_order
-        self.aside.take_over(consumed, assigned.aside)
+        self.deferred.take_over(consumed, assigned.deferred)
         with self.changed:
             consumed.is_paused = assigned.slot in self.paused
             self.partitions[assigned.slot] = consumed
             self._revoked_until.pop(assigned.slot, None)
-        self.aside.go_on(consumed, lambda: self._has(consumed), lambda: self.aside_bytes < SIZE_BYTES_MAX)
+        self.deferred.go_on(consumed, lambda: self._has(consumed), lambda: self.deferred_bytes < SIZE_BYTES_MAX)
         self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
         self.more()
 
@@ -249,7 +249,7 @@ class Assignment:
             return [
                 OffsetPosition(slot, consumed.generation, consumed.position, text, order)
                 for slot, consumed in self.partitions.items()
-                if ((text := aside_text(consumed)) != consumed.aside_saved or consumed.position != consumed.saved)
+                if ((text := deferred_text(consumed)) != consumed.deferred_saved or consumed.position != consumed.saved)
                 and (everything or consumed.saved is not None or consumed.position)
                 and consumed.is_ready
                 and consumed.saving is None
@@ -263,19 +263,19 @@ class Assignment:
                 consumed = self.partitions.get(position.slot)
                 if consumed is None or consumed.generation != position.generation:
                     continue
-                is_other = consumed.aside_saved != position.aside
-                consumed.saved, consumed.aside_saved = position.offset, position.aside
+                is_other = consumed.deferred_saved != position.deferred
+                consumed.saved, consumed.deferred_saved = position.offset, position.deferred
             if is_other:
-                self._aside_saved(consumed, parsed(position.aside).keys())
+                self._deferred_saved(consumed, parsed(position.deferred).keys())
 
-    def _aside_saved(self, consumed: ConsumedPartition, named: Collection[int]) -> None:
-        crash_point("client.aside.saved")
+    def _deferred_saved(self, consumed: ConsumedPartition, named: Collection[int]) -> None:
+        crash_point("client.deferred.saved")
         with self.changed:
             done = [offset for offset in consumed.dealt if offset not in named]
             consumed.dealt = [offset for offset in consumed.dealt if offset in named]
         if done:
-            self.aside.remove(consumed.slot, done)
-            crash_point("client.aside.removed")
+            self.deferred.remove(consumed.slot, done)
+            crash_point("client.deferred.removed")
 
     def drained(self) -> list[Slot]:
         """See ``Partitions``."""

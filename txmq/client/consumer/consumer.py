@@ -63,7 +63,7 @@ class Consumer:
         except BaseException:
             self._leave_store()
             raise
-        self._aside = share.aside = DeferredMessages(
+        self._deferred = share.deferred = DeferredMessages(
             client, settings.saved_as, store, self._letters, share.changed, log
         )
         self._failures = Failures(share, self._letters, settings, self._clock, log)
@@ -166,7 +166,7 @@ class Consumer:
                 raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")
 
     def reject(self, message: Message, reason: str = "rejected") -> None:
-        """The message could not be dealt with: it is delivered again, set aside, or becomes a dead letter."""
+        """The message could not be dealt with: it is delivered again, deferred, or becomes a dead letter."""
         self._failures.failed(message, reason)
 
     # --- listeners ---------------------------------------------------------------------------------------------------
@@ -230,15 +230,15 @@ class Consumer:
 
         Raises:
             TransactionStateError: the partition is not this consumer's.
-            ConnectionLostError, ...: the broker is asked, where a time is given or something aside is behind that.
+            ConnectionLostError, ...: the broker is asked, where a time is given or something deferred is behind that.
         """
         if (offset is None) == (timestamp_ms is None):
             raise ConfigError("seek takes an offset or timestamp_ms")
         if timestamp_ms is not None:
             offset = self._client.offset_for(topic, partition, timestamp_ms)
         with self._share.changed:
-            goes_behind = max(self._seeking(topic, partition).aside, default=-1) >= (offset or 0)
-        if goes_behind:  # what is aside there comes again from the log, but for what that has not any more
+            goes_behind = max(self._seeking(topic, partition).deferred, default=-1) >= (offset or 0)
+        if goes_behind:  # what is deferred there comes again from the log, but for what that has not any more
             offset = max(offset or 0, self._client.offsets(topic, partition).start)
         with self._share.changed:
             self._seeking(topic, partition).seek(offset or 0)
@@ -268,7 +268,7 @@ class Consumer:
         self._member.stop(CLOSE_S)
         self._leave_store()
         self._fetching.close()
-        self._aside.close()
+        self._deferred.close()
         self._letters.close()
 
     def __enter__(self) -> Self:

@@ -1,13 +1,13 @@
-"""What becomes of messages that fail: retried in place, set aside, buried.
+"""What becomes of messages that fail: retried in place, deferred, buried.
 
 Theory of operation. A message that fails (``reject``, or a listener that raises) is delivered again after a growing
-pause; in ``run`` its partition waits for it. After ``max_retries`` it is set aside (``aside``) where there is a
+pause; in ``run`` its partition waits for it. After ``max_retries`` it is deferred (``retry/``) where there is a
 ``retry_store``, or buried (``dead_letters``); and the partition moves on. With ``keep_key_order`` later messages of its
-key are not delivered but set aside too, ``behind`` it, by whoever takes messages next.
+key are not delivered but deferred too, ``behind`` it, by whoever takes messages next.
 
 Invariants:
     * what can be stored nowhere is tried again, and its partition waits and says so (``stopped``): nothing is dropped;
-    * a message that failed goes aside only where there is room, else it is buried; one that waits behind another is
+    * a message that failed is deferred only where there is room, else it is buried; one that waits behind another is
       never buried for want of room: its partition waits, and says so.
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.options import ConsumerSettings
-from txmq.client.consumer.partition import ASIDE_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
+from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
 from txmq.client.consumer.retry.dead_letters import DeadLetters
-from txmq.client.consumer.retry.deferred import ASIDE_S_MAX, DeferredMessages
+from txmq.client.consumer.retry.deferred import DEFERRED_S_MAX, DeferredMessages
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message
@@ -39,7 +39,7 @@ class Failures:
         self, share: Assignment, letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any
     ) -> None:
         self._share, self._letters, self._settings, self._clock, self._log = share, letters, settings, clock, log
-        self._aside: DeferredMessages = share.aside
+        self._deferred: DeferredMessages = share.deferred
         self._sparingly = Sparingly(log, clock)
 
     def acked(self, message: Message) -> None:
@@ -50,7 +50,7 @@ class Failures:
                 return
             consumed.give_up_retry(message.offset)
             consumed.ack(message.offset)
-            if consumed.forget_aside(message.offset) is not None or consumed.keeps_key_order:
+            if consumed.forget_deferred(message.offset) is not None or consumed.keeps_key_order:
                 self._share.changed.notify_all()  # something may have waited behind it
 
     def returned(self, message: Message, consumed: ConsumedPartition) -> None:
@@ -61,7 +61,7 @@ class Failures:
         self.acked(message)
 
     def failed(self, message: Message, reason: str, error: Exception | None = None) -> None:
-        """A message could not be dealt with: it is delivered again, set aside, or becomes a dead letter.
+        """A message could not be dealt with: it is delivered again, deferred, or becomes a dead letter.
 
         Args:
             message: which.
@@ -86,12 +86,12 @@ class Failures:
 
     def _failed(self, consumed: ConsumedPartition, message: Message, reason: str, error: Exception | None) -> None:
         with self._share.changed:
-            waiting = consumed.aside_in_hand(message.offset)
+            waiting = consumed.deferred_in_hand(message.offset)
             is_under_way = consumed.is_under_way(message.offset)
             count = consumed.count_failure(message) if is_under_way else 0
         if waiting is not None:
             self._say_failed(message, waiting.failures + 1, reason, error)
-            self._failed_aside(consumed, message, waiting, reason)
+            self._failed_deferred(consumed, message, waiting, reason)
         elif is_under_way:
             self._say_failed(message, count, reason, error)
             is_last = count > self._settings.max_retries and self._share.may_give_up(message)
@@ -116,10 +116,10 @@ class Failures:
     def _delay_s(self, failures: int) -> float:
         return float(min(self._settings.options.retry_delay * 2 ** min(max(failures, 0), 20), RETRY_S_MAX))
 
-    # --- aside -------------------------------------------------------------------------------------------------------
+    # --- deferred ----------------------------------------------------------------------------------------------------
 
     def _is_given_up(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> bool:
-        """Set a message aside or bury it, then acknowledge it; False where both failed."""
+        """Defer a message or bury it, then acknowledge it; False where both failed."""
         try:
             waiting = self._stored(consumed, message, count, reason)
             if waiting is None:
@@ -127,18 +127,18 @@ class Failures:
                 crash_point("client.dead.sent")
         except TxmqError as error:
             with self._share.changed:
-                self._share.stop(consumed, f"a message could be neither set aside nor buried: {error}")
+                self._share.stop(consumed, f"a message could be neither deferred nor buried: {error}")
             return False
         if waiting is not None:
             self._sparingly.warning(
-                "message set aside: it is retried later, its partition goes on", topic=message.topic,
+                "message deferred: it is retried later, its partition goes on", topic=message.topic,
                 partition=message.partition, offset=message.offset, times=count, reason=reason[:200],
             )  # fmt: skip
         with self._share.changed:
             consumed.stopped = None
             consumed.failing.pop(message.offset, None)
             if consumed.is_under_way(message.offset) and waiting is not None:
-                consumed.set_aside(message, waiting)
+                consumed.defer(message, waiting)
             else:
                 consumed.ack(message.offset)
             self._share.changed.notify_all()
@@ -146,20 +146,20 @@ class Failures:
 
     def _stored(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> Waiting | None:
         with self._share.changed:
-            if len(consumed.aside) + len(consumed.behind) >= ASIDE_MESSAGES_MAX or not self._has_room([message]):
+            if len(consumed.deferred) + len(consumed.behind) >= DEFERRED_MESSAGES_MAX or not self._has_room([message]):
                 return None
-        copies = self._aside.store([message], count, reason)
+        copies = self._deferred.store([message], count, reason)
         if copies is None:
             return None
-        crash_point("client.aside.stored")
-        return Waiting(message, count, key_crc(message), self._clock.monotonic() + self._aside_s(count), copies[0])
+        crash_point("client.deferred.stored")
+        return Waiting(message, count, key_crc(message), self._clock.monotonic() + self._deferred_s(count), copies[0])
 
     def _has_room(self, messages: list[Message]) -> bool:
-        return self._share.aside_bytes + sum(len(message.value or b"") for message in messages) <= SIZE_BYTES_MAX
+        return self._share.deferred_bytes + sum(len(message.value or b"") for message in messages) <= SIZE_BYTES_MAX
 
-    def _failed_aside(self, consumed: ConsumedPartition, message: Message, waiting: Waiting, reason: str) -> None:
+    def _failed_deferred(self, consumed: ConsumedPartition, message: Message, waiting: Waiting, reason: str) -> None:
         failures = waiting.failures + 1
-        limit = self._settings.max_retries + self._settings.options.aside_retries
+        limit = self._settings.max_retries + self._settings.options.deferred_retries
         if failures > limit and self._share.may_give_up(message):
             try:
                 self._letters.bury(message, failures, reason)
@@ -168,46 +168,46 @@ class Failures:
                 self._log.warning("dead letter could not be stored; it is tried again", error=repr(error))
             else:
                 with self._share.changed:
-                    if consumed.aside.get(message.offset) is waiting:
-                        consumed.forget_aside(message.offset)
+                    if consumed.deferred.get(message.offset) is waiting:
+                        consumed.forget_deferred(message.offset)
                     self._share.changed.notify_all()
                 return
         try:
-            self._aside.update(message, failures, reason)
+            self._deferred.update(message, failures, reason)
         except TxmqError as error:
             self._log.warning("retry store: the newest failure is not in it", error=repr(error))
         with self._share.changed:
             waiting.failures, waiting.is_out = failures, False
             consumed.failing.pop(message.offset, None)
-            waiting.due_at = self._clock.monotonic() + self._aside_s(failures)
+            waiting.due_at = self._clock.monotonic() + self._deferred_s(failures)
             self._share.changed.notify_all()
 
-    def _aside_s(self, failures: int) -> float:
+    def _deferred_s(self, failures: int) -> float:
         """The pause after so many failures; one that waited behind another has those in place still to come."""
         times = failures - self._settings.max_retries - 1
         if times < 0:
             return self._delay_s(failures - 1)
-        return float(min(self._settings.options.aside_delay * 2 ** min(times, 20), ASIDE_S_MAX))
+        return float(min(self._settings.options.deferred_delay * 2 ** min(times, 20), DEFERRED_S_MAX))
 
     # --- behind ------------------------------------------------------------------------------------------------------
 
     def store_behind(self) -> None:
-        """Set aside what waits behind other messages of its key; for whoever takes messages, without the lock."""
+        """Defer what waits behind other messages of its key; for whoever takes messages, without the lock."""
         if not self._share.has_behind:
             return
         for consumed, messages in self._share.take_behind(self._clock.monotonic()):
             copies, problem = None, "the retry store is full, and the next message has to wait behind one in it"
             try:
                 if self._has_room(messages):
-                    copies = self._aside.store(messages, 0, BEHIND)
+                    copies = self._deferred.store(messages, 0, BEHIND)
             except TxmqError as error:
-                problem = f"a message that has to wait could not be set aside: {error}"
+                problem = f"a message that has to wait could not be deferred: {error}"
             finally:
                 with self._share.changed:
                     consumed.behind_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
             if copies is not None:
                 self._sparingly.warning(
-                    "messages set aside: they wait behind another one of their key", topic=consumed.slot[0],
+                    "messages deferred: they wait behind another one of their key", topic=consumed.slot[0],
                     partition=consumed.slot[1], offset=messages[0].offset, messages=len(messages),
                 )  # fmt: skip
             with self._share.changed:

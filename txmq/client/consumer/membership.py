@@ -54,7 +54,7 @@ class Assigned(NamedTuple):
     slot: Slot
     generation: int
     offset: int | None
-    aside: str | None
+    deferred: str | None
     is_later: bool = False
 
 
@@ -184,7 +184,7 @@ class GroupMember:
         return not asked(lambda: self._store.save(self._settings.group, [start]))
 
     def _save_in_broker(self, positions: Sequence[OffsetPosition]) -> list[Slot]:
-        rows = [[*position.slot, position.generation, position.offset, position.aside] for position in positions]
+        rows = [[*position.slot, position.generation, position.offset, position.deferred] for position in positions]
         order = max(position.order for position in positions)
         refused: dict[Slot, int] = {}
         for piece in in_pieces(rows):
@@ -292,8 +292,8 @@ class GroupMember:
         held = dict(self._partitions.held())
         begun = {topic for topic, _, _, offset, _ in view["assigned"] if offset is not None}
         assigned = [
-            Assigned((topic, number), generation, offset, aside, self._has_view or topic in begun)
-            for topic, number, generation, offset, aside in view["assigned"]
+            Assigned((topic, number), generation, offset, deferred, self._has_view or topic in begun)
+            for topic, number, generation, offset, deferred in view["assigned"]
         ]
         # Who stands by, or waits for somebody's end, has not seen yet what there is.
         self._has_view = self._has_view or bool(assigned) or view["members"] == 1
@@ -317,7 +317,7 @@ class GroupMember:
     def _begin(self, item: Assigned) -> None:
         """Load a partition. Where that cannot be now it is not ours yet, and the next view says it again."""
         if isinstance(self._store, BrokerOffsetStore):
-            told = None if item.offset is None else StoredOffset(item.offset, item.aside)
+            told = None if item.offset is None else StoredOffset(item.offset, item.deferred)
             self._store.told(item.slot, item.generation, told)
         try:
             found = asked(lambda: self._store.load(self._settings.group, item.slot, item.generation))
@@ -325,8 +325,8 @@ class GroupMember:
             topic, partition = item.slot
             self._log.warning("offset could not be loaded", topic=topic, partition=partition, error=repr(error))
             return
-        offset, aside = found if found is not None else (None, None)
-        self._partitions.assigned(item._replace(offset=offset, aside=aside))
+        offset, deferred = found if found is not None else (None, None)
+        self._partitions.assigned(item._replace(offset=offset, deferred=deferred))
 
     def _save_if_due(self) -> None:
         now = self._clock.monotonic()

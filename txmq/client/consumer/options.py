@@ -36,10 +36,10 @@ class ConsumerOptions:
         session_timeout: who is not heard of for so long loses its partitions; 0.3 to 600.
         heartbeat_interval: how often it is heard of.
         offset_save_interval: between two times of saving what was acknowledged.
-        aside_retries: how often a message set aside is delivered again before it becomes a dead letter.
-        aside_delay: before the first of these; doubled each time, up to ten minutes.
-        keep_key_order: messages of a key wait behind one of it that was set aside, also in the hands of another member,
-            and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is set aside.
+        deferred_retries: how often a deferred message is delivered again before it becomes a dead letter.
+        deferred_delay: before the first of these; doubled each time, up to ten minutes.
+        keep_key_order: messages of a key wait behind one of it that was deferred, also in the hands of another member,
+            and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is deferred.
     """
 
     name: str | None = None
@@ -50,14 +50,14 @@ class ConsumerOptions:
     session_timeout: float = 6.0
     heartbeat_interval: float = 1.0
     offset_save_interval: float = 1.0
-    aside_retries: int = 10
-    aside_delay: float = 10.0
+    deferred_retries: int = 10
+    deferred_delay: float = 10.0
     keep_key_order: bool = False
 
     def check(self) -> None:
         """Raise ConfigError for what is out of range, or of another kind."""
         for name, low, high in (
-            ("retry_delay", 0.0, WAIT_S_MAX), ("aside_delay", 0.0, WAIT_S_MAX), ("aside_retries", 1, RETRIES_MAX),
+            ("retry_delay", 0.0, WAIT_S_MAX), ("deferred_delay", 0.0, WAIT_S_MAX), ("deferred_retries", 1, RETRIES_MAX),
             ("buffer_size_bytes", FETCH_SIZE_BYTES_MIN, 1 << 40), ("session_timeout", 0.3, 600.0),
             ("heartbeat_interval", 0.001, WAIT_S_MAX), ("offset_save_interval", 0.001, WAIT_S_MAX),
         ):  # fmt: skip
@@ -125,4 +125,4 @@ class ConsumerSettings:
         if not is_valid_name(self.saved_as):
             raise ConfigError(f"{self.saved_as!r} is longer than a group's name may be: 200")
         if options.keep_key_order and self.retry_store is None:
-            raise ConfigError("keep_key_order needs a retry_store: without one no message is set aside")
+            raise ConfigError("keep_key_order needs a retry_store: without one no message is deferred")

@@ -13,8 +13,9 @@ Invariants:
     * ``position`` never passes a message that is not acknowledged, and never falls but by ``seek``;
     * what a transaction acknowledges counts when its outcome is known, not before, and in order;
     * a reply to a fetch that ``seek`` or the loss of the partition has overtaken changes nothing;
-    * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or aside. The partition
-      waits for one in hand; one that is aside lets it pass, and what comes of its key goes *behind* it, to be stored.
+    * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or deferred. The partition
+      waits for one in hand; one that is deferred lets it pass, and what comes of its key goes *behind* it, to be
+      stored.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from txmq.client.consumer.offsets.store import OffsetPosition
 from txmq.client.consumer.offsets.store import Slot as Slot  # everybody knows it from here
 from txmq.model import Message
 
-ASIDE_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
-NO_ROOM = f"{ASIDE_MESSAGES_MAX} messages are aside, and the next one has to wait behind one of them"
+DEFERRED_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
+NO_ROOM = f"{DEFERRED_MESSAGES_MAX} messages are deferred, and the next one has to wait behind one of them"
 
 
 def key_crc(message: Message) -> int | None:
-    """What stands for a message's key among what is set aside."""
+    """What stands for a message's key among what is deferred."""
     return None if message.key is None else zlib.crc32(message.key)
 
 
 class Waiting:
-    """A message set aside. ``message`` is None until its contents are there; ``is_out`` while somebody has it.
+    """A deferred message. ``message`` is None until its contents are there; ``is_out`` while somebody has it.
 
     Attributes:
         failures: how often it failed; 0 for one that waits behind another of its key and was never delivered.
@@ -75,14 +76,14 @@ class ConsumedPartition:
         fetch: number of the fetch under way; 0 where there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
         attempts: how often each message under way failed.
-        failing: by offset, who is about to retry a message, set it aside or bury it.
+        failing: by offset, who is about to retry a message, defer it or bury it.
         retries: messages to be delivered again, with the time from which on.
         is_busy: a listener has a message of it in hand.
-        aside: messages that were set aside and acknowledged, by offset; they are delivered again when due.
-        aside_saved: the text about them that the group has.
+        deferred: messages that were deferred and acknowledged, by offset; they are delivered again when due.
+        deferred_saved: the text about them that the group has.
         behind: by offset, what is to be stored behind others of its key; in nobody's hand, but under way until then.
-        dealt: offsets that were aside and are dealt with, which the group may still take for aside.
-        is_ready: what is aside has been read; before that nothing is delivered, fetched or saved.
+        dealt: offsets that were deferred and are dealt with, which the group may still take for deferred.
+        is_ready: what is deferred has been read; before that nothing is delivered, fetched or saved.
         keeps_key_order: see the module's docstring.
         behind_at: monotonic time before which nobody stores what is behind.
         claims: messages under way that transactions acknowledge, by offset; they count when the outcome is known.
@@ -98,14 +99,14 @@ class ConsumedPartition:
         "_acked",
         "_delivered",
         "_keys_in_hand",
-        "aside",
-        "aside_saved",
         "attempts",
         "behind",
         "behind_at",
         "buffer",
         "buffer_bytes",
         "dealt",
+        "deferred",
+        "deferred_saved",
         "failing",
         "fetch",
         "fetch_at",
@@ -142,8 +143,8 @@ class ConsumedPartition:
         self.failing: dict[int, object] = {}
         self.retries: list[tuple[float, Message]] = []
         self.is_paused = self.is_busy = self.is_revoked = False
-        self.aside: dict[int, Waiting] = {}
-        self.aside_saved: str | None = None
+        self.deferred: dict[int, Waiting] = {}
+        self.deferred_saved: str | None = None
         self.behind: dict[int, Message] = {}
         self.dealt: list[int] = []
         self.is_ready, self.keeps_key_order = True, False
@@ -201,8 +202,8 @@ class ConsumedPartition:
         if self.is_silent:
             return []
         taken = self._due_retries(limit, now)
-        if self.aside and len(taken) < limit:
-            taken += self._due_aside(limit - len(taken), now)
+        if self.deferred and len(taken) < limit:
+            taken += self._due_deferred(limit - len(taken), now)
         if self.keeps_key_order:
             self._take_in_key_order(limit, taken)
             return taken
@@ -219,14 +220,14 @@ class ConsumedPartition:
         return message
 
     def _take_in_key_order(self, limit: int, taken: list[Message]) -> None:
-        waiting = {item.key_crc for item in self.aside.values()} | set(map(key_crc, self.behind.values()))
+        waiting = {item.key_crc for item in self.deferred.values()} | set(map(key_crc, self.behind.values()))
         in_hand = set(self._keys_in_hand.values())
         if self.stopped == NO_ROOM:
             self.stopped = None
         while self.buffer and len(taken) < limit:
             crc = key_crc(self.buffer[0])
             if crc is not None and crc in waiting:
-                if self.stopped is not None or len(self.aside) + len(self.behind) >= ASIDE_MESSAGES_MAX:
+                if self.stopped is not None or len(self.deferred) + len(self.behind) >= DEFERRED_MESSAGES_MAX:
                     self.stopped = self.stopped or NO_ROOM
                     return
                 message = self._next()
@@ -245,18 +246,18 @@ class ConsumedPartition:
             self.retries = [entry for entry in self.retries if entry[1] not in due]
         return due
 
-    def _due_aside(self, limit: int, now: float) -> list[Message]:
+    def _due_deferred(self, limit: int, now: float) -> list[Message]:
         taken: list[Message] = []
-        for waiting in self._deliverable_aside():
+        for waiting in self._deliverable_deferred():
             if waiting.due_at <= now and len(taken) < limit and waiting.message is not None:
                 waiting.is_out = True
                 taken.append(waiting.message)
         return taken
 
-    def _deliverable_aside(self) -> Iterator[Waiting]:
-        """What is aside and may be delivered when it is due: with order of keys, the first of each."""
+    def _deliverable_deferred(self) -> Iterator[Waiting]:
+        """What is deferred and may be delivered when it is due: with order of keys, the first of each."""
         keys: set[int] = set()
-        for _, waiting in sorted(self.aside.items()) if self.keeps_key_order else self.aside.items():
+        for _, waiting in sorted(self.deferred.items()) if self.keeps_key_order else self.deferred.items():
             if self.keeps_key_order and waiting.key_crc is not None:
                 if waiting.key_crc in keys:
                     continue
@@ -269,37 +270,37 @@ class ConsumedPartition:
         if self.is_silent or self.is_busy:
             return None
         due = [at for at, _ in self.retries]
-        due += [waiting.due_at for waiting in self._deliverable_aside()]
+        due += [waiting.due_at for waiting in self._deliverable_deferred()]
         return min(due, default=None)
 
-    def set_aside(self, message: Message, waiting: Waiting) -> None:
+    def defer(self, message: Message, waiting: Waiting) -> None:
         """It is stored, and waits outside the order: the position may pass it."""
-        self.aside[message.offset] = waiting
+        self.deferred[message.offset] = waiting
         self.give_up_retry(message.offset)
         self.ack(message.offset)
 
     def set_behind(self, stored: Iterable[tuple[Message, int | None]]) -> None:
-        """Messages of ``behind`` are stored, each with its ``copy``: they are aside now, due at once."""
+        """Messages of ``behind`` are stored, each with its ``copy``: they are deferred now, due at once."""
         for message, copy in stored:
             if self.behind.get(message.offset) is message:  # else a seek has forgotten it meanwhile
                 del self.behind[message.offset]
-                self.set_aside(message, Waiting(message, 0, key_crc(message), copy=copy))
+                self.defer(message, Waiting(message, 0, key_crc(message), copy=copy))
 
     @property
-    def aside_bytes(self) -> int:
+    def deferred_bytes(self) -> int:
         """How much of it is in memory."""
-        return sum(len(item.message.value or b"") for item in self.aside.values() if item.message is not None)
+        return sum(len(item.message.value or b"") for item in self.deferred.values() if item.message is not None)
 
-    def forget_aside(self, offset: int) -> Waiting | None:
-        """A message that was aside is dealt with."""
-        waiting = self.aside.pop(offset, None)
+    def forget_deferred(self, offset: int) -> Waiting | None:
+        """A message that was deferred is dealt with."""
+        waiting = self.deferred.pop(offset, None)
         if waiting is not None:
             self.dealt.append(offset)
         return waiting
 
-    def aside_in_hand(self, offset: int) -> Waiting | None:
-        """The message set aside that somebody has in hand, if it is one."""
-        waiting = self.aside.get(offset)
+    def deferred_in_hand(self, offset: int) -> Waiting | None:
+        """The deferred message that somebody has in hand, if it is one."""
+        waiting = self.deferred.get(offset)
         return waiting if waiting is not None and waiting.is_out else None
 
     def ack(self, offset: int) -> None:
@@ -348,7 +349,7 @@ class ConsumedPartition:
 
     def is_of_another(self, message: Message) -> bool:
         """Whether a message was delivered of a topic that had this one's name before, which has another there now."""
-        waiting, made_ms = self.aside.get(message.offset), self._acked.get(message.offset)
+        waiting, made_ms = self.deferred.get(message.offset), self._acked.get(message.offset)
         if waiting is not None and waiting.message is not None:
             made_ms = waiting.message.timestamp_ms
         return made_ms is not None and made_ms != message.timestamp_ms
@@ -364,8 +365,8 @@ class ConsumedPartition:
         self.retries.append((again_at, message))
 
     def waits_again(self, offset: int) -> bool:
-        """Whether a message failed and is to be delivered again: from here, or from what is aside."""
-        waiting = self.aside.get(offset)
+        """Whether a message failed and is to be delivered again: from here, or from what is deferred."""
+        waiting = self.deferred.get(offset)
         return any(message.offset == offset for _, message in self.retries) or (
             waiting is not None and not waiting.is_out
         )
@@ -379,7 +380,7 @@ class ConsumedPartition:
     def under_way(self) -> int:
         """How many messages are delivered and not acknowledged."""
         delivered = sum(made_ms is not None for made_ms in self._acked.values())
-        return delivered + sum(item.is_out for item in self.aside.values())
+        return delivered + sum(item.is_out for item in self.deferred.values())
 
     def skip_to(self, offset: int) -> None:
         """What was not fetched below an offset is gone; what was fetched stays."""
@@ -388,8 +389,8 @@ class ConsumedPartition:
             self.next_deliver = self.position = offset
 
     def seek(self, offset: int) -> None:
-        """Go on elsewhere: what is buffered or under way is forgotten, what is aside below the new place is not."""
-        self.aside = {at: waiting for at, waiting in self.aside.items() if at < offset}
+        """Go on elsewhere: what is buffered or under way is forgotten, what is deferred below the new place is not."""
+        self.deferred = {at: waiting for at, waiting in self.deferred.items() if at < offset}
         self.next_fetch = self.next_deliver = self.position = offset
         self.buffer.clear()
         self.buffer_bytes = self.fetch = 0

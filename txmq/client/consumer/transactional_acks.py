@@ -37,7 +37,7 @@ from txmq.client.consumer.offsets.store import (
     next_order,
 )
 from txmq.client.consumer.partition import Claim, ConsumedPartition
-from txmq.client.consumer.retry.deferred import aside_text_with, parsed
+from txmq.client.consumer.retry.deferred import deferred_text_with, parsed
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -105,7 +105,7 @@ class PendingAcks:
         known = consumed.pending_acks.get(message.offset)
         if known is not None and known.owner is not owner:
             raise TransactionStateError(f"{name}: another transaction acknowledges it")
-        if consumed.aside_in_hand(message.offset) is None:
+        if consumed.deferred_in_hand(message.offset) is None:
             if not consumed.is_under_way(message.offset):
                 raise TransactionStateError(f"{name} is acknowledged already, or was taken back by a seek")
             lower = consumed.lowest_before(message.offset, owner)
@@ -129,7 +129,7 @@ class PendingAcks:
             rows = []
             for consumed in partitions:
                 consumed.saving, offset = owner, consumed.position_with(owner)
-                text = aside_text_with(consumed, offset, owner)
+                text = deferred_text_with(consumed, offset, owner)
                 rows.append(OffsetRow(*consumed.slot, consumed.generation, offset, text))
             return next_order(), rows
 
@@ -150,12 +150,12 @@ class PendingAcks:
                 self._share.changed.notify_all()
             row = committed.get(consumed.slot)
             if row is not None:
-                self._share.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.aside)])
+                self._share.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.deferred)])
         self._share.more()
 
     def _deliver_again(self, consumed: ConsumedPartition, message: Message) -> None:
         now = self.client.clock.monotonic()
-        waiting = consumed.aside_in_hand(message.offset)
+        waiting = consumed.deferred_in_hand(message.offset)
         if waiting is not None:
             waiting.is_out, waiting.due_at = False, now
         elif consumed.is_under_way(message.offset):
@@ -216,8 +216,8 @@ class PendingAcks:
             position, from_, consumed = self._claimed(message)
             self._share.wait_saved()  # a save that is under way must not come behind this one
             try:
-                if consumed.aside_in_hand(message.offset) is not None:
-                    from_ = _From(beside=self._still_aside(consumed, message.offset))
+                if consumed.deferred_in_hand(message.offset) is not None:
+                    from_ = _From(beside=self._still_deferred(consumed, message.offset))
                 store.save_in(connection, self.group, position, from_.above, most=from_.most, beside=from_.beside)
             except BaseException as error:
                 if isinstance(error, TransactionStateError):
@@ -248,32 +248,32 @@ class PendingAcks:
             known = self._share.partitions.get((message.topic, message.partition))
             if known is None:
                 raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more")
-            is_aside = known.aside_in_hand(message.offset) is not None
-            if is_aside and known.pending_acks.keys() - {message.offset}:
+            is_deferred = known.deferred_in_hand(message.offset) is not None
+            if is_deferred and known.pending_acks.keys() - {message.offset}:
                 raise RolledBackError(
                     "an earlier message of the partition is acknowledged in a transaction: commit first"
                 )
             consumed = self._pending_ack(message, self)
-            found = _From() if is_aside else _goes_on_from(consumed, message.offset)
-            offset = consumed.position if is_aside else message.offset + 1
-            text = aside_text_with(consumed, offset, self)
+            found = _From() if is_deferred else _goes_on_from(consumed, message.offset)
+            offset = consumed.position if is_deferred else message.offset + 1
+            text = deferred_text_with(consumed, offset, self)
             position = OffsetPosition(consumed.slot, consumed.generation, offset, text, next_order())
             consumed.pending_acks[message.offset] = Claim(self, message, position)
         return position, found, consumed
 
     def _settle_before(self, message: Message) -> None:
-        """One that was aside is acknowledged alone: those before it may be committed by now."""
+        """One that was deferred is acknowledged alone: those before it may be committed by now."""
         with self._share.changed:
             consumed = self._share.partitions.get((message.topic, message.partition))
             waits = (
                 consumed is not None
                 and bool(consumed.pending_acks)
-                and consumed.aside_in_hand(message.offset) is not None
+                and consumed.deferred_in_hand(message.offset) is not None
             )
         if waits and consumed is not None:
             self._look_up(consumed)
 
-    def _still_aside(self, consumed: ConsumedPartition, offset: int) -> StoredOffset | None:
+    def _still_deferred(self, consumed: ConsumedPartition, offset: int) -> StoredOffset | None:
         """What is saved, and must be so still when the transaction has the row.
 
         Raises:
@@ -281,8 +281,8 @@ class PendingAcks:
         """
         store = self._store
         found: StoredOffset | None = asked(lambda: store.saved(self.group, consumed.slot))
-        if found is not None and offset < found.offset and offset not in parsed(found.aside):
-            raise TransactionStateError(f"message {offset} was aside: its transaction was committed after all")
+        if found is not None and offset < found.offset and offset not in parsed(found.deferred):
+            raise TransactionStateError(f"message {offset} was deferred: its transaction was committed after all")
         return found
 
     def settle(self) -> None:
@@ -320,7 +320,7 @@ class PendingAcks:
             is_all = not (self._has_pending_acks(consumed) or consumed.in_doubt)
             self._share.changed.notify_all()
         if found is not None and is_all and consumed.position == found.offset:
-            self._share.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.aside)])
+            self._share.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.deferred)])
 
     def rejected(self, message: Message) -> bool:
         """The application rejects a message; whether it is a transaction's to say what becomes of it."""
@@ -347,7 +347,7 @@ class PendingAcks:
             return True
         self._try_look_up(consumed, is_final=True)
         with self._share.changed:
-            is_here = consumed.is_under_way(message.offset) or consumed.aside_in_hand(message.offset) is not None
+            is_here = consumed.is_under_way(message.offset) or consumed.deferred_in_hand(message.offset) is not None
             return is_here and message.offset not in consumed.in_doubt
 
 
@@ -361,22 +361,22 @@ def _released(consumed: ConsumedPartition, owner: object) -> list[Message]:
 def _goes_on_from(consumed: ConsumedPartition, offset: int) -> _From:
     others = {at: pending_ack.position for at, pending_ack in consumed.pending_acks.items() if at != offset}
     beside = None
-    if not consumed.aside.keys().isdisjoint(others):
+    if not consumed.deferred.keys().isdisjoint(others):
         # The text that is saved names none of these: each must be in this transaction, or committed.
         last = max((position for position in others.values() if position is not None), key=lambda one: one.order)
-        beside = StoredOffset(last.offset, last.aside)
+        beside = StoredOffset(last.offset, last.deferred)
     # What is saved is above the message only where a seek went back from there.
     return _From(max((at for at in others if at < offset), default=None), max(offset, consumed.saved or 0), beside)
 
 
 def _has(consumed: ConsumedPartition, found: StoredOffset | None, offset: int) -> bool:
-    """Whether a message is acknowledged by what is saved. One aside is named from the save on that passes it."""
+    """Whether a message is acknowledged by what is saved. A deferred one is named from the save on that passes it."""
     if found is None or offset >= found.offset:
         return False
-    return not (offset in consumed.aside and offset in parsed(found.aside))
+    return not (offset in consumed.deferred and offset in parsed(found.deferred))
 
 
 def _acknowledge(consumed: ConsumedPartition, offset: int) -> None:
     consumed.give_up_retry(offset)
-    if consumed.forget_aside(offset) is None:
+    if consumed.forget_deferred(offset) is None:
         consumed.ack(offset)

@@ -27,7 +27,7 @@ from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
 from txmq.broker.state.membership import Member, Membership, Owned
 from txmq.broker.state.pending_groups import Beat
 from txmq.broker.verbs.group.handover import note_owned, settle
-from txmq.broker.verbs.group.operators import delete, describe, list_groups, reset, set_aside
+from txmq.broker.verbs.group.operators import change_deferred, delete, describe, list_groups, reset
 from txmq.broker.verbs.group.request import (
     GroupRequest,
     journal_offsets,
@@ -274,7 +274,7 @@ def _answer_view(request: GroupRequest, member: Member) -> None:
     for slot, generation in owned:
         place = place_of(context, slot)
         at = saved.offsets.get(place) if place is not None else None
-        assigned.append([*slot, generation, at.offset if at else None, at.aside if at else None])
+        assigned.append([*slot, generation, at.offset if at else None, at.deferred if at else None])
     request.answer(
         {"view": member.version, "members": len(membership.members), "assigned": assigned, "revoked": revoked}
     )
@@ -284,7 +284,7 @@ def _answer_view(request: GroupRequest, member: Member) -> None:
 
 
 def _save(request: GroupRequest) -> None:
-    """Save offsets: ``[topic, partition, generation, offset, aside]``; refused ones are named, the others are saved."""
+    """Save offsets, ``[topic, partition, generation, offset, deferred]``; name refused ones, save the others."""
     context, name = request.context, request.words.get("member", "")
     membership = context.groups.get(request.group)
     order = request.number("order", 0, 0, (1 << 63) - 1)
@@ -304,7 +304,7 @@ def _save(request: GroupRequest) -> None:
             continue  # looked at before something newer was saved, and overtaken by it
         else:
             owners.append(owned)
-            rows.append([*place, stated.offset, stated.aside])
+            rows.append([*place, stated.offset, stated.deferred])
     refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
     for owned in owners:
         owned.order = order
@@ -325,5 +325,5 @@ def _owner(context: Context, group: str, slot: TopicPartition, place: tuple[int,
 
 _ACTIONS: dict[str, Callable[[GroupRequest], None]] = {
     "join": _join, "heartbeat": _heartbeat, "leave": _leave, "save": _save, "describe": describe, "list": list_groups,
-    "reset": reset, "aside": set_aside, "delete": delete,
+    "reset": reset, "deferred": change_deferred, "delete": delete,
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""The operator's side of the verb ``group``: describe, list, reset, aside, delete.
+"""The operator's side of the verb ``group``: describe, list, reset, deferred, delete.
 
 Who changes what members know takes it from them: offsets are reset only while the group has none, and a partition whose
-text about what is aside is changed is handed over anew.
+text about what is deferred is changed is handed over anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txmq.broker.verbs.group.request import (
 )
 from txmq.broker.verbs.recover import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
-from txmq.protocol.group_rows import aside_row, claim_row
+from txmq.protocol.group_rows import claim_row, deferred_row
 from txmq.redo import entries
 from txmq.registry.assignment import TopicPartition
 
@@ -66,7 +66,7 @@ def _described_partitions(request: GroupRequest, saved: SavedGroup, membership: 
                     "generation": saved.generations.get(place, 0), "offset": at.offset if at else None,
                     "saved_ms": at.time_ms if at else None, "start": start, "end": end,
                     "lag": end - max(start, min(at.offset if at else start, end)),
-                    "aside": at.aside if at else None, "held_by": txid_of(context, holder) if holder else None,
+                    "deferred": at.deferred if at else None, "held_by": txid_of(context, holder) if holder else None,
                 }
             )  # fmt: skip
     return rows
@@ -101,7 +101,7 @@ def reset(request: GroupRequest) -> None:
         if place is None:
             raise UnknownTopicError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
         at = saved.offsets.get(place)
-        rows.append([*place, offset, at.aside if at else None])  # messages set aside are not forgotten by a reset
+        rows.append([*place, offset, at.deferred if at else None])  # deferred messages are not forgotten by a reset
     if known is None and "create" not in request.words:
         raise UnknownGroupError(
             f"no group {request.group!r} has saved offsets; create (--create) makes one that begins there"
@@ -116,8 +116,8 @@ def reset(request: GroupRequest) -> None:
     request.answer({})
 
 
-def set_aside(request: GroupRequest) -> None:
-    """Change what is aside: ``[topic, partition, known, wanted]``; refused, with what there is, where it is another.
+def change_deferred(request: GroupRequest) -> None:
+    """Change what is deferred: ``[topic, partition, known, wanted]``; refused, with what there is, where it is another.
 
     A partition that somebody has is taken from it and handed over anew: it knows the former text, and would save that.
     """
@@ -128,13 +128,13 @@ def set_aside(request: GroupRequest) -> None:
     slots: list[TopicPartition] = []
     refused: list[list[Any]] = []
     for row in request.rows:
-        slot, known, wanted = aside_row(row)
+        slot, known, wanted = deferred_row(row)
         place = place_of(context, slot)
         at = saved.offsets.get(place) if place is not None else None
         if place is None or at is None:
             raise BadRequestError(f"nothing is saved of partition {slot[1]} of topic {slot[0][:80]!r}")
-        if at.aside != known or (request.group, *place) in state.held:
-            refused.append([*slot, at.aside])
+        if at.deferred != known or (request.group, *place) in state.held:
+            refused.append([*slot, at.deferred])
             continue
         rows.append([*place, at.offset, wanted])
         slots.append(slot)

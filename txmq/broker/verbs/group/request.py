@@ -49,7 +49,7 @@ def journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
 
 
 def journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
-    """Save offsets, ``[topic id, partition, offset, aside]``."""
+    """Save offsets, ``[topic id, partition, offset, deferred]``."""
     if not rows:
         return
     fields = {"group": name, "offsets": rows, "time_ms": context.now_ms}

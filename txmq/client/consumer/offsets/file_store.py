@@ -6,7 +6,7 @@ offsets.
 
 Byte layout
     Two lines. The first is JSON: ``{"format": 1, "group": text, "partitions": [[topic, partition, generation, offset or
-    null, aside or null], ...]}``. The second is the CRC32 of the first without its end, as 8 hex digits.
+    null, deferred or null], ...]}``. The second is the CRC32 of the first without its end, as 8 hex digits.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class FileOffsetStore:
                 if known is None or known.generation != position.generation:
                     refused.append(position.slot)
                 else:
-                    found = StoredOffset(position.offset, position.aside)
+                    found = StoredOffset(position.offset, position.deferred)
                     kept[position.slot] = _Kept(position.generation, found)
             if kept != self._kept:
                 self._write(group, kept)
@@ -167,8 +167,8 @@ def _replace(disk: Disk, name: str, content: bytes) -> None:
 
 
 def _kept(row: list[Any]) -> _Kept:
-    _, _, generation, offset, aside = row
-    return _Kept(generation, None if offset is None else StoredOffset(offset, aside))
+    _, _, generation, offset, deferred = row
+    return _Kept(generation, None if offset is None else StoredOffset(offset, deferred))
 
 
 def _row(slot: Slot, kept: _Kept) -> list[Any]:

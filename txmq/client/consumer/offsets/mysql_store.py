@@ -194,7 +194,7 @@ class MySQLOffsetStore:
         self, connection: Any, group: str, position: OffsetPosition, conditions: Sequence[_Condition]
     ) -> int:  # fmt: skip
         sql = _UPDATE + "".join(f" AND {condition} ?" for condition, _ in conditions)
-        parameters: list[Any] = [position.offset, position.aside, group, *position.slot, position.generation]
+        parameters: list[Any] = [position.offset, position.deferred, group, *position.slot, position.generation]
         return self._run(connection, sql, [*parameters, *(value for _, value in conditions)])[1]
 
     def _read(self, own: Connection, group: str, slot: Slot, lock: str = "") -> tuple[int, StoredOffset | None]:
@@ -206,8 +206,8 @@ class MySQLOffsetStore:
         rows, _ = self._run(connection, _READ + lock, (group, *slot))
         if not rows:
             return 0, None
-        generation, offset, aside = rows[0]
-        return int(generation), None if offset is None else StoredOffset(int(offset), _text(aside))
+        generation, offset, deferred = rows[0]
+        return int(generation), None if offset is None else StoredOffset(int(offset), _text(deferred))
 
     def _run(self, connection: Any, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:
         sql = sql.replace("@table", self._table).replace("@row", _ROW).replace("?", self._placeholder)
@@ -251,7 +251,7 @@ def _conditions(above: int | None, most: int | None, beside: StoredOffset | None
     if most is not None:
         found.append(("COALESCE(next_offset, 0) <=", most))
     if beside is not None:
-        found += [("next_offset =", beside.offset), ("aside <=>", beside.aside)]
+        found += [("next_offset =", beside.offset), ("aside <=>", beside.deferred)]
     return found
 
 

@@ -8,7 +8,7 @@ partition when it is handed over, and *saves* it every ``offset_save_interval`` 
 Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
     * loading fences: from its return on, nothing is saved under an older generation, whoever slept through what;
     * an offset is saved under the newest generation or not at all; one that was refused changed nothing;
-    * what was saved is found by whoever loads next, in another process, too, with the text about what is set aside;
+    * what was saved is found by whoever loads next, in another process, too, with the text about what is deferred;
     * a store that cannot answer raises: it never says "nothing saved" for "not known".
 """
 
@@ -30,11 +30,11 @@ class StoredOffset(NamedTuple):
 
     Attributes:
         offset: the next one to be consumed.
-        aside: the consumer's own text about messages that are set aside; not for anybody else to understand.
+        deferred: the consumer's own text about messages that are deferred; not for anybody else to understand.
     """
 
     offset: int
-    aside: str | None = None
+    deferred: str | None = None
 
 
 class OffsetPosition(NamedTuple):
@@ -43,14 +43,14 @@ class OffsetPosition(NamedTuple):
     Attributes:
         generation: under which the partition was handed to the one who saves.
         offset: the next one to be consumed.
-        aside: as in ``StoredOffset``.
+        deferred: as in ``StoredOffset``.
         order: grows with each look of this process at its offsets; for stores whose requests may be delayed.
     """
 
     slot: Slot
     generation: int
     offset: int
-    aside: str | None = None
+    deferred: str | None = None
     order: int = 0
 
 
@@ -115,7 +115,7 @@ class OffsetStoreWithTransactions(Protocol):
         Args:
             above: the offset must be above this one: else an earlier message's transaction was rolled back.
             most: it must not be above this one: else the message's transaction was committed all the same.
-            beside: offset and text must be these: else the one of a message that was aside was rolled back.
+            beside: offset and text must be these: else the one of a message that was deferred was rolled back.
 
         Raises:
             FencedError: the generation is not the newest: the transaction is doomed.

@@ -1,18 +1,18 @@
-"""What a consumer does with messages it cannot deal with now: set aside, retried later, buried in the end.
+"""What a consumer does with messages that fail: deferred, retried later, buried in the end.
 
-Theory of operation. A message that failed ``max_retries`` times in place is set aside: its content is stored
-(``retry_store``: a file, or ``retry_topic``), its offset noted in its partition's tracker, then it is acknowledged, so
-that the partition moves on. The note travels in the group's saved offset (``aside``), which is the truth: JSON
-``[[offset, failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, ``copy`` only where it is in
-the retry topic. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows, and
-buries them (``dead_letters``) after ``aside_retries`` more failures. Who gets a partition takes contents from its own
-store, and from the log what that has not.
+Theory of operation. A message that failed ``max_retries`` times in place is deferred: its content is stored
+(``retry_store``: a file, or ``retry_topic``), its offset noted in its partition's tracker, then it is acknowledged,
+so that the partition moves on. The note travels in the group's saved offset (``deferred``), which is the truth: JSON
+``[[offset, failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, ``copy`` only where it is
+in the retry topic. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows,
+and buries them (``dead_letters``) after ``deferred_retries`` more failures. Who gets a partition takes contents from
+its own store, and from the log what that has not.
 
 Invariants:
     * store, then acknowledge, then save: a process that dies in between has the message delivered again;
     * dealt with, then saved, then removed from the store: what the group names is somewhere;
     * what the group names and cannot be read is told, and stays: its partition is not consumed;
-    * one partition has at most ``ASIDE_MESSAGES_MAX`` aside.
+    * one partition has at most ``DEFERRED_MESSAGES_MAX`` deferred messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqEr
 from txmq.model import Message
 from txmq.runtime.threads import Condition, start_daemon
 
-ASIDE_S_MAX = 600.0
+DEFERRED_S_MAX = 600.0
 FAILURES_MAX = 99_999  # that are told: the text is bounded
 FETCH_AGAIN_S = 0.2
 READ_AGAIN_S = 1.0
@@ -68,22 +68,22 @@ def open_store(client: Any, group: str, member: str, where: str | None) -> Store
     return RetryTopic(client, group, member) if where == IN_TOPIC else RetryStore(where)
 
 
-def aside_text(consumed: ConsumedPartition) -> str | None:
+def deferred_text(consumed: ConsumedPartition) -> str | None:
     """What is to be saved beside the tracker's position; what is not below it is delivered again anyway."""
-    return text_of((at, waiting) for at, waiting in sorted(consumed.aside.items()) if at < consumed.position)
+    return text_of((at, waiting) for at, waiting in sorted(consumed.deferred.items()) if at < consumed.position)
 
 
-def aside_text_with(consumed: ConsumedPartition, offset: int, owner: object) -> str | None:
+def deferred_text_with(consumed: ConsumedPartition, offset: int, owner: object) -> str | None:
     """The same beside an offset that a transaction saves, without what that transaction acknowledges."""
     dealt = {at for at, pending_ack in consumed.pending_acks.items() if pending_ack.owner is owner}
-    rows = sorted(consumed.aside.items())
+    rows = sorted(consumed.deferred.items())
     return text_of((at, waiting) for at, waiting in rows if at < offset and at not in dealt)
 
 
-def text_of(aside: Iterable[tuple[int, Waiting]]) -> str | None:
+def text_of(deferred: Iterable[tuple[int, Waiting]]) -> str | None:
     """Offsets and what is known of them, as it is saved."""
     rows = []
-    for offset, waiting in aside:
+    for offset, waiting in deferred:
         row = [offset, min(waiting.failures, FAILURES_MAX), waiting.key_crc]
         rows.append(row if waiting.copy is None else [*row, waiting.copy])
     return json.dumps(rows, separators=(",", ":")) if rows else None
@@ -99,7 +99,7 @@ def parsed(text: str | None) -> dict[int, Waiting]:
         rows = json.loads(text) if text else []
         return {int(row[0]): _waiting(*row[1:]) for row in rows}
     except (TypeError, ValueError, IndexError) as error:
-        raise StorageError(f"what the group has set aside cannot be read: {str(text)[:100]!r}") from error
+        raise StorageError(f"what the group has deferred cannot be read: {str(text)[:100]!r}") from error
 
 
 def _waiting(failures: int, key_crc: int | None, copy: int | None = None) -> Waiting:
@@ -156,14 +156,14 @@ class DeferredMessages:
     # --- a partition is assigned -------------------------------------------------------------------------------------
 
     def take_over(self, consumed: ConsumedPartition, text: str | None) -> None:
-        """Its messages aside are ours to retry; before the tracker is used. Unreadable: it is not ready."""
-        consumed.aside_saved = text
+        """Its deferred messages are ours to retry; before the tracker is used. Unreadable: it is not ready."""
+        consumed.deferred_saved = text
         try:
             self._read(consumed, text)
         except StorageError as error:
             consumed.is_ready, consumed.stopped = False, str(error)
             self._log.error(
-                "what is aside cannot be read: the partition is not consumed; see txmq retry list",
+                "what is deferred cannot be read: the partition is not consumed; see txmq retry list",
                 topic=consumed.slot[0], partition=consumed.slot[1], error=str(error),
             )  # fmt: skip
 
@@ -172,10 +172,10 @@ class DeferredMessages:
         if max(named, default=-1) >= consumed.position:
             # A reset went back: what the log has comes again from there; what it has not any more is here alone.
             consumed.skip_to(max(consumed.position, self._log_start(consumed)))
-        consumed.aside = {at: waiting for at, waiting in named.items() if at < consumed.position}
+        consumed.deferred = {at: waiting for at, waiting in named.items() if at < consumed.position}
         kept = self._store.partition(self._group, *consumed.slot) if self._store is not None else {}
-        self.remove(consumed.slot, kept.keys() - consumed.aside.keys())
-        for offset, waiting in consumed.aside.items():
+        self.remove(consumed.slot, kept.keys() - consumed.deferred.keys())
+        for offset, waiting in consumed.deferred.items():
             waiting.message = kept[offset].message if offset in kept else None
 
     def _log_start(self, consumed: ConsumedPartition) -> int:
@@ -194,17 +194,17 @@ class DeferredMessages:
             has_room: whether more contents may be held in memory now.
         """
         if not consumed.is_ready or self._missing(consumed):
-            start_daemon("txmq-aside", lambda: self._go_on(consumed, is_current, has_room))
+            start_daemon("txmq-deferred", lambda: self._go_on(consumed, is_current, has_room))
 
     def _missing(self, consumed: ConsumedPartition) -> list[int]:
         with self._changed:
-            return [offset for offset, waiting in consumed.aside.items() if waiting.message is None]
+            return [offset for offset, waiting in consumed.deferred.items() if waiting.message is None]
 
     def _go_on(self, consumed: ConsumedPartition, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
         while not consumed.is_ready and is_current():
             self._client.clock.sleep(READ_AGAIN_S)
             try:
-                self._read(consumed, consumed.aside_saved)
+                self._read(consumed, consumed.deferred_saved)
             except StorageError as error:
                 consumed.stopped = str(error)
                 continue
@@ -223,7 +223,7 @@ class DeferredMessages:
                 return
             except TxmqError as error:
                 self._log.warning(
-                    "a message set aside could not be fetched; it is tried again", topic=consumed.slot[0],
+                    "a deferred message could not be fetched; it is tried again", topic=consumed.slot[0],
                     partition=consumed.slot[1], offset=missing[0], error=repr(error),
                 )  # fmt: skip
             missing.rotate(-1)
@@ -232,7 +232,7 @@ class DeferredMessages:
                 self._client.clock.sleep(FETCH_AGAIN_S)
 
     def _is_fetched(self, consumed: ConsumedPartition, offset: int) -> bool:
-        waiting = consumed.aside.get(offset)
+        waiting = consumed.deferred.get(offset)
         if waiting is None:
             return True
         try:
@@ -269,10 +269,10 @@ class DeferredMessages:
     def _gone(self, consumed: ConsumedPartition, offset: int, waiting: Waiting) -> None:
         """Retention was faster than everybody: a dead letter without content says so."""
         self._log.error(
-            "the content of a message set aside is gone; a dead letter says which", topic=consumed.slot[0],
+            "the content of a deferred message is gone; a dead letter says which", topic=consumed.slot[0],
             partition=consumed.slot[1], offset=offset,
         )  # fmt: skip
         self._letters.bury_gone(consumed.slot, offset, waiting.failures)
         with self._changed:
-            consumed.forget_aside(offset)
+            consumed.forget_deferred(offset)
             self._changed.notify_all()

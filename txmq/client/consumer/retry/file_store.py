@@ -1,7 +1,7 @@
-"""The retry store: messages set aside by consumers, on local disk until somebody has dealt with them.
+"""The retry store: messages deferred by consumers, on local disk until somebody has dealt with them.
 
-An SQLite file in WAL mode and ``synchronous=FULL``: a message is on disk when ``put`` returns. What is set aside is
-decided by the group's saved offset, which names it (``aside``); this file keeps the contents, past retention and
+An SQLite file in WAL mode and ``synchronous=FULL``: a message is on disk when ``put`` returns. What is deferred is
+decided by the group's saved offset, which names it (``deferred``); this file keeps the contents, past retention and
 restarts, and lets an operator look at them. So a row that the group does not name is stale: its message comes
 again by itself, or was dealt with elsewhere.
 

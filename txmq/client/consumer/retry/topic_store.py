@@ -1,9 +1,9 @@
-"""``retry_store="topic"``: contents of messages that are set aside, copied into the topic ``<group>.retry``.
+"""``retry_store="topic"``: contents of messages that are deferred, copied into the topic ``<group>.retry``.
 
-For containers without a disk. A copy has the message's key, value, headers and tag, and headers that say where it came
-from and how often it had failed. Nobody consumes the topic: what is set aside is decided by the group's saved offset
-(``aside``), which names each copy, so a copy that it does not name means nothing. Contents are read from the message's
-own place in the log, and from the copy where retention was faster.
+For containers without a disk. A copy has the message's key, value, headers and tag, and headers that say where it
+came from and how often it had failed. Nobody consumes the topic: what is deferred is decided by the group's saved
+offset (``deferred``), which names each copy, so a copy that it does not name means nothing. Contents are read from
+the message's own place in the log, and from the copy where retention was faster.
 
 Invariants:
     * a message is acknowledged to the group only after its copy is in the broker's journal;
