@@ -215,6 +215,11 @@ def frame(kind: int, body: Buffer, *, flags: int = 0) -> bytes:
     return b"".join((_FRAME.pack(kind, flags, 0, len(body)), body))
 
 
+def json_entry(kind: int, fields: object) -> bytes:
+    """An entry whose body is JSON and nothing else; ``fields`` are made JSON as ``json_body`` does."""
+    return frame(kind, json_body(fields))
+
+
 def split(payload: Buffer) -> Iterator[tuple[int, int, memoryview]]:
     """A payload's entries as (type, flags, body).
 
@@ -387,21 +392,6 @@ def decode_rolled_back(body: Buffer) -> RolledBack:
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
-def encode_session(fields: bytes) -> bytes:
-    """A SESSION entry; ``fields`` is JSON."""
-    return frame(SESSION, fields)
-
-
-def encode_session_taken(fields: bytes) -> bytes:
-    """A SESSION_TAKEN entry; ``fields`` is JSON."""
-    return frame(SESSION_TAKEN, fields)
-
-
-def encode_sessions_at_rest(fields: bytes) -> bytes:
-    """A SESSIONS_AT_REST entry; ``fields`` is JSON."""
-    return frame(SESSIONS_AT_REST, fields)
-
-
 def encode_session_ended(session: int) -> bytes:
     """A SESSION_ENDED entry."""
     return frame(SESSION_ENDED, _SESSION_ENDED.pack(session))
@@ -410,11 +400,6 @@ def encode_session_ended(session: int) -> bytes:
 def decode_session_ended(body: Buffer) -> int:
     """The session that ended."""
     return _fixed(SESSION_ENDED, _SESSION_ENDED, body)[0]
-
-
-def encode_topic(fields: bytes) -> bytes:
-    """A TOPIC entry; ``fields`` is JSON."""
-    return frame(TOPIC, fields)
 
 
 def encode_topic_deleted(topic_id: int) -> bytes:
@@ -435,56 +420,6 @@ def encode_log_start(topic_id: int, partition: int, offset: int) -> bytes:
 def decode_log_start(body: Buffer) -> LogStart:
     """A LOG_START's body."""
     return LogStart(*_fixed(LOG_START, _LOG_START, body))
-
-
-def encode_started(fields: bytes) -> bytes:
-    """A STARTED entry; ``fields`` is JSON."""
-    return frame(STARTED, fields)
-
-
-def encode_completed(fields: bytes) -> bytes:
-    """A COMPLETED entry; ``fields`` is JSON."""
-    return frame(COMPLETED, fields)
-
-
-def encode_shown(fields: bytes) -> bytes:
-    """A SHOWN entry; ``fields`` is JSON."""
-    return frame(SHOWN, fields)
-
-
-def encode_heuristic(fields: bytes) -> bytes:
-    """A HEURISTIC entry; ``fields`` is JSON."""
-    return frame(HEURISTIC, fields)
-
-
-def encode_forgotten(fields: bytes) -> bytes:
-    """A FORGOTTEN entry; ``fields`` is JSON."""
-    return frame(FORGOTTEN, fields)
-
-
-def encode_saved(fields: bytes) -> bytes:
-    """A SAVED entry; ``fields`` is JSON."""
-    return frame(SAVED, fields)
-
-
-def encode_handed_over(fields: bytes) -> bytes:
-    """A HANDED_OVER entry; ``fields`` is JSON."""
-    return frame(HANDED_OVER, fields)
-
-
-def encode_group_deleted(fields: bytes) -> bytes:
-    """A GROUP_DELETED entry; ``fields`` is JSON."""
-    return frame(GROUP_DELETED, fields)
-
-
-def encode_query_opened(fields: bytes) -> bytes:
-    """A QUERY_OPENED entry; ``fields`` is JSON."""
-    return frame(QUERY_OPENED, fields)
-
-
-def encode_query_deleted(fields: bytes) -> bytes:
-    """A QUERY_DELETED entry; ``fields`` is JSON."""
-    return frame(QUERY_DELETED, fields)
 
 
 def encode_epoch_drawn(fields: bytes) -> bytes:

@@ -75,7 +75,7 @@ def test_a_session_without_a_secret_from_an_older_broker_is_nobodys() -> None:
 def test_what_an_older_broker_journaled_and_checkpointed_is_read() -> None:
     broker = node()
     fields = {"session": 7, "epoch": 0, "name": "old", "time_ms": 1}
-    broker.context.group.add_entry(entries.encode_session(json.dumps(fields).encode()))
+    broker.context.group.add_entry(entries.json_entry(entries.SESSION, fields))
     broker.pump()
     broker = restarted(broker)
     assert broker.state.sessions[7].secret == ""
@@ -168,7 +168,7 @@ def test_an_epoch_that_no_batch_can_carry_is_refused() -> None:
 def test_no_tool_shows_a_secret() -> None:
     broker = node()
     _, secret = _new(broker)
-    entry = entries.encode_session(json.dumps({"session": 1, "secret": secret}).encode())
+    entry = entries.json_entry(entries.SESSION, {"session": 1, "secret": secret})
     ((kind, flags, body),) = entries.split(entry)
     shown = str(inspect.summary(kind, flags, body))
     assert secret not in shown

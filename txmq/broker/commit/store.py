@@ -350,7 +350,7 @@ class _Opening:
     def _start_life(self, journal: Journal) -> None:
         """A life begins with a forced record, so that its epoch is never used again."""
         fields = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
-        _append(journal, entries.frame(entries.STARTED, json.dumps(fields).encode()))
+        _append(journal, entries.json_entry(entries.STARTED, fields))
         journal.sync()
         self._state.started(journal.epoch, fields["time_ms"])
         for session in self._state.sessions.values():

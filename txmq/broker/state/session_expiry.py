@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 from txmq.broker.context import Context
@@ -74,7 +73,7 @@ def _take_step(context: Context, away: Away) -> BrokerSession | None:
 def _rest(context: Context, sessions: list[BrokerSession]) -> None:
     if sessions:
         numbers = [session.number for session in sessions]
-        context.group.add_entry(entries.encode_sessions_at_rest(json.dumps({"sessions": numbers}).encode()))
+        context.group.add_entry(entries.json_entry(entries.SESSIONS_AT_REST, {"sessions": numbers}))
         context.state.rest_sessions(numbers)
 
 

@@ -73,7 +73,7 @@ def _epoch(context: Context, name: str, _given: Given, _body: bytearray) -> tupl
         raise BadRequestError("query epoch takes *: a number is of no query before it opens one")
     queries = context.state.queries
     epoch = queries.last_epoch + 1
-    context.group.add_entry(entries.encode_epoch_drawn(json.dumps({"epoch": epoch}).encode()))
+    context.group.add_entry(entries.json_entry(entries.EPOCH_DRAWN, {"epoch": epoch}))
     queries.drawn(epoch)
     return {"epoch": epoch}, True
 
@@ -94,7 +94,7 @@ def _open(context: Context, name: str, given: Given, _body: bytearray) -> tuple[
             f"queries_max {context.settings.queries_max} queries are kept: delete those that never write again"
         )
     fields = {"query": name, "epoch": epoch, "time_ms": context.now_ms}
-    context.group.add_entry(entries.encode_query_opened(json.dumps(fields).encode()))
+    context.group.add_entry(entries.json_entry(entries.QUERY_OPENED, fields))
     opened = queries.open(name, epoch, context.now_ms)
     _roll_back_all(context, prepared_of(context, name))
     return _described(opened), True
@@ -139,7 +139,7 @@ def _delete(context: Context, name: str, given: Given, _body: bytearray) -> tupl
     """Forget a query, and roll back what is prepared for it."""
     queries = context.state.queries
     known = queries.at_epoch(name, _stated(given, b"epoch")) if b"epoch" in given else queries.known(name)
-    context.group.add_entry(entries.encode_query_deleted(json.dumps({"query": name}).encode()))
+    context.group.add_entry(entries.json_entry(entries.QUERY_DELETED, {"query": name}))
     queries.delete(name)
     _roll_back_all(context, prepared_of(context, name))
     return _described(known), True

@@ -78,7 +78,7 @@ _ACTIONS = {b"create": _create, b"alter": _alter, b"describe": _describe, b"dele
 
 
 def _journal(context: Context, changed: Topic) -> None:
-    context.group.add_entry(entries.frame(entries.TOPIC, json.dumps(changed.to_json()).encode()))
+    context.group.add_entry(entries.json_entry(entries.TOPIC, changed.to_json()))
     context.state.put_topic(changed)
 
 

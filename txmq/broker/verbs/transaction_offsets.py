@@ -84,5 +84,5 @@ def save_with_commit(context: Context, offsets: Offsets) -> None:
     """Save beside the entry COMMITTED of a local transaction, in the same record."""
     for group, rows in offsets:
         fields = {"group": group, "offsets": rows, "time_ms": context.now_ms}
-        context.group.add_entry(entries.encode_saved(entries.json_body(fields)))
+        context.group.add_entry(entries.json_entry(entries.SAVED, fields))
         context.state.saved.save(group, rows, context.now_ms)

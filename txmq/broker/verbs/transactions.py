@@ -8,7 +8,6 @@ What a request was refused for leaves no trace. ``decide`` and ``complete`` are 
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import takewhile
 from typing import Any
@@ -400,7 +399,7 @@ def _hazard(context: Context, name: Name, given: dict[bytes, bytes]) -> dict[str
 
 def _keep(context: Context, name: Name, fact: dict[str, Any]) -> None:
     fields = {"session": name[0], "counter": name[1], "fact": fact}
-    context.group.add_entry(entries.encode_heuristic(json.dumps(fields).encode()))
+    context.group.add_entry(entries.json_entry(entries.HEURISTIC, fields))
     context.state.decisions.record(name, fact)
     context.counters.heuristics += 1
 

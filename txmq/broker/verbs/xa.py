@@ -11,7 +11,6 @@ until ``forget``.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from urllib.parse import unquote
 
@@ -124,7 +123,7 @@ def _complete(context: Context, client: ClientConnection, name: Name, given: dic
         fact.update(resource=branch["resource"], uuid=uuid, outcome="committed")
         context.counters.heuristics += 1
     fields = {"session": name[0], "counter": name[1], "uuid": uuid, "fact": fact}
-    context.group.add_entry(entries.encode_completed(json.dumps(fields).encode()))
+    context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
     over = context.state.complete(name, uuid, fact)
     if over is not None:
         context.group.ended_holds.append(over.hold)
@@ -151,7 +150,7 @@ def forget(
     if name not in context.state.decisions.heuristics:
         raise UnknownTransactionError(f"no heuristic outcome of transaction {txid} is kept")
     fields = {"session": name[0], "counter": name[1]}
-    context.group.add_entry(entries.encode_forgotten(json.dumps(fields).encode()))
+    context.group.add_entry(entries.json_entry(entries.FORGOTTEN, fields))
     context.state.decisions.forget(name)
     context.answer_when_forced(client, opaque)
 
@@ -163,7 +162,7 @@ def show_overdue(context: Context) -> None:
         return  # how long the broker was away is not known: its machine's clock may have been set meanwhile
     for decided in context.state.decisions.overdue(latest):
         fields = {"session": decided.name[0], "counter": decided.name[1]}
-        context.group.add_entry(entries.encode_shown(json.dumps(fields).encode()))
+        context.group.add_entry(entries.json_entry(entries.SHOWN, fields))
         context.group.forced = True
         decided.hold.is_settled = True
         context.group.ended_holds.append(decided.hold)

@@ -6,7 +6,6 @@ text about what is deferred is changed is handed over anew.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from txmq.broker.state.group_offsets import SavedGroup
@@ -157,7 +156,7 @@ def delete(request: GroupRequest) -> None:
     _refuse_active(request)
     if request.group not in context.state.saved.named:
         raise UnknownGroupError(f"no group {request.group!r} has saved offsets")
-    context.group.add_entry(entries.encode_group_deleted(json.dumps({"group": request.group}).encode()))
+    context.group.add_entry(entries.json_entry(entries.GROUP_DELETED, {"group": request.group}))
     context.group.forced = True
     context.state.saved.delete(request.group)
     request.answer({})

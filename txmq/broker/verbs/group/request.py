@@ -43,7 +43,7 @@ def place_of(context: Context, slot: TopicPartition) -> tuple[int, int] | None:
 def journal_owned(context: Context, name: str, rows: list[list[Any]]) -> None:
     """Hand out generations, ``[topic id, partition, generation]``: forced before anybody hears of them."""
     if rows:
-        context.group.add_entry(entries.encode_handed_over(json.dumps({"group": name, "owned": rows}).encode()))
+        context.group.add_entry(entries.json_entry(entries.HANDED_OVER, {"group": name, "owned": rows}))
         context.group.forced = True
         context.state.saved.hand_over(name, rows)
 
@@ -53,7 +53,7 @@ def journal_offsets(context: Context, name: str, rows: list[list[Any]]) -> None:
     if not rows:
         return
     fields = {"group": name, "offsets": rows, "time_ms": context.now_ms}
-    context.group.add_entry(entries.encode_saved(entries.json_body(fields)))
+    context.group.add_entry(entries.json_entry(entries.SAVED, fields))
     context.group.forced = True
     context.state.saved.save(name, rows, context.now_ms)
 
