@@ -93,17 +93,17 @@ bench: .venv/.dev .venv/.bench
 endif
 
 crash: .venv/.dev
-	$(BIN)/python -m tests.crash --cycles $(CYCLES)
-	$(BIN)/python -m tests.crash --xa --cycles $(XA_CYCLES)
-	$(BIN)/python -m tests.crash --groups --seconds $(GROUP_SECONDS)
-	$(BIN)/python -m tests.crash --ordered --cycles $(ORDERED_CYCLES)
-	$(BIN)/python -m tests.crash --spark --kills $(SPARK_KILLS)
+	$(BIN)/python -m tools.crash --cycles $(CYCLES)
+	$(BIN)/python -m tools.crash --xa --cycles $(XA_CYCLES)
+	$(BIN)/python -m tools.crash --groups --seconds $(GROUP_SECONDS)
+	$(BIN)/python -m tools.crash --ordered --cycles $(ORDERED_CYCLES)
+	$(BIN)/python -m tools.crash --spark --kills $(SPARK_KILLS)
 
 soak: .venv/.dev
 	$(BIN)/python -m tools.soak --minutes $(MINUTES) --json build/soak.json
 
 simulate: .venv/.dev
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tools.simulation --seeds $(SEEDS)
 
 house: .venv/.dev
 	@$(BIN)/python -m tools.house

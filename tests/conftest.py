@@ -32,8 +32,8 @@ def without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # What the tests start hundreds of times. Its imports are half a second of processor time for each start.
 FORKED = (
-    "txmq.broker.shell.process", "tests.crash.worker", "tests.crash.reader", "tests.crash.xa_worker",
-    "tests.crash.xa_reader", "tests.crash.group_member", "tests.crash.group_producer", "tests.crash.ordered_worker",
+    "txmq.broker.shell.process", "tools.crash.worker", "tools.crash.reader", "tools.crash.xa.worker",
+    "tools.crash.xa.reader", "tools.crash.groups.member", "tools.crash.groups.producer", "tools.crash.ordered.worker",
 )  # fmt: skip
 REHEARSED = (["txmq.cli.main", "broker", "--show-settings"],)
 

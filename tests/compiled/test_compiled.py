@@ -35,7 +35,7 @@ def test_this_process_and_its_children_run_compiled_modules() -> None:
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, SEEDS_AT_ONCE))
 def test_simulated_histories_are_those_of_the_source(first: int) -> None:
     """Event for event: a history's hash covers every byte on the simulated network and every answer."""
-    words = ("tests.simulation", "--first", str(first), "--seeds", str(SEEDS_AT_ONCE), "--digest")
+    words = ("tools.simulation", "--first", str(first), "--seeds", str(SEEDS_AT_ONCE), "--digest")
     compiled = _run(os.environ["PYTHONPATH"], *words)
     assert compiled.count("\n") == SEEDS_AT_ONCE
     assert compiled == _run(str(ROOT), *words)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.crash.world import ORDERS, World
+from tools.crash.world import ORDERS, World
 from txmq.testing.processes.broker import BrokerProcess
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 import txmq
-from tests.crash.world import ORDERS, World
+from tools.crash.world import ORDERS, World
 from txmq.client.transaction import block
 from txmq.runtime import crashpoints
 from txmq.testing.processes.broker import BrokerProcess

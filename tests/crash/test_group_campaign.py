@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.group_campaign import GroupCampaign
+from tools.crash.groups.campaign import GroupCampaign
 
 CHANGES = 13
 SEED = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.ordered_campaign import KINDS, ORDERED_POINTS, OrderedCampaign, cycles
+from tools.crash.ordered.campaign import KINDS, ORDERED_POINTS, OrderedCampaign, cycles
 
 CYCLES = 9
 SEED = 1

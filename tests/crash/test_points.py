@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, deaths
+from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, deaths
 from txmq.runtime.crashpoints import POINTS
 
 ROOT = Path(__file__).resolve().parents[2]

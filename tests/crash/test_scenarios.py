@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.crash import final_reads
-from tests.crash.campaign import KILLED
-from tests.crash.processes import Child, wait_for
-from tests.crash.world import ORDERS, World
+from tools.crash import final_reads
+from tools.crash.campaign import KILLED
+from tools.crash.processes import Child, wait_for
+from tools.crash.world import ORDERS, World
 from txmq.log.records import encode
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
@@ -119,7 +119,7 @@ class Order:
         environment = os.environ | {"TXMQ_CRASH": crash}
         with self._said.open("wb") as said, (world.directory / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.one_order",
+                [sys.executable, "-m", "tools.crash.one_order",
                  str(world.directory), broker.address, name, str(timeout)],
                 stdout=said, stderr=log, env=environment, cwd=Path(__file__).resolve().parents[2],
             )  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.spark_campaign import MESSAGES_PER_ROUND, SparkCampaign
+from tools.crash.spark.campaign import MESSAGES_PER_ROUND, SparkCampaign
 
 KILLS = 2
 SEED = 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.__main__ import complaints_of
 from tests.crash.test_campaign import SETTLE_S_MAX
-from tests.crash.xa_campaign import CELLS, CLIENT_POINTS, LEFT_FOR_XA_RESOLVER, XaCampaign, XaDeath, cells
+from tools.crash.__main__ import complaints_of
+from tools.crash.xa.campaign import CELLS, CLIENT_POINTS, LEFT_FOR_XA_RESOLVER, XaCampaign, XaDeath, cells
 
 CYCLES = 10
 SEED = 2

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tools.images.check import Player, check_image
+from tools.images.scripts import SCRIPTS
 from txmq.errors import JournalFailedError, StorageError
 from txmq.testing.simulated.disk import Kind, SimDisk
-
-from .check import Player, check_image
-from .scripts import SCRIPTS
 
 CHOSEN = ("puts_around_checkpoints", "prepared_over_checkpoints", "journal_files", "retention_archives", "everything")
 KINDS: tuple[Kind, ...] = ("write", "sync", "entry")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .cases import check_script
-from .scripts import SCRIPTS
+from tools.images.cases import check_script
+from tools.images.scripts import SCRIPTS
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.cases import check_nested
+from tools.images.check import record
+from tools.images.scripts import SCRIPTS
 from txmq.testing.simulated.crash_images import enumerate_images
-
-from .cases import check_nested
-from .check import record
-from .scripts import SCRIPTS
 
 IMAGES_MIN = 5000
 NESTED = (

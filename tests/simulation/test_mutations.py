@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from tests.images import node
-from tests.simulation.run import simulate
+from tools.images import node
+from tools.simulation.run import simulate
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)

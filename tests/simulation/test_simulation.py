@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.__main__ import campaign, digest_elsewhere, report
-from tests.simulation.run import Result
-from tests.simulation.world import SITUATIONS
+from tools.simulation.__main__ import campaign, digest_elsewhere, report
+from tools.simulation.run import Result
+from tools.simulation.world import SITUATIONS
 
 SEEDS, SEEDS_AT_ONCE = 500, 50
 FIRSTS = range(1, SEEDS + 1, SEEDS_AT_ONCE)

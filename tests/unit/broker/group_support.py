@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tools.images.node import Answer, Node
 from txmq.broker.state.liveness import TICK_MS
-
-from ...images.node import Answer, Node
 
 GROUP = "billing"
 A0, A1, B0 = ["a", 0], ["a", 1], ["b", 0]

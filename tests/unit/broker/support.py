@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tools.images.node import Answer, Client, Node, small_settings
 from txmq.broker.commit.steps import Checkpoint
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.testing.simulated.clock import START_MS
 from txmq.testing.simulated.disk import SimDisk
-
-from ...images.node import Answer, Client, Node, small_settings
 
 UUID = "0123456789abcdef" * 2
 

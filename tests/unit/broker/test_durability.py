@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ...images.node import Client, Node
+from tools.images.node import Client, Node
+
 from .support import UUID, batch, node, part, prepare, put, restarted, values
 
 Request = Callable[[Node, Client], bytes]

@@ -6,6 +6,7 @@ import gc
 import json
 import time
 
+from tools.images.node import encoded
 from txmq.broker.state.frozen_state import PIECE_SIZE
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.state import Limits, State
@@ -14,7 +15,6 @@ from txmq.log.memory import MemoryPartition
 from txmq.model import Storage, TopicConfig
 from txmq.registry.topics import Topic
 
-from ...images.node import encoded
 from .support import batch
 
 MANY, OUTCOMES = 10_000, 20

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from tools.images.check import Player
+from tools.images.script import Script
+from tools.images.scripts import SCRIPTS
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
@@ -23,10 +26,6 @@ from txmq.runtime.garbage import collect_young_only
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
 from txmq.testing.simulated.disk import SimDisk
-
-from ...images.check import Player
-from ...images.script import Script
-from ...images.scripts import SCRIPTS
 
 REQUESTS = b"ping p\r\nget nope 0 0 100 g\r\nput nope 0 1 o\r\nx"
 ANSWERS = 3

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...images.node import Answer, Node
+from tools.images.node import Answer, Node
+
 from .group_support import A0, GROUP, Consumer, describe, pass_time
 from .support import node, put, restarted
 

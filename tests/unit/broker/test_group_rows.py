@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from ...images.node import Answer, Client
+from tools.images.node import Answer, Client
+
 from .group_support import A0, Consumer
 from .support import node
 

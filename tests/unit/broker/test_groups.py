@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.broker.verbs.group import group as groups
 
-from ...images.node import Client, Node
 from .group_support import A0, A1, B0, GROUP, Consumer, describe, pass_time
 from .support import batch, node, restarted
 

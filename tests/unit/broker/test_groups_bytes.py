@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Node, small_settings
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroups
 
-from ...images.node import Node, small_settings
 from .group_support import A0, A1, B0, GROUP, Consumer, pass_time
 from .support import UUID, node
 from .test_offsets_in_transactions import commit, decide, lives, offsets, prepare

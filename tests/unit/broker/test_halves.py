@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Answer, Client, Node
 from txmq.broker.verbs.check_backs import PAUSE_MS, PAUSE_MS_MAX
 from txmq.log import records
 from txmq.protocol.halves import DueHalf, split_halves
 
-from ...images.node import Answer, Client, Node
 from .support import batch, node, part, prepare, restarted, values
 
 GROUP = "order-service"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Answer, Client, Node
 from txmq.broker.verbs import transactions
 
-from ...images.node import Answer, Client, Node
 from .support import UUID, batch, listed_pages, node, part, prepare, restarted, values
 
 OTHER_UUID = "f" * 32

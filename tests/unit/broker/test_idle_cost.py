@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.broker.state.membership import Membership
 from txmq.broker.verbs.group import handover as group_handover
 
 from ...growth import growth
-from ...images.node import Client, Node
 from .support import node
 
 MEMBER_WORDS = {"timeout": 600_000, "topics": "a,b"}

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from tools.images.node import Client, Node, small_settings
 from txmq.errors import JournalFullError, StorageError
 from txmq.log.verify import verify_log
 from txmq.protocol.offsets import ROWS_MAX, GroupOffsets, OffsetRow, encode_offsets
@@ -14,7 +15,6 @@ from txmq.redo import entries
 from txmq.redo.journal import Journal
 from txmq.testing.simulated.disk import SimDisk
 
-from ...images.node import Client, Node, small_settings
 from .support import batch, node, part, prepare, put, restarted, stated, values
 
 

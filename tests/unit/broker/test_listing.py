@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.verbs import recover as listing
 from txmq.protocol.halves import split_halves
 
 from ...growth import growth
-from ...images.node import Client, Node
 from .support import UUID, batch, listed_pages, node, part, prepare, restarted
 from .test_decisions import complete, decide
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Answer, Client, Node
 from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
-from ...images.node import Answer, Client, Node
 from .group_support import A0, GROUP, Consumer, describe, pass_time
 from .support import UUID, batch, node, part, put, restarted, values
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.node import Client
 from txmq.broker.verbs import parts as module
 from txmq.log.records import decode
 from txmq.protocol.parts import split_parts
 
-from ...images.node import Client
 from .support import batch, node, prepare, values
 
 

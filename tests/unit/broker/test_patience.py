@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.broker.commit.commit_delay import WAIT_S, CommitDelay
 
-from ...images.node import Client, Node
 from .support import UUID, batch, node
 from .test_decisions import OTHER_UUID, decide
 

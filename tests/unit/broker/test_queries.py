@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Answer, Client, Node
 from txmq.broker.verbs.query import prepared_of
 from txmq.redo import entries
 
-from ...images.node import Answer, Client, Node
 from .support import batch, node, part, prepare, put, restarted, values
 from .test_decisions import complete, decide, listed, lives
 

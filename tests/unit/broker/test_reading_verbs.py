@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from tools.images.node import Client
 from txmq.broker.verbs.get import POLL_WAIT_MS_MAX
 from txmq.errors import UnknownTopicError
 from txmq.log import records
 from txmq.testing.simulated.clock import START_MS
 
-from ...images.node import Client
 from .support import node, put, restarted
 
 

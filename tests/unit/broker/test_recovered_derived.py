@@ -12,12 +12,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tools.images.check import comparable
+from tools.images.node import Node
 from txmq.broker.state.state import State
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
-from ...images.check import comparable
-from ...images.node import Node
 from .support import UUID, part, stated
 from .test_recovered_state import (
     History,

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tools.images.check import comparable
+from tools.images.node import Client, Node, small_settings
 from txmq.broker.commit.redo_records import Redo
 from txmq.errors import StorageError
 from txmq.redo import entries
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.disk import SimDisk
 
-from ...images.check import comparable
-from ...images.node import Client, Node, small_settings
 from .support import UUID, batch, part, stated
 
 TOPICS = ("a", "b", "c")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Answer, Client, Node
 from txmq.broker.state import resources as module
 from txmq.broker.verbs.stats import transaction_figures
 
-from ...images.node import Answer, Client, Node
 from .support import node
 
 UUID, OTHER = "ab" * 16, "cd" * 16

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from tools.images.check import comparable
+from tools.images.node import Client, Node
 from txmq.broker.state.session_expiry import REST_MS, SESSIONS_A_TICK
 from txmq.redo import entries
 
 from ...growth import growth
-from ...images.check import comparable
-from ...images.node import Client, Node
 from .support import UUID, batch, listed_pages, node, part, prepare, put, restarted, values
 from .test_decisions import complete, decide
 

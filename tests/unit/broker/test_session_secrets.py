@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.redo import entries, inspect
 from txmq.testing.simulated.clock import SimRandom
 
-from ...images.node import Client, Node
 from .support import batch, node, part, put, restarted, stated, values
 
 WRONG = "0" * 32

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.hello import SESSION_IDLE_MS_MIN
 
 from ...growth import growth
-from ...images.node import Client, Node
 from .support import UUID, batch, node, part, prepare, put, restarted, stated, values
 
 

@@ -6,13 +6,13 @@ import errno
 
 import pytest
 
+from tools.images.check import comparable
+from tools.images.node import Node
 from txmq.errors import StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.redo import checkpoint
 from txmq.testing.simulated.disk import Kind
 
-from ...images.check import comparable
-from ...images.node import Node
 from .support import batch, node, prepare, put, restarted, values
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.log import records
 
-from ...images.node import Client, Node
 from .support import batch, checkpoint_under_way, node, part, prepare, put, restarted, stated, values
 
 

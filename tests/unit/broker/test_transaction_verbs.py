@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from tools.images.node import Client, Node
 from txmq.xid import TxId
 
-from ...images.node import Client, Node
 from .support import UUID, batch, listed_pages, node, part, prepare, put, restarted, values
 
 

@@ -1,7 +1,7 @@
 """The commit pipeline: which step the broker takes next, from the seal of a group to the release of the journal.
 
 Theory of operation. A deterministic state machine without threads, event loop, clock or I/O. Its drivers are the server
-(``broker/shell/server.py``), the crash images (``tests/images``) and the simulation (``tests/simulation``); they share
+(``broker/shell/server.py``), the crash images (``tools/images``) and the simulation (``tools/simulation``); they share
 this loop and differ in where and when a step runs:
 
     while (step := pipeline.next_step(now)) is not None:

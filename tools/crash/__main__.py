@@ -1,0 +1,162 @@
+"""``python -m tools.crash [--xa | --groups | --ordered | --spark]``: long campaigns. Exit 1: a promise was broken."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import txmq
+from tools.crash.campaign import SETTLE_S_MAX, Campaign, Report
+from tools.crash.groups.campaign import GroupCampaign, GroupReport
+from tools.crash.ordered.campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
+from tools.crash.processes import CampaignError
+from tools.crash.spark.campaign import SparkCampaign
+from tools.crash.xa.campaign import CELLS, XaCampaign
+from txmq.testing.checkers.history import describe
+
+
+def main() -> int:
+    """Run, report, and keep the directory where something was found."""
+    parser = argparse.ArgumentParser(prog="python -m tools.crash", description=__doc__)
+    parser.add_argument("--cycles", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=None, help="repeats the deaths of an earlier campaign")
+    parser.add_argument("--sync", choices=("always", "interval", "never"), default="always")
+    parser.add_argument("--xa", action="store_true", help="with two MariaDB servers: XA and last resource")
+    parser.add_argument("--groups", action="store_true", help="a consumer group whose members come, go, pause and die")
+    parser.add_argument("--ordered", action="store_true", help="an ordered producer through outages and kills")
+    parser.add_argument("--spark", action="store_true", help="a Spark stream from txmq to txmq; driver and broker die")
+    parser.add_argument("--kills", type=int, default=20, help="of --spark")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of --groups")
+    parser.add_argument("--check-every", type=int, default=50, metavar="CYCLES")
+    parser.add_argument(
+        "--settle-s", type=float, default=SETTLE_S_MAX, help="more, where the machine is busy with others"
+    )
+    arguments = parser.parse_args()
+    seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
+    if arguments.groups:
+        return _groups(seed, arguments.seconds)
+    if arguments.spark:
+        return _spark(seed, arguments.kills)
+    if arguments.ordered:
+        return _ordered(seed, arguments.cycles, arguments.check_every)
+    xa = " --xa" if arguments.xa else ""
+    again = f"python -m tools.crash{xa} --cycles {arguments.cycles} --seed {seed} --sync {arguments.sync}"
+    directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
+    print(f"seed {seed}, in {directory}", flush=True)
+    try:
+        campaign = (XaCampaign if arguments.xa else Campaign)(directory, seed, arguments.sync, _say)
+        campaign.settle_s_max = arguments.settle_s
+        report = campaign.run(arguments.cycles, arguments.check_every)
+    except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
+        print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
+        return 1
+    complaints = complaints_of(report, campaign.points if arguments.cycles >= campaign.cycles_for_all else ())
+    _summary(report)
+    if isinstance(campaign, XaCampaign):
+        print(f"cells played: {len(campaign.cells)} of {CELLS}; {campaign.database_deaths} deaths of databases")
+    if complaints:
+        print(f"\nBROKEN\n{complaints}\nkept: {directory}\nrepeat: {again}")
+        return 1
+    shutil.rmtree(directory)
+    print("every promise was kept")
+    return 0
+
+
+def _groups(seed: int, seconds: float) -> int:
+    def play(directory: Path) -> list[str]:
+        report = GroupCampaign(directory, seed, _say, coverage=int(seconds / 10)).run(seconds)
+        _group_summary(report)
+        return report.complaints
+
+    return _in_a_directory(play, f"python -m tools.crash --groups --seconds {seconds:g} --seed {seed}", seed)
+
+
+def _ordered(seed: int, cycles: int, check_every: int) -> int:
+    def play(directory: Path) -> list[str]:
+        report = OrderedCampaign(directory, seed, _say).run(cycles, check_every)
+        _ordered_summary(report)
+        missed = set(ORDERED_POINTS) - report.points_hit.keys() if cycles >= 3 * len(ORDERED_POINTS) else ()
+        return [*report.complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
+
+    return _in_a_directory(play, f"python -m tools.crash --ordered --cycles {cycles} --seed {seed}", seed)
+
+
+def _spark(seed: int, kills: int) -> int:
+    def play(directory: Path) -> list[str]:
+        report = SparkCampaign(directory, seed, _say).run(kills)
+        print(f"kills: {', '.join(f'{kind} {count}' for kind, count in sorted(report.kills.items()))}")
+        print(f"{report.messages} messages out in {report.batches} batches, checksum {report.checksum:#x}")
+        print(f"a killed driver has left {report.left_max} transactions prepared at most; none in the end")
+        return report.complaints
+
+    return _in_a_directory(play, f"python -m tools.crash --spark --kills {kills} --seed {seed}", seed)
+
+
+def _in_a_directory(play: Callable[[Path], list[str]], again: str, seed: int) -> int:
+    """Play in a directory of its own; kept, and said how to repeat it, where something was found."""
+    directory = Path(tempfile.mkdtemp(prefix="txmq-crash-"))
+    print(f"seed {seed}, in {directory}", flush=True)
+    try:
+        complaints = play(directory)
+    except (CampaignError, txmq.TxmqError) as error:  # the latter: a final read was refused
+        print(f"\nSTUCK: {error!r}\nkept: {directory}\nrepeat: {again}")
+        return 1
+    if complaints:
+        print("\nBROKEN", *complaints, f"kept: {directory}", f"repeat: {again}", sep="\n")
+        return 1
+    shutil.rmtree(directory)
+    print("every promise was kept")
+    return 0
+
+
+def _ordered_summary(report: OrderedReport) -> None:
+    told, counts = report.told, report.verdict.counts
+    print(f"cycles: {', '.join(f'{name} {count}' for name, count in sorted(report.kinds.items()))}")
+    print(f"points hit: {', '.join(f'{name} {count}' for name, count in sorted(report.points_hit.items()))}")
+    print(f"told: {told['acknowledged']} acknowledged, {told['spooled']} spooled, {told['fail']} refused (spool full)")
+    print(f"stored: {counts['messages']}, of which {counts['info']} at most are of killed producers, told nothing")
+    print(f"in the spool at the end of a cycle: {report.spooled_max} at most")
+
+
+def _group_summary(report: GroupReport) -> None:
+    counts, owned = report.group.counts, sorted(report.owned_s)
+    print(f"changes: {', '.join(f'{name} {count}' for name, count in sorted(report.changes.items()))}")
+    print(f"messages: {report.messages.counts['messages']} stored, {counts['handled']} times dealt with")
+    print(f"saves: {counts['saved']} accepted, {counts['refused']} of fenced members refused")
+    print(
+        f"every partition owned after: p50 {owned[len(owned) // 2]:.2f} s, max {owned[-1]:.2f} s ({len(owned)} times)"
+    )
+    print(f"a partition that stayed made a message wait {counts['waited_ms_max']} ms at most")
+    print(f"({counts['tenures']} tenures, which lived through {counts['stays']} changes)")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def complaints_of(report: Report, points: Collection[str] = ()) -> str:
+    """What is wrong, one complaint a line; empty where nothing is. All ``points`` must have been hit."""
+    complaints = [describe(report.verdict.findings), *report.verdict.missing, *report.offline]
+    if report.is_late:
+        complaints.append(f"A9 resolution-time: {max(report.settle_s):.2f} s, at most {report.settle_s_max} s")
+    missed = set(points) - report.points_hit.keys()
+    if missed:
+        complaints.append(f"crash points never hit: {', '.join(sorted(missed))}")
+    return "\n".join(filter(None, complaints))
+
+
+def _summary(report: Report) -> None:
+    settle = sorted(report.settle_s) or [0.0]
+    p50, p99 = settle[len(settle) // 2], settle[min(len(settle) - 1, len(settle) * 99 // 100)]
+    print(f"deaths: {report.deaths['broker']} of the broker, {report.deaths['client']} of clients")
+    print(f"points hit: {', '.join(f'{name} {count}' for name, count in sorted(report.points_hit.items()))}")
+    print(f"settled after: p50 {p50:.2f} s, p99 {p99:.2f} s, max {settle[-1]:.2f} s ({len(report.settle_s)} times)")
+    print(f"restart of the broker: max {max(report.restart_s, default=0.0):.2f} s ({len(report.restart_s)} times)")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

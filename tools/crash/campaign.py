@@ -1,0 +1,316 @@
+"""Kill, restart, settle, check: real processes over one data directory and one database, for many cycles.
+
+Theory of operation. A broker, four workers, a reader and a resolver run all the time. A cycle lets one death of the
+plan happen, starts what died, and measures how long it takes until what was in doubt at that moment is settled.
+Every ``check_every`` cycles, and at the end, the workers stop, everything is read, and the history of the whole
+campaign is checked (``txmq.testing.checkers.history``).
+
+Invariants:
+* every wait has a deadline; one that passes ends the campaign with what did not happen;
+* a fault lasts, in the history, from the kill until everything is up and settled;
+* no process outlives ``Campaign.run``.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import txmq
+from tools.crash import final_reads, offline
+from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
+from tools.crash.processes import CampaignError, Child, pause, wait_for
+from tools.crash.world import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
+from txmq.testing.checkers.history import Coverage, Verdict, check
+from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
+
+SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are up
+SETTLE_GIVEN_UP_S = 60.0
+POINT_S = 60.0  # until a process reaches its point, on a machine that is busy with others
+KILLED = -signal.SIGKILL
+
+
+@dataclass(slots=True)
+class Report:
+    """What a campaign proved."""
+
+    verdict: Verdict
+    deaths: Counter[str] = field(default_factory=Counter)
+    points_hit: Counter[str] = field(default_factory=Counter)
+    settle_s: list[float] = field(default_factory=list)
+    restart_s: list[float] = field(default_factory=list)
+    settle_s_max: float = SETTLE_S_MAX
+    offline: list[str] = field(default_factory=list)  # what the reader of the files alone found different
+
+    @property
+    def is_late(self) -> bool:
+        """Whether something stayed in doubt for too long."""
+        return max(self.settle_s, default=0.0) > self.settle_s_max
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise was kept."""
+        return self.verdict.result == "valid" and not self.is_late and not self.offline
+
+
+class Campaign:
+    """One campaign in an empty ``directory``; ``say`` gets a line a cycle.
+
+    Attributes:
+        settle_s_max: nothing may stay in doubt for longer, everybody being up.
+    """
+
+    settle_s_max = SETTLE_S_MAX
+    points: Collection[str] = SQLITE_POINTS
+    cycles_for_all = 3 * len(SQLITE_POINTS)  # from here on every point must have been hit
+    left_for_resolver: Mapping[str, str] = LEFT_FOR_RESOLVER
+    worker_module, reader_module = "tools.crash.worker", "tools.crash.reader"
+
+    def __init__(self, directory: Path, seed: int, sync: str = "always", say: Callable[[str], None] = print) -> None:
+        self.world, self._say = self.make_world(directory), say
+        # Two streams: how often a process is started must not change who dies next.
+        self._plan, self._worker_seeds = self.deaths(random.Random(seed)), random.Random(-seed - 1)
+        self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS | {"sync": sync})
+        self.workers = [self._child(f"w{number}", self._worker_command) for number in range(WORKERS)]
+        self._reader = self._child("r", self._reader_command)
+        self._resolver = self._child("resolver", self._resolver_command)
+        self.report = Report(Verdict("unknown", (), (), {}))
+        self._faults = 0
+
+    def make_world(self, directory: Path) -> World:
+        """Files and databases."""
+        return World(directory)
+
+    def deaths(self, rng: random.Random) -> Iterator[Death]:
+        """Who dies when."""
+        return deaths(rng)
+
+    def _child(self, name: str, command: Callable[[str], list[str]]) -> Child:
+        return Child(name, self.world.directory, command)
+
+    def _worker_command(self, name: str) -> list[str]:
+        seed = str(self._worker_seeds.getrandbits(32))
+        return [self.worker_module, str(self.world.directory), self.broker.address, name, seed]
+
+    def _reader_command(self, name: str) -> list[str]:
+        return [self.reader_module, str(self.world.directory), self.broker.address, name]
+
+    def _resolver_command(self, _name: str) -> list[str]:
+        return ["txmq.cli.main", "resolver", "--config", str(self.world.resolver_config)]
+
+    # --- the whole ---------------------------------------------------------------------------------------------------
+
+    def run(self, cycles: int, check_every: int = 50) -> Report:
+        """Play ``cycles`` deaths.
+
+        Raises:
+            CampaignError: something that is waited for did not happen.
+        """
+        self.report.settle_s_max = self.settle_s_max
+        with ExitStack() as stack:
+            for child in self._children:
+                stack.callback(child.kill)
+            stack.callback(self.broker.kill)
+            stack.callback(self.world.close)
+            self._set_up()
+            stack.callback(self.history.close)
+            for number, death in zip(range(1, cycles + 1), self._plan, strict=False):
+                self._cycle(number, cycles, death)
+                if number == cycles or number % check_every == 0:
+                    if not self._check(number):
+                        return self.report
+                    if number < cycles:
+                        self._start_children()
+            self._check_offline()
+        return self.report
+
+    @property
+    def _children(self) -> list[Child]:
+        return [*self.workers, self._reader, self._resolver]
+
+    def _set_up(self) -> None:
+        self.broker.start()
+        self.world.create(self.broker.address)
+        self.history = HistoryFile(self.world.histories, "campaign")
+        with txmq.connect(self.broker.address) as client:
+            for topic, partitions in self.world.partitions.items():
+                settings = SCRAP_SETTINGS if topic == SCRAP else {}
+                client.topics.create(topic, partitions=partitions, **settings)
+            self.world.install(client)
+        self._start_children()
+
+    def _start_children(self) -> None:
+        for child in self._children:
+            if child.is_running:
+                continue
+            # A resolver that finds no broker when it starts says so and ends.
+            if child.status not in (None, 0, KILLED, -signal.SIGTERM) and child is not self._resolver:
+                raise CampaignError(f"{child.name} ended by itself, with {child.status}; see {child.name}.log")
+            child.start()
+
+    # --- a cycle -----------------------------------------------------------------------------------------------------
+
+    def _cycle(self, number: int, cycles: int, death: Death) -> None:
+        self._faults += 1
+        name = f"fault-{self._faults}"
+        wait_for(self._all_work, POINT_S, "not every worker comes to its work")
+        self.history.write("nemesis", "invoke", name, [], death=str(death))
+        self.let_die(death)
+        self.world.bring_up()
+        restarted_s = self.bring_up_broker()
+        in_doubt = final_reads.in_doubt(self.broker.address) | self.world.prepared()
+        self._start_children()
+        settled_s = self._await_settled(in_doubt)
+        self.history.write("nemesis", "ok", name, [])
+        self.report.deaths["broker"] += death.broker
+        self.report.deaths["client"] += len(death.workers) + death.resolver
+        self._say(
+            f"{number}/{cycles}  {death}  restart {restarted_s:.2f} s  in doubt {len(in_doubt)}, "
+            f"settled in {settled_s:.2f} s"
+        )
+
+    def _all_work(self) -> bool:
+        files = [self.world.histories / f"{worker.run_name}.jsonl" for worker in self.workers]
+        return all(file.exists() and file.stat().st_size for file in files)
+
+    def let_die(self, death: Death) -> None:
+        """Carry out one death of the plan."""
+        if death.point is None:
+            pause(death.delay_s)
+            self.kill(death)
+        elif death.resolver:
+            self.die_in_resolver(death, death.point)
+        elif death.broker:
+            self._die_in_broker(f"{death.point}:{death.nth}")
+            self.report.points_hit[death.point] += 1
+        else:
+            self._die_in_worker(self.workers[death.workers[0]], f"{death.point}:{death.nth}")
+            self.report.points_hit[death.point] += 1
+
+    def kill(self, death: Death) -> None:
+        """All signals first, so that the victims die at one moment."""
+        victims = [self.workers[number] for number in death.workers] + ([self._resolver] if death.resolver else [])
+        for victim in victims:
+            victim.signal(signal.SIGKILL)
+        if death.broker:
+            self.broker.kill()
+        for victim in victims:
+            victim.kill()
+
+    def _die_in_broker(self, crash: str) -> None:
+        self.broker.kill()
+        self.broker.launch(env={"TXMQ_CRASH": crash})
+        wait_for(lambda: not self.broker.is_running, POINT_S, f"the broker does not reach {crash}")
+        if self.broker.returncode != KILLED:
+            raise CampaignError(f"the broker ended with {self.broker.returncode}, not by {crash}")
+
+    def _die_in_worker(self, worker: Child, crash: str) -> None:
+        worker.kill()
+        worker.start(crash)
+        wait_for(lambda: not worker.is_running, POINT_S, f"{worker.name} does not reach {crash}")
+        if worker.status != KILLED:
+            raise CampaignError(f"{worker.name} ended with {worker.status}, not by {crash}")
+
+    def die_in_resolver(self, death: Death, point: str) -> None:
+        """Leave a transaction in doubt, and nobody but the resolver that dies to settle it."""
+        self._resolver.kill()
+        self._die_in_worker(self.workers[death.workers[0]], f"{self.left_for_resolver[point]}:1")
+        for worker in self.workers:
+            worker.signal(signal.SIGKILL)
+        for worker in self.workers:
+            worker.kill()
+        self._die_in_worker(self._resolver, f"{point}:{death.nth}")
+        self.report.points_hit[point] += 1
+
+    def bring_up_broker(self) -> float:
+        """Start the broker, if it is dead. Returns how long the restart took; 0 where it was not dead."""
+        if self.broker.is_running:
+            return 0.0
+        begun = time.monotonic()
+        try:
+            self.broker.start(env={})
+        except BrokerFailedError as error:
+            raise CampaignError(f"the broker does not come back: {error}") from error
+        elapsed = time.monotonic() - begun
+        self.report.restart_s.append(elapsed)
+        return elapsed
+
+    def _await_settled(self, in_doubt: set[str]) -> float:
+        """Returns how long it took until nothing of ``in_doubt`` was left, everybody being up."""
+        begun = time.monotonic()
+        with txmq.connect(self.broker.address) as client:
+            wait_for(
+                lambda: not in_doubt & (final_reads.listed(client) | self.world.prepared()), SETTLE_GIVEN_UP_S,
+                "transactions stay in doubt",
+            )  # fmt: skip
+        elapsed = time.monotonic() - begun
+        if in_doubt:
+            self.report.settle_s.append(elapsed)
+            self.history.write("settled", "ok", f"fault-{self._faults}", [elapsed, self.settle_s_max])
+        return elapsed
+
+    # --- a check -----------------------------------------------------------------------------------------------------
+
+    def _check(self, number: int) -> bool:
+        """Whether the campaign may go on: everything was read, and nothing was found."""
+        for child in (*self.workers, self._reader):
+            child.signal(signal.SIGTERM)
+        for child in (*self.workers, self._reader):
+            child.wait_stopped()
+        begun = time.monotonic()
+        left = self._left_in_doubt()
+        self.write_final_reads(left)
+        self._ask_for_outcomes()
+        history = read_history(self.world)
+        self.report.verdict = verdict = check(history, Coverage(ok=number, faults=number))
+        counts = ", ".join(f"{count} {name}" for name, count in verdict.counts.items())
+        self._say(f"check after {number} cycles: {verdict.result} ({counts}; {time.monotonic() - begun:.1f} s)")
+        return verdict.result == "valid"
+
+    def write_final_reads(self, left: set[str]) -> None:
+        """Everything that is there; the writers are at rest."""
+        final_reads.write(self.world, self.broker.address, self.history, left)
+
+    def heuristics(self) -> list[list[str]]:
+        """What the broker has recorded of lone decisions."""
+        with txmq.connect(self.broker.address) as client:
+            found = client.transactions.list(state="heuristic")
+        return [[item["txid"], fact["what"]] for item in found for fact in item["heuristics"]]
+
+    def _check_offline(self) -> None:
+        """Hold the files of the stopped broker to what the client reads."""
+        for child in self._children:
+            child.kill()
+        drained = final_reads.drain(self.broker.address, self.world.partitions)
+        status = self.broker.stop()
+        self.report.offline = offline.complaints(self.world.broker, drained)
+        if status != 0:
+            self.report.offline.append(f"the broker stopped with status {status}")
+
+    def _left_in_doubt(self) -> set[str]:
+        """What is in doubt although everybody had the promised time."""
+        deadline = time.monotonic() + self.settle_s_max
+        while True:
+            left = final_reads.in_doubt(self.broker.address) | self.world.prepared()
+            if not left or time.monotonic() >= deadline:
+                return left
+            pause(0.05)
+
+    def _ask_for_outcomes(self) -> None:
+        """Hold what the broker says of killed and unknown transactions to what is there."""
+        history = read_history(self.world)
+        unknown = [item for item in history.operations.values() if item.status == "info" and item.txid]
+        with txmq.connect(self.broker.address) as client:
+            for operation in unknown:
+                try:
+                    outcome = client.outcome(str(operation.txid))
+                except txmq.errors.FencedError:  # no longer kept
+                    continue
+                if outcome is not txmq.Outcome.UNKNOWN:
+                    self.history.write("outcome", "ok", operation.id, [outcome.value])

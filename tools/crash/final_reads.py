@@ -1,0 +1,42 @@
+"""What is there at the end: in the log (by the client, and by the files alone), in the database, in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import txmq
+from tools.crash.reader import text_of
+from tools.crash.world import HistoryFile, World
+
+
+def in_doubt(address: str) -> set[str]:
+    """Transactions that are prepared now."""
+    with txmq.connect(address) as client:
+        return listed(client)
+
+
+def listed(client: txmq.Client) -> set[str]:
+    """The same through an open client."""
+    return {str(item["txid"]) for item in client.transactions.list(state="in-doubt")}
+
+
+def write(world: World, address: str, history: HistoryFile, left: Iterable[str]) -> None:
+    """Read everything and write it to the history; the writers are at rest."""
+    history.write("in-doubt", "ok", "in-doubt", sorted(left))
+    history.write("drain", "ok", "drain", drain(address, world.partitions))
+    history.write("rows", "ok", "rows", [["rows", resource, rows] for resource, rows in world.rows().items()])
+
+
+def drain(address: str, partitions: Mapping[str, int]) -> list[list[Any]]:
+    """Every message of every partition, as the history's format wants it."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    with txmq.connect(address) as client:
+        for topic, count in partitions.items():
+            for partition in range(count):
+                start = client.offsets(topic, partition).start
+                found[topic, partition] = [topic, partition, start, []]
+            for message in client.browse(topic):
+                line = [message.offset, text_of(message.value), (message.key or b"").decode()]
+                found[topic, message.partition][3].append(line)
+    return [["drain", *part] for part in found.values()]

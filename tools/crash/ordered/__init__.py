@@ -1,0 +1,1 @@
+"""The campaign of an ordered producer through outages, kills and full spools."""

@@ -1,0 +1,1 @@
+"""The campaign of a Spark stream whose driver and broker die."""

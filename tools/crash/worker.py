@@ -1,0 +1,202 @@
+"""One of the processes that are killed: ``python -m tools.crash.worker DIRECTORY ADDRESS NAME SEED``.
+
+It repeats, until SIGTERM: a row and a message in one transaction (last resource), messages to three topics in one
+transaction (local), or plain sends; some bodies change their mind. Each operation is written to the history before it
+begins and after it ends, with what the library told. After "unknown" the process goes on under a new name, because
+what it left may still take effect, and asks for the outcome.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import txmq
+from tools.crash.processes import connect
+from tools.crash.world import (
+    AUDIT,
+    KEYS,
+    LAST_RESOURCE,
+    LOCAL,
+    ORDERS,
+    PAYMENTS,
+    PLAIN,
+    RESOURCE,
+    SCRAP,
+    HistoryFile,
+    World,
+)
+from txmq.client.transaction.block import Transaction
+from txmq.runtime.threads import until_terminated
+from txmq.xa import LastResource
+
+TIMEOUT_S = 10.0
+OUTCOME_ASKED_FOR_S = 20.0
+ASK_AGAIN_S = 0.1
+REST_S = 0.004  # two cores are shared by seven processes
+AFTER_FAILURE_S = 0.05
+CHANGES_ITS_MIND = 0.05
+REFUSED = (  # plain sends: the library promises that nothing was written
+    txmq.errors.DiskFullError, txmq.errors.OverloadedError, txmq.errors.UnknownTopicError, txmq.errors.TopicClosedError,
+)  # fmt: skip
+
+
+class ChangedMindError(Exception):
+    """A body that does not want its transaction any more."""
+
+
+EXPECTED = (txmq.TxmqError, sqlite3.OperationalError, ChangedMindError)
+
+
+class Teller:
+    """Writes a process's operations to the history, and what the library told of them."""
+
+    def __init__(self, client: txmq.Client, history: HistoryFile, stop: threading.Event) -> None:
+        self.client, self.history, self.stop = client, history, stop
+        self._base, self._names, self._number = history.process, 0, 0
+
+    def next(self, kind: str) -> str:
+        """The id of the next operation."""
+        self._number += 1
+        return f"{self.history.process}-{self._number}{kind}"
+
+    def done(
+        self, operation: str, rows: Sequence[Sequence[str]], planned: Sequence[Sequence[str]], tx: Transaction
+    ) -> None:
+        """The block returned: committed."""
+        places: list[tuple[int | None, int | None]] = [(item.partition, item.offset) for item in tx.results]
+        places = places or [(None, None)] * len(planned)
+        sends = [[*send, *place] for send, place in zip(planned, places, strict=True)]
+        more = {"pend": True} if tx.pending else {}
+        self.history.write("txn", "ok", operation, [*rows, *sends], txid=text_of_txid(tx.txid), **more)
+
+    def told(self, operation: str, error: Exception) -> None:
+        """An error out of a block: rolled back, unless the library says that it does not know."""
+        unknown = isinstance(error, txmq.OutcomeUnknownError | txmq.HeuristicError)
+        txid = text_of_txid(getattr(error, "txid", None))
+        self.history.write("txn", "info" if unknown else "fail", operation, [], err=repr(error), txid=txid)
+        if unknown:
+            self.rename()
+            self._ask(operation, txid)
+        if not isinstance(error, ChangedMindError):
+            self.rest_after(operation, error)
+
+    def rest_after(self, operation: str, error: Exception) -> None:
+        """Do not turn in circles while something is away."""
+        sys.stderr.write(f"{operation}: {error!r}\n")
+        self.stop.wait(AFTER_FAILURE_S)
+
+    def rename(self) -> None:
+        """What this process left may still take effect: it goes on as another one."""
+        self._names += 1
+        self.history.process = f"{self._base}.{self._names}"
+
+    def _ask(self, operation: str, txid: str | None) -> None:
+        deadline = time.monotonic() + OUTCOME_ASKED_FOR_S
+        while txid is not None and time.monotonic() < deadline:
+            try:
+                outcome = self.client.outcome(txid)
+            except txmq.TxmqError as error:
+                sys.stderr.write(f"{operation}: outcome: {error!r}\n")
+            else:
+                if outcome is not txmq.Outcome.UNKNOWN:
+                    self.history.write("outcome", "ok", operation, [outcome.value])
+                    return
+            if self.stop.wait(ASK_AGAIN_S):
+                return
+
+
+class Worker(Teller):
+    """The work of one process."""
+
+    def __init__(
+        self, world: World, client: txmq.Client, history: HistoryFile, rng: random.Random, stop: threading.Event
+    ) -> None:
+        super().__init__(client, history, stop)
+        self.producer = client.producer(timeout=TIMEOUT_S)
+        self.database: LastResource = world.resource()
+        self.rng = rng
+
+    def run(self) -> None:
+        """Operations, one at a time, until ``stop``."""
+        steps: Sequence[Callable[[], None]] = (self.take_order, self.take_order, self.pay, self.pay, self.send)
+        while not self.stop.wait(REST_S):
+            self.rng.choice(steps)()
+
+    def take_order(self) -> None:
+        """One row, one or two messages under its key."""
+        self._transaction(LAST_RESOURCE, [(ORDERS, self.rng.choice(KEYS))] * self.rng.randint(1, 2), self.database)
+
+    def pay(self) -> None:
+        """Messages to three topics."""
+        key = self.rng.choice(KEYS)
+        self._transaction(LOCAL, [(PAYMENTS, key), (AUDIT, key), (ORDERS, key), (PAYMENTS, key)])
+
+    def _transaction(self, kind: str, sends: list[tuple[str, str]], *resources: LastResource) -> None:
+        operation = self.next(kind)
+        planned: list[list[Any]] = [["send", topic, key, f"{operation}.{n}"] for n, (topic, key) in enumerate(sends)]
+        rows = [["row", RESOURCE, operation]] if resources else []
+        is_invoked = False
+        try:
+            block = self.producer.transaction(*resources, timeout=TIMEOUT_S)
+            with block as tx:
+                self.history.write("txn", "invoke", operation, [*rows, *planned], txid=text_of_txid(tx.txid))
+                is_invoked = True
+                for resource in resources:
+                    statement = "INSERT INTO orders (rowid_text, key) VALUES (?, ?)"
+                    tx.connection(resource).cursor().execute(statement, (operation, sends[0][1]))
+                for _, topic, key, value in planned:
+                    self.producer.send(topic, value.encode(), key=key.encode())
+                if self.rng.random() < CHANGES_ITS_MIND:
+                    raise ChangedMindError
+        except EXPECTED as error:  # what was raised is what was told; anything else is a defect, and ends the worker
+            if is_invoked:
+                self.told(operation, error)
+            else:  # the block was not entered
+                self.rest_after(operation, error)
+        else:
+            self.done(operation, rows, planned, tx)
+
+    def send(self) -> None:
+        """A plain send: acknowledged, refused or unknown."""
+        operation = self.next(PLAIN)
+        topic, key = self.rng.choice((PAYMENTS, SCRAP, AUDIT)), self.rng.choice(KEYS)
+        value = f"{operation}.0"
+        planned = ["send", topic, key, value]
+        self.history.write("send", "invoke", operation, [planned])
+        padding = b" " * (500 if topic == SCRAP else 0)
+        try:
+            result = self.producer.send(topic, value.encode() + padding, key=key.encode(), timeout=TIMEOUT_S)
+        except txmq.TxmqError as error:
+            refused = isinstance(error, REFUSED)
+            self.history.write("send", "fail" if refused else "info", operation, [], err=repr(error))
+            if not refused:
+                self.rename()
+            self.rest_after(operation, error)
+        else:
+            self.history.write("send", "ok", operation, [[*planned, result.partition, result.offset]])
+
+
+def text_of_txid(txid: object) -> str | None:
+    """As the history has it."""
+    return None if txid is None else str(txid)
+
+
+def main(directory: str, address: str, name: str, seed: str) -> None:
+    """Work until SIGTERM."""
+    world = World(Path(directory))
+    history = HistoryFile(world.histories, name)
+    stop = threading.Event()
+    with until_terminated(stop.set), connect(address, name) as client:
+        Worker(world, client, history, random.Random(int(seed)), stop).run()
+    history.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The campaign with two MariaDB servers: XA and last resource."""

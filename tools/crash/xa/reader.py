@@ -1,0 +1,65 @@
+"""The XA campaign's reader: ``python -m tools.crash.xa.reader DIRECTORY ADDRESS NAME``.
+
+Of each message it sees it looks for the rows, in every server that must have them, on new connections: a visible
+message implies readable rows.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import MySQLdb
+
+import txmq
+from tools.crash.processes import connect
+from tools.crash.reader import Follower
+from tools.crash.world import HistoryFile
+from tools.crash.xa.world import RESOURCES, SERVER_OF, XaWorld
+from txmq.runtime.threads import until_terminated
+
+
+class XaReader(Follower):
+    """Follows the log; a server that is away is asked again later, about what was seen meanwhile."""
+
+    def __init__(self, world: XaWorld, client: txmq.Client, history: HistoryFile) -> None:
+        super().__init__(world, client, history)
+        self._databases, self._due = world, list[str]()
+
+    def look_for_rows(self, values: list[str]) -> None:
+        self._due.extend(sorted({value.rpartition(".")[0] for value in values}))
+        name = f"{self.history.process}-read-{self.reads}"
+        try:
+            connections = [self._databases.connect(number) for number in range(2)]
+        except MySQLdb.Error as error:
+            sys.stderr.write(f"{name}: {error!r}\n")
+            return
+        due, self._due = self._due, []
+        self.history.write("dbread", "invoke", name, [])
+        found = []
+        try:
+            for operation in due:
+                for resource in RESOURCES[operation[-1]]:
+                    with closing(connections[SERVER_OF[resource]].cursor()) as cursor:
+                        cursor.execute("SELECT 1 FROM entries WHERE rowid_text = %s", (operation,))
+                        found.append(["read", resource, operation, cursor.fetchone() is not None])
+        except MySQLdb.Error as error:
+            sys.stderr.write(f"{name}: {error!r}\n")
+            self._due.extend(due)
+        finally:
+            for connection in connections:
+                connection.close()
+        self.history.write("dbread", "ok", name, found)
+
+
+def main(directory: str, address: str, name: str) -> None:
+    """Read until SIGTERM."""
+    world, stop = XaWorld(Path(directory)), threading.Event()
+    with until_terminated(stop.set), connect(address, name) as client:
+        XaReader(world, client, HistoryFile(world.histories, name)).run(stop)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Crash images: scripts on a recording disk, cut at every operation, recovered and checked."""

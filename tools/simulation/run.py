@@ -1,0 +1,434 @@
+"""One seed: a world is made, lives under faults, heals, and is checked.
+
+What must hold afterwards: P1 (told is there), P2 (all or none, contiguous, at the told places, no holes), P3 (row if
+and only if message), P4 (a message seen by a reader has its row by then), P5 (nothing stays in doubt five seconds after
+healing), P6 (each at most once, told outcomes are true), P10 (every CRC), P7 (order of a producer and of a key's rows),
+and that a restart finds the state that was.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from tools.images.check import comparable
+from tools.images.node import Node
+from txmq.broker.state.transaction import TransactionState
+from txmq.client.transaction import block
+from txmq.log import records
+from txmq.log.verify import verify_log
+from txmq.protocol.parts import parse_result_lines
+from txmq.runtime import crashpoints, logging, net
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.testing.simulated.clock import SimRandom
+from txmq.xa.last_resource import proof as settle
+
+from .application import Application, Program, ResolverProgram, watched_prove
+from .bank import Bank
+from .broker import Broker
+from .client import RETAINED, Client, Process, Steps
+from .consumers import OWN, ConsumerProgram, Dealt, ExactProgram, check_dealt
+from .damage import Rest
+from .database import Database
+from .drivers import SINK, Driver, Written, check_batches
+from .endless import Load
+from .history import History, Place, Put, Shared, Transaction
+from .members import GROUPS, OUTPUT, Consumption, Member, check_groups
+from .ordered import SPOOLED, OrderedProgram
+from .resolver import Resolver
+from .rows import Rows
+from .stream import Network
+from .threads import Threads, installed, required_task
+from .world import Violation, World
+
+SECONDS = 1.3
+ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
+HEAL_S = 5.0
+_STREAM_AT_BYTES = block._STREAM_AT_BYTES
+_MEMORY = "/dev/shm"
+Visible = dict[bytes, tuple[Place, int]]
+
+
+class Result(NamedTuple):
+    """What became of a seed."""
+
+    seed: int
+    error: str | None
+    digest: str
+    met: frozenset[str]
+    tail: list[str]
+
+
+class Told(NamedTuple):
+    """What members and drivers were told."""
+
+    consumption: Consumption
+    written: Written
+    dealt: Dealt
+
+
+class Operator(Process):
+    """Makes, alters and deletes topics, and reads."""
+
+    def main(self) -> Steps:
+        """For ever."""
+        history, rng = self.shared.history, self.world.rng
+        wanted = {f"t{n}": rng.randint(1, 4) for n in range(rng.randint(1, 4))} | {"temporary": 1}
+        for name, partitions in wanted.items():
+            yield from self._topic("create", name, partitions)
+        yield from self._topic("create", RETAINED, 1)
+        yield from self._topic("create", OUTPUT, 1)
+        yield from self._topic("create", SINK, 2)
+        history.topics = dict(wanted)
+        while True:
+            yield rng.uniform(0.01, 0.1)
+            if rng.random() < 0.05 and "temporary" in history.topics:
+                history.deleted.add("temporary")
+                del history.topics["temporary"]
+                yield from self._topic("delete", "temporary", 0)
+                self.world.meet("topic deleted")
+            elif rng.random() < 0.05:
+                name = rng.choice(sorted(name for name in history.topics if name != "temporary"))
+                yield from self._topic("alter", name, history.topics[name] + 1)
+                history.topics[name] += 1
+                self.world.meet("topic altered")
+            elif self.link is not None or self.open_link():
+                yield from self._read()
+
+    def _topic(self, action: str, name: str, partitions: int) -> Steps:
+        while True:
+            if self.link is not None or self.open_link():
+                extensions = {"partitions": partitions, "segment_size_bytes": 4096} if partitions else {}
+                if name == RETAINED:
+                    extensions |= {"retention_size_bytes": 4096, "retention_ms": 500}
+                reply = yield from self.ask("topic", action, name, extensions=extensions)
+                if reply is not None and reply[0] in (200, 404, 409):
+                    return
+            yield 0.02
+
+    def _read(self) -> Steps:
+        """A reader asks over the wire; what it sees must be true then, and stay so."""
+        history = self.shared.history
+        topic = self.world.rng.choice([name for name in sorted(history.topics) if name != "temporary"])
+        partition = self.world.rng.randrange(history.topics[topic])
+        topic_id = int(topic[1:])
+        seen = [offset for t, p, offset in history.seen if (t, p) == (topic_id, partition)]
+        offset = max(seen, default=-1) + 1
+        reply = yield from self.ask("get", topic, partition, offset, 4096, extensions={"wait": 100})
+        if reply is None or reply[0] != 200:
+            if reply is not None and reply[0] >= 500:
+                raise Violation(f"P10: get {topic}-{partition} at {offset}: {reply}")
+            return
+        for message in records.decode(reply[1], topic, partition):
+            self.world.meet("read by a reader")
+            place = topic_id, partition, message.offset
+            value = message.value or b""
+            if history.seen.setdefault(place, value) != value:
+                raise Violation(f"P2: {place} was {history.seen[place][:12]!r}, is {value[:12]!r}")
+            self.shared.check_row(value)
+
+
+def simulate(seed: int, *, sync: str = "", endless: bool = False) -> Result:
+    """Run one seed; ``sync`` and ``endless`` as of ``World``."""
+    world = World(seed, sync=sync, endless=endless)
+    try:
+        _simulate(world)
+        error = None
+    except Exception as failure:  # noqa: BLE001  whatever it is, the seed that shows it is what counts
+        error = f"{type(failure).__name__}: {failure}"
+        where = failure.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        if where is not None:
+            error += f" [{where.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{where.tb_lineno}]"
+    finally:
+        crashpoints.set_hook(None)
+        logging.configure("warning")
+    return Result(seed, error, world.digest, frozenset(world.met), list(world.tail))
+
+
+def _simulate(world: World) -> None:
+    threads, broker = Threads(world), Broker(world)
+    with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
+        shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"), Bank(world))
+        doors = {net.connect: Network(broker).connect, OSClock: lambda: required_task().host,
+                 OSRandom: lambda: SimRandom(world.rng), settle.prove: watched_prove(shared)}  # fmt: skip
+        block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
+        logging.configure("info", _Log(world))  # type: ignore[arg-type]
+        try:
+            with installed(threads, doors):
+                told = Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
+                _live(shared, threads, told)
+                _check(shared, told)
+        finally:
+            block._STREAM_AT_BYTES = _STREAM_AT_BYTES
+            assert shared.rows is not None
+            shared.rows.close()
+
+
+class _Log:
+    """Log lines become lines of the trace, without their time."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def write(self, text: str) -> None:
+        """One line."""
+        fields = json.loads(text)
+        self._world.trace("log", fields["event"], fields.get("txid", "")[34:], fields.get("error", "")[:80])
+        if fields["event"].startswith("heuristic"):
+            raise Violation(f"P3: {text}")
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+
+def _live(shared: Shared, threads: Threads, told: Told) -> None:
+    world, broker = shared.world, shared.broker
+    broker.start()
+    operator = Operator(shared, "op")
+    world.run(30.0, until=lambda: bool(shared.history.topics))
+    if world.chance(0.2) or world.is_endless:
+        topic = world.rng.choice(sorted(name for name in shared.history.topics if name != "temporary"))
+        broker.feed = Load(shared, topic).feed
+        world.run(ALONE_S if world.is_endless else world.rng.choice((0.0, ALONE_S)))
+    clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(0, 3))]
+    resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
+    members = [
+        Member(shared, told.consumption, f"m{n}{group}", group)
+        for group in GROUPS for n in range(world.rng.randint(0, 3))
+    ]  # fmt: skip
+    programs = _programs(shared, threads, told)
+    _plan_faults(world, broker, clients, programs)
+    drivers = [Driver(shared, told.written, "d0")] if world.rng.random() < 0.5 else []
+    _plan_drivers(shared, told.written, drivers)
+    if members and world.rng.random() < 0.5:
+        world.after(world.rng.uniform(0, SECONDS), members[0].die)
+    world.run(SECONDS)
+    _heal(world, shared, operator)
+    finite: list[Client | Program] = [*clients, *members, *drivers]
+    finite += [program for program in programs if not isinstance(program, ResolverProgram)]
+    world.run(60.0, until=lambda: all(one.is_over for one in finite))
+    for one in finite:
+        if not one.is_over:
+            raise Violation(f"{one.name} has not come to its end 60 s after healing")
+    if drivers:
+        drivers.append(Driver(shared, told.written, "d9", batches_max=0))  # what was left is rolled back
+        world.run(60.0, until=lambda: drivers[-1].is_over)
+    world.run(HEAL_S)
+    assert resolvers, broker.node
+
+
+def _programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
+    """What runs txmq's real client."""
+    dealt = told.dealt
+    kinds: list[tuple[int, int, Callable[[int], Program]]] = [
+        (1, 2, lambda n: Application(shared, threads, f"a{n}_")),
+        (1, 2, lambda n: ResolverProgram(shared, threads, f"s{n}_")),
+        (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", dealt)),
+        (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),
+        (0, 2, lambda n: OrderedProgram(shared, threads, f"o{n}_", dealt.folder)),
+    ]
+    return [make(n) for least, most, make in kinds for n in range(shared.world.rng.randint(least, most))]
+
+
+def _plan_drivers(shared: Shared, written: Written, drivers: list[Driver]) -> None:
+    """A driver is killed, or thought dead; another one goes on."""
+    world = shared.world
+    for number in range(1, world.rng.randint(1, 4) if drivers else 0):
+
+        def replace(name: str = f"d{number}", dies: bool = world.rng.random() < 0.5) -> None:
+            if dies and not drivers[-1].is_over:
+                drivers[-1].die()
+            drivers.append(Driver(shared, written, name))
+
+        world.after(world.rng.uniform(0, SECONDS), replace)
+
+
+def _plan_faults(world: World, broker: Broker, clients: list[Client], programs: list[Program]) -> None:
+    rng = world.rng
+    for _ in range(rng.randint(0, 3)):
+        world.after(rng.uniform(0, SECONDS), rng.choice(programs).die)
+    for _ in range(rng.randint(0, 3)):
+        world.after(rng.uniform(0, SECONDS), lambda: rng.choice(broker.links).stall() if broker.links else None)
+    for _ in range(rng.randint(0, 3)):
+        world.after(rng.uniform(0, SECONDS), lambda: broker.die() if broker.node is not None else None)
+    for _ in range(rng.randint(0, 2)):
+        world.after(rng.uniform(0, SECONDS), lambda: broker.pause(rng.uniform(0.05, 0.45)))
+    for _ in range(rng.randint(0, 4)):
+        world.after(rng.uniform(0, SECONDS), lambda: rng.choice(broker.links).cut() if broker.links else None)
+    if rng.random() < 0.2:
+        world.after(rng.uniform(0, SECONDS), lambda: broker.disk.set_free_bytes(rng.randint(0, 4000)))
+    if rng.random() < 0.2:
+        world.after(rng.uniform(0, SECONDS), lambda: broker.disk.fail_at(rng.randint(1, 20), errno.EIO))
+    if len(clients) > 1 and rng.random() < 0.5:
+        world.after(rng.uniform(0, SECONDS), clients[0].die)
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        world.after(rng.uniform(0, SECONDS), partial(_set_clock, world, rng.choice((-3_600_000, 3_600_000))))
+
+
+def _set_clock(world: World, by_ms: int) -> None:
+    """Somebody sets the clock of the machine they are all on."""
+    world.clock.jump(by_ms)
+    world.meet("a clock was set")
+    world.trace("clock set", by_ms)
+
+
+def _heal(world: World, shared: Shared, operator: Operator) -> None:
+    world.trace("heal")
+    broker = shared.broker
+    broker.healing = shared.stopping = operator.is_over = True
+    broker.disk.clear_faults()
+    broker.disk.capacity_bytes = 1 << 40
+    assert shared.rows is not None
+    shared.rows.is_healed = True
+    assert shared.bank is not None
+    shared.bank.heal()
+
+
+# --- the checks ------------------------------------------------------------------------------------------------------
+
+
+def _check(shared: Shared, told: Told) -> None:
+    node = shared.broker.node
+    if node is None:
+        raise Violation("the broker is not there after healing")
+    in_doubt = [number for number, t in node.state.transactions.items() if t.state is TransactionState.PREPARED]
+    if in_doubt:
+        raise Violation(f"P5: in doubt after healing: {sorted(in_doubt)}")
+    if node.state.decisions.incomplete:
+        raise Violation(f"P5: not completed after healing: {sorted(node.state.decisions.incomplete)}")
+    if node.state.decisions.heuristics:
+        raise Violation(f"P3: nobody decided alone: {node.state.decisions.heuristics}")
+    assert shared.bank is not None
+    shared.bank.check()
+    visible = _visible(node, shared.history)
+    _check_all(shared, node, visible)
+    check_groups(shared, told.consumption, visible)
+    check_batches(shared, told.written, visible)
+    check_dealt(shared, told.dealt)
+    before = node.state
+    before.started(0, 0)
+    again = node
+    for lost in (node.disk.kill(), node.disk.crash()):
+        again = Node(lost, shared.broker.settings, clock=shared.world.clock)
+        if comparable(again.state) != comparable(before):
+            raise Violation("P1: a restart finds another state")
+        if _visible(again, shared.history) != visible:
+            raise Violation("P1: a restart finds other messages")
+    Rest(shared.world, again).check()
+
+
+def _check_all(shared: Shared, node: Node, visible: Visible) -> None:
+    history = shared.history
+    weak = shared.broker.may_forget
+    log_start = node.partition(RETAINED).log_start
+    for put in history.puts:
+        if put.place[0] == RETAINED and isinstance(put.told, int) and put.told < log_start:
+            continue
+        _check_put(put, visible, history, weak)
+    for one in history.transactions.values():
+        _check_transaction(one, visible, shared, weak and not one.row)
+    for (topic, partition, offset), value in history.seen.items():
+        if visible.get(value) != ((f"t{topic}", partition), offset):
+            raise Violation(f"P1: {value[:12]!r} was read and is gone")
+    _check_order(history, visible)
+    if not (verdict := verify_log(node.disk)).is_sound:
+        raise Violation(f"P10: {verdict.findings}")
+
+
+def _visible(node: Node, history: History) -> Visible:
+    found: Visible = {}
+    known = {v for put in history.puts for v in put.values}
+    known |= {v for t in history.transactions.values() for _, values in t.parts for v in values}
+    for partition in node.state.all_partitions():
+        if partition.topic.startswith(OWN):
+            continue
+        messages = node.messages(partition)
+        if len(messages) != partition.high_watermark - partition.log_start:
+            raise Violation(f"P2: a hole in {partition.topic}-{partition.number}")
+        for message in messages:
+            value = message.value or b""
+            if value in found:
+                raise Violation(f"P6: {value[:12]!r} twice: {found[value]}, {partition.number} {message.offset}")
+            if value not in known:
+                raise Violation(f"P10: {value[:12]!r} was never sent")
+            found[value] = (partition.topic, partition.number), message.offset
+    return found
+
+
+def _stands(values: tuple[bytes, ...], place: Place, base: int, visible: Visible) -> bool:
+    return all(visible.get(value) == (place, base + n) for n, value in enumerate(values))
+
+
+def _check_put(put: Put, visible: Visible, history: History, weak: bool) -> None:
+    if put.place[0] in history.deleted:
+        return
+    there = [value for value in put.values if value in visible]
+    if there and len(there) != len(put.values):
+        raise Violation(f"P2: a part of {put}")
+    if put.told == "not stored" and there:
+        raise Violation(f"P6: told not stored: {put}")
+    if put.told == SPOOLED and not weak and not there:
+        raise Violation(f"P6: spooled, drained and not there: {put.place} {put.values[0][:12]!r}")
+    if isinstance(put.told, int) and not weak and not _stands(put.values, put.place, put.told, visible):
+        raise Violation(f"P1: acknowledged and not there: {put.place} {put.told} {put.values[0][:12]!r}")
+
+
+def _check_transaction(transaction: Transaction, visible: Visible, shared: Shared, weak: bool) -> None:
+    parts = [(place, values) for place, values in transaction.parts if place[0] not in shared.history.deleted]
+    there = {value in visible for _, values in parts for value in values}
+    name = f"{transaction.txid[34:]} told {transaction.told}"
+    if len(there) > 1:
+        raise Violation(f"P2: a part of {name}")
+    if there and transaction.row and shared.has_row(transaction.row) not in there:
+        raise Violation(f"P3: row and messages differ: {name}, messages {there}")
+    if there == {False} and transaction.told == "committed" and not weak:
+        raise Violation(f"P1: {name} and not there")
+    if there == {True} and transaction.told == "rolled-back":
+        raise Violation(f"P6: {name} and there")
+    if there == {True}:
+        _check_places(transaction, visible, shared, name, weak)
+
+
+def _check_places(transaction: Transaction, visible: Visible, shared: Shared, name: str, weak: bool) -> None:
+    runs: dict[Place, list[int]] = defaultdict(list)
+    for place, values in transaction.parts:
+        if place[0] not in shared.history.deleted:
+            runs[place] += [visible[value][1] for value in values]
+    for place, offsets in runs.items():
+        if offsets != list(range(offsets[0], offsets[0] + len(offsets))):
+            raise Violation(f"P2: {name} is not contiguous in {place}: {offsets}")
+    for value, told in transaction.placed.items():
+        if not weak and told[0][0] not in shared.history.deleted and visible[value] != told:
+            raise Violation(f"P1: {name}: {value[:12]!r} is at {visible[value]}, told {told}")
+    # What a deleted topic had is told as deleted-<id>, or not at all.
+    lines = [line for line in parse_result_lines(transaction.lines) if line.topic in shared.history.topics]
+    parts = [part for part in transaction.parts if part[0][0] not in shared.history.deleted]
+    for line, (place, values) in zip([] if weak else lines, parts, strict=False):
+        if not _stands(values, place, line.base_offset, visible):
+            raise Violation(f"P1: {name} is not at {line}")
+
+
+def _check_order(history: History, visible: Visible) -> None:
+    last: dict[tuple[Place, object], int] = {}
+    for put in history.puts:
+        if put.values[0] in visible and put.place[0] not in history.deleted:
+            _in_order(last, put.place, put.values[0].partition(b"-")[0], visible[put.values[0]][1])
+    rows = [t for t in history.transactions.values() if t.row]
+    for transaction in sorted(rows, key=lambda t: (t.key, t.version)):
+        for place, values in transaction.parts:
+            if values[0] in visible and place[0] not in history.deleted:
+                _in_order(last, place, transaction.key, visible[values[0]][1])
+
+
+def _in_order(last: dict[tuple[Place, object], int], place: Place, who: object, offset: int) -> None:
+    if offset <= last.get((place, who), -1):
+        raise Violation(f"P7: {who!r} in {place}: {offset} after {last[place, who]}")
+    last[place, who] = offset
