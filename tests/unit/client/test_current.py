@@ -30,7 +30,7 @@ class Shop(Producer):
 
     def __init__(self) -> None:
         self.home = SimulatedBroker()
-        super().__init__(self.home, None, ProducerSettings())
+        super().__init__(self.home, None, ProducerSettings())  # type: ignore[arg-type]  # it asks no broker
         self.alone: list[bytes] = []
 
     def _partitions_of(self, topic: str, patience_s: float | None) -> int:

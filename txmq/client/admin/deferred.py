@@ -19,6 +19,7 @@ from txmq.client.consumer.partition import Waiting
 from txmq.client.consumer.retry.deferred import parsed, text_of
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
+from txmq.client.transport.ports import Messaging
 from txmq.errors import GroupActiveError, OffsetOutOfRangeError, StorageError, UnknownTopicError
 from txmq.model import Message
 
@@ -63,7 +64,7 @@ class Retries:
         store: its retry store on this host, if there is one.
     """
 
-    def __init__(self, client: Any, group: str, store: RetryStore | None = None) -> None:
+    def __init__(self, client: Messaging, group: str, store: RetryStore | None = None) -> None:
         self._client, self._group, self._store = client, group, store
 
     def list(self, place: TopicPartition) -> tuple[Row, ...]:
@@ -99,7 +100,7 @@ class Retries:
         if row.offset is None:
             return None
         try:
-            found: list[Message] = self._client.fetch(row.topic, row.partition, row.offset)
+            found = self._client.fetch(row.topic, row.partition, row.offset)
         except (OffsetOutOfRangeError, UnknownTopicError):
             found = []
         if found:

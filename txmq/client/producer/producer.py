@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
@@ -19,13 +19,14 @@ from txmq.client.producer.bulk import Pair, SendResults, Slice
 from txmq.client.producer.core import RECORD_OVERHEAD_BYTES, Headers, Record
 from txmq.client.producer.sender import Sender
 from txmq.client.spooling.spool_rows import Entry
-from txmq.client.topics import Topics
-from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.block import Resource, Transaction
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import current_transaction, refuse_stray
 from txmq.client.transaction.foreign_branch import ForeignBranch
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
 from txmq.client.transaction.xa_resource import associated_branch
+from txmq.client.transport.ports import Broker, TopicDirectory
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,
@@ -37,7 +38,6 @@ from txmq.errors import (
 )
 from txmq.log.records import TAG_HEADER, TXID_HEADER
 from txmq.model import Message, SendResult
-from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future
 
 BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
@@ -46,11 +46,16 @@ REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has told its own
 T = TypeVar("T")
 
 
-class Home(Protocol):
-    """What a producer needs of its client."""
+class ProducerClient(Broker, Protocol):
+    """A client, as its producers use it."""
 
-    topics: Topics
-    clock: Clock
+    @property
+    def control(self) -> ReconnectingConnection:
+        """The connection for everything but reads."""
+
+    @property
+    def topics(self) -> TopicDirectory:
+        """The topics."""
 
     def take_sender(self, producer: Producer) -> Sender:
         """Called once, at the first send outside a transaction."""
@@ -79,7 +84,7 @@ class Producer:
 
     def __init__(
         self,
-        client: Any,
+        client: ProducerClient,
         selector: PartitionSelector | None,
         settings: ProducerSettings,
         checks: ProducerGroup | None = None,
@@ -87,7 +92,6 @@ class Producer:
         self.client = client
         self.settings = settings
         self._checks = checks
-        self._home: Home = client
         self._selector = selector or KeyHashSelector()
         self._key_hash = self._selector if type(self._selector) is KeyHashSelector else None
         self._spare_partitions = count()
@@ -212,7 +216,7 @@ class Producer:
         return SendResults(slices, len(pairs))
 
     def _send_slice(self, sender: Sender, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Slice:
-        now_ms = self._home.clock.now_ms()
+        now_ms = self.client.clock.now_ms()
         assigned = Slice(self._assign(topic, pairs, now_ms, timeout))
         limit = self._batch_size_bytes_max(sender)
         for partition, members in bulk.group(pairs, assigned.partitions).items():
@@ -256,11 +260,11 @@ class Producer:
             try:
                 sender.flush(deadline)
             finally:
-                self._home.give_back_sender(sender)
+                self.client.give_back_sender(sender)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
-    def transaction(self, *resources: Any, timeout: float = 30.0) -> Transaction:
+    def transaction(self, *resources: Resource, timeout: float = 30.0) -> Transaction:
         """A transaction, to be used as a block: what is sent inside becomes visible all or none.
 
         Args:
@@ -327,7 +331,7 @@ class Producer:
             raise ClosedError("the producer is closed")
         key, value, _, tag = message
         headers = checked_headers(message, self._batch_size_bytes_max(self._sender))
-        record = (key, value, headers, self._home.clock.now_ms())
+        record = (key, value, headers, self.client.clock.now_ms())
         return self._partition_for(topic, record, tag, partition, patience_s), record
 
     def _patience(self, timeout: float | None) -> float:
@@ -335,7 +339,7 @@ class Producer:
         return self.settings.timeout if timeout is None else timeout
 
     def _partitions_of(self, topic: str, patience_s: float | None) -> int:
-        topics = self._home.topics
+        topics = self.client.topics
         held = topics.held(topic) or self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s)
         return held.config.partitions
 
@@ -366,7 +370,7 @@ class Producer:
         partitions = self._partitions_of(topic, patience_s)
         if partition is not None:
             if not isinstance(partition, int) or not 0 <= partition < partitions:  # it may have grown
-                topics = self._home.topics
+                topics = self.client.topics
                 partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s).config.partitions
             return checked(partition, topic, partitions)
         return self._select(topic, partitions, record, tag)
@@ -385,11 +389,11 @@ class Producer:
         if sender is None:
             if self._closed:
                 raise ClosedError("the producer is closed")
-            sender = self._sender = self._home.take_sender(self)
+            sender = self._sender = self.client.take_sender(self)
         return sender
 
     def _deadline(self, timeout: float | None) -> float:
-        return self._home.clock.monotonic() + self._patience(timeout)
+        return self.client.clock.monotonic() + self._patience(timeout)
 
 
 def checked_headers(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Protocol, Self
 
 from txmq.client.arguments import (
     WAIT_S_MAX,
@@ -36,6 +36,8 @@ from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_rows import Entry, Place
 from txmq.client.transaction.current import current_transaction, refuse_stray
 from txmq.client.transaction.xa_resource import associated_branch
+from txmq.client.transport.ports import Broker, Log
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -96,13 +98,24 @@ class OrderedOptions:
 ORDERED_DEFAULTS = OrderedOptions()
 
 
+class SpoolClient(Broker, Log, Protocol):
+    """A client, as ordered producers use it."""
+
+    @property
+    def name(self) -> str:
+        """In the broker's lists and logs."""
+
+    def new_connection(self) -> ReconnectingConnection:
+        """One more connection to the same broker; the caller closes it."""
+
+
 class OrderedMessageProducer:
     """Sends messages in order, per partition. Made by ``client.ordered_producer``; usable as a block.
 
     Thread safety: any thread. Messages of one thread to one partition are stored in the order of its calls.
     """
 
-    def __init__(self, client: Any, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
+    def __init__(self, client: SpoolClient, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
         require_kind("options", options, OrderedOptions, "txmq.OrderedOptions(...)")
         options.check()
         require_selector(selector)
@@ -238,7 +251,7 @@ class OrderedMessageProducer:
             if known is not None:
                 self._sessions.reach(deadline)  # so that nobody waits for a broker that is away
             left_s = max(deadline - self._client.clock.monotonic(), 0.001)
-            count: int = self._client.topics.known(topic, left_s).config.partitions
+            count = self._client.topics.known(topic, left_s).config.partitions
         except (ConnectionLostError, RequestTimeoutError):
             if known is None:
                 raise

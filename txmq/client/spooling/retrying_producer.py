@@ -14,15 +14,15 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 from txmq.client.arguments import require_wait
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.bulk import Pair
 from txmq.client.producer.core import Record
-from txmq.client.producer.producer import Producer, ProducerSettings
+from txmq.client.producer.producer import Producer, ProducerClient, ProducerSettings
 from txmq.client.producer.sender import Sender
-from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
+from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool_rows import Entry
 from txmq.client.transaction.half_message import ProducerGroup
 from txmq.errors import ConfigError, TxmqError
@@ -31,6 +31,15 @@ from txmq.runtime.threads import Future
 
 _DEFAULTS = ProducerSettings()
 _WITHOUT_STORE = ("linger_ms", "batch_size_bytes", "buffer_size_bytes", "max_in_flight")
+
+
+class RetryingClient(ProducerClient, Protocol):
+    """A client, as these producers use it."""
+
+    def ordered_producer(
+        self, partition_selector: PartitionSelector, spool: str, *, options: OrderedOptions = ORDERED_DEFAULTS
+    ) -> OrderedMessageProducer:
+        """Make an ordered producer."""
 
 
 class RetryingProducer(Producer):
@@ -43,15 +52,15 @@ class RetryingProducer(Producer):
     """
 
     def __init__(
-        self, client: Any, selector: PartitionSelector | None, settings: ProducerSettings, checks: ProducerGroup | None,
-        store: str,
+        self, client: RetryingClient, selector: PartitionSelector | None, settings: ProducerSettings,
+        checks: ProducerGroup | None, store: str,
     ) -> None:  # fmt: skip
         super().__init__(client, selector, settings, checks)
         told = [name for name in _WITHOUT_STORE if getattr(settings, name) != getattr(_DEFAULTS, name)]
         if told:
             raise ConfigError(f"{', '.join(told)}: not with a retry_store, which sends in its own way")
         options = OrderedOptions(timeout=settings.timeout, compression=settings.compression)
-        self._kept: OrderedMessageProducer = client.ordered_producer(self._selector, store, options=options)
+        self._kept = client.ordered_producer(self._selector, store, options=options)
 
     @property
     def spooled(self) -> int:

@@ -98,7 +98,7 @@ class SimulatedBroker:
 
     def __init__(self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20) -> None:
         self.clock = SimClock()
-        self.control = self
+        self.control: SimulatedBroker = self
         self._request_size_bytes_max = request_size_bytes_max
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
@@ -127,6 +127,10 @@ class SimulatedBroker:
         """As ``Client.leave_session``."""
         if self.session is full:
             self.session = self._new_session(full.id + 1)
+
+    def session_link(self, deadline: float) -> tuple[SimulatedBroker, ClientSession]:
+        """As ``Connection.session_link``."""
+        return self, self.session
 
     def measure_clock(self, session: ClientSession, timeout: float) -> None:
         """As ``Connection.measure_clock``."""

@@ -1,0 +1,224 @@
+"""What the rooms of a client need of it, so that none of them imports the client itself.
+
+``Client`` (``txmq/client/client.py``) has all of it, and so has the simulated broker of the tests as far as its users
+need it. A class takes the narrowest of these:
+
+* ``BrokerControl``: the connection for everything but reads;
+* ``Broker``: that connection, its session and a clock; for transactions and branches;
+* ``TopicDirectory``: the topics' ids and numbers of partitions;
+* ``Log``: what is stored, read without a group; for consumers;
+* ``Messaging``: all of it, producers too; for what sends messages by itself (dead letters, the retry topic, redrive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from txmq.client.transport.session import ClientSession
+from txmq.model import Message, Outcome, PartitionRange, SendResult
+from txmq.protocol.commands import Stated
+from txmq.registry.topics import Topic
+from txmq.runtime.ports import Buffer, Clock
+from txmq.runtime.threads import Future
+from txmq.xa.broker_port import Answer, Control, Wanted
+from txmq.xid import TxId
+
+Headers = Sequence[tuple[str, bytes]]
+Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp in ms
+
+
+class BrokerControl(Control, Protocol):
+    """``ReconnectingConnection``, as transactions use it."""
+
+    @property
+    def session(self) -> ClientSession | None:
+        """The session in use, if there is one yet."""
+
+    def told(self, txid: TxId) -> Outcome | None:
+        """What became of a transaction of this session whose end was not seen."""
+
+    def session_link(self, deadline: float) -> tuple[object, ClientSession]:
+        """Connect and open a session if need be."""
+
+    def measure_clock(self, session: ClientSession, timeout: float) -> None:
+        """Ask the broker again what time it is."""
+
+    def reach(self, deadline: float) -> None:
+        """Return if the broker answers."""
+
+    def regain(self, deadline: float) -> None:
+        """Connect again."""
+
+    def repeat(
+        self, verb: str, *arguments: str | int, timeout: float,
+        extensions: Wanted | None = None, body: Sequence[Buffer] | None = None,
+    ) -> bytes:  # fmt: skip
+        """Send a request that changes nothing, or the same thing again, until it is answered."""
+
+    def submit_transaction(self, head: str, stated: Stated, body: Sequence[Buffer] | None, deadline: float) -> Answer:
+        """Send a transaction's request."""
+
+
+class Broker(Protocol):
+    """A client's home broker."""
+
+    @property
+    def control(self) -> BrokerControl:
+        """The connection for everything but reads."""
+
+    @property
+    def session(self) -> ClientSession:
+        """The session of the client's transactions, opened if need be."""
+
+    @property
+    def clock(self) -> Clock:
+        """For deadlines."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for a request that has no timeout of its own."""
+
+    def leave_session(self, full: ClientSession) -> None:
+        """The broker takes no more transactions in this session: open another one for the next."""
+
+
+class TopicDirectory(Protocol):
+    """``client.topics``, as senders and readers use it."""
+
+    def held(self, name: str) -> Topic | None:
+        """Id and settings, if the broker need not be asked."""
+
+    def known(self, name: str, timeout: float | None = None) -> Topic:
+        """Id and settings, some seconds old at most."""
+
+    def refresh(self, name: str, timeout: float | None = None) -> Topic:
+        """Ask the broker."""
+
+    def forget(self, name: str) -> None:
+        """What is known may be wrong."""
+
+    def ensure(self, name: str, partitions: int = 1, **settings: Any) -> None:
+        """Create a topic if it is missing."""
+
+
+class Log(Protocol):
+    """The partitioned log, read without a group."""
+
+    @property
+    def clock(self) -> Clock:
+        """For deadlines."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds for a request that has no timeout of its own."""
+
+    @property
+    def topics(self) -> TopicDirectory:
+        """The topics."""
+
+    def fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int = 1 << 20, timeout: float = 1.0
+    ) -> list[Message]:
+        """Read messages from ``offset`` on."""
+
+    def fetch_raw(
+        self, topic: str, partition: int, offset: int, max_bytes: int = 1 << 20, timeout: float = 1.0
+    ) -> bytes:
+        """As ``fetch``: whole record batches, unchecked."""
+
+    def browse(self, topic: str) -> Iterator[Message]:
+        """Every message that is there now."""
+
+    def offsets(self, topic: str, partition: int) -> PartitionRange:
+        """What of a partition can be read."""
+
+    def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """Where to begin in order to read everything from a time on."""
+
+
+class OpenTransaction(Protocol):
+    """A transaction inside its block."""
+
+    @property
+    def txid(self) -> str:
+        """Its id."""
+
+    def add(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
+    ) -> SendResult:
+        """Append a message whose partition is chosen."""
+
+
+class MessageRouter(Protocol):
+    """A producer, as a transaction block uses it."""
+
+    def route(
+        self, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, tag: str | None,
+        partition: int | None,
+    ) -> tuple[int, Record]:  # fmt: skip
+        """Check a message that joins a transaction: its partition, and what is stored of it."""
+
+
+class MessageProducer(Protocol):
+    """A producer, as those use it that send messages by themselves; a block closes it."""
+
+    def __enter__(self) -> Self:
+        """The producer itself."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """As ``close``."""
+
+    def send(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send one message and wait for the acknowledgement."""
+
+    def send_async(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, partition: int | None = None, timeout: float | None = None,
+    ) -> Future[SendResult]:  # fmt: skip
+        """Send one message; the future is done when it is acknowledged or failed."""
+
+    def transaction(self, *resources: Any, timeout: float = 30.0) -> AbstractContextManager[OpenTransaction]:
+        """A transaction block."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush and end."""
+
+
+class GroupDirectory(Protocol):
+    """``client.groups``, as tools use it."""
+
+    def describe(self, group: str) -> dict[str, Any]:
+        """Members and partitions of a group."""
+
+    def change_deferred(self, group: str, rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+        """Change what is deferred; the rows that were refused."""
+
+
+class TransactionDirectory(Protocol):
+    """``client.transactions``, as tools use it."""
+
+    def fence(self, txid: str) -> Outcome:
+        """What became of a transaction, for good."""
+
+
+class Messaging(Broker, Log, Protocol):
+    """A client: its broker, its log, and producers."""
+
+    @property
+    def groups(self) -> GroupDirectory:
+        """Consumer groups."""
+
+    @property
+    def transactions(self) -> TransactionDirectory:
+        """What is in doubt, and what an operator may do about it."""
+
+    def producer(self) -> MessageProducer:
+        """A producer of its own; whoever asks closes it."""
