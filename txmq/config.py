@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import ipaddress
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from txmq.addresses import is_loopback, split_address
 from txmq.errors import ConfigError
 from txmq.model import PARTITIONS_PER_TOPIC_MAX, RetentionPolicy, Storage, TopicConfig
 
@@ -343,41 +343,6 @@ def parse_assignments(words: Iterable[str]) -> dict[str, object]:
     return flags
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` or ``[IPv6]:PORT``.
-
-    Raises:
-        ConfigError: not of that form, or the port is over 65535.
-    """
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    port_is_valid = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
-    if (
-        not (colon and host and port_is_valid)
-        or (":" in host) is not bracketed
-        or not host.isprintable()
-        or " " in host
-    ):
-        raise ConfigError(f"listen = {text!r}: expected HOST:PORT such as 127.0.0.1:8123, with a port of 0 to 65535")
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """The inverse of ``split_address``: an IPv6 address stands in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. Names other than ``localhost`` are not looked up."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _from_toml(text: str) -> dict[str, object]:
     try:
         document = tomllib.loads(text)
@@ -439,11 +404,6 @@ def _parse(setting: Setting, text: str) -> object:
         return text
 
 
-def _reads_as_value(setting: Setting, text: str) -> bool:
-    """Whether ``text`` would be a value of the setting's type."""
-    return type(_parse(setting, text)) is setting.kind
-
-
 def _check(setting: Setting, value: object) -> None:
     if value is None and setting.none is not None:
         return
@@ -454,7 +414,7 @@ def _check(setting: Setting, value: object) -> None:
     if in_range and setting.low is not None and setting.high is not None:
         in_range = setting.low <= value <= setting.high  # type: ignore[operator]
     if not in_range:
-        is_quoted = isinstance(value, str) and setting.kind is not str and _reads_as_value(setting, value)
+        is_quoted = isinstance(value, str) and type(_parse(setting, value)) is setting.kind is not str
         hint = ", without quotes" if is_quoted else ""
         raise ConfigError(f"{setting.name} = {str(value)[:80]!r}: expected {setting.allowed}{hint}")
 

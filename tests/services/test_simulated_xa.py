@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.xa_database import DEADLOCK, LOST, SimulatedError, SimulatedSession, SimulatedXADatabase
+from txmq.testing.simulated.xa_answers import DEADLOCK, LOST, SimulatedError
+from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.mysql_server import listed_xids, xa
 from txmq.xid import Xid
 

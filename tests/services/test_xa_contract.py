@@ -9,7 +9,8 @@ import pytest
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.xa_database import Fault, SimulatedError, SimulatedXADatabase
+from txmq.testing.simulated.xa_answers import Fault, SimulatedError
+from txmq.testing.simulated.xa_database import SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.mysql.resource import MySQLResource
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource

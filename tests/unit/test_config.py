@@ -6,14 +6,12 @@ import dataclasses
 
 import pytest
 
+from txmq.addresses import is_loopback, join_address, split_address
 from txmq.config import (
     SETTINGS,
     BrokerSettings,
-    is_loopback,
-    join_address,
     load_settings,
     parse_assignments,
-    split_address,
 )
 from txmq.errors import ConfigError
 from txmq.model import TopicConfig

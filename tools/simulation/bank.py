@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.testing.simulated.xa_database import Fault, SimulatedSession, SimulatedXADatabase
+from txmq.testing.simulated.xa_answers import Fault
+from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 
 from .threads import pause, required_task

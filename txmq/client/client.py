@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from txmq.addresses import split_address
 from txmq.client.admin.groups import Groups
 from txmq.client.admin.transactions import Transactions
 from txmq.client.arguments import (
@@ -42,7 +43,6 @@ from txmq.client.transaction.spark_batches import Queries
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
-from txmq.config import split_address
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError
 from txmq.log.compression import CODECS
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name

@@ -19,7 +19,7 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +31,6 @@ _ZERO_STEP_BYTES = 1 << 20
 _SCRATCH_BYTES = 1 << 20  # the largest step of a read
 _SCRATCH_COUNT_MAX = 4
 _scratch: list[bytearray] = []
-_IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024) if "SC_IOV_MAX" in os.sysconf_names else 16  # 16: POSIX's least
 _COMMON = os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | _COMMON
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux 4.14
@@ -142,21 +141,6 @@ class OSFile:
         if count != len(data) or isinstance(data, memoryview):
             _write_rest(self._descriptor, data, count, position)
 
-    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Write all buffers, one behind the other, starting at ``position``."""
-        for start in range(0, len(buffers), _IOV_MAX):
-            position = self._write_some(buffers[start : start + _IOV_MAX], position)
-
-    def _write_some(self, buffers: Sequence[Buffer], position: int) -> int:
-        count = os.pwritev(self._descriptor, buffers, position)
-        for buffer in buffers:
-            size = memoryview(buffer).nbytes
-            if count < size:
-                _write_rest(self._descriptor, buffer, count, position)
-            count = max(0, count - size)
-            position += size
-        return position
-
     def fdatasync(self) -> None:
         """Force data, and the size if it grew."""
         _force_data(self._descriptor)
@@ -164,10 +148,6 @@ class OSFile:
     def fsync(self) -> None:
         """Force data and all metadata."""
         _force(self._descriptor)
-
-    def truncate(self, size: int) -> None:
-        """Set the size."""
-        os.ftruncate(self._descriptor, size)
 
     def reserve(self, size: int) -> None:
         """Make it ``size`` bytes long, with blocks for all of them; written zeros where the system cannot reserve."""

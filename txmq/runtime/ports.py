@@ -52,17 +52,11 @@ class File(Protocol):
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of ``data`` (short writes are continued). Not durable before ``fdatasync``."""
 
-    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Write all buffers, one behind the other, starting at ``position``."""
-
     def fdatasync(self) -> None:
         """Force data, and the size if it grew."""
 
     def fsync(self) -> None:
         """Force data and all metadata."""
-
-    def truncate(self, size: int) -> None:
-        """Set the size."""
 
     def reserve(self, size: int) -> None:
         """Make it ``size`` bytes long, the new ones zeros with blocks of their own: writing them lacks no space later.

@@ -11,7 +11,7 @@ from txmq.broker.commit import pipeline
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, UNAPPLIED_GROUPS_MAX
 from txmq.broker.commit.steps import Append, Apply, Checkpoint, Place, Prepare, Remove, Step
 from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
-from txmq.testing.simulated.disk import Kind
+from txmq.testing.simulated.file import Kind
 
 from .support import batch, checkpoint_under_way, node, put, restarted, values
 

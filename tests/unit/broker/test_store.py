@@ -11,7 +11,7 @@ from tools.images.node import Node
 from txmq.errors import StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.redo import checkpoint
-from txmq.testing.simulated.disk import Kind
+from txmq.testing.simulated.file import Kind
 
 from .support import batch, node, prepare, put, restarted, values
 

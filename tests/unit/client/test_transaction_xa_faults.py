@@ -18,7 +18,8 @@ from txmq.errors import OutcomeUnknownError, OverloadedError, RolledBackError, T
 from txmq.model import Outcome
 from txmq.testing.simulated.broker import Fault as HomeFault
 from txmq.testing.simulated.broker import SimulatedBroker, lost
-from txmq.testing.simulated.xa_database import Fault, SimulatedError, SimulatedSession, SimulatedXADatabase
+from txmq.testing.simulated.xa_answers import Fault, SimulatedError
+from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.resolver import Resolver
 

@@ -12,7 +12,8 @@ import pytest
 
 from txmq.log.files import FileCache
 from txmq.runtime.os_disk import OSDisk
-from txmq.testing.simulated.disk import SimDisk, SimFile
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.file import SimFile
 
 from .support import CountingDisk
 

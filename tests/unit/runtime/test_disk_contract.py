@@ -46,8 +46,7 @@ def test_reads_show_what_was_written(file: File) -> None:
 @pytest.mark.parametrize("buffer", [b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"xabcx")[1:4]])
 def test_every_kind_of_buffer_can_be_written(file: File, buffer: bytes | bytearray | memoryview) -> None:
     file.pwrite(buffer, 2)
-    file.pwritev([buffer, b"", buffer], 10)
-    assert file.pread(100, 0) == b"\0\0abc\0\0\0\0\0abcabc"
+    assert file.pread(100, 0) == b"\0\0abc"
 
 
 def test_a_write_keeps_no_hold_on_the_callers_buffer(file: File) -> None:
@@ -55,12 +54,6 @@ def test_a_write_keeps_no_hold_on_the_callers_buffer(file: File) -> None:
     file.pwrite(buffer, 0)
     buffer[:] = b"after!"
     assert file.pread(6, 0) == b"before"
-
-
-def test_more_buffers_than_one_call_takes_are_written_in_order(file: File) -> None:
-    buffers = [b"%05d" % n for n in range(3000)]
-    file.pwritev(buffers, 7)
-    assert file.pread(20_000, 7) == b"".join(buffers)
 
 
 def test_a_write_beyond_the_end_leaves_zeros_between(file: File) -> None:
@@ -71,8 +64,6 @@ def test_a_write_beyond_the_end_leaves_zeros_between(file: File) -> None:
 
 def test_an_empty_write_changes_nothing(file: File) -> None:
     file.pwrite(b"", 1000)
-    file.pwritev([], 1000)
-    file.pwritev([b"", b""], 1000)
     assert file.size() == 0
 
 
@@ -89,13 +80,6 @@ def test_every_try_pread_returns_its_own_bytes(file: File) -> None:
     small, large, larger = file.try_pread(10, 0), file.try_pread(1 << 20, size), file.try_pread(size, 0)
     assert (small, large, larger) == (b"a" * 10, b"b" * (1 << 20), b"a" * size)
     assert file.try_pread(1 << 21, 2 * size - 5) == b"bbbbb"
-
-
-def test_truncate_cuts_and_extends_with_zeros(file: File) -> None:
-    file.pwrite(b"0123456789", 0)
-    file.truncate(4)
-    file.truncate(6)
-    assert file.pread(100, 0) == b"0123\0\0"
 
 
 def test_reserve_makes_it_longer_with_zeros_and_keeps_what_is_there(file: File) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from txmq.testing.simulated.damage import CrashModel
-from txmq.testing.simulated.disk import SimDisk, SimFile
+from txmq.testing.simulated.disk import SimDisk
+from txmq.testing.simulated.file import SimFile
 
 
 def made(disk: SimDisk, path: str, content: bytes = b"") -> SimFile:
@@ -291,7 +292,6 @@ def test_a_fault_for_ever_lasts_until_it_is_cleared() -> None:
     disk.fail_at(1, errno.EROFS, forever=True)
     calls: list[Callable[[], object]] = [
         lambda: file.pwrite(b"a", 0),
-        lambda: file.pwritev([b"a"], 0),
         lambda: file.truncate(3),
         lambda: file.reserve(5),
         file.fdatasync,

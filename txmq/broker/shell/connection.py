@@ -9,10 +9,11 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
+from txmq.addresses import join_address
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
-from txmq.config import BrokerSettings, join_address
+from txmq.config import BrokerSettings
 from txmq.protocol import answers
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.runtime.logging import get_logger

@@ -11,10 +11,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from txmq.addresses import is_loopback, join_address, split_address
 from txmq.broker.commit.store import Recovered, open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.server import Server
-from txmq.config import BrokerSettings, is_loopback, join_address, split_address
+from txmq.config import BrokerSettings
 from txmq.errors import ConfigError
 from txmq.runtime import descriptors
 from txmq.runtime.garbage import collect_young_only

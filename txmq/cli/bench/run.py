@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
+from txmq.addresses import is_loopback
 from txmq.client.client import parse_bootstrap
-from txmq.config import is_loopback
 from txmq.errors import TxmqError
 from txmq.testing.bench.limits import SECONDS_MAX, bare_limits, facts
 from txmq.testing.bench.model import Figures, Load, Run, Target

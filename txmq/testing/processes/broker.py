@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from txmq.config import ENVIRONMENT_PREFIX, split_address
+from txmq.addresses import split_address
+from txmq.config import ENVIRONMENT_PREFIX
 from txmq.errors import TxmqError
 from txmq.testing.processes.child import ChildProcess
 

@@ -20,21 +20,18 @@ Thread safety: none, the simulation has one thread.
 from __future__ import annotations
 
 import errno
-import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
 from txmq.errors import DirectoryInUseError
 from txmq.runtime.paths import ROOT, normal, parent, split
-from txmq.runtime.ports import Buffer
-from txmq.testing.simulated.damage import SECTOR_BYTES, CrashModel, draw_outcome
+from txmq.testing.simulated.damage import CrashModel, draw_outcome
 from txmq.testing.simulated.disk_model import (
     DIRECTORY,
     AddDirectory,
     Create,
     Image,
-    Lose,
     MakeDirectory,
     Model,
     Note,
@@ -44,14 +41,12 @@ from txmq.testing.simulated.disk_model import (
     Sync,
     SyncDirectory,
     Trace,
-    Truncate,
     Unlink,
     Write,
     overwrite,
-    resize,
 )
+from txmq.testing.simulated.file import Kind, Node, SimFile, error
 
-Kind = Literal["write", "sync", "entry", "open", "read"]
 _MUTATING: Final = frozenset({"write", "sync", "entry"})
 CAPACITY_BYTES: Final = 1 << 40
 
@@ -64,136 +59,6 @@ class Fault(NamedTuple):
     number: int
     forever: bool
     path_prefix: str
-
-
-class _Node:
-    """A file as the process sees it."""
-
-    __slots__ = ("cache", "number")
-
-    def __init__(self, number: int, content: bytes | bytearray = b"") -> None:
-        self.number = number
-        self.cache = content
-
-    def change(self) -> bytearray:
-        if isinstance(self.cache, bytes):
-            self.cache = bytearray(self.cache)  # an image's bytes are shared
-        return self.cache
-
-
-def _error(number: int, path: str) -> OSError:
-    return OSError(number, os.strerror(number), path)
-
-
-class SimFile:
-    """An open file (port ``File``)."""
-
-    def __init__(self, disk: SimDisk, node: _Node, path: str, writable: bool) -> None:
-        self._disk, self._node, self._path, self._writable = disk, node, path, writable
-        self._closed = False
-
-    @property
-    def path(self) -> str:
-        """Relative path it was opened by."""
-        return self._path
-
-    def pread(self, size: int, position: int) -> bytes:
-        """Up to ``size`` bytes at ``position``; shorter only at the end of the file."""
-        self._check("read")
-        return bytes(self._node.cache[position : position + size])
-
-    def try_pread(self, size: int, position: int) -> bytes | None:
-        """As ``pread``; a disk with ``cold_reads`` answers None, as if nothing were cached."""
-        self._check("read")
-        return None if self._disk.cold_reads else bytes(self._node.cache[position : position + size])
-
-    def pwrite(self, data: Buffer, position: int) -> None:
-        """Write all of ``data``. Not durable before ``fdatasync``."""
-        self._write(bytes(data), position)
-
-    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Write all buffers, one behind the other, starting at ``position``."""
-        self._write(b"".join(buffers), position)
-
-    def _write(self, data: bytes, position: int) -> None:
-        failure = self._failure("write")
-        growth = position + len(data) - len(self._node.cache)
-        if failure is None and growth > 0 and growth > self._disk.free_bytes():
-            failure = _error(errno.ENOSPC, self._path)
-        if failure is not None:
-            data = self._part(data, growth)
-        if data:
-            self._disk.perform(Write(self._node.number, self._path, position, data))
-            before = len(self._node.cache)
-            overwrite(self._node.change(), position, data)
-            self._disk.used_bytes += len(self._node.cache) - before
-        if failure is not None:
-            raise failure
-
-    def _part(self, data: bytes, growth: int) -> bytes:
-        """What a failing write leaves: some of its sectors, as far as there is room."""
-        sectors = len(data) // SECTOR_BYTES
-        rng = self._disk.rng
-        count = (sectors // 2 if rng is None else rng.randint(0, sectors)) * SECTOR_BYTES
-        lacking = max(0, growth - self._disk.free_bytes())
-        return data[: max(0, min(count, len(data) - lacking))]
-
-    def fdatasync(self) -> None:
-        """Force data, and the size if it grew."""
-        failure = self._failure("sync")
-        if failure is None:
-            self._disk.perform(Sync(self._node.number, self._path))
-            return
-        if self._disk.fsyncgate:
-            self._disk.perform(Lose(self._node.number, self._path))
-        raise failure
-
-    def fsync(self) -> None:
-        """Force data and all metadata (not the directory entry)."""
-        self.fdatasync()
-
-    def truncate(self, size: int) -> None:
-        """Set the size."""
-        self._check("write")
-        growth = size - len(self._node.cache)
-        if growth > 0 and growth > self._disk.free_bytes():
-            raise _error(errno.ENOSPC, self._path)
-        self._disk.perform(Truncate(self._node.number, self._path, size))
-        resize(self._node.change(), size)
-        self._disk.used_bytes += growth
-
-    def reserve(self, size: int) -> None:
-        """Make it ``size`` bytes long, zeros at the end; not durable before ``fsync``."""
-        if len(self._node.cache) < size:
-            self.truncate(size)
-        else:
-            self._check("write")
-
-    def drop_cache(self) -> None:
-        """Forget clean cached bytes: what a failed sync lost is seen to be lost."""
-        self._check(None)
-        if self._node.number in self._disk.model.inodes:
-            before = len(self._node.cache)
-            self._node.cache = self._disk.model.current(self._node.number)
-            self._disk.used_bytes += len(self._node.cache) - before
-
-    def size(self) -> int:
-        """Current size in bytes."""
-        self._check(None)
-        return len(self._node.cache)
-
-    def close(self) -> None:
-        """Close; does not sync. Closing twice is harmless."""
-        self._closed = True
-
-    def _failure(self, kind: Kind | None) -> OSError | None:
-        if self._closed or (kind == "write" and not self._writable):
-            raise _error(errno.EBADF, self._path)
-        return self._disk.failure(kind, self._path)
-
-    def _check(self, kind: Kind | None) -> None:
-        if (failure := self._failure(kind)) is not None:
-            raise failure
 
 
 class SimLock:
@@ -233,7 +98,7 @@ class SimDisk:
         self.counts: dict[str, int] = dict.fromkeys(("write", "sync", "entry", "open", "read", "any"), 0)
         self.used_bytes = sum(len(content) for content in image.contents.values())
         self._entries = dict(image.entries)  # as the process sees them
-        self._nodes = {number: _Node(number, content) for number, content in image.contents.items()}
+        self._nodes = {number: Node(number, content) for number, content in image.contents.items()}
         self._next_inode = max(image.contents, default=DIRECTORY) + 1
         self._faults: list[Fault] = []
         self._locks: set[str] = set()
@@ -314,7 +179,7 @@ class SimDisk:
     def perform(self, op: Op) -> None:
         """Let ``op`` happen in the model, and record it."""
         if self._dead:
-            raise _error(errno.EIO, "this disk's process has ended")
+            raise error(errno.EIO, "this disk's process has ended")
         self.model.apply(op)
         if self.trace is not None:
             self.trace.ops.append(op)
@@ -322,7 +187,7 @@ class SimDisk:
     def failure(self, kind: Kind | None, path: str) -> OSError | None:
         """Count an operation, and say whether it is to fail."""
         if self._dead:
-            raise _error(errno.EIO, path)
+            raise error(errno.EIO, path)
         if kind is None:
             return None
         self.counts[kind] += 1
@@ -333,7 +198,7 @@ class SimDisk:
                 continue
             count = self.counts[fault.kind]
             if (count == fault.first or (fault.forever and count > fault.first)) and path.startswith(fault.path_prefix):
-                return _error(fault.number, path)
+                return error(fault.number, path)
         return None
 
     def _check(self, kind: Kind | None, path: str) -> None:
@@ -347,7 +212,7 @@ class SimDisk:
         path = normal(path)
         self._check("open", path)
         if path == ROOT:
-            raise _error(errno.EISDIR, path)
+            raise error(errno.EISDIR, path)
         if create:
             self._create(path)
         return SimFile(self, self._node(path), path, writable or create)
@@ -355,12 +220,12 @@ class SimDisk:
     def _create(self, path: str) -> None:
         self._require_directory(parent(path))
         if path in self._entries:
-            raise _error(errno.EEXIST, path)
+            raise error(errno.EEXIST, path)
         self._check("entry", path)
         number, self._next_inode = self._next_inode, self._next_inode + 1
         self.perform(Create(path, number))
         self._entries[path] = number
-        self._nodes[number] = _Node(number)
+        self._nodes[number] = Node(number)
 
     def exists(self, path: str) -> bool:
         """Whether a file or directory is there."""
@@ -412,7 +277,7 @@ class SimDisk:
         node = self._node(source)
         self._require_directory(parent(target))
         if self._entries.get(target) == DIRECTORY:
-            raise _error(errno.EISDIR, target)
+            raise error(errno.EISDIR, target)
         self._check("entry", source)
         if source == target:
             return
@@ -433,7 +298,7 @@ class SimDisk:
         path = normal(path)
         self._require_directory(path)
         if self._names(path):
-            raise _error(errno.ENOTEMPTY, path)
+            raise error(errno.ENOTEMPTY, path)
         self._check("entry", path)
         self.perform(RemoveDirectory(path))
         del self._entries[path]
@@ -458,12 +323,12 @@ class SimDisk:
         self._locks.add(path)
         return SimLock(self._locks, path)
 
-    def _node(self, path: str) -> _Node:
+    def _node(self, path: str) -> Node:
         number = self._entries.get(path)
         if number is None:
-            raise _error(errno.ENOENT, path)
+            raise error(errno.ENOENT, path)
         if number == DIRECTORY:
-            raise _error(errno.EISDIR, path)
+            raise error(errno.EISDIR, path)
         return self._nodes[number]
 
     def _forget(self, path: str) -> None:
@@ -477,6 +342,6 @@ class SimDisk:
             return
         number = self._entries.get(path)
         if number is None:
-            raise _error(errno.ENOENT, path)
+            raise error(errno.ENOENT, path)
         if number != DIRECTORY:
-            raise _error(errno.ENOTDIR, path)
+            raise error(errno.ENOTDIR, path)

@@ -17,14 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
-from txmq.testing.simulated.xa_database import (
-    LOST,
-    NOTA,
-    RB_ROLLBACK,
-    SimulatedError,
-    SimulatedSession,
-    SimulatedXADatabase,
-)
+from txmq.testing.simulated.xa_answers import LOST, NOTA, RB_ROLLBACK, SimulatedError
+from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.guarded_connection import Guard
 from txmq.xa.two_phase.branch import (
     Bqual,

@@ -1,0 +1,42 @@
+"""HOST:PORT as text: split, joined, and whether only this machine can reach it."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from txmq.errors import ConfigError
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises:
+        ConfigError: not of that form, or the port is over 65535.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    port_is_valid = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if (
+        not (colon and host and port_is_valid)
+        or (":" in host) is not bracketed
+        or not host.isprintable()
+        or " " in host
+    ):
+        raise ConfigError(f"listen = {text!r}: expected HOST:PORT such as 127.0.0.1:8123, with a port of 0 to 65535")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of ``split_address``: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. Names other than ``localhost`` are not looked up."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
