@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any
 
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
@@ -22,13 +21,12 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import RetentionPolicy, Storage, TopicConfig, is_valid_name
-from txmq.protocol.json_text import json_object
+from txmq.protocol.json_text import Fields, json_object
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Clock
 
 METADATA_AGE_S_MAX = 30.0
 
-Fields = dict[str, Any]
 FieldsList = list[Fields]
 Setting = int | str | bool | Storage | RetentionPolicy | None
 

@@ -16,6 +16,7 @@ from typing import Any
 from txmq.errors import RemoteProtocolError
 
 Buffer = bytes | bytearray | memoryview
+Fields = dict[str, Any]  # an object, as ``docs/protocol.md`` lists its fields
 
 
 def read_json(text: Buffer) -> Any:
@@ -26,7 +27,7 @@ def read_json(text: Buffer) -> Any:
         return None
 
 
-def json_object(body: Buffer) -> dict[str, Any]:
+def json_object(body: Buffer) -> Fields:
     """An answer of the broker that is a JSON object.
 
     Raises:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.resources import Branch, Reporter, Sighting
 from txmq.errors import BadRequestError, InvalidNameError
 from txmq.model import TransactionKind, is_valid_name
-from txmq.protocol.json_text import is_whole, read_json
+from txmq.protocol.json_text import Fields, is_whole, read_json
 from txmq.xid import TxId
 
 Extensions = dict[bytes, bytes] | None
-Fields = dict[str, Any]
 BRANCHES_LISTED_MAX = 20
 TEXT_LENGTH_MAX = 500
 _BQUAL_LENGTH_MAX = 64

@@ -8,8 +8,8 @@ from typing import Any
 
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.protocol.group_rows import in_pieces
+from txmq.protocol.json_text import Fields, json_object
 
-Fields = dict[str, Any]
 FieldsList = list[Fields]
 
 
@@ -70,6 +70,4 @@ class Groups:
     def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = (), **words: None) -> Fields:
         body = [json.dumps(rows).encode()]
         connection = self._connection()
-        found = connection.call("group", action, group, timeout=self._timeout, extensions=words, body=body)
-        answer: Fields = json.loads(found)
-        return answer
+        return json_object(connection.call("group", action, group, timeout=self._timeout, extensions=words, body=body))

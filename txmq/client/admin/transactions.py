@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 from urllib.parse import quote
 
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.log.records import decode
 from txmq.model import Message, Outcome
-from txmq.protocol.json_text import json_object
+from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines, split_parts
 from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xid import TxId
@@ -32,7 +31,6 @@ REASON_LENGTH_MAX = 3000  # percent-encoded: it must fit a line
 STATES = ("in-doubt", "prepared", "decided", "heuristic", "all")
 HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 
-Fields = dict[str, Any]
 FieldsList = list[Fields]
 Parts = list[PartResult]
 Messages = list[Message]

@@ -9,7 +9,6 @@ Requests are repeated until they are answered: the broker executes each once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.prepared import repeat_prepare
 from txmq.model import TransactionKind
+from txmq.protocol.json_text import Fields, json_object
 
-Fields = dict[str, Any]
 FieldsList = list[Fields]
 ANY_QUERY = "*"
 
@@ -123,7 +122,6 @@ class Queries:
     ) -> Fields:
         require_wait(timeout)
         seconds = self._timeout if timeout is None else timeout
-        answer: Fields = json.loads(
+        return json_object(
             self._client.control.repeat("query", action, query, timeout=seconds, extensions=given, body=[body])
         )
-        return answer
