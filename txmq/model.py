@@ -136,6 +136,27 @@ class SendResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ParkedMessage:
+    """What a producer keeps on local disk because the broker refuses it for good; ``txmq spool`` has it tried again.
+
+    Attributes:
+        content: the record batch, as it would be sent.
+        messages: how many are in it.
+        created_ms: when it was given to the producer, in ms since 1970.
+        attempts: how often it was refused.
+        reason: the last refusal.
+    """
+
+    topic: str
+    partition: int
+    content: bytes
+    messages: int
+    created_ms: int
+    attempts: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TopicConfig:
     """A topic's settings. ``None`` means without limit. The broker's defaults are in ``txmq.config``."""
 

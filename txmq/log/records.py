@@ -33,7 +33,8 @@ from txmq.log.compression import INFLATED_SIZE_BYTES_MAX
 from txmq.model import Message
 from txmq.runtime.ports import Buffer
 
-Record = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]], int]  # key, value, headers, timestamp ms
+Headers = Sequence[tuple[str, bytes]]
+Record = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, timestamp ms
 TAG_HEADER = "tag"
 TXID_HEADER = "txmq.txid"
 _SECTION_SIZE_BYTES_MAX = (1 << 31) - 1024  # lengths are signed 32 bits

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from txmq.client.transaction import current
 from txmq.client.transaction import foreign_branch as foreign
+from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.foreign_branch import TRANSITIONS, BranchState, Call, ForeignBranch
-from txmq.client.transaction.xa_resource import BrokerXAResource, associated_branch
+from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
 from txmq.testing.simulated.broker import Fault, SimulatedBroker, lost
 from txmq.xa import XACode, XAFlag
@@ -26,11 +28,9 @@ def home() -> SimulatedBroker:
 
 @pytest.fixture
 def resource(home: SimulatedBroker) -> Iterator[BrokerXAResource]:
-    from txmq.client.transaction import xa_resource
-
-    token = xa_resource._associated.set(())
+    token = current._associated.set(())
     yield BrokerXAResource(home, 5.0)
-    xa_resource._associated.reset(token)
+    current._associated.reset(token)
 
 
 def send(home: SimulatedBroker, value: bytes = b"v") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from txmq.client.producer.producer import checked_headers
+from txmq.client.producer.headers import checked_headers
 from txmq.errors import LocalProtocolError
 
 

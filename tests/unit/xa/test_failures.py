@@ -421,7 +421,7 @@ def narrow(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def _insert_many(world: World, count: int) -> None:
     tx = current_transaction()
-    assert tx is not None
+    assert isinstance(tx, module.Transaction)
     for number in range(count):
         world.insert(tx, bytes([number]) * 10_000)
 

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from txmq.errors import (
@@ -47,6 +46,7 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import records
+from txmq.log.records import Headers
 
 SEQUENCE_MASK = 0x7FFFFFFF
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
@@ -54,7 +54,6 @@ DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so a fate, only if their 
 RECORD_OVERHEAD_BYTES = 32  # of a record and of each header, at most: lengths, deltas, attributes
 BATCH_OVERHEAD_BYTES = 128  # header of the batch and its request's line
 
-Headers = Sequence[tuple[str, bytes]]
 Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp ms
 
 

@@ -16,32 +16,24 @@ from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer import bulk
 from txmq.client.producer.bulk import Pair, SendResults, Slice
-from txmq.client.producer.core import RECORD_OVERHEAD_BYTES, Headers, Record
+from txmq.client.producer.core import Record
+from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.producer.sender import Sender
-from txmq.client.spooling.spool_rows import Entry
 from txmq.client.transaction.block import Resource, Transaction
 from txmq.client.transaction.broker_side import raise_rolled_back
-from txmq.client.transaction.current import current_transaction, refuse_stray
-from txmq.client.transaction.foreign_branch import ForeignBranch
+from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
-from txmq.client.transaction.xa_resource import associated_branch
 from txmq.client.transport.ports import Broker, TopicDirectory
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,
     ConfigError,
-    LocalProtocolError,
-    TooLargeError,
     TransactionStateError,
     TxmqError,
 )
-from txmq.log.records import TAG_HEADER, TXID_HEADER
-from txmq.model import Message, SendResult
+from txmq.model import Message, ParkedMessage, SendResult
 from txmq.runtime.threads import Future
-
-BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
-REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has told its own
 
 T = TypeVar("T")
 
@@ -140,20 +132,19 @@ class Producer:
 
         Durability: an acknowledged message is on the broker's disk, unless its ``sync`` setting says otherwise.
         """
-        transaction = self._joined()
+        transaction = enclosing(self.client)
         patience = self._patience(timeout) if transaction is None else None
-        where, record = self._placed(topic, (key, value, headers, tag), partition, patience)
+        where, record = self._routed(topic, (key, value, headers, tag), partition, patience)
         if transaction is not None:
             return transaction.add(topic, where, *record)
         return self._send_alone(topic, where, record, self._deadline(timeout))
 
-    def send_in(
-        self, transaction: Transaction, topic: str, value: bytes, key: bytes | None = None, *,
-        headers: Mapping[str, bytes] | None = None, tag: str | None = None, partition: int | None = None,
-    ) -> SendResult:  # fmt: skip
-        """As ``send``, in a transaction that is named, wherever the call stands; ``tx.send`` does that."""
-        where, record = self._placed(topic, (key, value, headers, tag), partition, None)
-        return transaction.add(topic, where, *record)
+    def route(
+        self, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, tag: str | None,
+        partition: int | None,
+    ) -> tuple[int, Record]:  # fmt: skip
+        """For ``tx.send``: check a message that joins a transaction; its partition, and what is stored of it."""
+        return self._routed(topic, (key, value, headers, tag), partition, None)
 
     def send_async(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
@@ -163,9 +154,9 @@ class Producer:
 
         Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done, PENDING.
         """
-        transaction = self._joined()
+        transaction = enclosing(self.client)
         patience = self._patience(timeout) if transaction is None else None
-        where, record = self._placed(topic, (key, value, headers, tag), partition, patience)
+        where, record = self._routed(topic, (key, value, headers, tag), partition, patience)
         if transaction is not None:
             future: Future[SendResult] = Future()
             future.set_result(transaction.add(topic, where, *record))
@@ -187,7 +178,7 @@ class Producer:
         """
         require_wait(timeout)
         pairs = messages if isinstance(messages, list | tuple) else list(messages)
-        transaction = self._joined()
+        transaction = enclosing(self.client)
         if transaction is not None:
             return [self.send(topic, value, key) for key, value in pairs]
         return self._send_pairs(topic, pairs, timeout)
@@ -237,7 +228,7 @@ class Producer:
         """How many messages wait on local disk; without ``retry_store`` none ever do."""
         return 0
 
-    def parked(self) -> Sequence[Entry]:
+    def parked(self) -> Sequence[ParkedMessage]:
         """Messages on local disk that the broker refuses for good, each with its reason."""
         return ()
 
@@ -298,30 +289,19 @@ class Producer:
         """
         if self._checks is None:
             raise ConfigError("half messages need a producer group: client.producer(group=..., checker=...)")
-        if current_transaction() is not None or associated_branch(self.client) is not None:
-            raise TransactionStateError("a half message is a transaction of its own: send it outside of this block")
-        refuse_stray()
+        refuse_enclosed(self.client, "a half message is a transaction of its own: send it outside of this block")
         require_transaction_timeout(timeout)
         half = HalfMessage(self.client, self._checks, timeout, self.settings.compression).reach()
-        where, record = self._placed(topic, (key, value, headers, tag), partition, self._patience(None))
+        where, record = self._routed(topic, (key, value, headers, tag), partition, self._patience(None))
         self._checks.start()  # a forked child has no thread yet
         return half.prepare(topic, where, record)
 
-    def _joined(self) -> Transaction | ForeignBranch | None:
-        transaction: Transaction | None = current_transaction()
-        if transaction is None:
-            refuse_stray()
-            return associated_branch(self.client)
-        if transaction.client is not self.client:
-            raise TransactionStateError("this block's transaction is of another client: its messages cannot join")
-        return transaction
-
     # --- checks ------------------------------------------------------------------------------------------------------
 
-    def _placed(
-        self, topic: str, message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None],
+    def _routed(
+        self, topic: str, message: Content,
         partition: int | None, patience_s: float | None,
-    ) -> tuple[int, tuple[bytes | None, bytes, Headers, int]]:  # fmt: skip
+    ) -> tuple[int, Record]:  # fmt: skip
         """Check a message (key, value, headers, tag); its partition, and what is stored of it.
 
         Args:
@@ -364,7 +344,7 @@ class Producer:
         return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
 
     def _partition_for(
-        self, topic: str, record: tuple[bytes | None, bytes, Headers, int], tag: str | None, partition: int | None,
+        self, topic: str, record: Record, tag: str | None, partition: int | None,
         patience_s: float | None,
     ) -> int:  # fmt: skip
         partitions = self._partitions_of(topic, patience_s)
@@ -375,9 +355,7 @@ class Producer:
             return checked(partition, topic, partitions)
         return self._select(topic, partitions, record, tag)
 
-    def _select(
-        self, topic: str, partitions: int, record: tuple[bytes | None, bytes, Headers, int], tag: str | None
-    ) -> int:
+    def _select(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:
         key, value, headers, now_ms = record
         if self._key_hash is not None:  # needs no message made for it (1 us)
             return self._key_hash.partition_of(key, partitions)
@@ -394,52 +372,6 @@ class Producer:
 
     def _deadline(self, timeout: float | None) -> float:
         return self.client.clock.monotonic() + self._patience(timeout)
-
-
-def checked_headers(
-    message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None], size_bytes_max: int
-) -> Headers:
-    """Check key, value, headers and tag of a message; its headers as they are stored.
-
-    Raises:
-        TypeError, TooLargeError, LocalProtocolError: nothing was sent.
-    """
-    key, value, headers, tag = message
-    if not isinstance(value, bytes):
-        raise TypeError(f"a value is bytes, not {type(value).__name__}")
-    if key is not None and not isinstance(key, bytes):
-        raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
-    size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
-    stored = _stored_headers(headers, tag) if headers or tag is not None else ()
-    for name, content in stored:
-        size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
-    if size > size_bytes_max:
-        raise TooLargeError(f"a message of about {size} bytes is over the limit of {size_bytes_max}; nothing was sent")
-    return stored
-
-
-def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:
-    stored = [] if tag is None else [(TAG_HEADER, _encoded(tag))]
-    if headers is not None and not isinstance(headers, Mapping):
-        raise TypeError(f"headers map str to bytes, and are no {type(headers).__name__}")
-    for name, content in (headers or {}).items():
-        if not isinstance(name, str) or not isinstance(content, bytes):
-            raise TypeError("headers map str to bytes")
-        if name in (TAG_HEADER, TXID_HEADER):
-            raise LocalProtocolError(
-                f"the header {name!r} is txmq's own" + (": use tag=" if name == TAG_HEADER else "")
-            )
-        stored.append((name, content))
-    return stored
-
-
-def _encoded(tag: str) -> bytes:
-    if not isinstance(tag, str):
-        raise TypeError(f"a tag is a str or None, not {type(tag).__name__}")
-    try:
-        return tag.encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        raise LocalProtocolError(f"tag={tag[:80]!r}: expected text that UTF-8 can carry") from None
 
 
 def _raise_first(slices: list[Slice]) -> None:

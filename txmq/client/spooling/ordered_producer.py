@@ -28,14 +28,13 @@ from txmq.client.arguments import (
 )
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN, ProducerLimits, Record
-from txmq.client.producer.producer import REQUEST_SIZE_BYTES_MAX, checked_headers
+from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
-from txmq.client.spooling.spool_rows import Entry, Place
-from txmq.client.transaction.current import current_transaction, refuse_stray
-from txmq.client.transaction.xa_resource import associated_branch
+from txmq.client.spooling.spool_rows import Place
+from txmq.client.transaction.current import refuse_enclosed
 from txmq.client.transport.ports import Broker, Log
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
@@ -43,11 +42,10 @@ from txmq.errors import (
     ConfigError,
     ConnectionLostError,
     RequestTimeoutError,
-    TransactionStateError,
     TxmqError,
 )
 from txmq.log.compression import CODECS
-from txmq.model import Message, SendResult, SendStatus, is_valid_name
+from txmq.model import Message, ParkedMessage, SendResult, SendStatus, is_valid_name
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Future, Lock, Signal, start_daemon, watch_forks
 
@@ -186,13 +184,11 @@ class OrderedMessageProducer:
         return self.send_to_async(*self._checked(topic, (key, value, headers, tag), timeout))
 
     def _checked(
-        self, topic: str, message: tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None],
+        self, topic: str, message: Content,
         timeout: float | None,
     ) -> tuple[Place, Record, float]:  # fmt: skip
         self._refuse_closed()
-        if current_transaction() is not None or associated_branch(self._client) is not None:
-            raise TransactionStateError("an ordered producer cannot join a transaction: send it outside of this block")
-        refuse_stray()
+        refuse_enclosed(self._client, "an ordered producer cannot join a transaction: send it outside of this block")
         key, value, _, tag = message
         stored = checked_headers(message, self.request_size_bytes_max)
         now_ms = self._client.clock.now_ms()
@@ -287,9 +283,9 @@ class OrderedMessageProducer:
         """How many messages wait in the spool."""
         return sum(self._spool.waiting.values())
 
-    def parked(self) -> list[Entry]:
+    def parked(self) -> list[ParkedMessage]:
         """Messages set aside, each with its reason; ``txmq spool`` shows them and has them tried again."""
-        return self._spool.parked()
+        return [entry.as_parked() for entry in self._spool.parked()]
 
     def flush(self, timeout: float = 30.0) -> None:
         """Wait until nothing is under way, the spool is empty but for what is parked, and former lives have ended.

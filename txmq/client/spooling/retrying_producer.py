@@ -23,10 +23,9 @@ from txmq.client.producer.core import Record
 from txmq.client.producer.producer import Producer, ProducerClient, ProducerSettings
 from txmq.client.producer.sender import Sender
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
-from txmq.client.spooling.spool_rows import Entry
 from txmq.client.transaction.half_message import ProducerGroup
 from txmq.errors import ConfigError, TxmqError
-from txmq.model import SendResult
+from txmq.model import ParkedMessage, SendResult
 from txmq.runtime.threads import Future
 
 _DEFAULTS = ProducerSettings()
@@ -67,7 +66,7 @@ class RetryingProducer(Producer):
         """How many messages wait in the store."""
         return self._kept.spooled
 
-    def parked(self) -> list[Entry]:
+    def parked(self) -> list[ParkedMessage]:
         """Kept messages that the broker refuses, each with its reason; ``txmq spool`` shows them and tries again."""
         return self._kept.parked()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from txmq.model import ParkedMessage
+
 VERSION = 3
 READABLE = (2, VERSION)  # by who only looks at batches
 EPOCH_MAX = 0x7FFF  # of a session, as the broker has it
@@ -103,6 +105,12 @@ class Entry:
     is_parked: bool
     messages: int
     pin: AssignedSequence | None
+
+    def as_parked(self) -> ParkedMessage:
+        """The row as a producer shows it."""
+        return ParkedMessage(
+            self.topic, self.partition, self.content, self.messages, self.created_ms, self.attempts, self.reason
+        )
 
 
 def identity_row(identity: SpoolIdentity) -> tuple[str, str, str, int]:

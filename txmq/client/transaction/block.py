@@ -105,10 +105,8 @@ class Transaction:
             A result with status PENDING; ``results`` has the offsets once the block is over.
         """
         self._require_use()
-        result: SendResult = self._producer.send_in(
-            self, topic, value, key=key, headers=headers, tag=tag, partition=partition
-        )
-        return result
+        where, record = self._producer.route(topic, value, key, headers, tag, partition)
+        return self.add(topic, where, *record)
 
     def add(
         self, topic: str, partition: int, key: bytes | None, value: bytes | None,

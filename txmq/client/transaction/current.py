@@ -1,4 +1,4 @@
-"""Which transaction block a call of ``producer.send`` stands in.
+"""Which transaction block, or branch of an external transaction manager, a call of ``producer.send`` joins.
 
 Theory of operation. ``tx.send`` names its block and needs nothing of this. ``producer.send`` has to find it: a context
 variable carries the block from where it was entered, as far as contexts are copied (asyncio's tasks, ``to_thread``). A
@@ -30,6 +30,8 @@ Invariants:
     * the end of a block needs no context: a block that is over counts for nothing wherever it is still carried, and is
       taken out where it ended;
     * a block that is over, and what its generator holds, is kept alive by no context.
+
+A branch (``xa_resource``) is associated with the thread, or task, that called ``start``, until ``end``.
 """
 
 from __future__ import annotations
@@ -37,14 +39,37 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from sys import _getframe as frame_above
 from types import FrameType
-from typing import Any
+from typing import Protocol
 
 from txmq.errors import TransactionStateError
+from txmq.log.records import Headers
+from txmq.model import SendResult
 
 _GENERATORS = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 _AWAITED = 0x80 | 0x100 | 0x200  # CO_COROUTINE, CO_ITERABLE_COROUTINE, CO_ASYNC_GENERATOR
 # Who calls a generator to make a context manager of it: up to its one yield, and then to its end.
 _MAKE_CONTEXT_MANAGERS = frozenset({"contextlib", "_pytest.fixtures"})
+
+
+class Enclosing(Protocol):
+    """A block or branch that messages join."""
+
+    @property
+    def client(self) -> object:
+        """Whose producers' messages join."""
+
+    def add(
+        self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
+    ) -> SendResult:
+        """Append a message whose partition is chosen."""
+
+
+class Branch(Enclosing, Protocol):
+    """A branch of an external transaction manager."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing joins it any more, wherever it is still associated."""
 
 
 class Entered:
@@ -58,7 +83,9 @@ class Entered:
 
     __slots__ = ("_frames", "_token", "is_captive", "outer", "transaction")
 
-    def __init__(self, transaction: Any, outer: Entered | None, frames: list[FrameType], *, is_captive: bool) -> None:
+    def __init__(
+        self, transaction: Enclosing | None, outer: Entered | None, frames: list[FrameType], *, is_captive: bool
+    ) -> None:
         self.transaction, self.outer, self.is_captive = transaction, outer, is_captive
         self._frames = frames
         self._token: Token[None] | None = _probe.set(None) if is_captive else None
@@ -88,10 +115,11 @@ class Entered:
 _entered: ContextVar[Entered | None] = ContextVar("txmq_transaction", default=None)
 _used: ContextVar[Entered | None] = ContextVar("txmq_transaction_used", default=None)  # by a context outside of it
 _probe: ContextVar[None] = ContextVar("txmq_transaction_probe", default=None)
+_associated: ContextVar[tuple[Branch, ...]] = ContextVar("txmq_branches", default=())
 _holding: dict[FrameType, Entered] = {}  # generators in which blocks of this process are open
 
 
-def enter(transaction: Any) -> Entered:
+def enter(transaction: Enclosing) -> Entered:
     """Let the caller of the caller stand in a block from now on, until ``Entered.end``."""
     frames, is_captive = _holders(frame_above(2))
     entered = Entered(transaction, _open(_entered.get()), frames, is_captive=is_captive)
@@ -101,12 +129,61 @@ def enter(transaction: Any) -> Entered:
     return entered
 
 
-def current_transaction() -> Any:
+def current_transaction() -> Enclosing | None:
     """The transaction whose block the caller stands in, or None."""
     entered = _entered.get()
     if not _holding:
         return None if entered is None else entered.transaction
     return _innermost(entered)
+
+
+def associate(branch: Branch) -> None:
+    """Let what the caller's context sends join a branch."""
+    _associated.set((*_associated.get(), branch))
+
+
+def dissociate(branch: Branch) -> None:
+    """What the caller's context sends joins the branch no more."""
+    _associated.set(tuple(one for one in _associated.get() if one is not branch))
+
+
+def is_associated(branch: Branch) -> bool:
+    """Whether the caller's context is associated with a branch."""
+    return branch in _associated.get()
+
+
+def associated_branch(client: object) -> Branch | None:
+    """The branch that messages of this client's producers join, or None."""
+    for branch in _associated.get():
+        if branch.client is client and not branch.is_ended:
+            return branch
+    return None
+
+
+def enclosing(client: object) -> Enclosing | None:
+    """The block or branch that a message of this client's producers joins, or None.
+
+    Raises:
+        TransactionStateError: the block is another client's; or the message may be meant for a block or not.
+    """
+    transaction = current_transaction()
+    if transaction is None:
+        refuse_stray()
+        return associated_branch(client)
+    if transaction.client is not client:
+        raise TransactionStateError("this block's transaction is of another client: its messages cannot join")
+    return transaction
+
+
+def refuse_enclosed(client: object, reason: str) -> None:
+    """Refuse what can join neither block nor branch.
+
+    Raises:
+        TransactionStateError: the call stands in one, or may be meant for one.
+    """
+    if current_transaction() is not None or associated_branch(client) is not None:
+        raise TransactionStateError(reason)
+    refuse_stray()
 
 
 def note_use(entered: Entered) -> None:
@@ -139,7 +216,7 @@ def refuse_stray() -> None:
         entered = entered.outer
 
 
-def _innermost(entered: Entered | None) -> Any:
+def _innermost(entered: Entered | None) -> Enclosing | None:
     frame: FrameType | None = frame_above(2)
     while frame is not None:
         found = _holding.get(frame)

@@ -102,6 +102,11 @@ class ForeignBranch:
         self.messages = MessageBuffer()
         self._lock = Lock()
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is over."""
+        return self.state is BranchState.ENDED
+
     def next_state(self, call: Call) -> BranchState:
         """Where a call leads.
 

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from txmq.client.transaction import local
 from txmq.client.transaction.broker_side import LOST
-from txmq.client.transaction.current import current_transaction
+from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.foreign_branch import BranchState, Call, ForeignBranch
 from txmq.client.transaction.prepared import prepare, settle
 from txmq.errors import (
@@ -57,17 +56,7 @@ _HEURISTICS = {"committed": XACode.XA_HEURCOM, "rolled-back": XACode.XA_HEURRB}
 _START = {XAFlag.TMNOFLAGS: None, XAFlag.TMJOIN: Call.JOIN, XAFlag.TMRESUME: Call.RESUME}
 _END = {XAFlag.TMSUCCESS: Call.END, XAFlag.TMFAIL: Call.END_FAILED, XAFlag.TMSUSPEND: Call.SUSPEND}
 
-_associated: ContextVar[tuple[ForeignBranch, ...]] = ContextVar("txmq_foreign_branches", default=())
-
 Row = dict[str, Any]
-
-
-def associated_branch(client: Any) -> ForeignBranch | None:
-    """The branch that the caller's sends with producers of this client join."""
-    for branch in _associated.get():
-        if branch.client is client and branch.state is not BranchState.ENDED:
-            return branch
-    return None
 
 
 class BrokerXAResource:
@@ -106,7 +95,7 @@ class BrokerXAResource:
                 if branch.state is BranchState.ROLLBACK_ONLY:
                     raise XAError(XACode.XA_RBROLLBACK, "the branch can only be rolled back")
                 branch.state = branch.next_state(call)
-        _associated.set((*_associated.get(), branch))
+        associate(branch)
         return XACode.XA_OK
 
     def _begin(self, xid: Xid) -> ForeignBranch:
@@ -125,12 +114,11 @@ class BrokerXAResource:
             XAError: XAER_NOTA, XAER_PROTO, XAER_INVAL, XA_RBROLLBACK (it is over, and can only be rolled back).
         """
         branch, call = self._known(_checked(xid)), _END[_flag(flags, _END)]
-        associated = _associated.get()
         with self._lock:
-            if branch not in associated and branch.state in (BranchState.ACTIVE, BranchState.ROLLBACK_ONLY):
+            if not is_associated(branch) and branch.state in (BranchState.ACTIVE, BranchState.ROLLBACK_ONLY):
                 raise XAError(XACode.XAER_PROTO, "the thread is not associated with this branch")
             branch.state = branch.next_state(call)
-        _associated.set(tuple(one for one in associated if one is not branch))
+        dissociate(branch)
         if branch.state is BranchState.ROLLBACK_ONLY and call is not Call.END_FAILED:
             raise XAError(XACode.XA_RBROLLBACK, "the broker refused what was sent: the branch can only be rolled back")
         return XACode.XA_OK

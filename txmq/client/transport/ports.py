@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from txmq.client.transport.session import ClientSession
+from txmq.log.records import Headers, Record
 from txmq.model import Message, Outcome, PartitionRange, SendResult
 from txmq.protocol.commands import Stated
 from txmq.registry.topics import Topic
@@ -25,9 +26,6 @@ from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Future
 from txmq.xa.broker_port import Answer, Control, Wanted
 from txmq.xid import TxId
-
-Headers = Sequence[tuple[str, bytes]]
-Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp in ms
 
 
 class BrokerControl(Control, Protocol):

@@ -28,7 +28,7 @@ from txmq.errors import (
     UnknownTopicError,
     UnknownTransactionError,
 )
-from txmq.log.records import decode
+from txmq.log.records import Record, decode
 from txmq.model import Message
 from txmq.protocol.branches import split_branches
 from txmq.protocol.halves import DueHalf, encode_half
@@ -342,11 +342,12 @@ class SimulatedBroker:
         transaction = current_transaction()
         if transaction is None:
             raise BadRequestError("the fake sends in blocks only")
-        return self.send_in(transaction, topic, value, key)
+        partition, record = self.route(topic, value, key)
+        return transaction.add(topic, partition, *record)
 
-    def send_in(self, transaction: Any, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:
-        """The same in a block that is named, to partition 0 (or, for keys, the one of their first byte modulo 2)."""
-        return transaction.add(topic, key[0] % 2 if key else 0, key, value, [], self.clock.now_ms())
+    def route(self, topic: str, value: bytes, key: bytes | None = None, *_: object) -> tuple[int, Record]:
+        """To partition 0; with a key, to the one of its first byte modulo 2."""
+        return key[0] % 2 if key else 0, (key, value, [], self.clock.now_ms())
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,61 @@
+"""Check a message before it is sent: key, value, headers, tag and size.
+
+The tag travels as a header of its own (``TAG_HEADER``), in front of the application's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from txmq.client.producer.core import RECORD_OVERHEAD_BYTES
+from txmq.errors import LocalProtocolError, TooLargeError
+from txmq.log.records import TAG_HEADER, TXID_HEADER, Headers
+
+BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
+REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has announced its own
+
+Content = tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None]  # key, value, headers, tag
+
+
+def checked_headers(message: Content, size_bytes_max: int) -> Headers:
+    """Check key, value, headers and tag of a message; its headers as they are stored.
+
+    Raises:
+        TypeError, TooLargeError, LocalProtocolError: nothing was sent.
+    """
+    key, value, headers, tag = message
+    if not isinstance(value, bytes):
+        raise TypeError(f"a value is bytes, not {type(value).__name__}")
+    if key is not None and not isinstance(key, bytes):
+        raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+    size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
+    stored = _stored_headers(headers, tag) if headers or tag is not None else ()
+    for name, content in stored:
+        size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
+    if size > size_bytes_max:
+        raise TooLargeError(f"a message of about {size} bytes is over the limit of {size_bytes_max}; nothing was sent")
+    return stored
+
+
+def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:
+    stored = [] if tag is None else [(TAG_HEADER, _encoded(tag))]
+    if headers is not None and not isinstance(headers, Mapping):
+        raise TypeError(f"headers map str to bytes, and are no {type(headers).__name__}")
+    for name, content in (headers or {}).items():
+        if not isinstance(name, str) or not isinstance(content, bytes):
+            raise TypeError("headers map str to bytes")
+        if name in (TAG_HEADER, TXID_HEADER):
+            raise LocalProtocolError(
+                f"the header {name!r} is txmq's own" + (": use tag=" if name == TAG_HEADER else "")
+            )
+        stored.append((name, content))
+    return stored
+
+
+def _encoded(tag: str) -> bytes:
+    if not isinstance(tag, str):
+        raise TypeError(f"a tag is a str or None, not {type(tag).__name__}")
+    try:
+        return tag.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        raise LocalProtocolError(f"tag={tag[:80]!r}: expected text that UTF-8 can carry") from None
