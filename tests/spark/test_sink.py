@@ -10,9 +10,9 @@ import pytest
 
 import txmq
 from txmq.client.partitioner import KeyHashSelector
-from txmq.client.transaction.spark_batches import Attempt
 from txmq.spark.sink import task as sink_task
 from txmq.spark.sink.options import SinkOptions
+from txmq.spark.sink.queries import Attempt, Queries
 from txmq.testing.processes.broker import BrokerProcess
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def test_a_batch_is_one_decision_and_keys_go_where_producers_send_them(
     assert Counter(message.value for message in messages) == expected()
     partition_of = KeyHashSelector().partition_of
     assert all(message.partition == partition_of(message.key, 4) for message in messages)
-    assert (client.queries.list(), client.transactions.list()) == ([], [])
+    assert (Queries(client).list(), client.transactions.list()) == ([], [])
 
 
 def test_columns_say_topic_partition_and_headers(
@@ -78,8 +78,8 @@ def test_a_job_that_is_run_again_writes_its_batch_once(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     told = SinkOptions(broker.address, topic, None, 60.0, None, None)
-    epoch = client.queries.new_epoch()
-    client.queries.open("job", epoch)  # a driver that died before its commit
+    epoch = Queries(client).new_epoch()
+    Queries(client).open("job", epoch)  # a driver that died before its commit
     left = sink_task.write(client, told, Attempt("job", epoch, 7, 0, 0), iter([_arrow(b"left")]))
     assert [row["query"] for row in client.transactions.list()] == ["job"]
     for _ in range(2):
@@ -89,8 +89,8 @@ def test_a_job_that_is_run_again_writes_its_batch_once(
     assert client.outcome(left.txids[0]) is txmq.Outcome.ROLLED_BACK
     write(rows(spark, 1), broker, topic=topic, queryId="job", batchId="8")
     assert values(client, topic) == expected() + Counter([b"v0"])
-    assert [(row["query"], row["batch"]) for row in client.queries.list()] == [("job", 8)]
-    client.queries.delete("job")
+    assert [(row["query"], row["batch"]) for row in Queries(client).list()] == [("job", 8)]
+    Queries(client).delete("job")
 
 
 def _arrow(*contents: bytes) -> Any:
@@ -106,7 +106,7 @@ def test_a_task_that_fails_leaves_nothing_of_its_job(
     with pytest.raises(Exception, match="no"):
         write(frame, broker, topic=topic)
     assert values(client, topic) == Counter()
-    assert (client.queries.list(), client.transactions.list()) == ([], [])
+    assert (Queries(client).list(), client.transactions.list()) == ([], [])
 
 
 def test_a_stream_that_repeats_a_batch_after_a_crash_writes_it_once(
@@ -123,9 +123,9 @@ def test_a_stream_that_repeats_a_batch_after_a_crash_writes_it_once(
                     commit.unlink()
                 _drain(spark, broker, topic, checkpoint)
     assert values(client, topic) == expected(200)
-    (query,) = client.queries.list()
+    (query,) = Queries(client).list()
     assert (query["batch"], query["prepared"]) == (1, 0)
-    client.queries.delete(query["query"])
+    Queries(client).delete(query["query"])
 
 
 def _drain(spark: SparkSession, broker: BrokerProcess, topic: str, checkpoint: Path) -> None:
@@ -165,4 +165,4 @@ def test_rows_that_do_not_fit_are_told(
         assert text in str(caught.value)
     with pytest.raises(Exception, match="a topic is not overwritten"):
         rows(spark).write.format("txmq").options(bootstrap=broker.address, topic=topic).mode("overwrite").save()
-    assert (values(client, topic), client.queries.list(), client.transactions.list()) == (Counter(), [], [])
+    assert (values(client, topic), Queries(client).list(), client.transactions.list()) == (Counter(), [], [])

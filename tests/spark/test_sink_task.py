@@ -12,11 +12,11 @@ import pytest
 
 import txmq
 from txmq.client.client import Client, parse_bootstrap
-from txmq.client.transaction.spark_batches import Attempt
 from txmq.errors import FencedError, TransactionConflictError, UnavailableError, UnknownTopicError
 from txmq.spark.sink import sink
 from txmq.spark.sink import task as sink_task
 from txmq.spark.sink.options import SinkOptions
+from txmq.spark.sink.queries import Attempt, Queries
 from txmq.spark.sink.sink import BatchWriter, TaskMessage
 from txmq.spark.sink.task import Written
 from txmq.testing.processes.broker import BrokerProcess
@@ -34,8 +34,8 @@ def rows(*values: bytes) -> Any:
 
 def life(client: txmq.Client, query: str) -> Attempt:
     """A life of a driver, whose query is open: its task 0, attempt 0 of batch 0."""
-    epoch = client.queries.new_epoch()
-    client.queries.open(query, epoch)
+    epoch = Queries(client).new_epoch()
+    Queries(client).open(query, epoch)
     return Attempt(query, epoch, 0, 0, 0)
 
 
@@ -55,7 +55,7 @@ def topic(client: txmq.Client, request: pytest.FixtureRequest) -> str:
 def decide(client: txmq.Client, *winners: Written) -> bool:
     """The driver's commit."""
     at = winners[0].attempt
-    return client.queries.commit(at.query, at.epoch, at.batch, [txid for one in winners for txid in one.txids])
+    return Queries(client).commit(at.query, at.epoch, at.batch, [txid for one in winners for txid in one.txids])
 
 
 def test_winners_of_a_batch_are_seen_once_and_losers_never(
@@ -73,7 +73,7 @@ def test_winners_of_a_batch_are_seen_once_and_losers_never(
     assert client.transactions.list() == []
     with pytest.raises(TransactionConflictError):
         sink_task.write(client, told, driver._replace(task=2), iter([rows(b"late")]))
-    client.queries.delete(topic)
+    Queries(client).delete(topic)
 
 
 def test_a_broker_that_dies_within_a_task_costs_nothing(tmp_path: Path) -> None:

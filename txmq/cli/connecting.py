@@ -23,6 +23,7 @@ def connected(
 ) -> Iterator[Client]:
     """A client for a block; where the block finds nothing of one of these names, the error names the nearest one."""
     import txmq
+    from txmq.spark.sink.queries import Queries
 
     with txmq.connect(bootstrap) as client:
         try:
@@ -32,7 +33,7 @@ def connected(
         except UnknownGroupError as error:
             raise _with_nearest(error, group, lambda: [row["group"] for row in client.groups.list()]) from None
         except UnknownQueryError as error:
-            raise _with_nearest(error, query, lambda: [row["query"] for row in client.queries.list()]) from None
+            raise _with_nearest(error, query, lambda: [row["query"] for row in Queries(client).list()]) from None
 
 
 def _with_nearest(error: BrokerError, word: str | None, known: Callable[[], list[str]]) -> BrokerError:

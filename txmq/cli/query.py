@@ -26,8 +26,10 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
       txmq query list
       txmq query list --json | jq '.[] | select(.prepared > 0)'
     """
+    from txmq.spark.sink.queries import Queries
+
     with connected(bootstrap) as client:
-        queries = client.queries.list()
+        queries = Queries(client).list()
     if as_json:
         output.print_json(queries)
         return
@@ -49,13 +51,15 @@ def delete(
 
       txmq query delete write-17
     """
+    from txmq.spark.sink.queries import Queries
+
     if not yes:
         typer.confirm(
             f"Delete {query}? If it runs again from its checkpoint, its newest batch may be written twice.",
             abort=True, err=True,
         )  # fmt: skip
     with connected(bootstrap, query=query) as client:
-        client.queries.delete(query)
+        Queries(client).delete(query)
     if as_json:
         output.print_json({"query": query, "deleted": True})
     else:

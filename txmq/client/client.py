@@ -39,7 +39,6 @@ from txmq.client.spooling.retrying_producer import RetryingProducer
 from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import resolver_of, stop_resolver
 from txmq.client.transaction.check_backs import CheckBacks, Checker
-from txmq.client.transaction.spark_batches import Queries
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
@@ -117,7 +116,6 @@ class Client:
         topics: create, list, describe, alter, delete.
         transactions: what is in doubt, and what an operator may do about it.
         groups: consumer groups: list, describe, reset, delete.
-        queries: batches that many writers prepare and one driver decides (Spark's sink).
         control: the connection for everything but reads.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
@@ -146,7 +144,6 @@ class Client:
         self.topics = Topics(lambda: self.control, self.clock, timeout)
         self.transactions = Transactions(lambda: self.control, timeout, self._told)
         self.groups = Groups(lambda: self.control, timeout)
-        self.queries = Queries(self, timeout)
         self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
         self._lock = Lock()
         self._senders: list[Sender] = []

@@ -12,6 +12,7 @@ import txmq
 from txmq.client.client import Client
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.errors import ConfigError
+from txmq.spark.sink.queries import Queries
 
 NEVER_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, -1.0, "1", None, True, [])
 
@@ -24,7 +25,7 @@ WAITS: dict[str, Callable[[Client, Any], object]] = {
     "close": lambda client, wait: client.producer().close(wait),
     "fetch": lambda client, wait: client.fetch("t", 0, 0, timeout=wait),
     "fetch_raw": lambda client, wait: client.fetch_raw("t", 0, 0, timeout=wait),
-    "queries.open": lambda client, wait: client.queries.open("q", 1, timeout=wait),
+    "queries.open": lambda client, wait: Queries(client).open("q", 1, timeout=wait),
 }
 DURATIONS: dict[str, Callable[[Client, Any], object]] = {
     "connect": lambda _client, timeout: txmq.connect("txmq://host", timeout=timeout, lazy=True),

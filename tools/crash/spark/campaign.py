@@ -23,6 +23,7 @@ import txmq
 from tools.crash.processes import ROOT, CampaignError, pause, wait_for
 from tools.crash.spark.driver import IN, OUT
 from txmq.model import TransactionKind
+from txmq.spark.sink.queries import Queries
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.child import ChildProcess
 
@@ -151,7 +152,7 @@ class SparkCampaign:
 
     def _batch(self, client: txmq.Client) -> int:
         """The newest committed batch of the one query; -1 before the first."""
-        found = client.queries.list()
+        found = Queries(client).list()
         if len(found) > 1:
             raise CampaignError(f"one query writes, these are kept: {found}")
         batch = found[0]["batch"] if found else None

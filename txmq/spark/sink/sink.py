@@ -1,7 +1,7 @@
 """The writers of ``df.write.format("txmq")`` and ``df.writeStream.format("txmq")``: every batch exactly once.
 
 Theory of operation. One transaction per (query, batch): each task attempt prepares its rows (``sink_task``), the
-driver's one request names the winners (``client.queries``), and the broker keeps each query's newest batch, so that a
+driver's one request names the winners (``queries``), and the broker keeps each query's newest batch, so that a
 batch which Spark repeats after a crash is found to be committed. Spark makes a writer where it plans a batch and
 pickles it to the tasks; for a stream it makes *another one* where it commits. So what the commit needs to know comes
 with the tasks' messages.
@@ -24,9 +24,9 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from txmq.client.transaction.spark_batches import Attempt
 from txmq.errors import ConfigError, ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.spark.sink.options import SinkOptions, check_columns, parse_options
+from txmq.spark.sink.queries import Attempt, Queries
 from txmq.spark.sink.task import Written, client_of, write
 
 _AGAIN = "a stream finds out when it goes on from its checkpoint"
@@ -52,9 +52,9 @@ def make_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> Dat
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)  # a missing topic is told before the first row is computed
-    epoch = client.queries.new_epoch()
+    epoch = Queries(client).new_epoch()
     query = parsed.query or f"write-{epoch}"
-    committed = client.queries.open(query, epoch)
+    committed = Queries(client).open(query, epoch)
     batch = parsed.batch or 0
     return BatchWriter(parsed, Attempt(query, epoch, batch, 0, 0), is_over=committed is not None and committed >= batch)
 
@@ -67,7 +67,7 @@ def make_stream_writer(options: dict[str, str], schema: Any, *, overwrite: bool)
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)
-    return StreamWriter(parsed, client.queries.new_epoch())
+    return StreamWriter(parsed, Queries(client).new_epoch())
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
@@ -97,7 +97,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         Durability: the rows are visible and in the broker's journal when this returns.
         """
         query, epoch, batch = self._planned[:3]
-        queries = client_of(self._options).queries
+        queries = Queries(client_of(self._options))
         if not self._is_over:
             with _told_what_to_do(_AGAIN_NAMELESS if self._options.query is None else _AGAIN_AS_NAMED):
                 queries.commit(query, epoch, batch, _winners(messages))
@@ -109,7 +109,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """On the driver: roll back what the tasks have prepared, as far as the broker can be reached."""
         query, epoch, batch = self._planned[:3]
         with suppress(TxmqError):
-            queries = client_of(self._options).queries
+            queries = Queries(client_of(self._options))
             if self._options.query is None:
                 queries.delete(query, epoch=epoch)
             else:
@@ -127,7 +127,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         context = TaskContext.get()
         query, batch = context.getLocalProperty(_QUERY_ID), int(context.getLocalProperty(_BATCH_ID))
         attempt = Attempt(query, self._epoch, batch, context.partitionId(), context.taskAttemptId())
-        committed = client_of(self._options).queries.open(query, self._epoch)
+        committed = Queries(client_of(self._options)).open(query, self._epoch)
         is_over = committed is not None and committed >= batch
         return TaskMessage(_written(self._options, attempt, iterator, is_over=is_over))
 
@@ -137,7 +137,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if not written or any(one.is_over for one in written):
             return  # a batch without tasks has no rows; one that was over before a task began is committed
         attempt = written[0].attempt
-        queries = client_of(self._options).queries
+        queries = Queries(client_of(self._options))
         with _told_what_to_do(_AGAIN):
             queries.commit(attempt.query, attempt.epoch, batchId, _winners(messages))
 
@@ -147,7 +147,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if written:
             attempt = written[0].attempt
             with suppress(TxmqError):
-                client_of(self._options).queries.abort(attempt.query, epoch=attempt.epoch, batch=batchId)
+                Queries(client_of(self._options)).abort(attempt.query, epoch=attempt.epoch, batch=batchId)
 
 
 @contextmanager

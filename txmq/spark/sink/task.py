@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from txmq.client.client import Client, parse_bootstrap
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
-from txmq.client.transaction.spark_batches import Attempt
 from txmq.errors import (
     ConnectionLostError,
     OverloadedError,
@@ -31,6 +30,7 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.spark.sink.options import SinkOptions
+from txmq.spark.sink.queries import Attempt, Queries
 from txmq.spark.sink.rows import CHUNK_SIZE_BYTES, Gatherer
 
 # Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
@@ -122,7 +122,7 @@ def _prepare(
     if not home.fits_one_request(parts):
         raise TooLargeError(f"{len(parts)} record batches at once do not fit a request: raise request_size_bytes_max")
     try:
-        client.queries.prepare_part(attempt, home, parts)
+        Queries(client).prepare_part(attempt, home, parts)
     except TransactionTimeoutError as error:
         reason = error.__cause__ or error
         raise UnavailableError(

@@ -1,8 +1,8 @@
-"""``client.queries``: batches that many writers prepare in parts and one driver decides, each exactly once.
+"""Batches that many writers prepare in parts and one driver decides, each exactly once (verb ``query``).
 
-A driver's life draws an ``epoch`` (once, before its first batch); every writer opens the query with it, prepares its
-parts (``prepare_part``), and hands their ids to the driver, whose one ``commit`` makes the winners visible. What a life
-left is rolled back when a later one opens the query. Used by ``df.write.format("txmq")``; see docs/how-to/spark.md.
+A driver draws an ``epoch`` when it starts, before its first batch. Every writer opens the query with it, prepares its
+parts (``prepare_part``), and hands their ids to the driver, whose one ``commit`` makes the winners visible. What a
+driver left is rolled back when a later one opens the query.
 
 Requests are repeated until they are answered: the broker executes each once.
 """
@@ -10,12 +10,13 @@ Requests are repeated until they are answered: the broker executes each once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txmq.client.arguments import require_wait
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.prepared import repeat_prepare
+from txmq.client.transport.ports import Broker
 from txmq.model import TransactionKind
 from txmq.protocol.json_text import Fields, json_object
 
@@ -36,8 +37,8 @@ class Attempt(NamedTuple):
 class Queries:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Any, timeout: float) -> None:
-        self._client, self._timeout = client, timeout
+    def __init__(self, client: Broker) -> None:
+        self._client = client
 
     def new_epoch(self) -> int:
         """Draw a number for a life of a driver: higher than any drawn before, for whichever query."""
@@ -121,7 +122,7 @@ class Queries:
         self, action: str, query: str, given: dict[str, int], timeout: float | None = None, body: bytes = b""
     ) -> Fields:
         require_wait(timeout)
-        seconds = self._timeout if timeout is None else timeout
+        seconds = self._client.timeout if timeout is None else timeout
         return json_object(
             self._client.control.repeat("query", action, query, timeout=seconds, extensions=given, body=[body])
         )
