@@ -30,7 +30,7 @@ from txmq.client.arguments import (
 from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.partitioner import PartitionSelector
-from txmq.client.producer.core import ProducerLimits
+from txmq.client.producer.batches import ProducerLimits
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender import Sender
 from txmq.client.reading import Fetcher

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from txmq.client.producer.core import ProducerLimits
+from txmq.client.producer.batches import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.sessions import Sessions, stamped

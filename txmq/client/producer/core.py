@@ -30,10 +30,15 @@ Invariants:
 
 from __future__ import annotations
 
-import enum
-from collections import deque
-from dataclasses import dataclass
-
+from txmq.client.producer.batches import (
+    RECORD_OVERHEAD_BYTES,
+    SEQUENCE_MASK,
+    Batch,
+    BatchQueue,
+    BatchState,
+    ProducerLimits,
+    Record,
+)
 from txmq.errors import (
     BrokerError,
     DeliveryUnknownError,
@@ -46,100 +51,9 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import records
-from txmq.log.records import Headers
 
-SEQUENCE_MASK = 0x7FFFFFFF
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
 DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so a fate, only if their deadlines are this close
-RECORD_OVERHEAD_BYTES = 32  # of a record and of each header, at most: lengths, deltas, attributes
-BATCH_OVERHEAD_BYTES = 128  # header of the batch and its request's line
-
-Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp ms
-
-
-class BatchState(enum.Enum):
-    """Where a batch of the queue stands."""
-
-    WAITING = "waiting"
-    IN_FLIGHT = "in flight"
-    DONE = "done"  # stored; kept while one before it is not
-    GONE = "gone"  # no longer in its queue
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerLimits:
-    """Settings of a producer.
-
-    Attributes:
-        linger_s: how long a batch waits for company before it is sent.
-        batch_size_bytes: a batch is closed when it would grow over this.
-        buffer_size_bytes: all unfinished batches together.
-        in_flight_max: unanswered batches a partition; the session's own limit counts as well.
-        compression: "gzip", "lz4", "zstd" or None.
-    """
-
-    linger_s: float = 0.0
-    batch_size_bytes: int = 256 << 10
-    buffer_size_bytes: int = 64 << 20
-    in_flight_max: int = 8
-    compression: str | None = None
-
-
-class Batch:
-    """Messages that share a partition, a request and a fate.
-
-    Attributes:
-        content: what is sent, once it is closed; its sequence is written when it is given out.
-        transmission: how often it was given out; tells late answers apart.
-        was_uncertain: whether it was, before the present transmission.
-        base_offset, error: the end, once finished; exactly one of them is set.
-        owner: the shell's.
-    """
-
-    __slots__ = (
-        "base_offset", "content", "count", "created_at", "deadline", "error", "is_finished", "is_uncertain", "owner",
-        "queue", "records", "refusal", "sequence", "size_bytes", "state", "transmission", "was_uncertain",
-    )  # fmt: skip
-
-    def __init__(self, queue: PartitionQueue, created_at: float, deadline: float) -> None:
-        self.queue, self.created_at, self.deadline = queue, created_at, deadline
-        self.records: list[Record] = []
-        self.content: bytearray | None = None
-        self.count, self.size_bytes = 0, BATCH_OVERHEAD_BYTES
-        self.state = BatchState.WAITING
-        self.sequence = self.transmission = 0
-        self.is_uncertain = self.was_uncertain = self.is_finished = False
-        self.base_offset: int | None = None
-        self.error: TxmqError | None = None
-        self.refusal: TxmqError | None = None  # why it waits again
-        self.owner: object = None
-
-
-class PartitionQueue:
-    """The unfinished batches of one partition, in order.
-
-    Attributes:
-        base_sequence: the sequence of the queue's first message.
-        open: the last batch of the queue while messages may still join it.
-        stalled: something was refused; nothing is sent until the rest of the flight is answered.
-        in_flight_max: 1 after a guess at the sequence, until the broker has taken it; 0 for the core's limit. A broker
-            that lost what it had acknowledged (sync = never) would refuse the first and take the second.
-        not_before: back-off; monotonic time.
-    """
-
-    __slots__ = (
-        "backoff_s", "base_sequence", "batches", "in_flight", "in_flight_max", "not_before", "open", "partition",
-        "stalled", "topic", "topic_bytes",
-    )  # fmt: skip
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic, self.partition, self.topic_bytes = topic, partition, topic.encode("ascii")
-        self.batches: deque[Batch] = deque()
-        self.open: Batch | None = None
-        self.base_sequence = self.in_flight = 0
-        self.stalled = False
-        self.in_flight_max = 0
-        self.not_before = self.backoff_s = 0.0
 
 
 class ProducerCore:
@@ -154,8 +68,8 @@ class ProducerCore:
         self._in_flight_max = limits.in_flight_max
         self._producer: tuple[int, int] | None = None  # session id and epoch of the numbers in use
         self._is_connected = False
-        self._queues: dict[tuple[str, int], PartitionQueue] = {}
-        self._active: dict[PartitionQueue, None] = {}  # those with batches
+        self._queues: dict[tuple[str, int], BatchQueue] = {}
+        self._active: dict[BatchQueue, None] = {}  # those with batches
         self._finished: list[Batch] = []
         self.expires_at = float("inf")  # no deadline of an unfinished batch is earlier
 
@@ -201,13 +115,13 @@ class ProducerCore:
         """All that somebody waits for."""
         return [batch for queue in self._active for batch in queue.batches if not batch.is_finished]
 
-    def _queue(self, topic: str, partition: int) -> PartitionQueue:
+    def _queue(self, topic: str, partition: int) -> BatchQueue:
         queue = self._queues.get((topic, partition))
         if queue is None:
-            queue = self._queues[topic, partition] = PartitionQueue(topic, partition)
+            queue = self._queues[topic, partition] = BatchQueue(topic, partition)
         return queue
 
-    def _new_batch(self, queue: PartitionQueue, now: float, deadline: float) -> Batch:
+    def _new_batch(self, queue: BatchQueue, now: float, deadline: float) -> Batch:
         batch = Batch(queue, now, deadline)
         queue.batches.append(batch)
         self._active[queue] = None
@@ -228,7 +142,7 @@ class ProducerCore:
                 self._poll_queue(queue, now, given)
         return given
 
-    def _poll_queue(self, queue: PartitionQueue, now: float, given: list[Batch]) -> None:
+    def _poll_queue(self, queue: BatchQueue, now: float, given: list[Batch]) -> None:
         if queue.stalled and not queue.in_flight:
             queue.stalled = False
         if queue.stalled or now < queue.not_before:
@@ -442,7 +356,7 @@ class ProducerCore:
             del self._active[queue]
 
 
-def _overdue(queue: PartitionQueue, now: float) -> list[Batch]:
+def _overdue(queue: BatchQueue, now: float) -> list[Batch]:
     return [batch for batch in queue.batches if not batch.is_finished and batch.deadline <= now]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from txmq.client.producer.core import RECORD_OVERHEAD_BYTES
+from txmq.client.producer.batches import RECORD_OVERHEAD_BYTES
 from txmq.errors import LocalProtocolError, TooLargeError
 from txmq.log.records import TAG_HEADER, TXID_HEADER, Headers
 

@@ -15,8 +15,8 @@ from typing import Protocol, Self, TypeVar
 from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer import bulk
+from txmq.client.producer.batches import Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
-from txmq.client.producer.core import Record
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.producer.sender import Sender
 from txmq.client.transaction.block import Resource, Transaction

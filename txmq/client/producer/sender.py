@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from txmq.client.producer.core import Batch, ProducerCore, ProducerLimits, Record
+from txmq.client.producer.batches import Batch, ProducerLimits, Record
+from txmq.client.producer.core import ProducerCore
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, ReconnectingConnection
 from txmq.client.transport.session import ClientSession

@@ -20,15 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from txmq.client.producer.core import (
-    SEQUENCE_MASK,
-    Batch,
-    BatchState,
-    PartitionQueue,
-    ProducerCore,
-    ProducerLimits,
-    Record,
-)
+from txmq.client.producer.batches import SEQUENCE_MASK, Batch, BatchQueue, BatchState, ProducerLimits, Record
+from txmq.client.producer.core import ProducerCore
 from txmq.client.producer.sender import Completion, Sender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool_rows import Place, SpoolIdentity
@@ -97,16 +90,16 @@ class OrderedCore(ProducerCore):
     def __init__(self, limits: ProducerLimits) -> None:
         super().__init__(limits)
         self.identity: SpoolIdentity | None = None  # whose numbers are in use
-        self.given_up: dict[PartitionQueue, SpoolIdentity | None] = {}
+        self.given_up: dict[BatchQueue, SpoolIdentity | None] = {}
         self.direct: set[Place] = set()  # partitions that may be sent to
-        self._floors: dict[PartitionQueue, int] = {}
+        self._floors: dict[BatchQueue, int] = {}
 
-    def _new_batch(self, queue: PartitionQueue, now: float, deadline: float) -> Batch:
+    def _new_batch(self, queue: BatchQueue, now: float, deadline: float) -> Batch:
         batch = super()._new_batch(queue, now, deadline)
         batch.owner = OrderedCompletion(batch)
         return batch
 
-    def _poll_queue(self, queue: PartitionQueue, now: float, given: list[Batch]) -> None:
+    def _poll_queue(self, queue: BatchQueue, now: float, given: list[Batch]) -> None:
         if queue not in self.given_up:
             super()._poll_queue(queue, now, given)
 
@@ -122,7 +115,7 @@ class OrderedCore(ProducerCore):
         self._give_up(queue)
         return bool(queue.batches)
 
-    def _give_up(self, queue: PartitionQueue) -> None:
+    def _give_up(self, queue: BatchQueue) -> None:
         if queue.batches:
             self.direct.discard((queue.topic, queue.partition))
             self.given_up.setdefault(queue, self.identity)

@@ -27,7 +27,8 @@ from txmq.client.arguments import (
     require_wait,
 )
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
-from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN, ProducerLimits, Record
+from txmq.client.producer.batches import ProducerLimits, Record
+from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue

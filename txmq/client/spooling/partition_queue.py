@@ -36,7 +36,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, takewhile
 
-from txmq.client.producer.core import SEQUENCE_MASK, Batch, Record
+from txmq.client.producer.batches import SEQUENCE_MASK, Batch, Record
 from txmq.client.producer.sender import Completion
 from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent, is_certain
 from txmq.client.spooling.log_lookup import Reader, StoredInLog, look_up

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from txmq.client.arguments import require_wait
 from txmq.client.partitioner import PartitionSelector
+from txmq.client.producer.batches import Record
 from txmq.client.producer.bulk import Pair
-from txmq.client.producer.core import Record
 from txmq.client.producer.producer import Producer, ProducerClient, ProducerSettings
 from txmq.client.producer.sender import Sender
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
