@@ -1,4 +1,4 @@
-"""All rows, in the order of the budget (DESIGN.md, section 10)."""
+"""All rows, in the order of the budget (docs/benchmarks.md)."""
 
 from __future__ import annotations
 

@@ -124,11 +124,13 @@ class House:
                 for number, text in enumerate(module.text.splitlines(), 1)
                 if re.search(r"\bclient: Any\b", text)
             )
-        yield from self._missing_citations()
+        yield from self.missing_citations()
 
-    def _missing_citations(self) -> Iterator[str]:
-        there = [path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if path.is_file()]
-        known = {f"/{place}" for place in there if not place.startswith((".git/", ".venv/"))}
+    def missing_citations(self) -> Iterator[str]:
+        """One line for each file that a comment or docstring names and that is not there."""
+        top = [path for path in self.root.iterdir() if not path.name.startswith(".")]
+        there = [path for place in top for path in (place, *place.rglob("*"))]
+        known = {f"/{path.relative_to(self.root).as_posix()}" for path in there if path.is_file()}
         for folder in ("txmq", "tests", "tools", "examples", "bench"):
             for path in sorted((self.root / folder).rglob("*.py")):
                 for line, cited in _citations(path.read_text("utf-8")):

@@ -2,7 +2,7 @@
 
 A txid names a transaction for ever: cluster id (64 bits, random), id of the home journal (64 bits, random), a session
 id that the home broker issued, journaled and never reuses, and a counter of that session. Its text is at most 64
-ASCII characters, so that it fits an XA gtrid whole. Source: DESIGN.md section 5; X/Open XA, section 4.2.
+ASCII characters, so that it fits an XA gtrid whole. Source: X/Open XA, section 4.2.
 """
 
 from __future__ import annotations

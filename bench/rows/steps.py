@@ -1,6 +1,6 @@
 """What the steps of a transaction with a database cost here without txmq: the bare limit of those rows.
 
-Theory of operation. DESIGN.md section 5 says which waits such a transaction has: for its statements, for a forced write
+Theory of operation. ARCHITECTURE.md says which waits such a transaction has: for its statements, for a forced write
 at the broker, for the database's commit, for the broker again. Here the statements that it cannot do without (row,
 marker, commit) go to the same database, and blocks of the same size to a server that writes one block and syncs for all
 that came together, and then sends them back: no checks, no savepoint, no log, no recovery, one socket a thread.

@@ -1,4 +1,4 @@
-"""The table of bad inputs (reference/bad-inputs.md): number, what is sent on a fresh connection, what must come back.
+"""The table of bad inputs: number, what is sent on a fresh connection, what must come back.
 
 A case is bytes and the codes of the answers in order; ``CLOSED`` at the end where the broker closes. Everything stands
 for a topic ``t`` with two partitions. What cannot be said in one connection is a test of its own (``OWN_TESTS``); what

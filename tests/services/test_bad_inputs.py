@@ -1,4 +1,4 @@
-"""Bad inputs against a real broker (reference/bad-inputs.md), each under its rule R0.
+"""Bad inputs against a real broker, each under the rule R0 of ``watch.py``.
 
 What R0 is, and how it is looked at, stands in ``watch``. What is done to the broker's files, limits and process is in
 ``test_bad_surroundings``.

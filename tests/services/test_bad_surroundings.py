@@ -1,4 +1,4 @@
-"""What is done to a broker's files, limits and process (reference/bad-inputs.md: 2 67 68 120 129 131 149 150)."""
+"""What is done to a broker's files, limits and process (cases 2 67 68 120 129 131 149 150)."""
 
 from __future__ import annotations
 

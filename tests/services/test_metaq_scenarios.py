@@ -1,4 +1,4 @@
-"""The acceptance scenarios of MetaQ (reference/metaq.md, section 8) for producers, consumers, retries and the browser.
+"""The acceptance scenarios of MetaQ for producers, consumers, retries and the browser.
 
 Their name, and where it is here; a name without a file is a test of this one. What transactions do, and what the
 original fails at, is in ``test_metaq_scenarios_transactions``. Left out: ha, gregor, spring and ZooKeeper.

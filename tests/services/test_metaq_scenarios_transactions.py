@@ -1,4 +1,4 @@
-"""The acceptance scenarios of MetaQ (reference/metaq.md, section 8) for transactions, and those that it fails itself.
+"""The acceptance scenarios of MetaQ for transactions, and those that it fails itself.
 
 Their name, and where it is here; a name without a file is a test of this one. Left out: ha, gregor, spring, ZooKeeper.
 

@@ -1,4 +1,4 @@
-"""Rule R0 of reference/bad-inputs.md for one broker: what is looked at around every case.
+"""Rule R0 for one broker: what is looked at around every case of bad input.
 
 R0: the broker lives and has logged no error; others waited behind no more than 50 ms of its work meanwhile; memory and
 descriptors are back where they were; a normal put and get work; nothing was written but what the case says.

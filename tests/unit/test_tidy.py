@@ -24,7 +24,7 @@ FUNCTION_LINES_MAX = 60
 MODULE_LINES_MAX = 500
 PARAMETERS_MAX = 8  # aim at 5; a constructor's keyword-only options count too
 # Rows of data, on hot paths, where building a value first would cost more than the work.
-# And the keyword-only options of the public API, as DESIGN.md spells them.
+# And the keyword-only options of the public API, as the public API spells them.
 MANY_PARAMETERS = {
     ("txmq/model.py", "__init__"), ("txmq/redo/entries.py", "run_header"),
     ("txmq/client/client.py", "producer"), ("txmq/client/client.py", "consumer"),
@@ -51,11 +51,11 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/consumer/retry/file_store.py": (
         frozenset({"sqlite3", "pathlib"}),
-        "the retry store is an SQLite file: section 3",
+        "the retry store is an SQLite file: ARCHITECTURE.md, Decisions",
     ),
     "txmq/client/spooling/spool.py": (
         frozenset({"sqlite3", "pathlib"}),
-        "the spool is an SQLite file: DESIGN.md section 3",
+        "the spool is an SQLite file: ARCHITECTURE.md, Decisions",
     ),
     "txmq/xa/database/sqlite_file.py": (frozenset({"os", "sqlite3"}), "who settles opens an application's SQLite file"),
     "txmq/spark/audit/output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),

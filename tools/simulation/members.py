@@ -2,9 +2,9 @@
 
 The members of ``plain`` save what they have dealt with; those of ``exact`` write one message for each that they
 consume and save the offset in the same transaction. Who beats in time stays a member, also while the broker is stopped
-for longer than that. Checked are P8 and the acks of section 5 of DESIGN.md: no gap below
-a saved offset, no saved offset that goes back, none of a fenced generation, and for ``exact`` one message for each
-input below the saved offset, none above it, and never two.
+for longer than that. Checked are P8 (docs/promises.md) and acks in transactions: no gap
+below a saved offset, no saved offset that goes back, none of a fenced generation, and for ``exact`` one message for
+each input below the saved offset, none above it, and never two.
 """
 
 from __future__ import annotations

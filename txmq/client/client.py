@@ -1,4 +1,4 @@
-"""``txmq.connect`` and ``Client``: one broker, two connections, the names of DESIGN.md section 7.
+"""``txmq.connect`` and ``Client``: one broker, two connections.
 
 ``control`` carries everything but reads, and the session that transactions and the first producer share. A second
 producer at the same time gets a connection and session of its own, because one session numbers the batches of one

@@ -1,6 +1,7 @@
 """Which partition a message goes to.
 
-A selector sees the topic's *declared* partitions, reachable or not: the same key always goes the same way (P7).
+A selector sees the topic's *declared* partitions, reachable or not: the same key always goes the same way (P7 of
+docs/promises.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Spark makes one instance per use, in a Python process of its own, and pickles what the methods return to the executors.
 Options arrive with keys in lower case; ``options`` finds them in any case.
 
-Source: PySpark 4.3, pyspark/sql/datasource.py.
+Source: PySpark 4.3, module pyspark.sql.datasource.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from txmq.broker.state.transaction import TRANSITIONS, Action, TransactionEvent,
 from txmq.errors import TransactionStateError
 
 # Rows: states; columns: PART PREPARE COMMIT_PARTS COMMIT DECIDE COMPLETE ROLLBACK FENCE LOOKUP OWNER_GONE DEADLINE.
-# Written down twice on purpose, from docs/protocol.md and DESIGN.md section 5: a changed table needs two changed minds.
+# Written down twice on purpose, here from docs/protocol.md: a changed table needs two changed minds.
 EXPECTED = """
 NONE        ADD_PART        PREPARE         DECIDE          REFUSE_UNKNOWN  DECIDE_BRANCHES REFUSE_UNKNOWN  FENCE           FENCE         TELL          IGNORE    IGNORE
 OPEN        ADD_PART        PREPARE         DECIDE          DECIDE          DECIDE_BRANCHES REFUSE_UNKNOWN  ROLL_BACK       ROLL_BACK     TELL          ROLL_BACK ROLL_BACK

@@ -1,4 +1,4 @@
-"""The public API of DESIGN section 7, held word by word: names, parameters, defaults, what is keyword only."""
+"""The public API, held word by word: names, parameters, defaults, what is keyword only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.xa_resource import BrokerXAResource
 
-# Of each the parameters behind self, as Python would print them without types. What DESIGN leaves open ("...") is here
-# too: whoever changes it breaks somebody's program, and must say so in CHANGES.md.
+# Of each the parameters behind self, as Python would print them without types. A change breaks programs of users
+# and is told in CHANGES.md.
 SIGNATURES: dict[Callable[..., Any], str] = {
     txmq.connect: "bootstrap, *, timeout=5.0, name='python', lazy=False",
     Topics.create: "name, partitions=1, **settings",
@@ -92,7 +92,7 @@ def _bare(function: Callable[..., Any]) -> str:
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
-def test_a_public_call_is_written_as_the_design_writes_it(function: Callable[..., Any]) -> None:
+def test_a_public_call_keeps_its_parameters(function: Callable[..., Any]) -> None:
     assert _bare(function) == SIGNATURES[function]
 
 

@@ -4,7 +4,7 @@ Per partition and producer the last ``in_flight_max`` batches are remembered as 
 batch whose sequence is the next one is new; one that repeats a remembered sequence with the same CRC is a duplicate and
 gets the same answer; all else is refused. Sequences count records and wrap after 2^31 - 1.
 
-Source: Kafka protocol guide, idempotent producer; DESIGN.md section 4.
+Source: Kafka protocol guide, idempotent producer.
 """
 
 from __future__ import annotations

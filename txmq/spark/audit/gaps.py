@@ -1,6 +1,6 @@
 """Holes in what was read: offsets of a partition that nobody can read, though the log says that they are there.
 
-Theory of operation. Offsets have no holes (DESIGN.md, promise P2), so a run of 65,536 offsets is whole when count,
+Theory of operation. Offsets have no holes (P2 of docs/promises.md), so a run of 65,536 offsets is whole when count,
 first and last fit and the offsets add up. Spark counts the runs; the driver compares them with the ranges that were to
 be read. Only runs that do not add up are looked at offset by offset.
 """

@@ -2,8 +2,8 @@
 
 Theory of operation. The two sides move while they are read, and an audit must not take movement for damage:
 
-    * the log's ends are taken first, then the table is read: a visible message has its row already (promise P4), so
-      every message that is read may be held to have one;
+    * the log's ends are taken first, then the table is read: a visible message has its row already (P4 of
+      docs/promises.md), so every message that is read may be held to have one;
     * rows are held to have a message only when they are older than the margin (``settle_ms``). Where no column says how
       old they are, the audit waits for the margin after it has read the table, reads what came meanwhile, and only then
       calls a row without message missing;

@@ -11,7 +11,8 @@ former ones and rolls back what they left: tasks of a driver that died, and of a
 
 A batch write without ``queryId`` has a name of its own, which is forgotten once it is committed.
 
-Source: PySpark 4.3, pyspark/sql/datasource.py; sql/worker/write_into_data_source.py, python_streaming_sink_runner.py.
+Source: PySpark 4.3, modules pyspark.sql.datasource, pyspark.sql.worker.write_into_data_source and
+pyspark.sql.worker.python_streaming_sink_runner.
 """
 
 from __future__ import annotations

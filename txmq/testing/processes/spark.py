@@ -8,7 +8,7 @@ Both lie in the virtual environment and go with it.
 Measured on 2 cores: first job of a Python data source 16 s after the start without, 6 s with both; the archive takes
 18 s once.
 
-Source: JEP 350 (dynamic class-data archives); pyspark/find_spark_home.py.
+Source: JEP 350 (dynamic class-data archives); module pyspark.find_spark_home.
 """
 
 from __future__ import annotations

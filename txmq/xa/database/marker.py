@@ -15,7 +15,7 @@ Tables::
 Invariants:
     * absence proves a rollback in the known server only, and the rolled-back row gets in there only; the row of the
       known server may change, and stands beside the identity's, which writers lock at REPEATABLE READ;
-    * an outcome never changes; a row leaves only as DESIGN.md section 5 allows;
+    * an outcome never changes; only the marker sweep deletes a row (``marker_sweep.py``);
     * the owner's row gets in only where the identity is the expected one, and before the deadline on the database's
       clock; both are conditions of the INSERT itself;
     * rows are deleted by their keys, at most EXPIRED_SIZE at once: whoever writes other rows does not wait for it;
