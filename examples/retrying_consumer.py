@@ -1,4 +1,5 @@
-"""A consumer whose messages fail: retried, deferred in the order of their key, buried in the end, and sent again.
+"""A consumer whose messages fail: retried, deferred in the order of their key, a dead letter in the end, and sent
+again.
 
 Payments are booked by calling a bank that is down for some accounts. Those payments wait, and later payments of the
 same account wait behind them, while everybody else's go on. A payment that no bank will take becomes a dead letter.
@@ -42,7 +43,7 @@ def consume(client: txmq.Client, bank: Bank, retry_store: str, *, payments: int)
 
     def handle(message: txmq.Message) -> None:
         account, _, amount = (message.value or b"").decode().partition(" ")
-        bank.book(account, amount)  # raises: the message is retried, deferred, buried
+        bank.book(account, amount)  # raises: the message is retried, deferred, a dead letter
         print(f"booked {account} {amount}")
 
     def end_when_all_is_dealt_with() -> None:  # for the demonstration
@@ -80,9 +81,9 @@ def main() -> None:
                 producer.send(TOPIC, payment.encode(), key=payment.split()[0].encode())
         bank = Bank()
         consume(client, bank, arguments.retry_store, payments=len(payments))
-        for letter in dead_letters(client):
-            reason, attempts = letter.headers["txmq.dead.reason"], letter.headers["txmq.dead.attempts"]
-            print(f"given up {(letter.value or b'').decode()} after {attempts.decode()} times: {reason.decode()}")
+        for dead_letter in dead_letters(client):
+            reason, attempts = dead_letter.headers["txmq.dead.reason"], dead_letter.headers["txmq.dead.attempts"]
+            print(f"given up {(dead_letter.value or b'').decode()} after {attempts.decode()} times: {reason.decode()}")
         print(f"look at them with: txmq dead-letter list {GROUP}")
 
 

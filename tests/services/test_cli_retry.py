@@ -1,4 +1,4 @@
-"""``txmq retry`` and ``txmq dead-letter`` against a real broker, with members active and away, and killed replays."""
+"""``txmq retry`` and ``txmq dead-letter`` against a real broker, with members active and away, and killed redrives."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.services.consuming import WAIT_S, until
 from tests.services.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, clear, listening, never, saved
 from txmq.cli.main import main
 from txmq.client.consumer.retry.dead_letters import DeadLetters
-from txmq.client.consumer.retry.redrive import LetterReplay
+from txmq.client.consumer.retry.redrive import Redrive
 from txmq.model import Message
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.runtime.logging import get_logger
 from txmq.testing.processes.broker import BrokerProcess
 
-LETTERS = f"{GROUP}.dead-letter"
+DEAD_LETTERS = f"{GROUP}.dead-letter"
 
 
 def run(broker: BrokerProcess, *words: str, status: int = 0) -> str:
@@ -68,7 +68,7 @@ def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
         clear(made)
 
 
-def test_what_is_deferred_is_listed_shown_replayed_and_dropped_while_a_member_is_active(
+def test_what_is_deferred_is_listed_shown_redelivered_and_dropped_while_a_member_is_active(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "r")
@@ -89,7 +89,7 @@ def test_what_is_deferred_is_listed_shown_replayed_and_dropped_while_a_member_is
             assert json.loads(run(broker, "retry", "show", GROUP, *place, "2", "--json", *words))["value"] == "behind"
         assert "retry list" in run(broker, "retry", "show", GROUP, *place, "1", status=1)
         assert found.values.count(b"bad1") == 1
-        run(broker, "retry", "replay", GROUP, *place, "0")
+        run(broker, "retry", "redeliver", GROUP, *place, "0")
         until(lambda: found.values.count(b"bad1") == 2, "delivered again, long before its time")
         run(broker, "retry", "drop", GROUP, *place, "0", "--store", store)
         until(lambda: b"behind" in found.values, "what waited behind it goes on")
@@ -137,19 +137,19 @@ def test_a_store_is_not_made_by_looking_and_a_place_is_said_in_full(broker: Brok
     assert not missing.exists()
     assert "--all" in run(broker, "retry", "drop", GROUP, status=2)
     assert "--topic" in run(broker, "retry", "drop", GROUP, "--offset", "1", status=2)
-    assert "--all" in run(broker, "dead-letter", "replay", GROUP, status=2)
+    assert "--all" in run(broker, "dead-letter", "redrive", GROUP, status=2)
 
 
 # --- dead letters ----------------------------------------------------------------------------------------------------
 
 
-def bury(client: txmq.Client, *offsets: int) -> None:
-    """Letters about messages of partition 1, as consumers write them."""
-    letters = DeadLetters(client, GROUP, "m", get_logger())
+def send_dead_letters(client: txmq.Client, *offsets: int) -> None:
+    """Dead letters of messages of partition 1, as consumers write them."""
+    dead_letters = DeadLetters(client, GROUP, "m", get_logger())
     for offset in offsets:
         value = b"letter %d" % offset
-        letters.bury(Message(TOPIC, 1, offset, b"k", value, {"h": b"1"}, "red", 7, None), 6, "cannot")
-    letters.close()
+        dead_letters.dead_letter(Message(TOPIC, 1, offset, b"k", value, {"h": b"1"}, "red", 7, None), 6, "cannot")
+    dead_letters.close()
 
 
 def sent(client: txmq.Client, topic: str = TOPIC) -> list[bytes | None]:
@@ -157,50 +157,50 @@ def sent(client: txmq.Client, topic: str = TOPIC) -> list[bytes | None]:
     return [message.value for message in client.browse(topic)]
 
 
-def test_letters_are_listed_shown_and_sent_again_once_to_where_they_came_from(
+def test_dead_letters_are_listed_shown_and_sent_again_once_to_where_they_came_from(
     client: txmq.Client, broker: BrokerProcess
 ) -> None:
     client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
-    assert json.loads(run(broker, "dead-letter", "list", GROUP, "--json")) == []  # it has buried nothing
-    bury(client, 5, 8, 5)  # the first one twice: its consumer died in between
+    assert json.loads(run(broker, "dead-letter", "list", GROUP, "--json")) == []  # it has no dead letters
+    send_dead_letters(client, 5, 8, 5)  # the first one twice: its consumer died in between
     rows = json.loads(run(broker, "dead-letter", "list", GROUP, "--json"))
-    assert [(row["offset"], row["from"], row["attempts"], row["reason"], row["replayed"]) for row in rows] == [
+    assert [(row["offset"], row["from"], row["attempts"], row["reason"], row["redriven"]) for row in rows] == [
         (0, f"{TOPIC}/1/5", "6", "cannot", False), (1, f"{TOPIC}/1/8", "6", "cannot", False),
         (2, f"{TOPIC}/1/5", "6", "cannot", False),
     ]  # fmt: skip
     shown = json.loads(run(broker, "dead-letter", "show", GROUP, "--offset", "1", "--json"))
     assert (shown["value"], shown["key"], shown["tag"]) == ("letter 8", "k", "red")
-    said = run(broker, "dead-letter", "replay", GROUP, "--offset", "1", "--json")
+    said = run(broker, "dead-letter", "redrive", GROUP, "--offset", "1", "--json")
     assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 0, "gone": 0}
-    said = run(broker, "dead-letter", "replay", GROUP, "--all", "--json")
+    said = run(broker, "dead-letter", "redrive", GROUP, "--all", "--json")
     assert json.loads(said) == {"group": GROUP, "sent": 1, "before": 2, "gone": 0}
     assert sent(client) == [b"letter 8", b"letter 5"]
     first = client.fetch(TOPIC, 1, 0)[0]
     assert (first.key, first.tag, first.headers) == (
-        b"k", "red", {"h": b"1", "txmq.replayed": f"{LETTERS}/0/1".encode()},
+        b"k", "red", {"h": b"1", "txmq.redriven": f"{DEAD_LETTERS}/0/1".encode()},
     )  # fmt: skip
-    assert all(row["replayed"] for row in json.loads(run(broker, "dead-letter", "list", GROUP, "--json")))
-    assert "no letter at 9; nothing" in run(broker, "dead-letter", "replay", GROUP, "--offset", "9", status=1)
+    assert all(row["redriven"] for row in json.loads(run(broker, "dead-letter", "list", GROUP, "--json")))
+    assert "no dead letter at 9; nothing" in run(broker, "dead-letter", "redrive", GROUP, "--offset", "9", status=1)
     client.topics.create("elsewhere")
-    run(broker, "dead-letter", "replay", GROUP, "--offset", "0", "--to", "elsewhere", "--again")
+    run(broker, "dead-letter", "redrive", GROUP, "--offset", "0", "--to", "elsewhere", "--again")
     assert sent(client, "elsewhere") == [b"letter 5"]
     assert "cannot" in run(broker, "dead-letter", "list", GROUP)
 
 
-def test_letters_without_their_value_are_sent_with_what_the_log_has_or_told_as_gone(
+def test_dead_letters_without_their_value_are_sent_with_what_the_log_has_or_told_as_gone(
     client: txmq.Client, broker: BrokerProcess
 ) -> None:
     client.producer().send(TOPIC, b"large", key=b"k", headers={"h": b"1"}, partition=1)
-    letters = DeadLetters(client, GROUP, "m", get_logger())
-    letters.bury(Message(TOPIC, 0, 7, b"k", None, {}, None, 7, None), 6, "cannot")
-    letters.bury_gone((TOPIC, 0), 9, 6)
-    letters.close()
+    dead_letters = DeadLetters(client, GROUP, "m", get_logger())
+    dead_letters.dead_letter(Message(TOPIC, 0, 7, b"k", None, {}, None, 7, None), 6, "cannot")
+    dead_letters.dead_letter_gone((TOPIC, 0), 9, 6)
+    dead_letters.close()
     for offset in (b"0", b"5"):  # one is in the log, one is not any more
         words = {"topic": TOPIC.encode(), "partition": b"1", "offset": offset, "value": b"too-large"}
         headers = {f"txmq.dead.{name}": text for name, text in words.items()}
-        client.producer().send(LETTERS, b"", headers=headers)
-    client.producer().send(LETTERS, b"not a consumer's")
-    said = run(broker, "dead-letter", "replay", GROUP, "--all", "--json")
+        client.producer().send(DEAD_LETTERS, b"", headers=headers)
+    client.producer().send(DEAD_LETTERS, b"not a consumer's")
+    said = run(broker, "dead-letter", "redrive", GROUP, "--all", "--json")
     assert json.loads(said) == {"group": GROUP, "sent": 2, "before": 0, "gone": 3}
     (null,) = client.fetch(TOPIC, 0, 0)
     assert (null.value, null.key) == (None, b"k")
@@ -208,57 +208,59 @@ def test_letters_without_their_value_are_sent_with_what_the_log_has_or_told_as_g
     assert (large.value, large.key, large.headers["h"]) == (b"large", b"k", b"1")
 
 
-def test_letters_of_a_group_that_is_not_there_are_not_taken_for_none(
+def test_dead_letters_of_a_group_that_is_not_there_are_not_taken_for_none(
     client: txmq.Client, broker: BrokerProcess
 ) -> None:
     client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     before = [topic.name for topic in client.topics.list()]
     slip = GROUP[:-1]
-    for words in (("list", slip), ("show", slip, "--offset", "0"), ("replay", slip, "--all")):
+    for words in (("list", slip), ("show", slip, "--offset", "0"), ("redrive", slip, "--all")):
         assert f"did you mean '{GROUP}'?" in run(broker, "dead-letter", *words, status=1), words
     assert json.loads(run(broker, "dead-letter", "list", GROUP, "--json")) == []
-    assert json.loads(run(broker, "dead-letter", "replay", GROUP, "--all", "--json"))["sent"] == 0
+    assert json.loads(run(broker, "dead-letter", "redrive", GROUP, "--all", "--json"))["sent"] == 0
     assert [topic.name for topic in client.topics.list()] == before
 
 
-def test_what_is_not_deferred_is_not_replayed_or_dropped_in_silence(client: txmq.Client, broker: BrokerProcess) -> None:
+def test_what_is_not_deferred_is_not_redelivered_or_dropped_in_silence(
+    client: txmq.Client, broker: BrokerProcess
+) -> None:
     client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
-    for action in ("replay", "drop"):
+    for action in ("redeliver", "drop"):
         at = ("retry", action, GROUP, "--topic", TOPIC, "--partition", "0", "--offset")
-        assert "has not set" in run(broker, *at, "7", status=1)
+        assert "has not deferred" in run(broker, *at, "7", status=1)
         assert "0 to 1" in run(broker, "retry", action, GROUP, "--topic", TOPIC, "-p", "7", "-o", "1", status=1)
         assert "no topic" in run(broker, "retry", action, GROUP, "--topic", "zzz", "--all", status=1)
 
 
-@pytest.mark.parametrize("point", ["client.replay.begun:1", "client.replay.sent:1"])
-def test_a_replay_that_is_killed_and_repeated_sends_each_message_once(
+@pytest.mark.parametrize("point", ["client.redrive.begun:1", "client.redrive.sent:1"])
+def test_a_redrive_that_is_killed_and_repeated_sends_each_message_once(
     client: txmq.Client, broker: BrokerProcess, point: str
 ) -> None:
-    bury(client, 5, 8)
-    command = [sys.executable, "-m", "txmq.cli.main", "dead-letter", "replay", GROUP, "--all", "-b", broker.address]
+    send_dead_letters(client, 5, 8)
+    command = [sys.executable, "-m", "txmq.cli.main", "dead-letter", "redrive", GROUP, "--all", "-b", broker.address]
     killed = subprocess.run(command, check=False, timeout=WAIT_S, env={**os.environ, VARIABLE: point})
     assert killed.returncode == -signal.SIGKILL
     assert len(sent(client)) in (0, 2)  # all or none
-    run(broker, "dead-letter", "replay", GROUP, "--all")
+    run(broker, "dead-letter", "redrive", GROUP, "--all")
     assert sent(client) == [b"letter 5", b"letter 8"]
 
 
-def test_of_replays_at_the_same_time_one_sends_each_message(client: txmq.Client, broker: BrokerProcess) -> None:
-    bury(client, *range(20))
+def test_of_redrives_at_the_same_time_one_sends_each_message(client: txmq.Client, broker: BrokerProcess) -> None:
+    send_dead_letters(client, *range(20))
     together = threading.Barrier(4)
     outcomes: list[str] = []
 
-    def replay() -> None:
+    def redrive() -> None:
         with txmq.connect(broker.address) as mine:
-            replays = LetterReplay(mine, GROUP)
-            letters = list(replays.letters())
+            redriving = Redrive(mine, GROUP)
+            dead_letters = list(redriving.dead_letters())
             together.wait(WAIT_S)
             try:
-                outcomes.extend(replayed.outcome for replayed in replays.replay(letters))
+                outcomes.extend(redriven.outcome for redriven in redriving.redrive(dead_letters))
             except txmq.errors.RolledBackError:  # a later one was faster
                 outcomes.append("rolled back")
 
-    threads = [threading.Thread(target=replay) for _ in range(4)]
+    threads = [threading.Thread(target=redrive) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -268,21 +270,23 @@ def test_of_replays_at_the_same_time_one_sends_each_message(client: txmq.Client,
     assert outcomes.count("sent") == 20
 
 
-def test_a_delayed_commit_of_a_replay_that_was_overtaken_is_refused(client: txmq.Client, broker: BrokerProcess) -> None:
+def test_a_delayed_commit_of_a_redrive_that_was_overtaken_is_refused(
+    client: txmq.Client, broker: BrokerProcess
+) -> None:
     """The proof does not rest on connections that end in time: the earlier one commits after the later one is done."""
-    bury(client, 5)
-    (letter,) = LetterReplay(client, GROUP).letters()
-    late = LetterReplay(client, GROUP)
+    send_dead_letters(client, 5)
+    (one,) = Redrive(client, GROUP).dead_letters()
+    late = Redrive(client, GROUP)
     settled = late._settled
 
     def overtaken(begun: int, origins: set[Any]) -> set[Any]:
         found = settled(begun, origins)
-        other = threading.Thread(target=run, args=(broker, "dead-letter", "replay", GROUP, "--all"))
+        other = threading.Thread(target=run, args=(broker, "dead-letter", "redrive", GROUP, "--all"))
         other.start()  # a thread of its own: outside of the block this stands in
         other.join(WAIT_S)
         return found
 
     late._settled = overtaken  # type: ignore[method-assign]
     with pytest.raises(txmq.errors.RolledBackError):
-        list(late.replay([letter]))
+        list(late.redrive([one]))
     assert sent(client) == [b"letter 5"]

@@ -124,7 +124,7 @@ def test_members_that_join_one_after_another_share_and_lose_nothing(client: txmq
     assert len(found) - len(sent) <= 600  # at least once: what was under way at a hand-over may come twice
 
 
-def test_a_listener_keeps_the_order_retries_in_place_and_buries_in_the_end(client: txmq.Client) -> None:
+def test_a_listener_keeps_the_order_retries_in_place_and_gives_up_in_the_end(client: txmq.Client) -> None:
     producer = client.producer()
     for value in (b"one", b"bad", b"two"):
         producer.send(TOPIC, value, key=b"k", headers={"h": b"1"})
@@ -261,7 +261,7 @@ def test_groups_do_not_disturb_each_other_and_bad_names_are_refused(client: txmq
     for group in ("one", "two"):
         with client.consumer(group, [TOPIC]) as consumer:
             assert sorted(values(take(consumer, 50))) == sorted(sent)
-    no_room = "g" * 180  # for the topic of its letters that were sent again: the first letter would stop a partition
+    no_room = "g" * 180  # for the topic of its dead letters that were sent again: the first one would stop a partition
     for group, topics in (
         (no_room, [TOPIC]),
         ("__g", [TOPIC]),

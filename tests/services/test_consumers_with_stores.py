@@ -117,7 +117,7 @@ def test_a_message_whose_commit_is_under_way_is_not_given_up_and_its_row_comes_o
         until(lambda: store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2), "the second is given up")
     connection.close()
     assert rows(mariadb) == [0]
-    assert [letter.value for letter in client.browse(f"{GROUP}.dead-letter")] == [b"1"]
+    assert [dead_letter.value for dead_letter in client.browse(f"{GROUP}.dead-letter")] == [b"1"]
     client.topics.delete(f"{GROUP}.dead-letter")
 
 

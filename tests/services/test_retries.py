@@ -13,7 +13,7 @@ from tests.services.consuming import until
 from tests.services.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
 from txmq.client.consumer import failures
 from txmq.client.consumer.retry.file_store import RetryStore
-from txmq.client.consumer.retry.redrive import LetterReplay
+from txmq.client.consumer.retry.redrive import Redrive
 from txmq.client.consumer.retry.topic_store import original
 from txmq.errors import StorageError, TransactionStateError
 from txmq.log import records
@@ -75,8 +75,8 @@ def test_one_that_waited_behind_is_retried_and_deferred_like_any_other(client: t
     with listening(client, str(tmp_path / "r"), at_once, bad, max_retries=1) as found:
         until(lambda: b"good" in found.values, "dead letters let the key go on")
     assert found.values == [b"bad1"] * 4 + [b"bad2"] * 4 + [b"good"]
-    letters = list(client.browse(f"{GROUP}.dead-letter"))
-    assert [(letter.value, letter.headers["txmq.dead.attempts"]) for letter in letters] == [
+    dead_letters = list(client.browse(f"{GROUP}.dead-letter"))
+    assert [(dead_letter.value, dead_letter.headers["txmq.dead.attempts"]) for dead_letter in dead_letters] == [
         (b"bad1", b"4"),
         (b"bad2", b"4"),
     ]
@@ -127,37 +127,37 @@ def test_the_retry_topic_has_the_same_limits_and_dead_letters(client: txmq.Clien
         client.producer().send(TOPIC, value, key=b"k")
     with listening(client, "topic", NOW, bad) as found:
         found.wait(5)
-        until(lambda: saved(client) == (2, None), "buried")
+        until(lambda: saved(client) == (2, None), "a dead letter")
     assert sorted(found.values) == [b"bad"] * 4 + [b"good"]
-    (letter,) = client.browse(f"{GROUP}.dead-letter")
-    assert (letter.value, letter.key, letter.headers["txmq.dead.attempts"]) == (b"bad", b"k", b"4")
+    (dead_letter,) = client.browse(f"{GROUP}.dead-letter")
+    assert (dead_letter.value, dead_letter.key, dead_letter.headers["txmq.dead.attempts"]) == (b"bad", b"k", b"4")
     assert len(list(client.browse(f"{GROUP}.retry"))) == 1
-    letters = LetterReplay(client, GROUP)
-    assert [replayed.outcome for replayed in letters.replay(letters.letters())] == ["sent"]
+    dead_letters = Redrive(client, GROUP)
+    assert [redriven.outcome for redriven in dead_letters.redrive(dead_letters.dead_letters())] == ["sent"]
     made = {topic.name: topic.storage for topic in client.topics.list() if topic.name != TOPIC}
-    names = (f"{GROUP}.retry", f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.replayed")
+    names = (f"{GROUP}.retry", f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.redriven")
     assert made == dict.fromkeys(names, txmq.Storage.DISK)  # whatever a topic is by default: nothing may be lost
 
 
-def test_a_replay_that_cannot_read_the_account_yet_sends_nothing(client: txmq.Client) -> None:
-    """Behind a decision whose database is away no account is visible: run twice, each letter went out twice."""
-    for name in (f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.replayed"):
+def test_a_redrive_that_cannot_read_the_account_yet_sends_nothing(client: txmq.Client) -> None:
+    """Behind a decision whose database is away no account is visible: run twice, each dead letter went out twice."""
+    for name in (f"{GROUP}.dead-letter", f"{GROUP}.dead-letter.redriven"):
         client.topics.create(name, storage="disk")
     for number in range(2):
         origin = {"txmq.dead.topic": TOPIC, "txmq.dead.partition": "0", "txmq.dead.offset": str(number)}
         headers = {name: word.encode() for name, word in origin.items()}
         client.producer().send(f"{GROUP}.dead-letter", b"letter %d" % number, headers=headers)
-    letters = LetterReplay(client, GROUP)
-    first, second = letters.letters()
+    dead_letters = Redrive(client, GROUP)
+    first, second = dead_letters.dead_letters()
     decision, uuid = hold(client)
-    assert [replayed.outcome for replayed in letters.replay([first])] == ["sent"]
+    assert [redriven.outcome for redriven in dead_letters.redrive([first])] == ["sent"]
     client.timeout = 0.2
     for _ in range(2):
         with pytest.raises(TransactionStateError, match="run it again"):
-            list(letters.replay([second]))
+            list(dead_letters.redrive([second]))
     client.timeout = 5.0
     client.control.call("complete", decision, extensions={"uuid": uuid}, timeout=5.0)
-    assert [replayed.outcome for replayed in letters.replay(letters.letters())] == ["done", "sent"]
+    assert [redriven.outcome for redriven in dead_letters.redrive(dead_letters.dead_letters())] == ["done", "sent"]
     assert [message.value for message in client.browse(TOPIC)] == [b"held", b"letter 0", b"letter 1"]
 
 
@@ -203,10 +203,10 @@ def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client:
     forget(client, 1)
     with listening(client, str(tmp_path / "new"), LATER, never):
         until(lambda: saved(client)[1] is None, "it is told and forgotten")
-    (letter,) = client.browse(f"{GROUP}.dead-letter")
-    assert (letter.value, letter.headers["txmq.dead.value"]) == (b"", b"gone")
-    assert (letter.headers["txmq.dead.offset"], letter.headers["txmq.dead.attempts"]) == (b"0", b"1")
-    assert b"gone" in letter.headers["txmq.dead.reason"]
+    (dead_letter,) = client.browse(f"{GROUP}.dead-letter")
+    assert (dead_letter.value, dead_letter.headers["txmq.dead.value"]) == (b"", b"gone")
+    assert (dead_letter.headers["txmq.dead.offset"], dead_letter.headers["txmq.dead.attempts"]) == (b"0", b"1")
+    assert b"gone" in dead_letter.headers["txmq.dead.reason"]
 
 
 @pytest.mark.parametrize(("room", "said"), [(600, None), (0, b"too-large")])
@@ -224,11 +224,14 @@ def test_no_dead_letter_is_too_large(client: txmq.Client, room: int, said: bytes
                 message.ack()
                 break
     assert saved(client) == (3, None)
-    small, letter = client.browse(f"{GROUP}.dead-letter")
+    small, dead_letter = client.browse(f"{GROUP}.dead-letter")
     assert (small.value, len(small.headers["txmq.dead.reason"])) == (b"bad", 1000)
-    assert letter.headers.get("txmq.dead.value") == said
-    assert letter.value == (value if said is None else b"")
-    assert ("txmq.dead.reason" in letter.headers, letter.headers["txmq.dead.offset"]) == (said is not None, b"1")
+    assert dead_letter.headers.get("txmq.dead.value") == said
+    assert dead_letter.value == (value if said is None else b"")
+    assert ("txmq.dead.reason" in dead_letter.headers, dead_letter.headers["txmq.dead.offset"]) == (
+        said is not None,
+        b"1",
+    )
 
 
 def save_as_a_member(client: txmq.Client, deferred: str) -> None:

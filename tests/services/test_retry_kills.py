@@ -1,7 +1,8 @@
-"""A member that is killed at each step of deferring a message, retrying it and burying it: nothing is lost.
+"""A member that is killed at each step of deferring a message, retrying it and dead-lettering it: nothing is lost.
 
 The steps are store, acknowledge and save (``stored``, ``saved`` the first time), deal with it, save (``saved`` the
-second time), remove the content (``removed``); or bury it (``dead.sent``). A second life with the same store goes on.
+second time), remove the content (``removed``); or send its dead letter (``dead_letter.sent``). A second process with
+the same store goes on.
 """
 
 from __future__ import annotations
@@ -104,16 +105,16 @@ def test_killed_after_it_was_dealt_with_it_does_not_come_again(
 
 
 @pytest.mark.parametrize("has_store", [True, False])
-def test_killed_after_the_dead_letter_it_is_buried_again_and_never_lost(
+def test_killed_after_the_dead_letter_it_becomes_one_again_and_never_lost(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, has_store: bool
 ) -> None:
     file = tmp_path / "r"
     store = str(file) if has_store else None
-    die(broker, store or "", "client.dead.sent:1", fails="always")
-    assert [letter.value for letter in client.browse(f"{GROUP}.dead-letter")] == [b"bad"]
+    die(broker, store or "", "client.dead_letter.sent:1", fails="always")
+    assert [dead_letter.value for dead_letter in client.browse(f"{GROUP}.dead-letter")] == [b"bad"]
     assert saved(client)[1] == ([[1, 1]] if has_store else None)
     with listening(client, store, NOW, bad):
-        until(lambda: saved(client) == (3, None), "buried, and the rest dealt with")
-    letters = [letter.headers["txmq.dead.offset"] for letter in client.browse(f"{GROUP}.dead-letter")]
-    assert letters == [b"1", b"1"]
+        until(lambda: saved(client) == (3, None), "a dead letter, and the rest dealt with")
+    dead_letters = [dead_letter.headers["txmq.dead.offset"] for dead_letter in client.browse(f"{GROUP}.dead-letter")]
+    assert dead_letters == [b"1", b"1"]
     assert not has_store or rows(file) == []

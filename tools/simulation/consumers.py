@@ -172,9 +172,9 @@ def check_dealt(shared: Shared, dealt: Dealt) -> None:
     """What must hold at the end."""
     node = shared.broker.node
     assert node is not None
-    buried = _buried(node)
-    if any(buried.values()):
-        shared.world.meet("a message was buried")
+    dead_lettered = _dead_lettered(node)
+    if any(dead_lettered.values()):
+        shared.world.meet("a message became a dead letter")
     saved = node.state.saved.named.get(GROUP)
     for (topic_id, partition), at in (saved.offsets if saved is not None else {}).items():
         topic = node.state.topics.with_id(topic_id)
@@ -183,15 +183,15 @@ def check_dealt(shared: Shared, dealt: Dealt) -> None:
         deferred = parsed(at.deferred)
         if deferred:
             shared.world.meet("a message is deferred")
-        known = dealt.order[place].keys() | deferred.keys() | buried[place]
+        known = dealt.order[place].keys() | deferred.keys() | dead_lettered[place]
         # Relaxed ``sync`` may lose a dead letter that was acknowledged; its offset was saved behind the restart.
         if (gap := set(range(at.offset)) - known) and not shared.broker.may_forget:
             raise Violation(f"P8: {place}: {min(gap)} was passed over, saved {at.offset}, deferred {sorted(deferred)}")
         if dealt.keep_key_order:
-            _check_key_order(place, dealt, buried[place])
+            _check_key_order(place, dealt, dead_lettered[place])
 
 
-def _buried(node: Node) -> dict[Place, set[int]]:
+def _dead_lettered(node: Node) -> dict[Place, set[int]]:
     found: dict[Place, set[int]] = defaultdict(set)
     for partition in node.state.all_partitions():
         if partition.topic == GROUP + SUFFIX:
@@ -201,11 +201,11 @@ def _buried(node: Node) -> dict[Place, set[int]]:
     return found
 
 
-def _check_key_order(place: Place, dealt: Dealt, buried: set[int]) -> None:
+def _check_key_order(place: Place, dealt: Dealt, dead_lettered: set[int]) -> None:
     newest: dict[bytes, tuple[int, int]] = {}  # by key: (number, offset) of what was dealt with last of those before
     order = dealt.order[place]
     for offset, key in sorted(dealt.keys[place].items()):
-        if key is None or offset in buried or offset not in order:
+        if key is None or offset in dead_lettered or offset not in order:
             continue
         number = order[offset]
         if number < newest.get(key, (0, 0))[0]:

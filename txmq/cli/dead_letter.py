@@ -1,4 +1,4 @@
-"""``txmq dead-letter``: messages that consumers gave up: list, show, replay."""
+"""``txmq dead-letter``: messages that consumers gave up: list, show, redrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txmq.cli.group import Group
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.client.consumer.retry.redrive import Letter, Origin
+    from txmq.client.consumer.retry.redrive import DeadLetter, Origin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,7 +20,7 @@ app = typer.Typer(
     help="Messages that a group's consumers gave up: look, send them again.",
 )
 Limit = Annotated[int, typer.Option(help="How many at most, the newest.", min=1)]
-_COLUMNS = ("offset", "time", "from", "attempts", "reason", "replayed")
+_COLUMNS = ("offset", "time", "from", "attempts", "reason", "redriven")
 
 
 @app.command("list")
@@ -33,16 +33,16 @@ def list_(
     [bold]Examples[/bold]
 
       txmq dead-letter list billing
-      txmq dead-letter list billing --json | jq '.[] | select(.replayed | not)'
+      txmq dead-letter list billing --json | jq '.[] | select(.redriven | not)'
     """
     from collections import deque
 
-    from txmq.client.consumer.retry.redrive import LetterReplay
+    from txmq.client.consumer.retry.redrive import Redrive
 
     with connected(bootstrap, group=group) as client:
-        found = LetterReplay(client, group)
+        found = Redrive(client, group)
         done = found.done()
-        rows = [_fields(letter, done) for letter in deque(found.letters(), maxlen=limit)]
+        rows = [_fields(dead_letter, done) for dead_letter in deque(found.dead_letters(), maxlen=limit)]
     if as_json:
         output.print_json(rows)
     else:
@@ -52,7 +52,7 @@ def list_(
 @app.command()
 def show(
     group: Group,
-    offset: Annotated[int, typer.Option("--offset", "-o", min=0, help="Of the letter.", show_default=False)],
+    offset: Annotated[int, typer.Option("--offset", "-o", min=0, help="Of the dead letter.", show_default=False)],
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Show a dead letter with its content.
@@ -61,14 +61,14 @@ def show(
 
       txmq dead-letter show billing --offset 7
     """
-    from txmq.client.consumer.retry.redrive import LetterReplay
+    from txmq.client.consumer.retry.redrive import Redrive
 
     with connected(bootstrap, group=group) as client:
-        found = LetterReplay(client, group)
-        letter = next((letter for letter in found.letters() if letter.message.offset == offset), None)
-        if letter is None:
-            output.fail(f"{found.topic} has no letter at {offset}; see txmq dead-letter list {group}")
-        fields = _fields(letter, found.done()) | _content(letter)
+        found = Redrive(client, group)
+        dead_letter = next((one for one in found.dead_letters() if one.message.offset == offset), None)
+        if dead_letter is None:
+            output.fail(f"{found.topic} has no dead letter at {offset}; see txmq dead-letter list {group}")
+        fields = _fields(dead_letter, found.done()) | _content(dead_letter)
     if as_json:
         output.print_json(fields)
     else:
@@ -76,12 +76,12 @@ def show(
 
 
 @app.command()
-def replay(
+def redrive(
     group: Group,
     offset: Annotated[
-        list[int] | None, typer.Option("--offset", "-o", min=0, help="Of a letter; may stand several times.")
+        list[int] | None, typer.Option("--offset", "-o", min=0, help="Of a dead letter; may stand several times.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All letters that were not sent again yet.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All dead letters that were not sent again yet.")] = False,
     to: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Send to this topic; by default to where each came from.")
     ] = None,
@@ -92,29 +92,29 @@ def replay(
     """Send dead letters again, each message once, also if this is killed and repeated, or runs twice at a time.
 
     By default to the topic and partition each came from, where every group consumes it once more.
-    The transaction that sends also writes what it sent into GROUP.dead-letter.replayed.
-    The letters stay where they are.
+    The transaction that sends also writes what it sent into GROUP.dead-letter.redriven.
+    The dead letters stay where they are.
 
     [bold]Examples[/bold]
 
-      txmq dead-letter replay billing --offset 7 --offset 9
-      txmq dead-letter replay billing --all --to orders-again
+      txmq dead-letter redrive billing --offset 7 --offset 9
+      txmq dead-letter redrive billing --all --to orders-again
     """
     from collections import Counter
 
-    from txmq.client.consumer.retry.redrive import LetterReplay
+    from txmq.client.consumer.retry.redrive import Redrive
 
     if everything == bool(offset):
-        raise ConfigError("say which letters: --offset, once or several times, or --all")
+        raise ConfigError("say which dead letters: --offset, once or several times, or --all")
     wanted, counted = set(offset or ()), Counter[str]()
     with connected(bootstrap, to, group=group) as client:
-        found = LetterReplay(client, group)
-        chosen = [letter for letter in found.letters() if letter.message.offset in wanted]
-        missing = wanted - {letter.message.offset for letter in chosen}
+        found = Redrive(client, group)
+        chosen = [dead_letter for dead_letter in found.dead_letters() if dead_letter.message.offset in wanted]
+        missing = wanted - {dead_letter.message.offset for dead_letter in chosen}
         if missing:
-            output.fail(f"{found.topic} has no letter at {', '.join(map(str, sorted(missing)))}; nothing was sent")
-        for replayed in found.replay(found.letters() if everything else chosen, to, again=again):
-            counted[replayed.outcome] += 1
+            output.fail(f"{found.topic} has no dead letter at {', '.join(map(str, sorted(missing)))}; nothing was sent")
+        for redriven in found.redrive(found.dead_letters() if everything else chosen, to, again=again):
+            counted[redriven.outcome] += 1
     if as_json:
         output.print_json({"group": group, "sent": counted["sent"], "before": counted["done"], "gone": counted["gone"]})
     else:
@@ -124,18 +124,18 @@ def replay(
         )
 
 
-def _fields(letter: Letter, done: set[Origin]) -> dict[str, Any]:
-    message, origin = letter.message, letter.origin
+def _fields(dead_letter: DeadLetter, done: set[Origin]) -> dict[str, Any]:
+    message, origin = dead_letter.message, dead_letter.origin
     return {
         "offset": message.offset, "time": output.moment(message.timestamp_ms),
-        "from": "/".join(map(str, origin)) if origin else None, "attempts": letter.word("attempts"),
-        "reason": letter.word("reason"), "replayed": origin in done, "key": output.content(message.key),
-        "value": letter.word("value") or None, "size_bytes": len(message.value or b""),
+        "from": "/".join(map(str, origin)) if origin else None, "attempts": dead_letter.word("attempts"),
+        "reason": dead_letter.word("reason"), "redriven": origin in done, "key": output.content(message.key),
+        "value": dead_letter.word("value") or None, "size_bytes": len(message.value or b""),
     }  # fmt: skip
 
 
-def _content(letter: Letter) -> dict[str, Any]:
-    message = letter.message
+def _content(dead_letter: DeadLetter) -> dict[str, Any]:
+    message = dead_letter.message
     headers = {name: output.content(text) for name, text in message.headers.items()}
-    shown = output.content(message.value) if not letter.word("value") else f"({letter.word('value')})"
+    shown = output.content(message.value) if not dead_letter.word("value") else f"({dead_letter.word('value')})"
     return {"key": output.content(message.key), "value": shown, "headers": headers, "tag": message.tag}

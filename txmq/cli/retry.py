@@ -1,4 +1,4 @@
-"""``txmq retry``: what consumers have deferred: list, show, replay, drop."""
+"""``txmq retry``: what consumers have deferred: list, show, redeliver, drop."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def show(
 
 
 @app.command()
-def replay(
+def redeliver(
     group: Group, topic: Topic = None, partition: Partition = None, offset: Offset = None, everything: All = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
@@ -102,15 +102,15 @@ def replay(
 
     [bold]Examples[/bold]
 
-      txmq retry replay billing --topic orders --partition 3 --offset 1200
-      txmq retry replay billing --all
+      txmq retry redeliver billing --topic orders --partition 3 --offset 1200
+      txmq retry redeliver billing --all
     """
     place = _place(topic, partition, offset, everything=everything)
     with connected(bootstrap, topic, group=group) as client:
         _require_place(client, place)
-        count = _retries(client, group, None).replay(place)
+        count = _retries(client, group, None).redeliver(place)
     _require_any(group, place, count)
-    _say(group, "replayed", count, as_json=as_json)
+    _say(group, "redelivered", count, as_json=as_json)
 
 
 @app.command()
@@ -121,7 +121,7 @@ def drop(
     ] = False,
     store: Store = None, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Forget messages, as if they had been dealt with. Members may be active, as in replay.
+    """Forget messages, as if they had been dealt with. Members may be active, as in redeliver.
 
     They stay in the log: read them with txmq consume --topic TOPIC --partition N --from OFFSET. Rows of files on other
     hosts go when a member there gets the partition.

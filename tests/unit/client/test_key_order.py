@@ -69,7 +69,7 @@ class World:
             self.in_hand, self.member = [], consumed(self.log, *self.saved)
 
     def deal_with(self, found: Message, *, is_good: bool) -> None:
-        """It works, or fails: then it is retried in place, deferred, retried from there, or buried."""
+        """It works, or fails: then it is retried in place, deferred, retried from there, or dead-lettered."""
         waiting = self.member.deferred_in_hand(found.offset)
         if is_good or self.random.random() < 0.1:
             self.done.add(found.offset)

@@ -21,16 +21,16 @@ from txmq.testing.simulated.clock import SimClock
 SLOT = ("orders", 0)
 
 
-class Letters:
-    """What was buried."""
+class DeadLetters:
+    """Remembers what it gets."""
 
     def __init__(self) -> None:
-        self.buried: list[int] = []
+        self.dead_lettered: list[int] = []
         self.meanwhile: Callable[[Message], None] = lambda _: None
 
-    def bury(self, message: Message, failures: int, reason: str) -> None:
+    def dead_letter(self, message: Message, failures: int, reason: str) -> None:
         """One more; another thread does something meanwhile."""
-        self.buried.append(message.offset)
+        self.dead_lettered.append(message.offset)
         meanwhile, self.meanwhile = self.meanwhile, lambda _: None
         meanwhile(message)
 
@@ -55,11 +55,11 @@ class World:
     def __init__(self, max_retries: int, *, is_kept: bool, accept: Callable[[Message], bool] | None = None) -> None:
         settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
         client, log = SimpleNamespace(clock=SimClock()), get_logger()
-        self.share, self.letters = Assignment(client, None, settings, log), Letters()
+        self.share, self.dead_letters = Assignment(client, None, settings, log), DeadLetters()
         self.share.deferred = Contents(is_kept=is_kept)  # type: ignore[assignment]
         self.share.more, self.share.rejected = lambda: None, lambda _: False
         self.share.may_give_up = lambda _: True
-        self.failures = Failures(self.share, self.letters, settings, client.clock, log)  # type: ignore[arg-type]
+        self.failures = Failures(self.share, self.dead_letters, settings, client.clock, log)  # type: ignore[arg-type]
         self.consumed = self.assigned(1)
         self.clock = client.clock
 
@@ -91,7 +91,7 @@ def test_what_a_listener_rejects_is_retried_and_not_acknowledged_by_its_return()
     assert (world.consumed.position, world.consumed.under_way, len(world.consumed.retries)) == (0, 1, 1)
     world.clock.advance(60.0)
     world.run(world.reject)
-    assert (world.letters.buried, world.consumed.position) == ([0], 1)
+    assert (world.dead_letters.dead_lettered, world.consumed.position) == ([0], 1)
 
 
 def test_what_a_listener_rejects_stays_deferred() -> None:
@@ -119,13 +119,13 @@ def test_to_return_acknowledges_and_to_raise_does_not(is_good: bool) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_two_threads_that_reject_a_message_at_its_last_retry_bury_it_once(is_kept: bool) -> None:
+def test_two_threads_that_reject_a_message_at_its_last_retry_dead_letter_it_once(is_kept: bool) -> None:
     world = World(0, is_kept=is_kept)
-    world.letters.meanwhile = world.reject
-    while not world.letters.buried:
+    world.dead_letters.meanwhile = world.reject
+    while not world.dead_letters.dead_lettered:
         world.run(world.reject)
         world.clock.advance(600.0)
-    assert world.letters.buried == [0]
+    assert world.dead_letters.dead_lettered == [0]
     assert (world.consumed.position, world.consumed.deferred) == (1, {})
 
 
@@ -134,7 +134,7 @@ def test_to_reject_what_waits_for_its_retry_is_no_further_failure() -> None:
     (message,) = world.consumed.take(1, 0.0)
     for _ in range(3):
         world.reject(message)
-    assert (world.letters.buried, world.consumed.attempts, len(world.consumed.retries)) == ([], {0: 1}, 1)
+    assert (world.dead_letters.dead_lettered, world.consumed.attempts, len(world.consumed.retries)) == ([], {0: 1}, 1)
     world.failures.acked(message)  # and what is acknowledged after all does not come again
     assert (world.consumed.take(1, 600.0), world.consumed.position) == ([], 1)
 
@@ -170,11 +170,11 @@ def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_gi
     for _ in range(15):
         world.clock.advance(600.0)
         world.run(world.reject)
-    assert (list(world.consumed.deferred), world.letters.buried) == ([0], [])
+    assert (list(world.consumed.deferred), world.dead_letters.dead_lettered) == ([0], [])
     may_give_up = True
     world.clock.advance(600.0)
     world.run(world.reject)
-    assert (world.consumed.deferred, world.letters.buried) == ({}, [0])
+    assert (world.consumed.deferred, world.dead_letters.dead_lettered) == ({}, [0])
 
 
 def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_delivered() -> None:

@@ -1,4 +1,4 @@
-"""What a group has deferred, for operators: ``txmq retry list|show|replay|drop``.
+"""What a group has deferred, for operators: ``txmq retry list|show|redeliver|drop``.
 
 Theory of operation. The group's saved offsets name what is deferred (``deferred``); a retry store on local disk,
 where its path is given, and the log have the contents. A change goes from the text that was read to another one, and
@@ -111,7 +111,7 @@ class Retries:
             return None
         return RetryTopic(self._client, self._group, "").read(row.topic, row.partition, row.offset, waiting.copy)
 
-    def replay(self, place: TopicPartition) -> int:
+    def redeliver(self, place: TopicPartition) -> int:
         """Have messages delivered again at once, with all their retries before them; how many. Raises as ``drop``."""
 
         def begin_anew(deferred: Deferred, offsets: set[int]) -> None:

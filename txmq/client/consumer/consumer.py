@@ -55,7 +55,7 @@ class Consumer:
         self._clock = client.clock
         log = get_logger(group=settings.group, member=self.name)
         self._share = share = Assignment(client, self, settings, log)
-        self._letters = DeadLetters(client, settings.group, self.name, log)
+        self._dead_letters = DeadLetters(client, settings.group, self.name, log)
         if settings.offset_store is not None:
             settings.offset_store.enter(settings.saved_as)
         try:
@@ -64,9 +64,9 @@ class Consumer:
             self._leave_store()
             raise
         self._deferred = share.deferred = DeferredMessages(
-            client, settings.saved_as, store, self._letters, share.changed, log
+            client, settings.saved_as, store, self._dead_letters, share.changed, log
         )
-        self._failures = Failures(share, self._letters, settings, self._clock, log)
+        self._failures = Failures(share, self._dead_letters, settings, self._clock, log)
         self._listener: Listener | None = None
         fetching, beating = connections
         self._fetching = Fetching(client, fetching, share.changed, share.partitions, settings.options.buffer_size_bytes)
@@ -269,7 +269,7 @@ class Consumer:
         self._leave_store()
         self._fetching.close()
         self._deferred.close()
-        self._letters.close()
+        self._dead_letters.close()
 
     def __enter__(self) -> Self:
         return self

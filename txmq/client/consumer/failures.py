@@ -1,14 +1,14 @@
-"""What becomes of messages that fail: retried in place, deferred, buried.
+"""What becomes of messages that fail: retried in place, deferred, dead-lettered.
 
 Theory of operation. A message that fails (``reject``, or a listener that raises) is delivered again after a growing
 pause; in ``run`` its partition waits for it. After ``max_retries`` it is deferred (``retry/``) where there is a
-``retry_store``, or buried (``dead_letters``); and the partition moves on. With ``keep_key_order`` later messages of its
-key are not delivered but deferred too, ``behind`` it, by whoever takes messages next.
+``retry_store``, or becomes a dead letter (``dead_letters``); and the partition moves on. With ``keep_key_order``
+later messages of its key are not delivered but deferred too, ``behind`` it, by whoever takes messages next.
 
 Invariants:
     * what can be stored nowhere is tried again, and its partition waits and says so (``stopped``): nothing is dropped;
-    * a message that failed is deferred only where there is room, else it is buried; one that waits behind another is
-      never buried for want of room: its partition waits, and says so.
+    * a message that failed is deferred only where there is room, else it becomes a dead letter; one that waits behind
+      another is never a dead letter for want of room: its partition waits, and says so.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Failures:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, share: Assignment, letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any
+        self, share: Assignment, dead_letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any
     ) -> None:
-        self._share, self._letters, self._settings, self._clock, self._log = share, letters, settings, clock, log
+        self._share, self._dead_letters, self._settings = share, dead_letters, settings
+        self._clock, self._log = clock, log
         self._deferred: DeferredMessages = share.deferred
         self._sparingly = Sparingly(log, clock)
 
@@ -119,15 +120,15 @@ class Failures:
     # --- deferred ----------------------------------------------------------------------------------------------------
 
     def _is_given_up(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> bool:
-        """Defer a message or bury it, then acknowledge it; False where both failed."""
+        """Defer a message or dead-letter it, then acknowledge it; False where both failed."""
         try:
             waiting = self._stored(consumed, message, count, reason)
             if waiting is None:
-                self._letters.bury(message, count, reason)
-                crash_point("client.dead.sent")
+                self._dead_letters.dead_letter(message, count, reason)
+                crash_point("client.dead_letter.sent")
         except TxmqError as error:
             with self._share.changed:
-                self._share.stop(consumed, f"a message could be neither deferred nor buried: {error}")
+                self._share.stop(consumed, f"a message could be neither deferred nor made a dead letter: {error}")
             return False
         if waiting is not None:
             self._sparingly.warning(
@@ -162,8 +163,8 @@ class Failures:
         limit = self._settings.max_retries + self._settings.options.deferred_retries
         if failures > limit and self._share.may_give_up(message):
             try:
-                self._letters.bury(message, failures, reason)
-                crash_point("client.dead.sent")
+                self._dead_letters.dead_letter(message, failures, reason)
+                crash_point("client.dead_letter.sent")
             except TxmqError as error:
                 self._log.warning("dead letter could not be stored; it is tried again", error=repr(error))
             else:

@@ -10,7 +10,7 @@ from txmq.client.consumer.fetcher import FETCH_SIZE_BYTES_MIN
 from txmq.client.consumer.membership import MemberSettings
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.consumer.retry.dead_letters import SUFFIX as DEAD_LETTERS
-from txmq.client.consumer.retry.redrive import ACCOUNT_SUFFIX as REPLAYED
+from txmq.client.consumer.retry.redrive import ACCOUNT_SUFFIX as REDRIVEN
 from txmq.errors import ConfigError
 from txmq.model import Message, is_valid_name
 from txmq.registry.assignment import STRATEGIES
@@ -112,7 +112,7 @@ class ConsumerSettings:
             raise ConfigError("topics = []: expected one at least")
         for topic in self.topics:
             require_name("topics", topic)
-        longest = self.group + DEAD_LETTERS + REPLAYED  # of the topics that are made for the group
+        longest = self.group + DEAD_LETTERS + REDRIVEN  # of the topics that are made for the group
         if not is_valid_name(longest) or self.group.startswith(RESERVED_PREFIX):
             raise ConfigError(f"group = {self.group!r}: {longest!r} could be no topic: too long, or a reserved name")
         if self.start not in ("earliest", "latest") and not (type(self.start) is int and self.start >= 0):

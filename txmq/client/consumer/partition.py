@@ -76,7 +76,7 @@ class ConsumedPartition:
         fetch: number of the fetch under way; 0 where there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
         attempts: how often each message under way failed.
-        failing: by offset, who is about to retry a message, defer it or bury it.
+        failing: by offset, who is about to retry a message, defer it or dead-letter it.
         retries: messages to be delivered again, with the time from which on.
         is_busy: a listener has a message of it in hand.
         deferred: messages that were deferred and acknowledged, by offset; they are delivered again when due.

@@ -1,13 +1,13 @@
 """Dead letters: messages that nobody could deal with, in the topic ``<group>.dead-letter``.
 
-A letter is the message with its key, value, headers and tag, and headers that say why, from where and how often:
+A dead letter is the message with its key, value, headers and tag, and headers that say why, from where and how often:
 ``txmq.dead.reason .topic .partition .offset .attempts .member``. Where the content cannot come along,
 ``txmq.dead.value`` says why: ``null`` (the message had none), ``gone`` (retention removed it), ``too-large`` (with its
 headers the broker would not take it; it is in the log at that offset, as long as retention leaves it there).
 
 Invariants:
-    * a message is buried before it is acknowledged: who dies in between buries it twice, and never not at all;
-    * no message is too large to be buried, so none blocks its partition.
+    * the dead letter is stored before the message is acknowledged: a crash in between leaves two of it, never none;
+    * no message is too large for a dead letter, so none blocks its partition.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeadLetters:
         self._client, self.topic, self._member, self._log = client, group + SUFFIX, member, log
         self._producer: Any = None
 
-    def bury(self, message: Message, failures: int, reason: str) -> None:
+    def dead_letter(self, message: Message, failures: int, reason: str) -> None:
         """Send it to the dead-letter topic.
 
         Raises:
@@ -52,9 +52,9 @@ class DeadLetters:
         try:
             self._send(message.value, message.key, {**message.headers, **own}, message.tag)
         except TooLargeError:
-            self._bury_small(message, failures, reason, own)
+            self._send_without_reason(message, failures, reason, own)
 
-    def _bury_small(self, message: Message, failures: int, reason: str, own: dict[str, bytes]) -> None:
+    def _send_without_reason(self, message: Message, failures: int, reason: str, own: dict[str, bytes]) -> None:
         short = {name: text for name, text in own.items() if name not in (HEADER + "reason", HEADER + "member")}
         try:
             self._send(message.value, message.key, {**message.headers, **short}, message.tag)
@@ -65,8 +65,8 @@ class DeadLetters:
                 partition=message.partition, offset=message.offset, dead_letters=self.topic,
             )  # fmt: skip
 
-    def bury_gone(self, slot: Slot, offset: int, failures: int) -> None:
-        """A letter about a message whose content is gone. As ``bury``."""
+    def dead_letter_gone(self, slot: Slot, offset: int, failures: int) -> None:
+        """Send a dead letter about a message whose content is gone. As ``dead_letter``."""
         reason = "its content was gone, from the retry store and from the log, before it could be dealt with"
         self._send(b"", None, {**self._headers(slot, offset, failures, reason), VALUE: b"gone"}, None)
 

@@ -1,12 +1,12 @@
-"""What a consumer does with messages that fail: deferred, retried later, buried in the end.
+"""What a consumer does with messages that fail: deferred, retried later, dead-lettered in the end.
 
 Theory of operation. A message that failed ``max_retries`` times in place is deferred: its content is stored
 (``retry_store``: a file, or ``retry_topic``), its offset noted in its partition's tracker, then it is acknowledged,
 so that the partition moves on. The note travels in the group's saved offset (``deferred``), which is the truth: JSON
 ``[[offset, failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, ``copy`` only where it is
 in the retry topic. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows,
-and buries them (``dead_letters``) after ``deferred_retries`` more failures. Who gets a partition takes contents from
-its own store, and from the log what that has not.
+and makes them dead letters (``dead_letters``) after ``deferred_retries`` more failures. Who gets a partition takes
+contents from its own store, and from the log what that has not.
 
 Invariants:
     * store, then acknowledge, then save: a process that dies in between has the message delivered again;
@@ -110,9 +110,9 @@ class DeferredMessages:
     """See the module's docstring; ``changed`` guards the trackers. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, group: str, store: Store | None, letters: DeadLetters, changed: Condition, log: Any
+        self, client: Any, group: str, store: Store | None, dead_letters: DeadLetters, changed: Condition, log: Any
     ) -> None:
-        self._client, self._group, self._store, self._letters = client, group, store, letters
+        self._client, self._group, self._store, self._dead_letters = client, group, store, dead_letters
         self._changed, self._log = changed, log
 
     # --- contents ----------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class DeferredMessages:
             "the content of a deferred message is gone; a dead letter says which", topic=consumed.slot[0],
             partition=consumed.slot[1], offset=offset,
         )  # fmt: skip
-        self._letters.bury_gone(consumed.slot, offset, waiting.failures)
+        self._dead_letters.dead_letter_gone(consumed.slot, offset, waiting.failures)
         with self._changed:
             consumed.forget_deferred(offset)
             self._changed.notify_all()

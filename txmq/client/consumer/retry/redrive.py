@@ -1,20 +1,21 @@
-"""Dead letters sent again, each once, whoever is killed or runs it twice: ``txmq dead-letter replay``.
+"""Dead letters sent again, each once, whoever is killed or runs it twice: ``txmq dead-letter redrive``.
 
-Theory of operation. Letters go out in transactions, and the topic ``<group>.dead-letter.replayed`` has the account in
-two kinds of records: before a transaction is committed, *begun* says which messages it will send under which txid; in
-the transaction itself, *done* says which it sent, so that both are visible or neither. Who is about to commit reads
-the account up to its own *begun* first, and settles each earlier one of the same messages that has no *done*: the
-broker is asked for its outcome with ``fence``, after which it is committed or never will be. Then what is done is left
-out. Of two that begin at the same time the later one in the log settles the earlier.
+Theory of operation. Dead letters go out in transactions, and the topic ``<group>.dead-letter.redriven`` has the
+account in two kinds of records: before a transaction is committed, *begun* says which messages it will send under
+which txid; in the transaction itself, *done* says which it sent, so that both are visible or neither. Who is about to
+commit reads the account up to its own *begun* first, and settles each earlier one of the same messages that has no
+*done*: the broker is asked for its outcome with ``fence``, after which it is committed or never will be. Then what is
+done is left out. Of two that begin at the same time the later one in the log settles the earlier.
 
 The account is read when one's own record in it is visible: then all before it is. It may stand behind a decision whose
 database is away, and waits with that.
 
-A message is known by where it came from: one that was buried twice, because a consumer died in between, goes out once.
+A message is known by where it came from: two dead letters of one message, because a consumer died in between, go out
+once.
 
 Invariants:
     * of all transactions that would send a message, at most one commits, but for ``again``;
-    * nothing of a letter is changed: what was replayed is still there, and is shown as replayed.
+    * nothing of a dead letter is changed: what was redriven is still there, and is shown as redriven.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from txmq.log.records import TAG_HEADER
 from txmq.model import Message, Outcome
 from txmq.runtime.crashpoints import crash_point
 
-ACCOUNT_SUFFIX = ".replayed"
-KIND = "txmq.replay"
-REPLAYED = "txmq.replayed"  # the header of a message that was replayed: of which letter
+ACCOUNT_SUFFIX = ".redriven"
+KIND = "txmq.redrive"
+REDRIVEN = "txmq.redriven"  # the header of a message that was redriven: of which dead letter
 CHUNK_MESSAGES, CHUNK_BYTES = 100, 4 << 20
 _LOOK_AGAIN_S = 0.01
 Origin = tuple[str, int, int]  # topic, partition, offset
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """One dead letter: ``message`` is as it is in the dead-letter topic."""
 
     message: Message
@@ -50,22 +51,22 @@ class Letter(NamedTuple):
         return self.message.headers.get(HEADER + name, b"").decode("utf-8", "replace")
 
 
-class Replayed(NamedTuple):
-    """What became of a letter: ``sent``, ``done`` before, or ``gone``: there is no content."""
+class Redriven(NamedTuple):
+    """What became of a dead letter: ``sent``, ``done`` before, or ``gone``: there is no content."""
 
-    letter: Letter
+    dead_letter: DeadLetter
     outcome: str
 
 
-def letter_of(message: Message) -> Letter:
+def dead_letter_of(message: Message) -> DeadLetter:
     """A record of a dead-letter topic; one that is not of a consumer's has no origin."""
     words = [message.headers.get(HEADER + name, b"").decode("utf-8", "replace") for name in ("partition", "offset")]
     topic = message.headers.get(HEADER + "topic", b"").decode("utf-8", "replace")
     is_whole = bool(topic) and all(word.isdecimal() for word in words)
-    return Letter(message, (topic, int(words[0]), int(words[1])) if is_whole else None)
+    return DeadLetter(message, (topic, int(words[0]), int(words[1])) if is_whole else None)
 
 
-class LetterReplay:
+class Redrive:
     """See the module's docstring. Thread safety: one thread.
 
     Args:
@@ -77,16 +78,16 @@ class LetterReplay:
         self._client, self._group, self.topic = client, group, group + SUFFIX
         self._account = self.topic + ACCOUNT_SUFFIX
 
-    def letters(self) -> Iterator[Letter]:
-        """Every letter, in order; none of a group that has buried nothing yet.
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        """Every dead letter, in order; none of a group that has no dead letters.
 
         Raises:
             UnknownGroupError: there is no such group, and no dead letters of one.
         """
-        if self._has_letters():
-            yield from map(letter_of, self._client.browse(self.topic))
+        if self._has_dead_letters():
+            yield from map(dead_letter_of, self._client.browse(self.topic))
 
-    def _has_letters(self) -> bool:
+    def _has_dead_letters(self) -> bool:
         try:
             self._client.topics.refresh(self.topic)
         except UnknownTopicError:
@@ -95,62 +96,64 @@ class LetterReplay:
         return True
 
     def done(self) -> set[Origin]:
-        """What was replayed."""
+        """What was redriven."""
         return {origin for kind, _, origins in self._records(None) if kind == "done" for origin in origins}
 
-    def replay(self, letters: Iterable[Letter], to: str | None = None, *, again: bool = False) -> Iterator[Replayed]:
-        """Send letters to where they came from, or to the topic ``to``; what became of each, once it is durable.
+    def redrive(
+        self, dead_letters: Iterable[DeadLetter], to: str | None = None, *, again: bool = False
+    ) -> Iterator[Redriven]:
+        """Send dead letters to where they came from, or to the topic ``to``; what became of each, once it is durable.
 
         Args:
-            letters: those to send; of several about one message the first is sent.
+            dead_letters: those to send; of several about one message the first is sent.
             to: another topic; there the key chooses the partition.
-            again: also those that were replayed before.
+            again: also those that were redriven before.
 
         Raises:
-            UnknownGroupError: as ``letters``.
-            TransactionStateError: another replay of the same messages is being decided, or what it sent is not visible
+            UnknownGroupError: as ``dead_letters``.
+            TransactionStateError: another redrive of the same messages is being decided, or what it sent is not visible
                 yet: run it again.
             OutcomeUnknownError, RolledBackError, ...: of the transaction; run it again, nothing goes out twice.
         """
-        if not self._has_letters():
+        if not self._has_dead_letters():
             return
         self._client.topics.ensure(self._account, storage="disk", retention_ms=None, retention_size_bytes=None)
         seen: set[Origin] = set()
-        chunk: list[Letter] = []
-        for letter in letters:
-            if letter.origin is None or letter.word("value") == "gone":
-                yield Replayed(letter, "gone")
-            elif letter.origin in seen:
-                yield Replayed(letter, "done")
+        chunk: list[DeadLetter] = []
+        for dead_letter in dead_letters:
+            if dead_letter.origin is None or dead_letter.word("value") == "gone":
+                yield Redriven(dead_letter, "gone")
+            elif dead_letter.origin in seen:
+                yield Redriven(dead_letter, "done")
             else:
-                seen.add(letter.origin)
-                chunk.append(letter)
+                seen.add(dead_letter.origin)
+                chunk.append(dead_letter)
             if len(chunk) == CHUNK_MESSAGES or sum(map(_size, chunk)) >= CHUNK_BYTES:
-                yield from self._replay(chunk, to, again=again)
+                yield from self._redrive(chunk, to, again=again)
                 chunk = []
         if chunk:
-            yield from self._replay(chunk, to, again=again)
+            yield from self._redrive(chunk, to, again=again)
 
-    def _replay(self, chunk: Sequence[Letter], to: str | None, *, again: bool) -> list[Replayed]:
+    def _redrive(self, chunk: Sequence[DeadLetter], to: str | None, *, again: bool) -> list[Redriven]:
         with self._client.producer() as producer:
-            found = [(letter, self._content(letter)) for letter in chunk]
-            origins = [letter.origin for letter, message in found if message is not None]
+            found = [(dead_letter, self._content(dead_letter)) for dead_letter in chunk]
+            origins = [dead_letter.origin for dead_letter, message in found if message is not None]
             if not origins:
-                return [Replayed(letter, "gone") for letter in chunk]
+                return [Redriven(dead_letter, "gone") for dead_letter in chunk]
             with producer.transaction() as tx:
                 begun = self._begin(tx.txid, origins)
-                crash_point("client.replay.begun")
+                crash_point("client.redrive.begun")
                 done = set() if again else self._settled(begun, {origin for origin in origins if origin is not None})
                 results = []
-                for letter, message in found:
-                    outcome = "gone" if message is None else "done" if letter.origin in done else "sent"
-                    results.append(Replayed(letter, outcome))
+                for dead_letter, message in found:
+                    outcome = "gone" if message is None else "done" if dead_letter.origin in done else "sent"
+                    results.append(Redriven(dead_letter, outcome))
                     if message is not None and outcome == "sent":
-                        self._add(tx, letter, message, to)
-                sent = [result.letter.origin for result in results if result.outcome == "sent"]
+                        self._add(tx, dead_letter, message, to)
+                sent = [result.dead_letter.origin for result in results if result.outcome == "sent"]
                 if sent:
                     tx.add(self._account, 0, None, _json(tx.txid, sent), [(KIND, b"done")], self._client.clock.now_ms())
-            crash_point("client.replay.sent")
+            crash_point("client.redrive.sent")
             return results
 
     def _begin(self, txid: str, origins: Sequence[Origin | None]) -> int:
@@ -177,7 +180,7 @@ class LetterReplay:
         while self._client.offsets(self._account, 0).end <= offset:
             if self._client.clock.monotonic() >= until:
                 raise TransactionStateError(
-                    "what other replays have sent is not visible yet: it waits for a transaction whose database is "
+                    "what other redrives have sent is not visible yet: it waits for a transaction whose database is "
                     "away (txmq tx list); run it again"
                 )
             self._client.clock.sleep(_LOOK_AGAIN_S)
@@ -188,7 +191,9 @@ class LetterReplay:
         except FencedError:
             return False  # its session is gone: it is committed and visible, or refused for ever
         if outcome is Outcome.UNKNOWN:
-            raise TransactionStateError(f"another replay of these letters is being decided (txid {txid}): run it again")
+            raise TransactionStateError(
+                f"another redrive of these dead letters is being decided (txid {txid}): run it again"
+            )
         return bool(outcome is Outcome.COMMITTED)
 
     def _records(self, below: int | None) -> Iterator[tuple[str, str, list[Origin]]]:
@@ -201,29 +206,29 @@ class LetterReplay:
         except UnknownTopicError:
             return
 
-    def _content(self, letter: Letter) -> Message | None:
+    def _content(self, dead_letter: DeadLetter) -> Message | None:
         """The message as it was, but for its value: None, where it is gone."""
-        message = letter.message
-        if letter.word("value") != "too-large":
+        message = dead_letter.message
+        if dead_letter.word("value") != "too-large":
             return message
-        topic, partition, offset = letter.origin or ("", 0, 0)
+        topic, partition, offset = dead_letter.origin or ("", 0, 0)
         try:
             found = self._client.fetch(topic, partition, offset)
         except (OffsetOutOfRangeError, UnknownTopicError):
             return None
         return found[0] if found else None
 
-    def _add(self, tx: Any, letter: Letter, message: Message, to: str | None) -> None:
-        topic, partition, _ = letter.origin or ("", 0, 0)
+    def _add(self, tx: Any, dead_letter: DeadLetter, message: Message, to: str | None) -> None:
+        topic, partition, _ = dead_letter.origin or ("", 0, 0)
         if to is not None:
             partitions = self._client.topics.known(to).config.partitions
             topic, partition = to, KeyHashSelector().partition_of(message.key, partitions) if message.key else 0
         headers = [(name, text) for name, text in message.headers.items() if not name.startswith(HEADER)]
-        place = f"{letter.message.topic}/{letter.message.partition}/{letter.message.offset}"
-        headers = [*(header for header in headers if header[0] != REPLAYED), (REPLAYED, place.encode())]
+        place = f"{dead_letter.message.topic}/{dead_letter.message.partition}/{dead_letter.message.offset}"
+        headers = [*(header for header in headers if header[0] != REDRIVEN), (REDRIVEN, place.encode())]
         if message.tag is not None:
             headers.insert(0, (TAG_HEADER, message.tag.encode()))
-        value = None if letter.word("value") == "null" else message.value
+        value = None if dead_letter.word("value") == "null" else message.value
         tx.add(topic, partition, message.key, value, headers, self._client.clock.now_ms())
 
 
@@ -231,5 +236,5 @@ def _json(txid: str, origins: Sequence[Origin | None]) -> bytes:
     return json.dumps({"txid": txid, "messages": origins}, separators=(",", ":")).encode()
 
 
-def _size(letter: Letter) -> int:
-    return len(letter.message.value or b"") + len(letter.message.key or b"")
+def _size(dead_letter: DeadLetter) -> int:
+    return len(dead_letter.message.value or b"") + len(dead_letter.message.key or b"")
