@@ -58,7 +58,7 @@ class Transaction:
     """A unit of messages and database rows that become visible all or none.
 
     Args:
-        client: whose broker is the home.
+        client: whose broker is the broker.
         producer: chooses partitions for ``send``.
         resources: one ``LastResource``, or any number of XA resources, or what their ``using`` answers.
         timeout: seconds from the beginning of the block within which it must be decided.
@@ -83,7 +83,7 @@ class Transaction:
         self._timeout = timeout
         self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression)
-        self._home: BrokerTransaction | None = None
+        self._broker: BrokerTransaction | None = None
         self._databases: LastResourceBlock | XaBlock | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._entered: Entered | None = None
@@ -119,10 +119,10 @@ class Transaction:
             RolledBackError: the transaction outgrew one request, and the broker refused a part sent ahead.
         """
         with self._lock:
-            home = self._require_open()
+            broker = self._require_open()
             result = self._messages.add(topic, partition, (key, value, headers, timestamp_ms))
             if self._messages.size_bytes > _STREAM_AT_BYTES:
-                self._stream(home)
+                self._stream(broker)
         return result
 
     def ack(self, message: Message) -> None:
@@ -143,8 +143,8 @@ class Transaction:
         if self._in_savepoints:
             raise TransactionStateError("an offset cannot be taken back: acknowledge outside of the savepoint")
         with self._lock:
-            home = self._require_open()
-            home.acks = self._acks = self._acks or TransactionAcks(self.client)
+            broker = self._require_open()
+            broker.acks = self._acks = self._acks or TransactionAcks(self.client)
             self._acks.add(message)
 
     def connection(self, resource: LastResource | XAResource) -> Any:
@@ -203,9 +203,9 @@ class Transaction:
     @property
     def txid(self) -> str:
         """The transaction's id; taken from the broker's session when first asked for."""
-        if self._home is None:
+        if self._broker is None:
             raise TransactionStateError("the transaction has not begun: use it as a context manager")
-        return self._home.txid
+        return self._broker.txid
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -224,11 +224,11 @@ class Transaction:
             raise TransactionStateError("a transaction is for one block: make another one")
         if current_transaction() is not None:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
-        home = BrokerTransaction(self.client, self._clock, self._timeout)
-        home.reach()
+        broker = BrokerTransaction(self.client, self._clock, self._timeout)
+        broker.reach()
         if self._resource is not None or self._xa_resources:
-            self._databases = self._begin(home)
-        self._home, self._state, self._process = home, "open", current_process()
+            self._databases = self._begin(broker)
+        self._broker, self._state, self._process = broker, "open", current_process()
         self._entered = enter(self)
         return self
 
@@ -238,7 +238,7 @@ class Transaction:
         if self._is_parents:
             self._left_by_child(error)
             return False
-        home = self._require_open()
+        broker = self._require_open()
         with self._lock:
             self._state = "over"
         self._leave_contexts()
@@ -246,12 +246,12 @@ class Transaction:
             if self._databases is not None:
                 self._end_databases(self._databases, error)
             elif error is None:
-                self._commit_local(home)
+                self._commit_local(broker)
             else:
-                self._undo_local(home)
+                self._undo_local(broker)
         finally:
             if self._acks is not None:
-                self._acks.ended(self._told_outcome(), home.txid if home.has_txid else None)
+                self._acks.ended(self._told_outcome(), broker.txid if broker.has_txid else None)
         return False
 
     def _leave_contexts(self) -> None:
@@ -276,72 +276,72 @@ class Transaction:
         return entered
 
     def _require_open(self) -> BrokerTransaction:
-        if self._state != "open" or self._home is None:
+        if self._state != "open" or self._broker is None:
             word = "has not begun" if self._state == "new" else "is over"
             raise TransactionStateError(f"the transaction {word}: use it inside its with block")
         if self._is_parents:
             raise TransactionStateError("the block is that of the process which this one was forked from")
-        return self._home
+        return self._broker
 
     @property
     def _is_parents(self) -> bool:
         return self._process not in (0, current_process())
 
-    def _begin(self, home: BrokerTransaction) -> LastResourceBlock | XaBlock:
+    def _begin(self, broker: BrokerTransaction) -> LastResourceBlock | XaBlock:
         try:
-            home.txid  # noqa: B018  takes the session
+            broker.txid  # noqa: B018  takes the session
         except TxmqError as error:
             raise_rolled_back(error, None)
         try:
             if self._resource is not None:
-                return LastResourceBlock(home, self._resource, self._messages, resolver_of(self.client))
-            return XaBlock(home, self._xa_resources, self._messages, resolver_of(self.client))
+                return LastResourceBlock(broker, self._resource, self._messages, resolver_of(self.client))
+            return XaBlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
         except BaseException:
-            home.finished()
+            broker.finished()
             raise
 
-    def _stream(self, home: BrokerTransaction) -> None:
+    def _stream(self, broker: BrokerTransaction) -> None:
         if self._failure is not None:
             raise anew(self._failure)
         self._failure = RolledBackError("sending messages ahead was interrupted")
         try:
             if isinstance(self._databases, LastResourceBlock):
                 self._databases.parts_streamed()
-            home.stream(home.take_parts(self._messages))
+            broker.stream(broker.take_parts(self._messages))
         except TxmqError as error:
-            self._failure = rolled_back(error, home.txid if home.has_txid else None)
+            self._failure = rolled_back(error, broker.txid if broker.has_txid else None)
             raise anew(self._failure) from self._failure.__cause__
         self._failure = None
 
     # --- local -------------------------------------------------------------------------------------------------------
 
-    def _commit_local(self, home: BrokerTransaction) -> None:
+    def _commit_local(self, broker: BrokerTransaction) -> None:
         if not self._messages and not self._acks:
-            self._ended(home, Outcome.COMMITTED)
+            self._ended(broker, Outcome.COMMITTED)
             return
         try:
             if self._failure is not None:
-                local.withdraw(home)
+                local.withdraw(broker)
                 raise anew(self._failure)
-            lines = local.commit(home, self._messages)
+            lines = local.commit(broker, self._messages)
         except RolledBackError:
-            self._ended(home, Outcome.ROLLED_BACK)
+            self._ended(broker, Outcome.ROLLED_BACK)
             raise
         except BaseException:  # unknown, or an interrupt in the middle
-            home.lost()
+            broker.lost()
             raise
         self._messages.place(lines)
-        self._ended(home, _COMMITTED)
-        home.find_lost()
+        self._ended(broker, _COMMITTED)
+        broker.find_lost()
 
-    def _undo_local(self, home: BrokerTransaction) -> None:
+    def _undo_local(self, broker: BrokerTransaction) -> None:
         # Nothing was asked to be decided: it is rolled back whatever becomes of the request.
-        self._ended(home, Outcome.ROLLED_BACK)
-        local.withdraw(home)
+        self._ended(broker, Outcome.ROLLED_BACK)
+        local.withdraw(broker)
 
-    def _ended(self, home: BrokerTransaction, outcome: Outcome) -> None:
+    def _ended(self, broker: BrokerTransaction, outcome: Outcome) -> None:
         self.outcome = outcome
-        home.finished()
+        broker.finished()
 
     # --- with databases ----------------------------------------------------------------------------------------------
 

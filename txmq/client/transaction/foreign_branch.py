@@ -98,7 +98,7 @@ class ForeignBranch:
     def __init__(self, client: Any, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
-        self.home = BrokerTransaction(client, client.clock, timeout_s)
+        self.broker = BrokerTransaction(client, client.clock, timeout_s)
         self.messages = MessageBuffer()
         self._lock = Lock()
 
@@ -138,12 +138,12 @@ class ForeignBranch:
 
     def renew_deadline(self) -> None:
         """Each call of the transaction manager has the whole timeout."""
-        self.home.deadline = self.client.clock.monotonic() + self.home.timeout_s
+        self.broker.deadline = self.client.clock.monotonic() + self.broker.timeout_s
 
     def _stream(self) -> None:
         self.renew_deadline()
         try:
-            self.home.stream(self.home.take_parts(self.messages, keyed=False))
+            self.broker.stream(self.broker.take_parts(self.messages, keyed=False))
         except TxmqError as error:
             self.state = BranchState.ROLLBACK_ONLY
-            raise_rolled_back(error, self.home.txid if self.home.has_txid else None)
+            raise_rolled_back(error, self.broker.txid if self.broker.has_txid else None)

@@ -85,7 +85,7 @@ class HalfMessage:
 
     def __init__(self, client: Any, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
         self._client, self._group = client, group
-        self._home = BrokerTransaction(client, client.clock, timeout_s)
+        self._broker = BrokerTransaction(client, client.clock, timeout_s)
         self._messages = MessageBuffer(compression)
         self._record: tuple[str, int, Record] | None = None
         self._decided: Resolution | None = None
@@ -96,7 +96,7 @@ class HalfMessage:
 
     def reach(self) -> Self:
         """For ``Producer``: raises TransactionAwayError where the broker is away."""
-        self._home.reach()
+        self._broker.reach()
         return self
 
     def prepare(self, topic: str, partition: int, record: Record) -> Self:
@@ -108,17 +108,17 @@ class HalfMessage:
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
         try:
-            given: Extensions = {"group": self._group.group, "deadline": self._home.deadline_ms}
-            prepare(self._home, "half", given, self._messages)
+            given: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
+            prepare(self._broker, "half", given, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
             raise_rolled_back(error, self._txid_or_none())
         except TxmqError as error:
-            if self._home.may_have_arrived and isinstance(error, LOST):
+            if self._broker.may_have_arrived and isinstance(error, LOST):
                 self._decided = Resolution.ROLLBACK
                 self._leave(Resolution.ROLLBACK)
-            elif self._home.has_txid:
-                self._home.finished()
+            elif self._broker.has_txid:
+                self._broker.finished()
             raise_rolled_back(error, self._txid_or_none())
         except BaseException:
             self._withdraw()
@@ -129,7 +129,7 @@ class HalfMessage:
     @property
     def txid(self) -> str:
         """See the class."""
-        return self._home.txid
+        return self._broker.txid
 
     @property
     def result(self) -> SendResult:
@@ -203,7 +203,7 @@ class HalfMessage:
         if lines:
             self._messages.place(lines)
         self.outcome, self.pending = outcome, ()
-        self._home.finished()
+        self._broker.finished()
 
     def _leave(self, resolution: Resolution) -> None:
         self.pending = ("broker",)
@@ -212,7 +212,7 @@ class HalfMessage:
     def _withdraw(self) -> None:
         """The work was never begun: roll back what may be prepared."""
         self._decided = Resolution.ROLLBACK
-        if not self._home.has_txid:
+        if not self._broker.has_txid:
             return
         try:
             self.tell(Resolution.ROLLBACK, ROLLBACK_TIMEOUT_S)
@@ -222,7 +222,7 @@ class HalfMessage:
             self._leave(Resolution.ROLLBACK)
 
     def _txid_or_none(self) -> str | None:
-        return self.txid if self._home.has_txid else None
+        return self.txid if self._broker.has_txid else None
 
     # --- the block ---------------------------------------------------------------------------------------------------
 

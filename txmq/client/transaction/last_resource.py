@@ -56,8 +56,8 @@ class LastResourceRun:
         hazard: what the broker is to keep, where the body had ended the database's transaction by itself.
     """
 
-    def __init__(self, home: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
-        self._home, self._branch, self._messages = home, branch, messages
+    def __init__(self, broker: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
+        self._broker, self._branch, self._messages = broker, branch, messages
         self.coordinator = LastResourceCoordinator()
         self.error: TransactionError | None = None
         self.interrupt: BaseException | None = None
@@ -113,13 +113,13 @@ class LastResourceRun:
     def _send_prepare(self) -> LastResourceEvent | None:
         crash_point("client.tx.body_done")
         try:
-            self._parts = self._home.take_parts(self._messages)
-            if self._home.streamed.parts or not self._home.fits_one_request(self._parts):
-                self._home.stream(self._parts)
+            self._parts = self._broker.take_parts(self._messages)
+            if self._broker.streamed.parts or not self._broker.fits_one_request(self._parts):
+                self._broker.stream(self._parts)
                 self._parts = []
             self._submit_prepare()
         except (ConnectionLostError, RequestTimeoutError) as error:
-            if self._home.streamed.parts:
+            if self._broker.streamed.parts:
                 return self._refused(error)  # the broker rolls back what was streamed
             self._reply = None  # sent again while it is waited for
         except TxmqError as error:
@@ -128,14 +128,14 @@ class LastResourceRun:
 
     def _submit_prepare(self) -> None:
         resource = self._branch.resource
-        self._reply = self._home.submit_prepare(
+        self._reply = self._broker.submit_prepare(
             self._parts, resource.name, resource.uuid or "", resource.installation.table
         )
         crash_point("client.tx.prepare_sent")
 
     def _insert_marker(self) -> LastResourceEvent:
         try:
-            self._branch.insert_marker(self._home.txid, self._home.timeout_s)
+            self._branch.insert_marker(self._broker.txid, self._broker.timeout_s)
         except (RolledBackError, HeuristicError) as error:
             self.error = error
             return LastResourceEvent.MARKER_REFUSED
@@ -145,18 +145,18 @@ class LastResourceRun:
     def _await_prepared(self) -> LastResourceEvent:
         while True:
             try:
-                self._home.check_deadline()
+                self._broker.check_deadline()
                 if self._reply is None:
                     self._submit_prepare()
                 self._reply.result()
             except LOST as error:
-                if not self._home.is_back():  # the rows of the body are locked meanwhile
-                    self.error = rolled_back(error, self._home.txid)
+                if not self._broker.is_back():  # the rows of the body are locked meanwhile
+                    self.error = rolled_back(error, self._broker.txid)
                     return LastResourceEvent.PREPARE_UNKNOWN
                 self._reply = None  # the same id: it is prepared once
-                self._home.pause()
+                self._broker.pause()
             except (RequestTimeoutError, TransactionTimeoutError) as error:
-                self.error = rolled_back(error, self._home.txid)
+                self.error = rolled_back(error, self._broker.txid)
                 return LastResourceEvent.PREPARE_UNKNOWN
             except TxmqError as error:
                 return self._refused(error)
@@ -165,8 +165,8 @@ class LastResourceRun:
                 return LastResourceEvent.PREPARED
 
     def _refused(self, error: TxmqError) -> LastResourceEvent:
-        self._home.was_refused(error)
-        self.error = rolled_back(error, self._home.txid if self._home.has_txid else None)
+        self._broker.was_refused(error)
+        self.error = rolled_back(error, self._broker.txid if self._broker.has_txid else None)
         return LastResourceEvent.PREPARE_REFUSED
 
     def _commit_database(self) -> LastResourceEvent:
@@ -174,7 +174,7 @@ class LastResourceRun:
             self._branch.commit()
         except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
             is_retriable = self._branch.is_retriable(error)
-            self.error = RolledBackError(f"COMMIT failed: {error}", self._home.txid, retriable=is_retriable)
+            self.error = RolledBackError(f"COMMIT failed: {error}", self._broker.txid, retriable=is_retriable)
             self.error.__cause__ = error
             return (
                 LastResourceEvent.DATABASE_REFUSED if self._branch.is_still_open else LastResourceEvent.DATABASE_UNKNOWN
@@ -192,21 +192,21 @@ class LastResourceRun:
                 return LastResourceEvent.PROVED_COMMITTED
             if step is Step.TELL_ROLLBACK:
                 return LastResourceEvent.PROVED_ROLLED_BACK
-            if self._home.remaining_s <= until_s:
+            if self._broker.remaining_s <= until_s:
                 return LastResourceEvent.LOOKUP_FAILED
-            self._home.pause(LOOK_UP_PAUSE_S)
+            self._broker.pause(LOOK_UP_PAUSE_S)
 
     def _patience_ends_s(self) -> float:
         """The deadline, as what ``remaining_s`` will be; later where it is closer than SETTLE_S_MIN."""
-        return min(self._home.remaining_s, SETTLE_S_MIN) - SETTLE_S_MIN
+        return min(self._broker.remaining_s, SETTLE_S_MIN) - SETTLE_S_MIN
 
     def _proved(self) -> Step:
         try:
-            database = self._branch.resource.open_settling(self._home.cluster)
+            database = self._branch.resource.open_settling(self._broker.cluster)
         except Exception:  # noqa: BLE001  unreachable, in whatever way of the driver: nothing is known
             return Step.UNDECIDED
         try:
-            return prove(database, self._home.txid, self._home.deadline_ms)[0]
+            return prove(database, self._broker.txid, self._broker.deadline_ms)[0]
         finally:
             database.close()
 
@@ -216,16 +216,16 @@ class LastResourceRun:
         until_s = self._patience_ends_s()
         while True:
             try:
-                reply = self._home.submit_commit(max(self._home.remaining_s - until_s, RETRY_S))
+                reply = self._broker.submit_commit(max(self._broker.remaining_s - until_s, RETRY_S))
                 crash_point("client.tx.commit_sent")
                 self.lines = parse_result_lines(reply.result())
             except (TransactionConflictError, UnknownTransactionError) as error:
-                self.error = TransactionError(str(error), self._home.txid)
+                self.error = TransactionError(str(error), self._broker.txid)
                 return LastResourceEvent.BROKER_CONTRADICTS
             except LOST:
-                if self._home.remaining_s <= until_s or not self._home.is_back():
+                if self._broker.remaining_s <= until_s or not self._broker.is_back():
                     return LastResourceEvent.BROKER_UNKNOWN
-                self._home.pause(RETRY_S)
+                self._broker.pause(RETRY_S)
             except TxmqError:
                 return LastResourceEvent.BROKER_UNKNOWN
             else:
@@ -238,10 +238,10 @@ class LastResourceRun:
         resource, reason = self._branch.resource, self._branch.ended_by_body
         if not isinstance(self.error, HeuristicError):
             reason = f"{reason}: {self.error}" if self.error is not None else reason
-            cause, self.error = self.error, HeuristicHazardError(reason, self._home.txid)
+            cause, self.error = self.error, HeuristicHazardError(reason, self._broker.txid)
             self.error.__cause__ = cause
         kind, uuid = TransactionKind.LAST_RESOURCE, resource.uuid or ""
-        self.hazard = Hazard(self._home.txid, kind, resource.name, uuid, str(self.error))
+        self.hazard = Hazard(self._broker.txid, kind, resource.name, uuid, str(self.error))
         return LastResourceEvent.DATABASE_ENDED
 
     def _send_rollback(self, hazard: Hazard | None = None) -> LastResourceEvent:
@@ -249,10 +249,10 @@ class LastResourceRun:
         if isinstance(self.error, TransactionAwayError):
             return LastResourceEvent.BROKER_UNKNOWN
         try:
-            self._home.rollback(hazard)
+            self._broker.rollback(hazard)
         except TransactionConflictError:
             with suppress(TxmqError):
-                self.lines = self._home.outcome()[1]
+                self.lines = self._broker.outcome()[1]
             return LastResourceEvent.BROKER_CONTRADICTS
         except TxmqError:
             return LastResourceEvent.BROKER_UNKNOWN

@@ -53,14 +53,14 @@ class LastResourceBlock:
     """
 
     def __init__(
-        self, home: BrokerTransaction, given: LastResource | UsedConnection, messages: MessageBuffer, settler: Settler
+        self, broker: BrokerTransaction, given: LastResource | UsedConnection, messages: MessageBuffer, settler: Settler
     ) -> None:
-        self._home, self._settler = home, settler
+        self._broker, self._settler = broker, settler
         self.pending: tuple[str, ...] = ()
         self._resource, own = given if isinstance(given, UsedConnection) else (given, None)
-        self._branch = self._resource.enlist(home.cluster, own)
+        self._branch = self._resource.enlist(broker.cluster, own)
         settler.add(self._resource)
-        self.run = LastResourceRun(home, self._branch, messages)
+        self.run = LastResourceRun(broker, self._branch, messages)
 
     def connection(self, resource: Any) -> Any:
         """The database connection of the branch."""
@@ -98,8 +98,8 @@ class LastResourceBlock:
         run = self.run
         try:
             self._branch.end_body()
-            self._home.check_deadline()
-            self._home.reach()
+            self._broker.check_deadline()
+            self._broker.reach()
             if failure is not None:
                 raise anew(failure)
         except TransactionError as error:
@@ -112,49 +112,49 @@ class LastResourceBlock:
 
     def _concluded(self, state: LastResourceState) -> Ending:
         """Leave the rest to the resolver; what the caller is told."""
-        home, run = self._home, self.run
+        broker, run = self._broker, self.run
         if state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
             self._committed(state)
             return Ending(Outcome.COMMITTED, None)
         if state is LastResourceState.COMMITTED_ALONE:
-            home.finished()
+            broker.finished()
             text = f"the rows are committed, the messages were given up: {run.error}"
-            return Ending(Outcome.COMMITTED, HeuristicMixedError(text, home.txid))
+            return Ending(Outcome.COMMITTED, HeuristicMixedError(text, broker.txid))
         if state is LastResourceState.UNKNOWN:
             self._leave(None)
             text = f"COMMIT was not answered: {run.error or run.interrupt}"
-            return Ending(Outcome.UNKNOWN, OutcomeUnknownError(text, home.txid))
+            return Ending(Outcome.UNKNOWN, OutcomeUnknownError(text, broker.txid))
         if state is LastResourceState.HAZARD:
             return self._hazarded()
         if state is LastResourceState.BROKER_ALONE:
-            home.finished()
+            broker.finished()
             text = "the rows are rolled back, the broker committed the messages"
-            return Ending(Outcome.ROLLED_BACK, HeuristicCommitError(text, home.txid))
+            return Ending(Outcome.ROLLED_BACK, HeuristicCommitError(text, broker.txid))
         return self._branches_rolled_back()
 
     def _committed(self, state: LastResourceState) -> None:
-        home = self._home
+        broker = self._broker
         if state is LastResourceState.COMMITTED:
-            home.finished()
-            self._resource.finished.append(home.txid)
+            broker.finished()
+            self._resource.finished.append(broker.txid)
             return
         self.pending = ("broker",)
 
         def settled() -> None:
             self.pending = ()
-            home.finished()
+            broker.finished()
 
-        self._resource.unsettled.append(Unsettled(home.txid, marker.COMMITTED, home.deadline_ms, settled))
+        self._resource.unsettled.append(Unsettled(broker.txid, marker.COMMITTED, broker.deadline_ms, settled))
         self._settler.wake()
 
     def _hazarded(self) -> Ending:
-        home, run = self._home, self.run
+        broker, run = self._broker, self.run
         if run.hazard is not None and not run.is_told:
-            home.keep()  # of what is finished the broker soon takes nothing more
-            self._settler.report(run.hazard, home.finished)
+            broker.keep()  # of what is finished the broker soon takes nothing more
+            self._settler.report(run.hazard, broker.finished)
         else:
-            home.finished()
-        log = get_logger(resource=self._resource.name, txid=home.txid)
+            broker.finished()
+        log = get_logger(resource=self._resource.name, txid=broker.txid)
         log.error("heuristic: the body ended the transaction by itself", error=str(run.error))
         return Ending(Outcome.UNKNOWN, run.error)
 
@@ -162,12 +162,12 @@ class LastResourceBlock:
         if self.run.is_told is False:
             self._leave(marker.ROLLED_BACK)
         else:
-            self._home.finished()
-        error = self.run.error or RolledBackError("the transaction was rolled back", self._home.txid)
+            self._broker.finished()
+        error = self.run.error or RolledBackError("the transaction was rolled back", self._broker.txid)
         return Ending(Outcome.ROLLED_BACK, error)
 
     def _leave(self, outcome: str | None) -> None:
         """Let the resolver tell the broker, by this outcome or (None) by what the database proves."""
-        home = self._home
-        self._resource.unsettled.append(Unsettled(home.txid, outcome, home.deadline_ms, home.finished))
+        broker = self._broker
+        self._resource.unsettled.append(Unsettled(broker.txid, outcome, broker.deadline_ms, broker.finished))
         self._settler.wake()

@@ -33,7 +33,7 @@ from txmq.model import Outcome
 from txmq.protocol.parts import PartResult
 
 
-def commit(home: BrokerTransaction, messages: MessageBuffer) -> list[PartResult]:
+def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResult]:
     """Commit everything.
 
     Returns:
@@ -46,55 +46,55 @@ def commit(home: BrokerTransaction, messages: MessageBuffer) -> list[PartResult]
     Durability: what ``sync`` promises, when this returns.
     """
     try:
-        home.check_deadline()
-        home.reach()
-        parts = home.take_parts(messages, keyed=False)
-        if home.streamed.parts or not home.fits_one_request(parts):
-            home.stream(parts)
+        broker.check_deadline()
+        broker.reach()
+        parts = broker.take_parts(messages, keyed=False)
+        if broker.streamed.parts or not broker.fits_one_request(parts):
+            broker.stream(parts)
             parts = []
-        return home.commit_local(parts)
+        return broker.commit_local(parts)
     except RolledBackError:
-        withdraw(home)
+        withdraw(broker)
         raise
     except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
-        if home.may_have_arrived:
-            raise OutcomeUnknownError(f"no answer to commit: {error}", home.txid) from error
-        withdraw(home)
-        raise_rolled_back(error, home.txid if home.has_txid else None)
+        if broker.may_have_arrived:
+            raise OutcomeUnknownError(f"no answer to commit: {error}", broker.txid) from error
+        withdraw(broker)
+        raise_rolled_back(error, broker.txid if broker.has_txid else None)
     except TxmqError as error:
-        return _refused(home, error)
+        return _refused(broker, error)
 
 
-def withdraw(home: BrokerTransaction) -> None:
+def withdraw(broker: BrokerTransaction) -> None:
     """Let the broker forget what was streamed. It does so by itself when the connection is lost."""
-    if home.streamed.parts:
-        home.try_rollback()
+    if broker.streamed.parts:
+        broker.try_rollback()
 
 
-def _refused(home: BrokerTransaction, error: TxmqError) -> list[PartResult]:
+def _refused(broker: BrokerTransaction, error: TxmqError) -> list[PartResult]:
     """See the table above; ``error`` is what the last attempt was refused with."""
-    if not home.may_have_arrived:
-        withdraw(home)
+    if not broker.may_have_arrived:
+        withdraw(broker)
     elif isinstance(error, FencedError):
-        raise OutcomeUnknownError(f"an attempt to commit was not answered, then: {error}", home.txid) from error
+        raise OutcomeUnknownError(f"an attempt to commit was not answered, then: {error}", broker.txid) from error
     else:
-        lines = _settled(home, error)
+        lines = _settled(broker, error)
         if lines is not None:
             return lines
-    raise_rolled_back(error, home.txid if home.has_txid else None)
+    raise_rolled_back(error, broker.txid if broker.has_txid else None)
 
 
-def _settled(home: BrokerTransaction, error: TxmqError) -> list[PartResult] | None:
+def _settled(broker: BrokerTransaction, error: TxmqError) -> list[PartResult] | None:
     """Fence the transaction id; None if that rolled it back, else where the parts went."""
     try:
         try:
-            home.rollback()
+            broker.rollback()
         except TransactionConflictError:
-            word, lines = home.outcome()
+            word, lines = broker.outcome()
             if word == Outcome.COMMITTED.value:
                 return lines
             if word != Outcome.ROLLED_BACK.value:
                 raise
     except TxmqError as failure:
-        raise OutcomeUnknownError(f"commit was refused ({error}), rollback, too", home.txid) from failure
+        raise OutcomeUnknownError(f"commit was refused ({error}), rollback, too", broker.txid) from failure
     return None

@@ -25,25 +25,25 @@ _PASSING = (*LOST, OverloadedError)
 OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 
 
-def prepare(home: BrokerTransaction, kind: str, given: Extensions, messages: MessageBuffer) -> None:
+def prepare(broker: BrokerTransaction, kind: str, given: Extensions, messages: MessageBuffer) -> None:
     """Prepare all messages that were not sent ahead.
 
     Raises:
-        TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
-        ConnectionLostError, UnavailableError: the broker is away; ``home.may_have_arrived`` says if it may be prepared.
-        TxmqError: refused, not prepared.
+        TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared. ConnectionLostError,
+        UnavailableError: the broker is away; ``broker.may_have_arrived`` says if it may be prepared. TxmqError:
+        refused, not prepared.
 
     Durability: the messages are in the broker's journal when this returns, and stay until somebody decides.
     """
-    parts = home.take_parts(messages, keyed=False)
-    if home.streamed.parts or not home.fits_one_request(parts):
-        home.stream(parts)
+    parts = broker.take_parts(messages, keyed=False)
+    if broker.streamed.parts or not broker.fits_one_request(parts):
+        broker.stream(parts)
         parts = []
-    repeat_prepare(home, kind, given, parts)
+    repeat_prepare(broker, kind, given, parts)
 
 
 def repeat_prepare(
-    home: BrokerTransaction,
+    broker: BrokerTransaction,
     kind: str,
     given: Extensions,
     parts: Sequence[EncodedPart],
@@ -60,26 +60,26 @@ def repeat_prepare(
     last: TxmqError | None = None
     while True:
         try:
-            home.check_deadline()
+            broker.check_deadline()
         except TransactionTimeoutError as error:
             raise error from last
         try:
-            reply = home.submit_prepare_as(kind, given, parts)
-            home.may_have_arrived = True
+            reply = broker.submit_prepare_as(kind, given, parts)
+            broker.may_have_arrived = True
             reply.result()
         except SessionFullError as error:
-            home.leave_full_session(error)
+            broker.leave_full_session(error)
             raise
         except OverloadedError as error:
             last = error
-            home.pause(OVERLOADED_PAUSE_S)
+            broker.pause(OVERLOADED_PAUSE_S)
         except LOST as error:
-            if not waits_for_broker and not home.is_back():
+            if not waits_for_broker and not broker.is_back():
                 raise
             last = error
-            home.pause()
+            broker.pause()
         except TransactionConflictError as error:
-            home.was_refused(error)
+            broker.was_refused(error)
             raise
         else:
             return

@@ -67,13 +67,13 @@ class XaBlock:
     """
 
     def __init__(
-        self, home: BrokerTransaction, resources: Sequence[Any], messages: MessageBuffer, settler: Settler
+        self, broker: BrokerTransaction, resources: Sequence[Any], messages: MessageBuffer, settler: Settler
     ) -> None:
-        self._home, self._settler = home, settler
+        self._broker, self._settler = broker, settler
         self.pending: tuple[str, ...] = ()
         self._untold = 0  # hazards that the broker has yet to hear of
         self._branches = self._begun(resources)
-        self.run = XaRun(home, self._branches, messages)
+        self.run = XaRun(broker, self._branches, messages)
 
     def connection(self, resource: Any) -> Any:
         """The database connection of a resource's branch."""
@@ -100,11 +100,11 @@ class XaBlock:
 
     def _begun(self, resources: Sequence[Any]) -> list[XABranch]:
         begun: list[XABranch] = []
-        cluster, txid = self._home.cluster, self._home.txid
+        cluster, txid = self._broker.cluster, self._broker.txid
         try:
             for given in resources:
                 resource, connection = given if isinstance(given, UsedXAConnection) else (given, None)
-                begun.append(resource.enlist(cluster, txid, self._home.remaining_s, connection))
+                begun.append(resource.enlist(cluster, txid, self._broker.remaining_s, connection))
                 refuse_twins([branch.resource for branch in begun])  # its identity is known by now
                 self._settler.add(resource)
         except BaseException:
@@ -120,8 +120,8 @@ class XaBlock:
         try:
             for branch in self._branches:
                 branch.end_body()
-            self._home.check_deadline()
-            self._home.reach()  # what is prepared in a database stays locked until the broker has said something
+            self._broker.check_deadline()
+            self._broker.reach()  # what is prepared in a database stays locked until the broker has said something
             if failure is not None:
                 raise anew(failure)
         except TransactionError as error:
@@ -133,7 +133,7 @@ class XaBlock:
         return False
 
     def _tell_settler(self, state: XAState) -> None:
-        txid = self._home.txid
+        txid = self._broker.txid
         left = []
         for side in self.run.sides:
             resource = side.branch.resource
@@ -143,14 +143,14 @@ class XaBlock:
                 left.append(resource)
         if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING, XAState.ROLLED_BACK) and not self._untold:
             # Whatever floor the session states, the broker keeps a decision until every branch is complete.
-            self._home.finished()
+            self._broker.finished()
             on_end = _nothing
         else:
             on_end = self._finish
         if not left:
             return
         if on_end is not _nothing:
-            self._home.keep()
+            self._broker.keep()
         self.pending = tuple(resource.name for resource in left)
         for resource in left:
             self._settler.watch(resource, txid, self._settled(resource.name, on_end))
@@ -170,11 +170,11 @@ class XaBlock:
 
     def _finish(self) -> None:
         if not (self._untold or self.pending):
-            self._home.finished()
+            self._broker.finished()
 
     def _hazarded(self, resources: Sequence[XAResource]) -> Ending:
         """Bodies have ended branches by themselves: have the broker keep that."""
-        txid, cause = self._home.txid, self.run.error
+        txid, cause = self._broker.txid, self.run.error
         names = ", ".join(repr(resource.name) for resource in resources)
         error = HeuristicHazardError(
             f"the body ended the branch in {names} by itself (XA END, XA COMMIT); its rows may be there, no message "
@@ -185,16 +185,16 @@ class XaBlock:
         for resource in resources:
             hazard = Hazard(txid, TransactionKind.XA, resource.name, resource.uuid or "", str(error))
             try:
-                self._home.rollback(hazard)
+                self._broker.rollback(hazard)
             except TxmqError:
-                self._home.keep()  # of what is finished the broker soon takes nothing more
+                self._broker.keep()  # of what is finished the broker soon takes nothing more
                 self._untold += 1
                 self._settler.report(hazard, self._told)
         get_logger(txid=txid).error("heuristic: the body ended its branch by itself", error=str(error))
         return Ending(Outcome.UNKNOWN, error)
 
     def _concluded(self, state: XAState) -> Ending:
-        run, txid = self.run, self._home.txid
+        run, txid = self.run, self._broker.txid
         if state in (XAState.COMMITTED, XAState.COMMITTED_PENDING):
             return Ending(Outcome.COMMITTED, None)
         if state is XAState.UNKNOWN:

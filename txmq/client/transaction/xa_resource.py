@@ -146,12 +146,12 @@ class BrokerXAResource:
             return XACode.XA_RDONLY
         branch.renew_deadline()
         try:
-            prepare(branch.home, TransactionKind.FOREIGN.value, {"xid": _text(branch.xid)}, branch.messages)
+            prepare(branch.broker, TransactionKind.FOREIGN.value, {"xid": _text(branch.xid)}, branch.messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             branch.state = BranchState.IN_DOUBT
             raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
         except TxmqError as error:
-            if branch.home.may_have_arrived and isinstance(error, LOST):
+            if branch.broker.may_have_arrived and isinstance(error, LOST):
                 branch.state = BranchState.IN_DOUBT
                 raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
             self._drop(branch)
@@ -197,7 +197,7 @@ class BrokerXAResource:
                 return XACode.XA_OK
         # What was not answered is fenced by its id: it may still be on its way.
         is_in_doubt = branch is not None and branch.state is BranchState.IN_DOUBT
-        txid = branch.home.txid if branch is not None and is_in_doubt else self._required_row(xid)["txid"]
+        txid = branch.broker.txid if branch is not None and is_in_doubt else self._required_row(xid)["txid"]
         self._settle(txid, Resolution.ROLLBACK, XACode.XA_HEURCOM)
         self._forget(branch)
         return XACode.XA_OK
@@ -248,7 +248,7 @@ class BrokerXAResource:
         branch.renew_deadline()
         try:
             if branch.messages:
-                local.commit(branch.home, branch.messages)
+                local.commit(branch.broker, branch.messages)
         except RolledBackError as error:
             self._forget(branch)
             raise XAError(_rolled_back_code(error.__cause__ or error), f"rolled back: {error}") from error
@@ -266,7 +266,7 @@ class BrokerXAResource:
         branch.renew_deadline()
         with _as_xa():
             try:
-                branch.home.rollback()
+                branch.broker.rollback()
             except TransactionConflictError:
                 self._forget(branch)
                 return XACode.XA_OK
@@ -306,14 +306,14 @@ class BrokerXAResource:
 
     def _drop(self, branch: ForeignBranch) -> None:
         """It was never prepared: nobody else knows of it, but for parts streamed ahead."""
-        local.withdraw(branch.home)
+        local.withdraw(branch.broker)
         self._forget(branch)
 
     def _forget(self, branch: ForeignBranch | None) -> None:
         if branch is not None:
             branch.state = BranchState.ENDED
             self._branches.pop(branch.xid, None)
-            branch.home.finished()
+            branch.broker.finished()
 
     def _row(self, xid: Xid) -> Row | None:
         return next(self._rows({"xid": _text(xid)}), None)

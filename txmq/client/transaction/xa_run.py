@@ -124,8 +124,8 @@ class XaRun:
         lines: where the parts went, once the broker has told.
     """
 
-    def __init__(self, home: BrokerTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
-        self._home, self._messages = home, messages
+    def __init__(self, broker: BrokerTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
+        self._broker, self._messages = broker, messages
         self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
         self.coordinator = XACoordinator()
         self.error: TransactionError | None = None
@@ -183,39 +183,39 @@ class XaRun:
 
     def _send_parts(self) -> XAEvent | None:
         crash_point("client.xa.body_done")
-        home = self._home
+        broker = self._broker
         try:
-            home.check_deadline()
-            self._parts = home.take_parts(self._messages, keyed=False)
+            broker.check_deadline()
+            self._parts = broker.take_parts(self._messages, keyed=False)
             beside = len(self.sides) * _ENTRY_SIZE_BYTES_MAX
-            if home.streamed.parts or not home.fits_one_request(self._parts, beside):
-                home.stream(self._parts)
+            if broker.streamed.parts or not broker.fits_one_request(self._parts, beside):
+                broker.stream(self._parts)
                 self._parts = []
         except TxmqError as error:
-            self.error = rolled_back(error, home.txid)
+            self.error = rolled_back(error, broker.txid)
             return XAEvent.PARTS_REFUSED
         return None
 
     def _prepare_branches(self) -> XAEvent:
-        self._on_all([partial(side.prepare, self._home.txid) for side in self.sides])
+        self._on_all([partial(side.prepare, self._broker.txid) for side in self.sides])
         self.error = next((side.error for side in self.sides if side.error is not None), None)
         return vote(side.state for side in self.sides)
 
     def _send_decide(self) -> XAEvent:
         """The same request until it is answered: the broker executes it once."""
         crash_point("client.xa.all_prepared")
-        home, is_doubtful = self._home, False
+        broker, is_doubtful = self._broker, False
         entries = [_entry(side.branch) for side in self.sides]
         while True:
-            left_s = home.remaining_s + (DECIDE_PATIENCE_S if is_doubtful else 0.0)
+            left_s = broker.remaining_s + (DECIDE_PATIENCE_S if is_doubtful else 0.0)
             if left_s <= 0:
-                self.error = TransactionTimeoutError("the deadline passed before decide was answered", home.txid)
+                self.error = TransactionTimeoutError("the deadline passed before decide was answered", broker.txid)
                 return XAEvent.DECIDE_UNKNOWN if is_doubtful else XAEvent.DECIDE_REFUSED
             try:
-                reply = home.submit_decide(self._parts, entries, left_s)
+                reply = broker.submit_decide(self._parts, entries, left_s)
             except TxmqError as error:
                 # Rows are locked meanwhile; behind a decide that may have arrived they stay so, whatever is told here.
-                is_hopeless = not error.retriable or (not is_doubtful and not home.is_back())
+                is_hopeless = not error.retriable or (not is_doubtful and not broker.is_back())
                 found = self._refused(error, is_doubtful=is_doubtful) if is_hopeless else None
             else:
                 crash_point("client.xa.decide_sent")
@@ -223,7 +223,7 @@ class XaRun:
                 is_doubtful = True
             if found is not None:
                 return found
-            home.pause(RETRY_S)
+            broker.pause(RETRY_S)
 
     def _decided(self, reply: Any, *, is_doubtful: bool) -> XAEvent | None:
         """Wait for the answer to ``decide``; None where there was none."""
@@ -239,8 +239,8 @@ class XaRun:
         return XAEvent.DECIDED
 
     def _refused(self, error: TxmqError, *, is_doubtful: bool) -> XAEvent:
-        self._home.leave_full_session(error)
-        self.error = rolled_back(error, self._home.txid)
+        self._broker.leave_full_session(error)
+        self.error = rolled_back(error, self._broker.txid)
         return XAEvent.DECIDE_DOUBTFUL if is_doubtful else XAEvent.DECIDE_REFUSED
 
     # --- after it ----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class XaRun:
         try:
             for side in self.sides:
                 if side.state is BranchState.COMMITTED and side.complete is None:
-                    side.complete = self._home.submit_complete(side.branch.resource.uuid or "")
+                    side.complete = self._broker.submit_complete(side.branch.resource.uuid or "")
         except TxmqError:
             return XAEvent.NOT_TOLD
         crash_point("client.xa.complete_sent")
@@ -265,7 +265,7 @@ class XaRun:
 
     def _send_rollback(self) -> XAEvent:
         try:
-            self._home.rollback()
+            self._broker.rollback()
         except TransactionConflictError:
             return self._asked()
         except FencedError:
@@ -277,9 +277,9 @@ class XaRun:
 
     def _asked(self) -> XAEvent:
         """A rollback was refused: what has the broker decided?"""
-        home = self._home
+        broker = self._broker
         try:
-            word, lines = parse_outcome(home.client.control.call("outcome", home.txid, timeout=ROLLBACK_TIMEOUT_S))
+            word, lines = parse_outcome(broker.client.control.call("outcome", broker.txid, timeout=ROLLBACK_TIMEOUT_S))
         except TxmqError:
             return XAEvent.FENCE_UNKNOWN
         if word != Outcome.COMMITTED.value:
@@ -292,8 +292,8 @@ class XaRun:
         return branches_rolled_back(side.state for side in self.sides)
 
     def _withdraw(self) -> None:
-        if self._home.streamed.parts:
-            self._home.try_rollback()
+        if self._broker.streamed.parts:
+            self._broker.try_rollback()
 
     def _close_branches(self) -> None:
         for side in self.sides:

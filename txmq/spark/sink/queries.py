@@ -60,10 +60,10 @@ class Queries:
         batch: int | None = self._ask("open", query, {"epoch": epoch}, timeout)["batch"]
         return batch
 
-    def prepare_part(self, attempt: Attempt, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> None:
-        """Prepare one transaction of an attempt, with ``home.txid``; it is invisible until ``commit`` names it.
+    def prepare_part(self, attempt: Attempt, broker: BrokerTransaction, parts: Sequence[EncodedPart]) -> None:
+        """Prepare one transaction of an attempt, with ``broker.txid``; it is invisible until ``commit`` names it.
 
-        Call ``home.finished`` at the end, whatever became of it: who wants to know asks for the batch.
+        Call ``broker.finished`` at the end, whatever became of it: who wants to know asks for the batch.
 
         Raises:
             TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
@@ -74,7 +74,7 @@ class Queries:
         Durability: the messages are in the broker's journal when this returns.
         """
         given = {**attempt._asdict()}
-        repeat_prepare(home, TransactionKind.SPARK.value, given, parts, waits_for_broker=True)
+        repeat_prepare(broker, TransactionKind.SPARK.value, given, parts, waits_for_broker=True)
 
     def commit(self, query: str, epoch: int, batch: int, txids: Sequence[str], *, timeout: float | None = None) -> bool:
         """Decide a batch: the messages of ``txids`` are visible, in that order, all or none.
