@@ -33,12 +33,14 @@ class Desk:
     def prepared(self, value: bytes = b"v") -> str:
         """One that waits for the marker row of ``shop``."""
         home = BrokerTransaction(self.client, self.client.clock, 30.0)
+        home.begin()
         home.submit_prepare(self._parts(home, value), "shop", UUID, "txmq_marker").result()
         return home.txid
 
     def decided(self, value: bytes = b"v") -> str:
         """One that waits for its branches in ``a`` and ``b``."""
         home = BrokerTransaction(self.client, self.client.clock, 30.0)
+        home.begin()
         branches = encode_branch("a", UUID, DETAILS) + encode_branch("b", OTHER_UUID, DETAILS)
         parts = [b for p in self._parts(home, value) for b in encode_part(p.topic, p.partition, p.batch, p.keys)]
         body = [branches, *parts]
@@ -129,6 +131,7 @@ def test_what_is_decided_is_not_rolled_back(desk: Desk) -> None:
 
 def test_an_id_that_was_never_prepared_is_refused_and_not_rolled_back(desk: Desk) -> None:
     home = BrokerTransaction(desk.client, desk.client.clock, 30.0)
+    home.begin()
     for settle in (desk.transactions.commit, desk.transactions.rollback):
         with pytest.raises(UnknownTransactionError, match="nothing was done"):
             settle(home.txid, "a slip of the pen")
@@ -137,6 +140,7 @@ def test_an_id_that_was_never_prepared_is_refused_and_not_rolled_back(desk: Desk
 
 def test_a_fence_makes_never_seen_final(desk: Desk) -> None:
     home = BrokerTransaction(desk.client, desk.client.clock, 30.0)
+    home.begin()
     assert desk.transactions.fence(home.txid) is txmq.Outcome.ROLLED_BACK
     assert desk.transactions.outcome(home.txid) is txmq.Outcome.ROLLED_BACK
     assert desk.transactions.fence(desk.prepared()) is txmq.Outcome.UNKNOWN

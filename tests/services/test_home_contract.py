@@ -39,6 +39,7 @@ class Deal:
 
     def __init__(self, client: Any) -> None:
         self.home = BrokerTransaction(client, client.clock, 30.0)
+        self.home.begin()
         self.control, self.txid = client.control, self.home.txid
 
     def parts(self, *values: bytes, topic: str = "orders") -> list[Any]:

@@ -37,6 +37,13 @@ def client(request: pytest.FixtureRequest) -> Any:
     return SimulatedBroker() if request.param == "fake" else request.getfixturevalue("real")
 
 
+def deadline_ms(client: Any, seconds: float) -> int:
+    """A deadline by the broker's clock."""
+    home = BrokerTransaction(client, client.clock, seconds)
+    home.begin()
+    return home.deadline_ms
+
+
 def prepared(client: Any, kind: str, **given: Any) -> BrokerTransaction:
     home = BrokerTransaction(client, client.clock, 30.0)
     buffer = MessageBuffer()
@@ -59,7 +66,7 @@ def rows(client: Any, **given: Any) -> list[dict[str, Any]]:
 
 def test_a_half_is_handed_out_until_it_is_settled_each_time_with_a_higher_number(client: Any) -> None:
     group = f"g{next(_numbers)}"
-    home = prepared(client, "half", group=group, deadline=BrokerTransaction(client, client.clock, 0.3).deadline_ms)
+    home = prepared(client, "half", group=group, deadline=deadline_ms(client, 0.3))
     for attempt in (1, 2):
         [half] = due(client, group)
         assert (half.txid, half.attempt) == (home.txid, attempt)
@@ -76,9 +83,9 @@ def test_a_half_is_handed_out_until_it_is_settled_each_time_with_a_higher_number
 
 def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
     mine, other = (f"g{next(_numbers)}" for _ in range(2))
-    deadline_ms = BrokerTransaction(client, client.clock, 0.3).deadline_ms
-    prepared(client, "half", group=other, deadline=deadline_ms)
-    home = prepared(client, "half", group=mine, deadline=deadline_ms)
+    until_ms = deadline_ms(client, 0.3)
+    prepared(client, "half", group=other, deadline=until_ms)
+    home = prepared(client, "half", group=mine, deadline=until_ms)
     assert [half.txid for half in due(client, mine)] == [home.txid]
     settle(client, home.txid, Resolution.ROLLBACK, 5.0)
     with pytest.raises(TransactionConflictError):

@@ -77,6 +77,7 @@ def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
     broker = SimulatedBroker()
     broker.session.clock_ahead_ms -= 3_600_000
     home = BrokerTransaction(broker, broker.clock, 30.0)
+    home.begin()
     assert home.deadline_ms == broker.clock.now_ms() - 3_600_000 + 30_000
     broker.clock.jump(-600_000)  # ours is set: the broker's is not
     assert home.deadline_ms == broker.clock.now_ms() + 600_000 - 3_600_000 + 30_000
@@ -85,6 +86,7 @@ def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
 def test_a_prepare_that_is_refused_in_time_makes_the_next_one_state_its_deadline_by_the_clock_of_now() -> None:
     broker = SimulatedBroker()
     home = BrokerTransaction(broker, broker.clock, 30.0)
+    home.begin()
     stated_ms = home.deadline_ms
     broker.clock.jump(600_000)  # the broker's, too
     broker.faults["prepare"].append(Fault(TransactionConflictError("the deadline has passed")))

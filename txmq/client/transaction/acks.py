@@ -21,7 +21,7 @@ class TransactionAcks:
         self._client = client
         self._partitions: dict[PendingAcks, dict[ConsumedPartition, None]] = {}
         self._rows: dict[PendingAcks, list[OffsetRow]] = {}
-        self._stated: bytes | None = None
+        self._encoded: bytes | None = None
 
     def __bool__(self) -> bool:
         return bool(self._partitions)
@@ -34,26 +34,22 @@ class TransactionAcks:
         pending_acks: PendingAcks = consumer.pending_acks
         if pending_acks.client is not self._client:
             raise TransactionStateError("tx.ack takes messages of consumers of the transaction's own client")
-        if self._stated is not None:
+        if self._encoded is not None:
             raise TransactionStateError("the transaction is being decided")
         consumed = pending_acks.pending_ack(message, self)
         self._partitions.setdefault(pending_acks, {})[consumed] = None
 
-    def stated(self) -> bytes:
-        """The offsets, as they stand in front of the parts; looked at once, so that a repeated request is the same.
-
-        Raises:
-            RolledBackError: a partition was lost meanwhile.
-        """
-        if self._stated is None:
+    def encoded(self) -> bytes:
+        """See ``SavedOffsets``; looked at once."""
+        if self._encoded is None:
             groups: dict[str, tuple[int, list[OffsetRow]]] = {}
             for pending_acks, partitions in self._partitions.items():
                 order, rows = pending_acks.look(partitions, self)
                 self._rows[pending_acks] = rows
                 _, others = groups.get(pending_acks.group, (0, []))
                 groups[pending_acks.group] = order, others + rows
-            self._stated = encode_offsets([GroupOffsets(name, *found) for name, found in _tupled(groups).items()])
-        return self._stated
+            self._encoded = encode_offsets([GroupOffsets(name, *found) for name, found in _tupled(groups).items()])
+        return self._encoded
 
     def ended(self, outcome: Outcome, txid: str | None) -> None:
         """The block is over.
@@ -62,7 +58,7 @@ class TransactionAcks:
             outcome: what the broker is known to have made of it; UNKNOWN where that is not known.
             txid: None where nothing was sent under one.
         """
-        is_known = outcome is not Outcome.UNKNOWN or txid is None or self._stated is None
+        is_known = outcome is not Outcome.UNKNOWN or txid is None or self._encoded is None
         for pending_acks, partitions in self._partitions.items():
             rows = self._rows.get(pending_acks, [])
             if is_known or txid is None:

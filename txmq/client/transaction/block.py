@@ -1,10 +1,10 @@
 """The transaction block: ``with producer.transaction(...) as tx``.
 
 Theory of operation. ``tx.send`` adds a message; ``producer.send`` finds the block that it stands in (``current``).
-Messages are kept here (``transaction_parts``) and go out with the decision, or ahead of it once they no longer fit one
-request. At the end of the block a local transaction is decided by the broker (``transaction_local``), one with a last
-resource by its database (``last_resource_block``), one with XA resources by the broker when all of them are prepared
-(``transaction_xa_block``). An exception in the body rolls back and goes on unchanged.
+Messages are kept here (``messages``) and go out with the decision, or ahead of it once they no longer fit one
+request. The block has one of three endings (``ending``): a local transaction is decided by the broker (``local``),
+one with a last resource by its database (``last_resource_block``), one with XA resources by the broker when all of
+them are prepared (``xa_block``). An exception in the body rolls back and goes on unchanged.
 
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
@@ -23,12 +23,13 @@ from types import TracebackType
 from typing import Any, Literal
 
 from txmq.client.arguments import require_transaction_timeout
-from txmq.client.transaction import local
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.background_resolver import resolver_of
-from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back, rolled_back
+from txmq.client.transaction.broker_side import BrokerTransaction, rolled_back
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
+from txmq.client.transaction.ending import BlockEnding
 from txmq.client.transaction.last_resource_block import LastResourceBlock
+from txmq.client.transaction.local import LocalBlock
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.xa_block import XaBlock, is_xa, refuse_twins
 from txmq.errors import (
@@ -51,7 +52,7 @@ from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
 
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
-_UNKNOWN, _COMMITTED = Outcome.UNKNOWN, Outcome.COMMITTED  # looking them up costs 0.2 us each, once a transaction
+_UNKNOWN = Outcome.UNKNOWN  # looking it up costs 0.2 us, twice a transaction
 
 
 class Transaction:
@@ -84,7 +85,7 @@ class Transaction:
         self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression)
         self._broker: BrokerTransaction | None = None
-        self._databases: LastResourceBlock | XaBlock | None = None
+        self._ending: BlockEnding | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._entered: Entered | None = None
         self._lock = Lock()
@@ -150,9 +151,8 @@ class Transaction:
     def connection(self, resource: LastResource | XAResource) -> Any:
         """The database connection of this transaction: the driver's own, without commit, rollback and close."""
         entered = self._require_use()
-        if self._databases is None:
-            raise TransactionStateError(f"{resource!r} takes no part in this transaction")
-        connection = self._databases.connection(resource)
+        assert self._ending is not None
+        connection = self._ending.connection(resource)
         tell_of_use(connection, lambda: note_use(entered))
         return connection
 
@@ -205,12 +205,13 @@ class Transaction:
         """The transaction's id; taken from the broker's session when first asked for."""
         if self._broker is None:
             raise TransactionStateError("the transaction has not begun: use it as a context manager")
+        self._broker.begin()
         return self._broker.txid
 
     @property
     def pending(self) -> tuple[str, ...]:
         """Who is still to be told of the decision: "broker", or names of XA resources; empty when all is done."""
-        return () if self._databases is None else self._databases.pending
+        return () if self._ending is None else self._ending.pending
 
     @property
     def results(self) -> list[SendResult]:
@@ -226,9 +227,9 @@ class Transaction:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
         broker = BrokerTransaction(self.client, self._clock, self._timeout)
         broker.reach()
-        if self._resource is not None or self._xa_resources:
-            self._databases = self._begin(broker)
-        self._broker, self._state, self._process = broker, "open", current_process()
+        ending = self._ending_of(broker)
+        ending.begin()
+        self._ending, self._broker, self._state, self._process = ending, broker, "open", current_process()
         self._entered = enter(self)
         return self
 
@@ -242,17 +243,25 @@ class Transaction:
         with self._lock:
             self._state = "over"
         self._leave_contexts()
+        self._end(broker, error)
+        return False
+
+    def _end(self, broker: BrokerTransaction, body_error: BaseException | None) -> None:
+        assert self._ending is not None
+        in_broker = _UNKNOWN
         try:
-            if self._databases is not None:
-                self._end_databases(self._databases, error)
-            elif error is None:
-                self._commit_local(broker)
-            else:
-                self._undo_local(broker)
+            self.outcome, in_broker, problem, interrupt = self._ending.end(body_error, self._failure)
         finally:
             if self._acks is not None:
-                self._acks.ended(self._told_outcome(), broker.txid if broker.has_txid else None)
-        return False
+                self._acks.ended(in_broker, broker.txid_or_none)
+        if body_error is not None:  # it goes on, unchanged
+            if isinstance(problem, HeuristicError):
+                body_error.add_note(str(problem))
+            return
+        if interrupt is not None:
+            raise interrupt
+        if problem is not None:
+            raise problem
 
     def _leave_contexts(self) -> None:
         if self._entered is not None:
@@ -262,10 +271,6 @@ class Transaction:
         self._leave_contexts()
         if error is None:
             self._require_open()
-
-    def _told_outcome(self) -> Outcome:
-        databases = self._databases
-        return databases.told(self.outcome) if isinstance(databases, LastResourceBlock) else self.outcome
 
     def _require_use(self) -> Entered:
         """The block is open, and used by its name: a context that does not stand in it is to remember that."""
@@ -287,77 +292,26 @@ class Transaction:
     def _is_parents(self) -> bool:
         return self._process not in (0, current_process())
 
-    def _begin(self, broker: BrokerTransaction) -> LastResourceBlock | XaBlock:
-        try:
-            broker.txid  # noqa: B018  takes the session
-        except TxmqError as error:
-            raise_rolled_back(error, None)
-        try:
-            if self._resource is not None:
-                return LastResourceBlock(broker, self._resource, self._messages, resolver_of(self.client))
+    def _ending_of(self, broker: BrokerTransaction) -> BlockEnding:
+        if self._resource is not None:
+            return LastResourceBlock(broker, self._resource, self._messages, resolver_of(self.client))
+        if self._xa_resources:
             return XaBlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
-        except BaseException:
-            broker.finished()
-            raise
+        return LocalBlock(broker, self._messages)
 
     def _stream(self, broker: BrokerTransaction) -> None:
         if self._failure is not None:
             raise anew(self._failure)
         self._failure = RolledBackError("sending messages ahead was interrupted")
         try:
-            if isinstance(self._databases, LastResourceBlock):
-                self._databases.parts_streamed()
+            assert self._ending is not None
+            self._ending.parts_streamed()
+            broker.begin()
             broker.stream(broker.take_parts(self._messages))
         except TxmqError as error:
-            self._failure = rolled_back(error, broker.txid if broker.has_txid else None)
+            self._failure = rolled_back(error, broker.txid_or_none)
             raise anew(self._failure) from self._failure.__cause__
         self._failure = None
-
-    # --- local -------------------------------------------------------------------------------------------------------
-
-    def _commit_local(self, broker: BrokerTransaction) -> None:
-        if not self._messages and not self._acks:
-            self._ended(broker, Outcome.COMMITTED)
-            return
-        try:
-            if self._failure is not None:
-                local.withdraw(broker)
-                raise anew(self._failure)
-            lines = local.commit(broker, self._messages)
-        except RolledBackError:
-            self._ended(broker, Outcome.ROLLED_BACK)
-            raise
-        except BaseException:  # unknown, or an interrupt in the middle
-            broker.lost()
-            raise
-        self._messages.place(lines)
-        self._ended(broker, _COMMITTED)
-        broker.find_lost()
-
-    def _undo_local(self, broker: BrokerTransaction) -> None:
-        # Nothing was asked to be decided: it is rolled back whatever becomes of the request.
-        self._ended(broker, Outcome.ROLLED_BACK)
-        local.withdraw(broker)
-
-    def _ended(self, broker: BrokerTransaction, outcome: Outcome) -> None:
-        self.outcome = outcome
-        broker.finished()
-
-    # --- with databases ----------------------------------------------------------------------------------------------
-
-    def _end_databases(self, databases: LastResourceBlock | XaBlock, error: BaseException | None) -> None:
-        self.outcome, problem = databases.end(error, self._failure)
-        run = databases.run
-        if run.lines is not None:
-            self._messages.place(run.lines)
-        if error is not None:  # the body's own: it goes on, unchanged
-            if isinstance(problem, HeuristicError):
-                error.add_note(str(problem))
-            return
-        if run.interrupt is not None:
-            raise run.interrupt
-        if problem is not None:
-            raise problem
 
 
 def _sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnection | None, Sequence[Resource]]:

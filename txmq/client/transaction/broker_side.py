@@ -1,18 +1,18 @@
 """One transaction's conversation with its home broker: parts, prepare, commit, rollback, under one transaction id.
 
-Theory of operation. The id is taken when it is first needed, from the session of that moment, and stands for that
-session's broker for good. Every request may be repeated under the same id: the broker executes it once and gives the
-same answer. What is not known after a lost connection is asked again here until the deadline; what a refusal means is
-left to the caller, together with whether an earlier attempt may have been executed (``may_have_arrived``).
+Theory of operation. ``begin`` takes the id from the session of that moment, and it stands for that session's broker
+for good; a local transaction begins when its first message is to be sent. Every request may be repeated under the
+same id: the broker executes it once and gives the same answer. What is not known after a lost connection is asked
+again here until the deadline; what a refusal means is left to the caller, together with whether an earlier attempt
+may have been executed (``may_have_arrived``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, Streamed
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.errors import (
@@ -47,10 +47,25 @@ Extensions = dict[str, str | int | bytes | None]
 Numbers = dict[str, int]
 
 
+class SavedOffsets(Protocol):
+    """The consumers' offsets that are saved together with the messages (``acks``)."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+
+    def encoded(self) -> bytes:
+        """As they stand in front of the parts: the same in every repeated request.
+
+        Raises:
+            RolledBackError: a partition was lost meanwhile.
+        """
+
+
 class BrokerTransaction:
     """See the module's docstring.
 
     Attributes:
+        txid: the transaction's id; empty before ``begin``.
         deadline: monotonic time.
         streamed: what was sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
@@ -63,42 +78,43 @@ class BrokerTransaction:
         self.deadline = clock.monotonic() + timeout_s
         self.streamed = Streamed()
         self.may_have_arrived = False
-        self.acks: TransactionAcks | None = None
+        self.acks: SavedOffsets | None = None
         self._control: Any = None
         self._session: Any = None
         self._counter = 0
-        self._txid = ""
+        self.txid = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
 
-    @property
-    def txid(self) -> str:
-        """The transaction's id; taken from the session when first asked for."""
-        if not self._txid:
-            # The connection goes with the session: this one's owner it is, whatever the client takes for its next.
-            self._control = control = self.client.control
-            session = control.session
-            if session is None:
-                _, session = control.session_link(self._clock.monotonic() + self.client.timeout)
-            self._session = session
-            self._counter, self._txid = session.next_txid_text()
-        return self._txid
+    def begin(self) -> None:
+        """Take an id; nothing if that was done.
+
+        Raises:
+            TxmqError: the broker is away, or gives no session.
+        """
+        if self.txid:
+            return
+        # The connection goes with the session: this transaction stays with them, whatever the client takes next.
+        self._control = control = self.client.control
+        session = control.session
+        if session is None:
+            _, session = control.session_link(self._clock.monotonic() + self.client.timeout)
+        self._session = session
+        self._counter, self.txid = session.next_txid_text()
 
     @property
-    def has_txid(self) -> bool:
-        """Whether an id was taken."""
-        return self._txid != ""
+    def txid_or_none(self) -> str | None:
+        """The transaction's id; None before ``begin``."""
+        return self.txid or None
 
     @property
     def cluster(self) -> str:
         """The broker's cluster, 16 hex digits."""
-        self.txid  # noqa: B018  takes the session
         return f"{self._session.cluster:016x}"
 
     @property
     def request_size_bytes_max(self) -> int:
         """Largest body of a request."""
-        self.txid  # noqa: B018  takes the session
         limit: int = self._session.request_size_bytes_max
         return limit
 
@@ -110,7 +126,6 @@ class BrokerTransaction:
     @property
     def deadline_ms(self) -> int:
         """The deadline as wall time of the broker, which refuses what comes later."""
-        self.txid  # noqa: B018  takes the session
         ahead_ms: int = self._session.clock_ahead_ms
         return ahead_ms + int(self.deadline * 1000)
 
@@ -122,7 +137,7 @@ class BrokerTransaction:
         """
         if self._clock.monotonic() >= self.deadline:
             text = "timeout= passed before the end of the block, or before the broker was reached; nothing happened"
-            raise TransactionTimeoutError(text, self._txid or None)
+            raise TransactionTimeoutError(text, self.txid_or_none)
 
     def was_refused(self, error: TxmqError) -> None:
         """A prepare was: for being late, by a clock that was set meanwhile, if here it is not. The next one is not."""
@@ -145,7 +160,7 @@ class BrokerTransaction:
         try:
             (self._control or self.client.control).reach(self.deadline)
         except TxmqError as error:
-            raise_rolled_back(error, self._txid or None)
+            raise_rolled_back(error, self.txid_or_none)
 
     def is_back(self) -> bool:
         """The broker was lost before it answered: whether it is there again, within ``AWAY_S_MAX``."""
@@ -161,17 +176,17 @@ class BrokerTransaction:
 
     def keep(self) -> None:
         """A resolver needs the outcome from the broker until ``finished``, whoever is told it meanwhile."""
-        if self._txid:
+        if self.txid:
             self._session.keep(self._counter)
 
     def finished(self) -> None:
         """The end is known: the broker need not keep it for us. Once."""
-        if self._txid:
+        if self.txid:
             self._session.finished(self._counter)
 
     def lost(self) -> None:
         """The end was not seen, and nobody but this session's later transactions will ask for it."""
-        if self._txid:
+        if self.txid:
             self._session.lost.append(self._counter)
 
     def find_lost(self) -> None:
@@ -223,7 +238,7 @@ class BrokerTransaction:
 
     def fits_one_request(self, parts: Sequence[EncodedPart], beside_bytes: int = 0) -> bool:
         """Whether the parts can go with the decision, and with ``beside_bytes`` of something else."""
-        size = beside_bytes + (len(self.acks.stated()) if self.acks is not None else 0)
+        size = beside_bytes + (len(self.acks.encoded()) if self.acks is not None else 0)
         for part in parts:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
@@ -245,9 +260,8 @@ class BrokerTransaction:
         Raises:
             TxmqError: nothing was sent.
         """
-        txid = self.txid
         return self._control.submit(
-            "prepare", txid, kind, extensions=given | self._floor() | self._stated(),
+            "prepare", self.txid, kind, extensions=given | self._floor() | self._stated(),
             body=self._body(parts), timeout=max(self.remaining_s, 0.0),
         )  # fmt: skip
 
@@ -343,10 +357,10 @@ class BrokerTransaction:
     def _stated(self) -> Numbers:
         """What was streamed, and what stands in front of the parts."""
         streamed = self.streamed.extensions()
-        return streamed if self.acks is None else {"offsets": len(self.acks.stated()), **streamed}
+        return streamed if self.acks is None else {"offsets": len(self.acks.encoded()), **streamed}
 
     def _body(self, parts: Sequence[EncodedPart]) -> list[Buffer]:
-        return _body(parts) if self.acks is None else [self.acks.stated(), *_body(parts)]
+        return _body(parts) if self.acks is None else [self.acks.encoded(), *_body(parts)]
 
     def _floor(self) -> Numbers:
         floor = self._session.floor if self._session is not None else 0

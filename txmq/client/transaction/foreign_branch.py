@@ -143,7 +143,8 @@ class ForeignBranch:
     def _stream(self) -> None:
         self.renew_deadline()
         try:
+            self.broker.begin()
             self.broker.stream(self.broker.take_parts(self.messages, keyed=False))
         except TxmqError as error:
             self.state = BranchState.ROLLBACK_ONLY
-            raise_rolled_back(error, self.broker.txid if self.broker.has_txid else None)
+            raise_rolled_back(error, self.broker.txid_or_none)

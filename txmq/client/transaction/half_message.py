@@ -108,18 +108,19 @@ class HalfMessage:
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
         try:
+            self._broker.begin()
             given: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
             prepare(self._broker, "half", given, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             self._withdraw()  # it may be prepared: nobody may be asked about work that was never begun
-            raise_rolled_back(error, self._txid_or_none())
+            raise_rolled_back(error, self._broker.txid_or_none)
         except TxmqError as error:
             if self._broker.may_have_arrived and isinstance(error, LOST):
                 self._decided = Resolution.ROLLBACK
                 self._leave(Resolution.ROLLBACK)
-            elif self._broker.has_txid:
+            else:
                 self._broker.finished()
-            raise_rolled_back(error, self._txid_or_none())
+            raise_rolled_back(error, self._broker.txid_or_none)
         except BaseException:
             self._withdraw()
             raise
@@ -212,7 +213,7 @@ class HalfMessage:
     def _withdraw(self) -> None:
         """The work was never begun: roll back what may be prepared."""
         self._decided = Resolution.ROLLBACK
-        if not self._broker.has_txid:
+        if not self._broker.txid:
             return
         try:
             self.tell(Resolution.ROLLBACK, ROLLBACK_TIMEOUT_S)
@@ -220,9 +221,6 @@ class HalfMessage:
             pass
         except TxmqError:
             self._leave(Resolution.ROLLBACK)
-
-    def _txid_or_none(self) -> str | None:
-        return self.txid if self._broker.has_txid else None
 
     # --- the block ---------------------------------------------------------------------------------------------------
 

@@ -1,18 +1,12 @@
-"""Carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits.
-
-Every effect becomes exactly one event, whatever is raised meanwhile: a driver's error, the broker's refusal, a lost
-connection, Ctrl-C. The first error that led away from the commit is kept for the caller.
-
-Invariant: nothing is decided here. Which effect follows which event stands in the coordinator's table.
-"""
+"""Carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits (``effects``)."""
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import suppress
 from typing import Any
 
 from txmq.client.transaction.broker_side import LOST, RETRY_S, BrokerTransaction, rolled_back
+from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
@@ -23,14 +17,13 @@ from txmq.errors import (
     TransactionAwayError,
     TransactionConflictError,
     TransactionError,
-    TransactionStateError,
     TransactionTimeoutError,
     TxmqError,
     UnknownTransactionError,
 )
 from txmq.model import TransactionKind
-from txmq.protocol.parts import PartResult, parse_result_lines
-from txmq.runtime.crashpoints import SimulatedCrash, crash_point
+from txmq.protocol.parts import parse_result_lines
+from txmq.runtime.crashpoints import crash_point
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,
@@ -45,47 +38,21 @@ SETTLE_S_MIN = 1.0  # after the decision, and for looking it up, even where the 
 LOOK_UP_PAUSE_S = 0.05
 
 
-class LastResourceRun:
+class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResourceEffect]):
     """One block's end, or its undoing.
 
     Attributes:
-        error: what led away from the commit, as the caller is to see it.
-        interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
-        lines: where the parts went, once the broker has told.
         is_told: whether the broker has acknowledged the rollback; None where it was not asked for one.
         hazard: what the broker is to keep, where the body had ended the database's transaction by itself.
     """
 
     def __init__(self, broker: BrokerTransaction, branch: Branch, messages: MessageBuffer) -> None:
-        self._broker, self._branch, self._messages = broker, branch, messages
-        self.coordinator = LastResourceCoordinator()
-        self.error: TransactionError | None = None
-        self.interrupt: BaseException | None = None
-        self.lines: list[PartResult] | None = None
-        self._reply: Any = None
+        super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
+        self._branch = branch
         self.is_told: bool | None = None
         self.hazard: Hazard | None = None
+        self._reply: Any = None
         self._parts: list[Any] = []
-
-    def run(self, event: LastResourceEvent) -> LastResourceState:
-        """Feed an event, and carry out what follows until the end."""
-        effects: deque[LastResourceEffect] = deque()
-        found: LastResourceEvent | None = event
-        while True:
-            try:
-                if found is not None:
-                    step, found = found, None
-                    effects = deque(self.coordinator.step(step))
-                if not effects:
-                    return self.coordinator.state
-                found = self._carry_out(effects.popleft())
-            except (SimulatedCrash, TransactionStateError):
-                raise
-            except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
-                if self.interrupt is None:
-                    self.interrupt = interrupt
-                effects.clear()
-                found = None if self.coordinator.is_over else LastResourceEvent.INTERRUPTED
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -166,7 +133,7 @@ class LastResourceRun:
 
     def _refused(self, error: TxmqError) -> LastResourceEvent:
         self._broker.was_refused(error)
-        self.error = rolled_back(error, self._broker.txid if self._broker.has_txid else None)
+        self.error = rolled_back(error, self._broker.txid_or_none)
         return LastResourceEvent.PREPARE_REFUSED
 
     def _commit_database(self) -> LastResourceEvent:

@@ -17,7 +17,10 @@ none till the deadline never sent                  ROLLED BACK (timeout)
 
 from __future__ import annotations
 
+from typing import Any
+
 from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
+from txmq.client.transaction.ending import Ending, no_part
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
     ConnectionLostError,
@@ -28,9 +31,62 @@ from txmq.errors import (
     TransactionConflictError,
     TxmqError,
     UnavailableError,
+    anew,
 )
 from txmq.model import Outcome
 from txmq.protocol.parts import PartResult
+
+_COMMITTED = Ending(Outcome.COMMITTED, Outcome.COMMITTED)
+
+
+class LocalBlock:
+    """The ending of a block without databases: it begins when its first message is to be sent.
+
+    Attributes:
+        pending: nobody.
+    """
+
+    def __init__(self, broker: BrokerTransaction, messages: MessageBuffer) -> None:
+        self._broker, self._messages = broker, messages
+        self.pending: tuple[str, ...] = ()
+
+    def begin(self) -> None:
+        """Do nothing yet: the id is taken from the session at the end of the block."""
+
+    def connection(self, resource: Any) -> Any:
+        """See ``BlockEnding``."""
+        raise no_part(resource)
+
+    def parts_streamed(self) -> None:
+        """Do nothing: the decision tells of them."""
+
+    def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
+        """See ``BlockEnding``."""
+        broker = self._broker
+        try:
+            if body_error is not None or failure is not None:
+                withdraw(broker)
+                error = None if failure is None else anew(failure)
+                broker.finished()
+                return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, error)
+            if self._messages or broker.acks:
+                self._messages.place(commit(broker, self._messages))
+            broker.finished()
+        except RolledBackError as error:
+            broker.finished()
+            return Ending(Outcome.ROLLED_BACK, Outcome.ROLLED_BACK, error)
+        except BaseException:  # unknown, or an interrupt in the middle
+            broker.lost()
+            raise
+        return self._committed()
+
+    def _committed(self) -> Ending:
+        if self._broker.txid:
+            try:
+                self._broker.find_lost()
+            except BaseException as interrupt:  # noqa: BLE001  raised by the block
+                return Ending(Outcome.COMMITTED, Outcome.COMMITTED, None, interrupt)
+        return _COMMITTED
 
 
 def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResult]:
@@ -48,6 +104,7 @@ def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResul
     try:
         broker.check_deadline()
         broker.reach()
+        broker.begin()
         parts = broker.take_parts(messages, keyed=False)
         if broker.streamed.parts or not broker.fits_one_request(parts):
             broker.stream(parts)
@@ -60,7 +117,7 @@ def commit(broker: BrokerTransaction, messages: MessageBuffer) -> list[PartResul
         if broker.may_have_arrived:
             raise OutcomeUnknownError(f"no answer to commit: {error}", broker.txid) from error
         withdraw(broker)
-        raise_rolled_back(error, broker.txid if broker.has_txid else None)
+        raise_rolled_back(error, broker.txid_or_none)
     except TxmqError as error:
         return _refused(broker, error)
 
@@ -81,7 +138,7 @@ def _refused(broker: BrokerTransaction, error: TxmqError) -> list[PartResult]:
         lines = _settled(broker, error)
         if lines is not None:
             return lines
-    raise_rolled_back(error, broker.txid if broker.has_txid else None)
+    raise_rolled_back(error, broker.txid_or_none)
 
 
 def _settled(broker: BrokerTransaction, error: TxmqError) -> list[PartResult] | None:

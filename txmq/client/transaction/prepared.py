@@ -35,6 +35,7 @@ def prepare(broker: BrokerTransaction, kind: str, given: Extensions, messages: M
 
     Durability: the messages are in the broker's journal when this returns, and stay until somebody decides.
     """
+    broker.begin()
     parts = broker.take_parts(messages, keyed=False)
     if broker.streamed.parts or not broker.fits_one_request(parts):
         broker.stream(parts)

@@ -195,9 +195,13 @@ class BrokerXAResource:
             if branch.state in (BranchState.IDLE, BranchState.ROLLBACK_ONLY):
                 self._drop(branch)
                 return XACode.XA_OK
-        # What was not answered is fenced by its id: it may still be on its way.
-        is_in_doubt = branch is not None and branch.state is BranchState.IN_DOUBT
-        txid = branch.broker.txid if branch is not None and is_in_doubt else self._required_row(xid)["txid"]
+        if branch is not None and branch.state is BranchState.IN_DOUBT:
+            # What was not answered is fenced by its id: it may still be on its way.
+            with _as_xa():
+                branch.broker.begin()
+            txid = branch.broker.txid
+        else:
+            txid = self._required_row(xid)["txid"]
         self._settle(txid, Resolution.ROLLBACK, XACode.XA_HEURCOM)
         self._forget(branch)
         return XACode.XA_OK
@@ -265,6 +269,7 @@ class BrokerXAResource:
         """A commit in one phase was not answered: make its outcome final, and tell it."""
         branch.renew_deadline()
         with _as_xa():
+            branch.broker.begin()  # a commit that was interrupted may not have begun
             try:
                 branch.broker.rollback()
             except TransactionConflictError:

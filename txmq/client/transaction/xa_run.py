@@ -1,13 +1,8 @@
-"""Carries out what the two-phase coordinator asks for (``txmq.xa.two_phase.coordinator``): branches, broker, waits.
+"""Carries out the effects of ``xa/two_phase/coordinator.py``: branches, broker, waits (``effects``).
 
-Every effect becomes at most one event, whatever is raised meanwhile: a driver's error, the broker's refusal, a lost
-connection, Ctrl-C. What is for all branches is done for all at once (``parallel``). The first error that led away from
-the commit is kept for the caller. What is for one branch only is called, without a job: of 669 calls of Python a
-transaction in the client 484 are left (together with lines that are not read back, states that hash without a call, and
-an xid that is written once).
+What is for all branches is done for all at once (``parallel``); what is for one branch only is called, without a job.
 
 Invariants:
-    * nothing is decided here: which effect follows which event stands in the coordinator's table;
     * a branch's state is set before what may change it is called, and again behind its answer: who is interrupted in
       between finds the more careful one;
     * a branch that a late thread still uses is touched by that thread only.
@@ -15,13 +10,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from txmq.client.transaction.broker_side import RETRY_S, ROLLBACK_TIMEOUT_S, BrokerTransaction, rolled_back
+from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.parallel import Job, run_all
 from txmq.errors import (
@@ -31,15 +26,14 @@ from txmq.errors import (
     RolledBackError,
     TransactionConflictError,
     TransactionError,
-    TransactionStateError,
     TransactionTimeoutError,
     TxmqError,
     UnavailableError,
 )
 from txmq.model import Outcome
 from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
-from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
-from txmq.runtime.crashpoints import SimulatedCrash, crash_point
+from txmq.protocol.parts import parse_outcome, parse_result_lines
+from txmq.runtime.crashpoints import crash_point
 from txmq.xa.two_phase.branch import PrepareUnknownError, XABranch
 from txmq.xa.two_phase.coordinator import (
     BranchState,
@@ -114,46 +108,17 @@ class BranchRun:
                 self.branch.abandon()
 
 
-class XaRun:
+class XaRun(EffectRun[XAState, XAEvent, XAEffect]):
     """One block's end, or its undoing.
 
     Attributes:
         sides: the branches.
-        error: what led away from the commit, as the caller is to see it.
-        interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
-        lines: where the parts went, once the broker has told.
     """
 
     def __init__(self, broker: BrokerTransaction, branches: Sequence[XABranch], messages: MessageBuffer) -> None:
-        self._broker, self._messages = broker, messages
+        super().__init__(broker, messages, XACoordinator(), XAEvent.INTERRUPTED)
         self.sides = [BranchRun(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
-        self.coordinator = XACoordinator()
-        self.error: TransactionError | None = None
-        self.interrupt: BaseException | None = None
-        self.lines: list[PartResult] | None = None
         self._parts: list[EncodedPart] = []
-
-    def run(self, event: XAEvent) -> XAState:
-        """Feed an event, and carry out what follows until the end."""
-        effects: deque[XAEffect] = deque()
-        found: XAEvent | None = event
-        while True:
-            try:
-                if found is not None:
-                    step, found = found, None
-                    effects = deque(self.coordinator.step(step))
-                if not effects:
-                    return self.coordinator.state
-                found = self._carry_out(effects.popleft())
-                if found is not None:
-                    effects.clear()  # what was to follow stands in the table under the event
-            except (SimulatedCrash, TransactionStateError):
-                raise
-            except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
-                if self.interrupt is None:
-                    self.interrupt = interrupt
-                effects.clear()
-                found = None if self.coordinator.is_over else XAEvent.INTERRUPTED
 
     def _carry_out(self, effect: XAEffect) -> XAEvent | None:
         match effect:

@@ -101,6 +101,7 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
     try:
         for chunk in gatherer.chunks(batches):
             home = BrokerTransaction(client, client.clock, options.timeout_s)
+            home.begin()
             homes.append(home)
             parts = chunk.parts(home.txid, client.clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES)
             _prepare(client, options, attempt, home, parts)

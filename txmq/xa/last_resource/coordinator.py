@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import enum
 
-from txmq.state_machine import next_step
+from txmq.xa.coordinator import Coordinator
 
 
 class LastResourceState(enum.Enum):
@@ -192,20 +192,8 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
 }
 
 
-class LastResourceCoordinator:
+class LastResourceCoordinator(Coordinator[LastResourceState, LastResourceEvent, LastResourceEffect]):
     """One transaction's place in the table."""
 
-    __slots__ = ("state",)
-
     def __init__(self) -> None:
-        self.state = LastResourceState.ACTIVE
-
-    def step(self, event: LastResourceEvent) -> tuple[LastResourceEffect, ...]:
-        """Move, and answer what is to be done now."""
-        self.state, effects = next_step(TRANSITIONS, self.state, event)
-        return effects
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will happen here."""
-        return self.state in ENDS
+        super().__init__(TRANSITIONS, ENDS, LastResourceState.ACTIVE)

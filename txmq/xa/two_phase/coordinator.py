@@ -46,7 +46,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from txmq.state_machine import next_step
+from txmq.xa.coordinator import Coordinator
 
 
 class XAState(enum.Enum):
@@ -216,20 +216,8 @@ def branches_rolled_back(branches: Iterable[BranchState]) -> XAEvent:
     return XAEvent.BRANCHES_ROLLED_BACK if set(branches) <= {BranchState.ROLLED_BACK} else XAEvent.SOME_ROLLED_BACK
 
 
-class XACoordinator:
+class XACoordinator(Coordinator[XAState, XAEvent, XAEffect]):
     """One transaction's place in the table."""
 
-    __slots__ = ("state",)
-
     def __init__(self) -> None:
-        self.state = XAState.ACTIVE
-
-    def step(self, event: XAEvent) -> tuple[XAEffect, ...]:
-        """Move, and answer what is to be done now."""
-        self.state, effects = next_step(TRANSITIONS, self.state, event)
-        return effects
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will happen here."""
-        return self.state in ENDS
+        super().__init__(TRANSITIONS, ENDS, XAState.ACTIVE)

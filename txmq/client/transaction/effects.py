@@ -1,0 +1,102 @@
+"""The end of a transaction block with databases: feeds events to a coordinator and carries out what it asks for.
+
+``LastResourceRun`` and ``XaRun`` say how each effect is carried out. Every effect becomes at most one event, whatever
+is raised meanwhile: a driver's error, the broker's refusal, a lost connection, Ctrl-C. The first error that led away
+from the commit is kept for the caller.
+
+Invariant: nothing is decided here. Which effect follows which event stands in the coordinator's table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.errors import RolledBackError, TransactionError, TransactionStateError, anew
+from txmq.protocol.parts import PartResult
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.xa.coordinator import Coordinator
+
+State = TypeVar("State", bound=enum.Enum)
+Event = TypeVar("Event", bound=enum.Enum)
+Effect = TypeVar("Effect", bound=enum.Enum)
+
+
+class Body(Protocol):
+    """A branch while the body of the block uses it."""
+
+    def end_body(self) -> None:
+        """Take the connection from the body; raises if the transaction cannot commit any more."""
+
+
+class EffectRun(Generic[State, Event, Effect]):
+    """See the module's docstring.
+
+    Attributes:
+        error: what led away from the commit, as the caller is to see it.
+        interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
+        lines: where the parts went, once the broker has said so.
+    """
+
+    def __init__(
+        self, broker: BrokerTransaction, messages: MessageBuffer, coordinator: Coordinator[State, Event, Effect],
+        interrupted: Event,
+    ) -> None:  # fmt: skip
+        self._broker, self._messages = broker, messages
+        self.coordinator = coordinator
+        self._interrupted = interrupted
+        self.error: TransactionError | None = None
+        self.interrupt: BaseException | None = None
+        self.lines: list[PartResult] | None = None
+
+    def is_body_sound(self, branches: Sequence[Body], failure: RolledBackError | None) -> bool:
+        """Take the connections from the body; whether the transaction can be committed.
+
+        Args:
+            failure: a part sent ahead was refused.
+        """
+        try:
+            for branch in branches:
+                branch.end_body()
+            self._broker.check_deadline()
+            self._broker.reach()  # what is prepared in a database stays locked until the broker has said something
+            if failure is not None:
+                raise anew(failure)
+        except TransactionError as error:
+            self.error = error
+        except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone
+            self.interrupt = interrupt
+        else:
+            return True
+        return False
+
+    def run(self, event: Event) -> State:
+        """Feed an event, and carry out what follows until the end."""
+        coordinator = self.coordinator
+        effects: deque[Effect] = deque()
+        found: Event | None = event
+        while True:
+            try:
+                if found is not None:
+                    step, found = found, None
+                    effects = deque(coordinator.step(step))  # those of the step before that are left are dropped
+                if not effects:
+                    break
+                found = self._carry_out(effects.popleft())
+            except (SimulatedCrash, TransactionStateError):
+                raise
+            except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
+                if self.interrupt is None:
+                    self.interrupt = interrupt
+                effects.clear()
+                found = None if coordinator.is_over else self._interrupted
+        if self.lines is not None:
+            self._messages.place(self.lines)
+        return coordinator.state
+
+    def _carry_out(self, effect: Effect) -> Event | None:
+        raise NotImplementedError(f"{type(self).__name__} carries out {effect}")

@@ -1,0 +1,101 @@
+"""The three endings of a transaction block, in one shape: ``local``, ``last_resource_block``, ``xa_block``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from txmq.client.transaction.broker_side import BrokerTransaction, raise_rolled_back
+from txmq.errors import RolledBackError, TransactionError, TransactionStateError, TxmqError
+from txmq.model import Outcome
+from txmq.xa.broker_port import Answer
+from txmq.xa.database.hazard import Hazard
+
+
+class Ending(NamedTuple):
+    """What became of a block.
+
+    Attributes:
+        outcome: what the caller is told.
+        in_broker: what the broker is known to have made of it.
+        error: what the caller is to see.
+        interrupt: KeyboardInterrupt and the like that came at the end of the block.
+    """
+
+    outcome: Outcome
+    in_broker: Outcome
+    error: TransactionError | None = None
+    interrupt: BaseException | None = None
+
+
+class BlockEnding(Protocol):
+    """How a block ends; made when the block is entered."""
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Where the decision is still to be told: "broker", or names of XA resources."""
+
+    def begin(self) -> None:
+        """Begin in the broker and the databases.
+
+        Raises:
+            RolledBackError: the broker is away, or refuses.
+            Exception: a database does not begin.
+        """
+
+    def connection(self, resource: Any) -> Any:
+        """The database connection for the body of the block.
+
+        Raises:
+            TransactionStateError: the resource takes no part in the transaction.
+        """
+
+    def parts_streamed(self) -> None:
+        """A part of the messages is about to be sent ahead."""
+
+    def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
+        """Commit, or undo everything.
+
+        Args:
+            body_error: what the body raised.
+            failure: a part sent ahead was refused.
+
+        Raises:
+            BaseException: a local transaction's outcome is not known, or its end was interrupted.
+        """
+
+
+class BlockResolver(Protocol):
+    """The client's resolver, as a block sees it."""
+
+    def add(self, resource: Any) -> None:
+        """Resolve for this resource, too."""
+
+    def wake(self) -> None:
+        """Something was left: look at once."""
+
+    def report(self, hazard: Hazard, on_told: Callable[[], None]) -> None:
+        """The broker could not be told of it: go on telling."""
+
+    def completed(self, resource: Any, txid: str, answer: Answer) -> None:
+        """``complete`` was sent; what becomes of the answer decides when the marker goes."""
+
+    def watch(self, resource: Any, txid: str, on_settled: Callable[[], None]) -> None:
+        """Tell when nothing of a transaction is in doubt in this resource any more."""
+
+
+def begin_for_caller(broker: BrokerTransaction) -> None:
+    """Take the transaction's id before a database begins.
+
+    Raises:
+        RolledBackError: the broker is away, or refuses; nothing happened.
+    """
+    try:
+        broker.begin()
+    except TxmqError as error:
+        raise_rolled_back(error, None)
+
+
+def no_part(resource: Any) -> TransactionStateError:
+    """The error for a resource that the block does not name."""
+    return TransactionStateError(f"{resource!r} takes no part in this transaction")

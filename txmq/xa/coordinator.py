@@ -1,0 +1,44 @@
+"""A coordinator: one transaction's place in a transition table. Without I/O.
+
+``step(event)`` moves it and answers the effects that the caller carries out in order; what came of each is the next
+event. The tables stand in ``last_resource/coordinator.py`` and ``two_phase/coordinator.py``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Generic, TypeVar
+
+from txmq.state_machine import next_step
+
+State = TypeVar("State", bound=enum.Enum)
+Event = TypeVar("Event", bound=enum.Enum)
+Effect = TypeVar("Effect", bound=enum.Enum)
+
+
+class Coordinator(Generic[State, Event, Effect]):
+    """See the module's docstring.
+
+    Attributes:
+        state: where the transaction stands.
+    """
+
+    def __init__(
+        self, table: dict[tuple[State, Event], tuple[State, tuple[Effect, ...]]], ends: frozenset[State], state: State
+    ) -> None:
+        self.state = state
+        self._table, self._ends = table, ends
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Move, and answer what is to be done now.
+
+        Raises:
+            TransactionStateError: the event does not fit the state (a defect); nothing has changed.
+        """
+        self.state, effects = next_step(self._table, self.state, event)
+        return effects
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen here."""
+        return self.state in self._ends
