@@ -17,7 +17,7 @@ LOWEST = ROOT / ".venv" / "lowest"
 VECTORS = """
 import sys, aiokafka, pytest
 assert (aiokafka.__version__, aiokafka.__file__.startswith(sys.argv[2])) == (sys.argv[1], True), aiokafka
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/unit/log/test_vectors.py"]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/unit/log/test_records_vectors.py"]))
 """
 
 

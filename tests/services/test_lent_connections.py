@@ -11,8 +11,8 @@ import MySQLdb.connections
 import pytest
 from sqlalchemy.pool import NullPool
 
+from tests.unit.xa.last_resource.test_resource_lent_connections import Hiding, Passing, Tracing
 from tests.unit.xa.support import quiet_resolver
-from tests.unit.xa.test_lent_connections import Hiding, Passing, Tracing
 from tests.unit.xa.xa_support import Notes
 from txmq.client.transaction.block import Transaction
 from txmq.errors import ConfigError, TransactionStateError

@@ -35,36 +35,37 @@ SimpleFetchManagerUnitTest: normal       test_five_messages_arrive_as_they_were
   filter throws                          test_a_filter_that_fails_loses_nothing
   invalid message, offset query          tests/unit/client/test_client_bulk_and_reading.py::
                                          test_damage_on_the_way_is_found;
-                                         tests/unit/broker/test_reading_verbs.py::
+                                         tests/unit/broker/verbs/test_get.py::
                                          test_a_damaged_segment_is_told_as_an_internal_error_and_costs_nobody_else
   retry too many, delay, rollbackOnly    test_six_deliveries_in_place_then_from_the_retry_store;
-                                         tests/unit/client/test_tracker.py::
+                                         tests/unit/client/consumer/test_partition.py::
                                          test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_position
   increase maxSize                       test_big_messages_and_many_messages_arrive_equal
 MessageIteratorUnitTest                  tests/unit/log/test_batch.py::
                                          test_a_batch_that_breaks_a_rule_is_refused_and_the_rule_named;
                                          tests/unit/client/test_client_bulk_and_reading.py::
                                          test_messages_before_the_offset_are_dropped
-FetchRequestQueueUnitTest                tests/unit/client/test_tracker.py::
+FetchRequestQueueUnitTest                tests/unit/client/consumer/test_partition.py::
                                          test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up
 DefaultStrategy-, ConsistStrategyUnitTest tests/unit/registry/test_assignment.py::
                                          test_every_partition_of_metaqs_own_cases_is_consumed
 BaseOffset-, LocalOffsetStorageUnitTest  tests/services/test_offset_stores.py::
                                          test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved
-RecoverStorageManagerUnitTest            tests/unit/client/test_retry_store.py::
+RecoverStorageManagerUnitTest            tests/unit/client/consumer/retry/test_file_store.py::
                                          test_what_was_put_is_there_for_whoever_opens_the_file_next;
-                                         tests/unit/client/test_retry_store.py::
+                                         tests/unit/client/consumer/retry/test_file_store.py::
                                          test_a_message_put_again_replaces_itself_and_is_removed_once
-OrderedMessagePartitionSelectorUnitTest  tests/unit/client/test_selector.py::test_the_same_key_always_goes_the_same_way;
-                                         tests/unit/client/test_selector.py::
+OrderedMessagePartitionSelectorUnitTest  tests/unit/client/test_partitioner.py::
+                                         test_the_same_key_always_goes_the_same_way;
+                                         tests/unit/client/test_partitioner.py::
                                          test_a_partition_that_is_not_there_is_refused;
                                          tests/services/test_ordered_producer.py::
                                          test_a_closed_topic_and_a_new_one_under_its_name_are_waited_for
-OrderedMessageSenderUnitTest             tests/unit/client/test_ordered_lane.py::
+OrderedMessageSenderUnitTest             tests/unit/client/spooling/test_partition_queue.py::
                                          test_direct_sending_goes_on_only_when_the_spool_is_empty;
-                                         tests/unit/client/test_ordered_lane.py::
+                                         tests/unit/client/spooling/test_partition_queue.py::
                                          test_whatever_fails_nothing_is_lost_repeated_or_reordered
-OrderedLocalMessageStorageManagerUnitT.  tests/unit/client/test_spool.py::
+OrderedLocalMessageStorageManagerUnitT.  tests/unit/client/spooling/test_spool.py::
                                          test_batches_come_out_in_the_order_in_which_they_went_in
 AsyncMetaMessageProducerUnitTest         tests/unit/client/test_client.py::
                                          test_a_failed_future_holds_what_send_would_raise

@@ -7,17 +7,17 @@ LocalTxTenProducerTenConsumerTenGroup  test_every_group_sees_committed_local_tra
 XATxTenProducerTenConsumerTenGroup     test_every_group_sees_the_committed_half_of_xa_transactions
 OneProducerOneConsumerTxTimeoutTest    test_a_transaction_past_its_time_is_refused_and_leaves_nothing
 SimpleMessageProducerUnitTest:
-  begin twice                          tests/unit/client/test_transaction.py::
+  begin twice                          tests/unit/client/transaction/test_block.py::
                                        test_blocks_do_not_nest_and_the_outer_one_goes_on
-  commit or rollback without begin     tests/unit/client/test_transaction.py::
+  commit or rollback without begin     tests/unit/client/transaction/test_block.py::
                                        test_a_block_that_is_over_or_new_refuses_its_use
-  interrupted                          tests/unit/client/test_transaction.py::
+  interrupted                          tests/unit/client/transaction/test_block.py::
                                        test_an_interrupt_in_the_commit_is_not_a_rollback
-  server error                         tests/unit/client/test_transaction.py::
+  server error                         tests/unit/client/transaction/test_block.py::
                                        test_a_refused_commit_is_a_rollback_with_its_cause
   no partitions                        tests/services/test_metaq_scenarios.py::
                                        test_sending_to_a_topic_that_is_not_there_is_refused
-TransactionContextUnitTest             tests/unit/client/test_foreign.py::
+TransactionContextUnitTest             tests/unit/client/transaction/test_foreign_branch.py::
                                        test_every_state_and_call_leads_somewhere_or_is_a_protocol_error;
                                        tests/services/test_xa_resource.py::
                                        test_after_a_restart_of_the_broker_the_manager_recovers
@@ -29,13 +29,13 @@ Transactions that overlap a checkpoint test_transactions_that_overlap_checkpoint
 Commit of a recovered transaction      test_a_recovered_transaction_is_committed_behind_what_was_put_meanwhile
   after new puts
 Retention before recovery              test_retention_before_a_recovery_takes_no_transaction_along
-Connection drop inside a transaction   tests/unit/broker/test_streamed_parts.py::
+Connection drop inside a transaction   tests/unit/broker/verbs/test_put_streamed.py::
                                        test_a_stream_whose_owner_is_gone_is_rolled_back_for_good;
                                        tests/services/test_xa_resource.py::
                                        test_a_disconnect_rolls_back_what_is_not_prepared_and_keeps_what_is
 Restart within the session timeout     tests/services/test_consumers.py::
                                        test_a_broker_that_is_killed_and_restarted_is_consumed_on;
-                                       tests/unit/broker/test_groups.py::
+                                       tests/unit/broker/verbs/group/test_group.py::
                                        test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a_stop
 Mixed sizes around the group limit     test_mixed_sizes_around_the_limit_of_a_group_are_where_they_were_told_to_be
 Filter with alternating answers        tests/services/test_metaq_scenarios.py::

@@ -13,7 +13,7 @@ def collect_young_only() -> None:
 
     A walk over the whole heap holds the interpreter's lock for its length, which grows with what the process remembers
     (docs/benchmarks.md, "Stalls of the loop"). Objects that form a cycle and have grown old are never freed then, so
-    what a process makes again and again must not be such: ``tests/unit/broker/test_garbage.py`` holds that.
+    what a process makes again and again must not be such: ``tests/unit/runtime/test_garbage.py`` holds that.
     """
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, _NEVER)

@@ -1,0 +1,291 @@
+"""Work on the disk that the event loop must not do: what the pipeline gives to threads, and what waits for what."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tools.images.node import Client, Node
+from txmq.broker.commit import pipeline
+from txmq.broker.commit.pipeline import APPLY_RETRY_S, UNAPPLIED_GROUPS_MAX
+from txmq.broker.commit.steps import Append, Apply, Checkpoint, Place, Prepare, Remove, Step
+from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
+from txmq.testing.simulated.file import Kind
+
+from ..support import batch, checkpoint_under_way, node, put, restarted, values
+
+
+def send(client: Client, size: int = 1, partition: int = 0) -> None:
+    client.send("put", "a", partition, body=batch(bytes(size)))
+
+
+def run(of: Node, until: type[Step] | None = None) -> list[Step]:
+    """Run what is due, up to a step of that kind, which is then under way; all of them."""
+    seen = []
+    while (step := of.next_step()) is not None:
+        seen.append(step)
+        if type(step) is until:
+            break
+        if of.run_part(step, step.run):
+            of.step_done(step)
+    return seen
+
+
+def finish(of: Node, step: Step) -> None:
+    """What was under way has run."""
+    step.run()
+    of.step_done(step)
+
+
+def kinds(steps: list[Step]) -> list[type[Step]]:
+    return [type(step) for step in steps]
+
+
+def place_of(kind: type[Step], steps: list[Step]) -> Place:
+    (place,) = {step.place for step in steps if type(step) is kind}
+    return place
+
+
+def test_a_group_that_begins_a_journal_file_is_not_appended_by_the_loop() -> None:
+    broker = node()
+    client = broker.connect()
+    places = []
+    for _ in range(12):
+        send(client, 4000)
+        base = broker.store.journal.next_lsn // broker.settings.journal_file_size_bytes
+        place = place_of(Append, run(broker))
+        began = broker.store.journal.next_lsn // broker.settings.journal_file_size_bytes > base
+        places.append((began, place))
+    assert set(places) == {(False, Place.LOOP), (True, Place.WRITER)}
+
+
+def test_the_loop_waits_for_no_sync_beside_those_of_a_checkpoint() -> None:
+    broker = node()
+    producer = broker.connect()
+    producer.ask("topic", "create", "a")
+
+    def place_of_a_put() -> Place:
+        send(producer)
+        return place_of(Append, run(broker))
+
+    assert place_of_a_put() is Place.LOOP
+    with checkpoint_under_way(broker):
+        assert place_of_a_put() is Place.WRITER
+    assert place_of_a_put() is Place.LOOP
+
+
+def test_partition_files_are_written_by_the_loop_only_if_no_other_must_be_synced_and_closed() -> None:
+    broker = node(open_files_max=64)
+    client = broker.connect()
+    client.ask("topic", "create", "w", extensions={"partitions": 70})
+    places = []
+    for number in range(70):
+        client.send("put", "w", number, body=batch(b"1"))
+        syncs = broker.disk.counts["sync"]
+        place = place_of(Apply, run(broker))
+        places.append(place)
+        assert place is Place.FILES or broker.disk.counts["sync"] == syncs + 1  # the journal's
+    assert places == [Place.LOOP] * 60 + [Place.FILES] * 10
+    broker.checkpoint()
+    client.send("put", "w", 0, body=batch(b"1"))
+    assert place_of(Apply, run(broker)) is Place.LOOP
+
+
+def test_a_large_group_is_written_to_its_partition_files_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "INLINE_APPLY_SIZE_BYTES", 5000)
+    broker = node()
+    client = broker.connect()
+    send(client, 5000)
+    assert place_of(Apply, run(broker)) is Place.FILES
+    send(client, 1000)
+    assert place_of(Apply, run(broker)) is Place.LOOP
+
+
+def test_groups_do_not_pile_up_in_front_of_slow_partition_files() -> None:
+    broker = node()
+    client = broker.connect()
+    send(client)
+    run(broker, until=Apply)  # which takes its time
+    sealed = 0
+    while sealed <= UNAPPLIED_GROUPS_MAX:
+        send(client)
+        if not run(broker):
+            break
+        sealed += 1
+    assert sealed == UNAPPLIED_GROUPS_MAX
+
+
+def test_a_deleted_topics_files_go_in_a_thread_behind_its_record_and_in_front_of_the_next_checkpoint() -> None:
+    broker = node()
+    client = broker.connect()
+    put(client, b"1")
+    broker.mark()
+    client.send("topic", "delete", "a")
+    seen = run(broker, until=Remove)
+    assert kinds(seen) == [Append, Apply, Remove]
+    assert seen[-1].place is Place.HELPER
+    assert broker.disk.list_directory("log") == ["1"]
+    assert broker.store.journal.durable_lsn == broker.store.journal.next_lsn
+    broker.pipeline.want_checkpoint()
+    send_to_b = broker.connect()
+    send_to_b.send("put", "b", 0, body=batch(b"2"))
+    assert Checkpoint not in kinds(run(broker))
+    assert restarted(broker).disk.list_directory("log") == ["2"]  # a crash here: the next start removes it
+
+
+def test_a_checkpoint_goes_on_when_the_files_are_gone() -> None:
+    broker = node()
+    client = broker.connect()
+    put(client, b"1")
+    client.send("topic", "delete", "a")
+    removing = run(broker, until=Remove)[-1]
+    broker.pipeline.want_checkpoint()
+    assert Checkpoint not in kinds(run(broker))
+    lsn = broker.store.checkpoint_lsn
+    finish(broker, removing)
+    assert Checkpoint in kinds(run(broker))
+    assert broker.store.checkpoint_lsn > lsn
+    assert broker.disk.list_directory("log") == []
+
+
+def test_a_removal_that_lacks_descriptors_is_tried_again_and_holds_no_stop_up() -> None:
+    broker = node()
+    client = broker.connect()
+    put(client, b"1")
+    broker.disk.fail_at(1, errno.EMFILE, "entry", forever=True, path_prefix="log/")
+    client.send("topic", "delete", "a")
+    broker.pump()
+    assert broker.disk.list_directory("log") == ["1"]
+    assert not broker.store.removals.is_empty
+    broker.pipeline.want_checkpoint()
+    broker.run_steps()
+    assert broker.pipeline.is_idle
+    broker.disk.clear_faults()
+    broker.clock.advance(RETRY_S)
+    broker.run_steps()
+    assert broker.disk.list_directory("log") == []
+
+
+def test_a_removal_that_fails_otherwise_ends_the_broker() -> None:
+    broker = node()
+    client = broker.connect()
+    put(client, b"1")
+    broker.disk.fail_at(1, errno.EIO, "entry", path_prefix="log/")
+    client.send("topic", "delete", "a")
+    with pytest.raises(OSError, match="log/1"):
+        broker.pump()
+    assert broker.pipeline.has_failed
+
+
+def held_up_removal() -> tuple[Node, Remove]:
+    """A full disk: a topic is deleted to make room, and a group that waits for space has batches of it."""
+    broker = node()
+    client = broker.connect()
+    put(client, b"1")
+    put(client, b"2", partition=1)
+    broker.disk.fail_at(1, errno.ENOSPC, "write", forever=True, path_prefix="log/")
+    put(client, b"3")
+    client.send("topic", "delete", "a")
+    removing = run(broker, until=Remove)[-1]
+    assert isinstance(removing, Remove)
+    return broker, removing
+
+
+def all_goes(broker: Node) -> bool:
+    """Whether nothing is left when there is space again."""
+    broker.disk.clear_faults()
+    broker.clock.advance(RETRY_S)
+    broker.run_steps()
+    return not broker.disk.list_directory("log") and not restarted(broker).disk.list_directory("log")
+
+
+def test_what_is_removed_to_make_room_may_be_written_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, removing = held_up_removal()
+    remove = broker.disk.remove_directory
+
+    def remove_directory(path: str) -> None:
+        monkeypatch.undo()
+        broker.clock.advance(APPLY_RETRY_S)
+        assert Apply in kinds(run(broker))
+        remove(path)
+
+    monkeypatch.setattr(broker.disk, "remove_directory", remove_directory)
+    finish(broker, removing)
+    assert all_goes(broker)
+
+
+def test_while_the_disk_stays_full_room_is_made_once_and_the_rest_waits() -> None:
+    """Each attempt left a file to be removed, and each removal was a reason to try again at once."""
+    broker, removing = held_up_removal()
+    finish(broker, removing)
+    steps: list[Step] = []
+    while len(steps) < 20 and (step := broker.next_step()) is not None:
+        finish(broker, step)
+        steps.append(step)
+    assert kinds(steps) == [Apply]
+    assert all_goes(broker)
+
+
+def test_what_is_written_may_lose_its_directory_to_who_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, removing = held_up_removal()
+    for name in broker.disk.list_directory("log/1/0"):
+        broker.store.files.unlink(f"log/1/0/{name}")
+    broker.disk.remove_directory("log/1/0")
+    add = broker.disk.add_directories
+
+    def add_directories(path: str) -> list[str]:
+        monkeypatch.undo()
+        made = add(path)
+        finish(broker, removing)
+        return made
+
+    monkeypatch.setattr(broker.disk, "add_directories", add_directories)
+    broker.clock.advance(APPLY_RETRY_S)
+    assert Apply in kinds(run(broker))
+    assert all_goes(broker)
+
+
+def test_the_next_journal_file_is_prepared_beside_the_load() -> None:
+    broker = node()
+    client = broker.connect()
+    assert not broker.store.journal.is_next_ready
+    send(client)
+    assert Prepare not in kinds(run(broker))  # not at once
+    broker.clock.advance(CHECK_S)
+    send(client)
+    preparing = run(broker, until=Prepare)[-1]
+    assert (type(preparing), preparing.place) == (Prepare, Place.HELPER)
+    for _ in range(12):  # the load goes on meanwhile, over several files
+        send(client, 4000)
+        assert Apply in kinds(run(broker))
+    finish(broker, preparing)
+    assert broker.store.journal.is_next_ready
+    found = values(broker)
+    assert (len(found), values(restarted(broker))) == (14, found)
+
+
+def test_a_file_that_cannot_be_prepared_is_tried_again_later() -> None:
+    broker = node()
+    run(broker)
+    faults: list[tuple[int, Kind]] = [(errno.EMFILE, "open"), (errno.ENOSPC, "write")]
+    for number, kind in faults:
+        broker.clock.advance(RETRY_S)
+        broker.disk.fail_at(1, number, kind, forever=True, path_prefix="journal/spare")
+        assert Prepare in kinds(run(broker))
+        assert not broker.store.journal.is_next_ready
+        broker.clock.advance(CHECK_S)
+        assert Prepare not in kinds(run(broker))
+        broker.disk.clear_faults()
+    broker.clock.advance(RETRY_S)
+    run(broker)
+    assert broker.store.journal.is_next_ready
+    assert put(broker.connect(), b"1").code == 200
+
+
+def test_a_broker_that_stops_prepares_nothing() -> None:
+    broker = node()
+    broker.clock.advance(CHECK_S)
+    broker.pipeline.is_stopping = True
+    send(broker.connect())
+    assert Prepare not in kinds(run(broker))

@@ -1,0 +1,134 @@
+"""The server under load that never pauses, and its end; judged by counts of groups, never by the wall clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txmq.broker.commit.store import open_store
+from txmq.broker.core import Core
+from txmq.broker.shell.server import Server
+from txmq.config import BrokerSettings
+from txmq.protocol import commands
+from txmq.protocol.requests import ByteBudget, Limits, RequestReader
+from txmq.redo.checkpoint import list_lsns
+from txmq.runtime.os_clock import OSRandom
+from txmq.runtime.os_disk import OSDisk
+from txmq.testing.simulated.clock import SimClock
+
+from ..support import batch
+
+GROUP_S = 0.005  # simulated, from one group to the next
+MIB = 1 << 20
+
+
+class Load:
+    """A server with a topic, in whose queue there is always another put."""
+
+    def __init__(self, path: Path, value_bytes: int, **changes: Any) -> None:
+        self.settings = BrokerSettings(data=str(path), disk_free_bytes_min=0, **changes)
+        self.clock = SimClock()
+        self.disk = OSDisk(str(path))
+        recovered = open_store(self.disk, self.clock, OSRandom(), self.settings, files_lock=threading.Lock())
+        self.store = recovered.store
+        self.core = Core(recovered.identity, self.settings, recovered.state, self.clock.now_ms(), OSRandom())
+        self.server = Server(self.core, self.store, self.settings, self.clock)
+        self._reader = RequestReader(Limits(), ByteBudget(1 << 30))
+        self._client = self.core.connected("load")
+        self._put = batch(bytes(value_bytes))
+        self.checkpoints: set[int] = set()
+        self._groups = self._requests = 0
+
+    def request(self, verb: str, *words: str | int, body: bytes | None = None) -> None:
+        self._requests += 1
+        buffers = commands.request(verb, *words, body=None if body is None else [body], opaque=b"q%d" % self._requests)
+        self.core.receive(self._client, self._reader.feed(b"".join(buffers)))
+        self._client.out.clear()
+        self.server.received()
+
+    @property
+    def watermark(self) -> int:
+        topics = self.core.context.state.partitions
+        return topics[b"t", b"0"].high_watermark
+
+    def _feed(self) -> None:
+        context = self.core.context
+        if context.counters.group_commits > self._groups:
+            self._groups = context.counters.group_commits
+            self.clock.advance(GROUP_S)
+            self.checkpoints.update(list_lsns(self.disk))
+        while context.queued_bytes() < 2 * len(self._put):
+            self.request("put", "t", 0, body=self._put)
+
+    async def until(self, condition: Callable[[], bool], groups_max: int) -> None:
+        """Feed until the condition holds; fails after so many groups."""
+        self.request("topic", "create", "t")
+        while not condition():
+            self._feed()
+            assert self._groups <= groups_max, f"not within {groups_max} groups"
+            await asyncio.sleep(0)
+
+    def run(self, test: Callable[[], Awaitable[None]]) -> None:
+        """Serve while the test runs, and stop."""
+
+        async def serve() -> None:
+            await self.server.start("127.0.0.1", 0)
+            try:
+                await test()
+            finally:
+                await self.server.stop()
+                await self.server.stopped
+                self.store.close()
+
+        asyncio.run(serve())
+
+
+@pytest.mark.parametrize("sync", ["always", "interval", "never"])
+@pytest.mark.parametrize("value_bytes", [4000, MIB + MIB // 8])
+def test_checkpoint_ends_while_the_writer_thread_stays_busy(tmp_path: Path, sync: str, value_bytes: int) -> None:
+    """Three checkpoints: the next one begins only when the one before has ended.
+
+    The bound tells an end from none: a real thread writes the checkpoint, and small groups that nobody syncs pass
+    at 10,000 a second meanwhile. How many steps an end may take is counted in test_pipeline.py.
+    """
+    load = Load(tmp_path, value_bytes, sync=sync, inline_sync_size_bytes=0, checkpoint_interval_bytes=MIB)
+    load.run(lambda: load.until(lambda: len(load.checkpoints) >= 3, 40_000 if value_bytes == 4000 else 300))
+
+
+@pytest.mark.parametrize("sync", ["interval", "never"])
+def test_relaxed_groups_that_are_not_written_inline_are_synced(tmp_path: Path, sync: str) -> None:
+    """``never`` syncs once a second: 200 groups of the simulated clock."""
+    load = Load(tmp_path, MIB + MIB // 8, sync=sync)
+    load.run(lambda: load.until(lambda: load.watermark > 4, 220))  # the topic's own group is forced
+
+
+def test_failed_server_ends_after_its_writer_thread_has_left_the_files(tmp_path: Path) -> None:
+    load = Load(tmp_path, 100, inline_sync_size_bytes=0)
+    is_writing, may_go_on = threading.Event(), threading.Event()
+    write = load.store.write
+
+    def slow_write(group: Any) -> None:
+        is_writing.set()
+        assert may_go_on.wait(30)
+        write(group)
+
+    load.store.write = slow_write  # type: ignore[method-assign]
+
+    async def fail_meanwhile() -> None:
+        load.request("topic", "create", "t")
+        while not is_writing.is_set():
+            await asyncio.sleep(0)
+        load.server.fail(OSError("the disk of a partition file"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        ended_early = load.server.stopped.done()
+        may_go_on.set()
+        assert isinstance(await load.server.stopped, OSError)
+        assert not ended_early, "the lock would be let go while the writer thread is at the journal"
+
+    load.run(fail_meanwhile)

@@ -1,0 +1,148 @@
+"""What is kept of consumer groups is bounded in bytes: entries, texts about what is deferred, and held ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from tools.images.node import Node, small_settings
+from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroups
+
+from ..group_support import A0, A1, B0, GROUP, Consumer, pass_time
+from ..support import UUID, node
+from ..verbs.test_transaction_offsets import commit, decide, lives, offsets, prepare
+
+PLACES = 3  # of topics a and b
+FULL = PLACES * PLACE_BYTES
+
+
+def kept(made: Node) -> int:
+    """What the broker counts; the same, counted anew, and in its next lives."""
+    saved = made.state.saved
+    assert saved.size_bytes == counted(saved)
+    return saved.size_bytes
+
+
+def counted(saved: SavedGroups) -> int:
+    return sum(group.size_bytes for group in saved.named.values()) + sum(saved._held_bytes.values())
+
+
+def refused(answer: Any) -> bool:
+    if answer.code == 200:
+        return False
+    assert (answer.code, answer.error) == (429, "overloaded")
+    assert "groups_bytes_max" in answer.text
+    assert "txmq group delete" in answer.text
+    return True
+
+
+def test_a_group_that_would_be_given_too_much_may_not_join_and_one_that_has_it_may() -> None:
+    made = node(groups_bytes_max=FULL + PLACE_BYTES)
+    one = Consumer(made, "one").join()
+    assert kept(made) == FULL
+    other = made.connect()
+
+    def join(topic: str) -> Any:
+        return other.ask("group", "join", "other", extensions={"member": "m", "topics": topic}, body=b"")
+
+    assert refused(join("a"))
+    assert kept(made) == FULL
+    assert "other" not in made.state.saved.named
+    assert not refused(join("b"))
+    assert refused(made.connect().ask("group", "reset", "third", extensions={"create": None}, body=b'[["a", 0, 1]]'))
+    assert one.save(A0, 1, 7) == one.save(A1, 1, 7) == one.save(B0, 1, 7) == []  # their room was taken when they joined
+    lowered = small_settings(groups_bytes_max=FULL)
+    made = Node(made.kill(), lowered, clock=made.clock)  # what adds nothing goes on
+    one = Consumer(made, "one").join(*[[*slot, 1] for slot in (A0, A1, B0)])
+    assert kept(made) == FULL + PLACE_BYTES
+    assert one.save(A0, 1, 8) == []
+
+
+def test_a_text_that_does_not_fit_is_refused_whole_and_one_that_shrinks_is_not() -> None:
+    made = node(groups_bytes_max=FULL + 100)
+    one = Consumer(made, "one").join()
+    assert one.save(A0, 1, 5, "x" * 60) == []
+    rows = [[*A0, 1, 6, "x" * 60], [*A1, 1, 6, "y" * 60]]
+    assert refused(one.ask("save", rows, member="one", order=9))
+    assert [one.heartbeat().view["assigned"][n][3] for n in (0, 1)] == [5, None]
+    rows[1][4] = None
+    answer = one.ask("save", rows, member="one", order=9)  # the same look: it was not taken for saved
+    assert json.loads(answer.body) == {"refused": []}
+    assert [one.heartbeat().view["assigned"][n][3] for n in (0, 1)] == [6, 6]
+    assert one.save(A0, 1, 7, "x") == one.save(A1, 1, 7, "\N{SNOWMAN}" * 24) == []
+    assert kept(made) == FULL + 1 + 4 * 24
+
+
+def test_an_operators_text_counts_too_and_a_refused_one_takes_nothing_from_the_member() -> None:
+    made = node(groups_bytes_max=FULL + 100)
+    one = Consumer(made, "one").join()
+    one.save(A0, 1, 5)
+    client = made.connect()
+    rows = json.dumps([["a", 0, None, "x" * 101]]).encode()
+    assert refused(client.ask("group", "deferred", GROUP, body=rows))
+    assert one.heartbeat().generation("a", 0) == 1
+    assert not refused(client.ask("group", "deferred", GROUP, body=rows.replace(b"x" * 101, b"x" * 100)))
+
+
+@pytest.mark.parametrize("way", [commit, prepare, decide])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_what_a_transaction_saves_or_holds_counts(way: Any, checkpoint: bool) -> None:
+    made = node(groups_bytes_max=FULL + 1000)
+    client, _ = made.session(), Consumer(made, "one").join()
+    assert refused(way(client, made.txid(1, 1), offsets(5, deferred="x" * 1001)))
+    assert kept(made) == FULL
+    assert not refused(way(client, made.txid(1, 2), offsets(5, deferred="x" * 500)))
+    held = kept(made)
+    assert held == FULL + (1000 if way is decide else 500)
+    made = lives(made, checkpoint=checkpoint)
+    assert kept(made) == held
+    settles = {commit: ("outcome", {}), prepare: ("commit", {}), decide: ("complete", {"uuid": UUID})}
+    verb, words = settles[way]
+    body = b"" if way is prepare else None
+    assert made.connect().ask(verb, made.txid(1, 2), extensions=words, body=body).code == 200
+    assert kept(made) == FULL + 500
+
+
+def test_what_comes_into_being_meanwhile_is_handed_over_when_there_is_room() -> None:
+    made = node(groups_bytes_max=FULL + PLACE_BYTES)
+    one, client = Consumer(made, "one").join(), made.connect()
+    assert client.ask("group", "reset", "old", extensions={"create": None}, body=b'[["a", 0, 1]]').code == 200
+    assert client.ask("topic", "alter", "a", extensions={"partitions": 3}).code == 200
+    pass_time(made, 0.1)
+    assert one.heartbeat().held == [A0, A1, B0]
+    assert kept(made) == FULL + PLACE_BYTES
+    assert client.ask("group", "delete", "old", body=b"").code == 200
+    pass_time(made, 0.1)
+    assert one.heartbeat().held == [A0, A1, ["a", 2], B0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_count_is_a_function_of_what_is_kept(seed: int) -> None:
+    chance, saved, txn = random.Random(seed), SavedGroups(), 0
+    for _ in range(300):
+        group, place = chance.choice("gh"), [chance.randint(1, 3), chance.randint(0, 2)]
+        row = [*place, 7, chance.choice([None, "", "abc", "\N{SNOWMAN}" * 3])]
+        match chance.randint(0, 6):
+            case 0:
+                saved.hand_over(group, [[*place, 3]])
+            case 1 | 2:
+                growth, before = saved.growth_bytes(group, [row]), saved.size_bytes
+                saved.save(group, [row], 1)
+                assert saved.size_bytes == before + growth
+            case 3:
+                txn += 1
+                saved.hold((1, txn), [[group, [row]]], lambda *_: True)
+            case 4:
+                saved.let_go((1, chance.randint(1, txn + 1)), [[group, [row]]])
+            case 5 if chance.random() < 0.2:
+                saved.forget_topic(place[0])
+            case 6 if chance.random() < 0.2:
+                saved.delete(group)
+        assert saved.size_bytes == counted(saved)
+        assert saved.held.keys() == saved._held_bytes.keys()
+    again = SavedGroups()
+    again.restore(json.loads(json.dumps(saved.snapshot())))
+    assert again.size_bytes == saved.size_bytes - sum(saved._held_bytes.values())

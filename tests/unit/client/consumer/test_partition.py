@@ -1,0 +1,151 @@
+"""One partition of a consumer: delivery in order, acks in any order, retries, seeks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.growth import growth
+from txmq.client.consumer.partition import ConsumedPartition
+from txmq.model import Message
+
+
+def message(offset: int) -> Message:
+    """A message with nothing in it."""
+    return Message("t", 0, offset, None, b"v", {}, None, 0, None)
+
+
+def consumed(count: int, start: int = 0) -> ConsumedPartition:
+    """With ``count`` messages in the buffer."""
+    made = ConsumedPartition(("t", 0), 1, start, None)
+    made.fetch = 1
+    assert made.fetched(1, [message(start + number) for number in range(count)])
+    return made
+
+
+def test_messages_are_delivered_in_order_and_each_once() -> None:
+    made = consumed(5)
+    taken = [taken.offset for _ in range(4) for taken in made.take(2, 0.0)]
+    assert taken == [0, 1, 2, 3, 4]
+    assert made.buffer_bytes == 0
+
+
+@given(st.permutations(range(8)), st.integers(0, 8))
+def test_the_position_never_passes_what_is_not_acknowledged(order: list[int], count: int) -> None:
+    made = consumed(8)
+    made.take(8, 0.0)
+    acked: set[int] = set()
+    for offset in order[:count]:
+        made.ack(offset)
+        acked.add(offset)
+        assert made.position == min(set(range(9)) - acked)
+    assert made.under_way == 8 - count
+
+
+def test_an_ack_costs_the_same_however_many_messages_are_in_hand() -> None:
+    def acks(count: int) -> Callable[[], object]:
+        made = consumed(count)
+        made.take(count, 0.0)
+
+        def ack_all() -> None:
+            for offset in range(count):
+                made.ack(offset)
+
+        return ack_all
+
+    assert growth(acks, 1_000, 20_000) < 5
+
+
+def test_what_was_not_delivered_cannot_be_acknowledged() -> None:
+    made = consumed(3)
+    made.take(1, 0.0)
+    made.ack(2)
+    made.ack(0)
+    made.ack(0)
+    assert made.position == 1
+
+
+def test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_position() -> None:
+    made = consumed(3)
+    first, second = made.take(2, 0.0)
+    assert made.count_failure(first) == 1
+    made.retry(first, again_at=5.0)
+    made.ack(second.offset)
+    assert [taken.offset for taken in made.take(9, 4.9)] == [2]
+    assert made.position == 0
+    assert made.take(9, 5.0) == [first]
+    assert made.count_failure(first) == 2
+    made.retry(first, again_at=6.0)
+    assert made.take(9, 6.0) == [first]
+    made.ack(0)
+    assert made.position == 2
+
+
+def test_nobody_is_woken_for_a_retry_of_a_partition_that_delivers_nothing_now() -> None:
+    made = consumed(2)
+    (first,) = made.take(1, 0.0)
+    made.retry(first, again_at=5.0)
+    assert made.next_due() == 5.0
+    for name in ("is_paused", "is_revoked", "is_busy"):
+        setattr(made, name, True)
+        assert made.next_due() is None  # or whoever waits would spin until the listener is done
+        setattr(made, name, False)
+
+
+def test_what_is_paused_or_revoked_delivers_nothing_and_fetches_nothing() -> None:
+    for name in ("is_paused", "is_revoked"):
+        made = consumed(3)
+        setattr(made, name, True)
+        assert made.take(9, 0.0) == []
+        assert not made.wants_more(0.0, 1 << 20)
+
+
+def test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up() -> None:
+    made = consumed(3)
+    assert made.wants_more(0.0, 1 << 20)
+    assert not made.wants_more(0.0, 10)
+    made.fetch = 2
+    assert not made.wants_more(0.0, 1 << 20)
+    assert made.failed(2, again_at=1.0)
+    assert not made.wants_more(0.9, 1 << 20)
+    assert made.wants_more(1.0, 1 << 20)
+
+
+def test_a_seek_forgets_what_is_under_way_and_a_reply_from_before_it_changes_nothing() -> None:
+    made = consumed(3)
+    made.take(2, 0.0)
+    made.fetch = 7
+    made.seek(100)
+    assert not made.fetched(7, [message(3)])
+    made.ack(0)
+    assert (made.position, made.next_fetch, made.take(9, 0.0)) == (100, 100, [])
+
+
+def test_a_batch_that_begins_before_the_offset_is_cut() -> None:
+    made = ConsumedPartition(("t", 0), 1, 2, None)
+    made.fetch = 1
+    made.fetched(1, [message(number) for number in range(4)])
+    assert [taken.offset for taken in made.take(9, 0.0)] == [2, 3]
+
+
+def test_what_was_fetched_before_retention_took_it_is_still_delivered() -> None:
+    mine = consumed(4)
+    (first,) = mine.take(1, 0.0)
+    mine.skip_to(10)
+    assert [m.offset for m in mine.take(9, 0.0)] == [1, 2, 3]
+    mine.ack(first.offset)
+    for offset in (1, 2, 3):
+        mine.ack(offset)
+    assert (mine.position, mine.next_fetch) == (4, 10)
+    mine.fetch = 1
+    assert mine.fetched(1, [message(10)])
+    mine.ack(mine.take(1, 0.0)[0].offset)
+    assert mine.position == 11
+
+
+def test_nothing_in_hand_and_everything_below_gone_moves_the_position() -> None:
+    mine = consumed(0)
+    mine.skip_to(10)
+    assert (mine.position, mine.next_deliver, mine.next_fetch) == (10, 10, 10)

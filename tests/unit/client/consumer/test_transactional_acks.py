@@ -1,0 +1,150 @@
+"""What transactions acknowledge of a partition: in order, counted when the outcome is known, never before."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.client.consumer.pending_acks_world import SLOT, World, consumed, message
+from txmq.client.consumer.partition import Claim, ConsumedPartition, Waiting
+from txmq.errors import ConnectionLostError, FencedError, RolledBackError
+from txmq.model import Outcome
+from txmq.protocol.offsets import OffsetRow
+from txmq.xid import TxId
+
+ONE, OTHER = object(), object()
+
+
+def pending_ack(made: ConsumedPartition, offset: int, owner: object = ONE) -> None:
+    """As ``Claims`` does once nothing speaks against it."""
+    made.pending_acks[offset] = Claim(owner, message(offset))
+
+
+def test_the_lowest_message_that_is_left_out_is_named() -> None:
+    made = consumed()
+    assert made.lowest_before(10, ONE) is None
+    assert made.lowest_before(12, ONE) == 10
+    pending_ack(made, 10)
+    assert made.lowest_before(11, ONE) is None
+    assert made.lowest_before(12, ONE) == 11
+    assert made.lowest_before(11, OTHER) == 10
+    made.ack(11)
+    assert made.lowest_before(12, ONE) is None
+
+
+def test_a_claimed_message_is_nobody_elses_to_acknowledge() -> None:
+    made = consumed()
+    pending_ack(made, 10)
+    made.ack(10)
+    made.ack(11)
+    assert made.position == 10
+    assert made.under_way == 4
+    del made.pending_acks[10]
+    made.ack(10)
+    assert made.position == 12
+
+
+@pytest.mark.parametrize("acked", [(), (12,), (12, 13, 14)])
+def test_the_offset_that_a_transaction_saves_is_what_the_position_will_be(acked: tuple[int, ...]) -> None:
+    made = consumed()
+    for offset in (10, 11):
+        pending_ack(made, offset)
+    for offset in acked:
+        made.ack(offset)
+    assert made.position_with(OTHER) == made.position == 10
+    expected = 12 + len(acked)
+    assert made.position_with(ONE) == expected
+    made.pending_acks.clear()
+    for offset in (10, 11):
+        made.ack(offset)
+    assert made.position == expected
+
+
+def test_in_doubt_nothing_is_delivered_neither_new_nor_deferred_nor_again() -> None:
+    made = consumed(3)
+    made.deferred[7] = Waiting(message(7), 1, None)
+    made.retry(message(11), 0.0)
+    made.is_in_doubt = True
+    assert (made.take(10, 1.0), made.wants_more(1.0, 1 << 20)) == ([], False)
+    made.is_in_doubt = False
+    assert [found.offset for found in made.take(10, 1.0)] == [11, 7]
+
+
+def test_a_seek_forgets_claims_and_doubts() -> None:
+    made = consumed()
+    pending_ack(made, 10)
+    made.is_in_doubt = True
+    made.seek(3)
+    assert (made.pending_acks, made.is_in_doubt, made.position) == ({}, False, 3)
+
+
+# --- with a consumer's share -----------------------------------------------------------------------------------------
+
+
+def test_from_when_it_is_sent_until_its_outcome_is_known_nothing_else_of_the_partition_is_saved() -> None:
+    world = World()
+    world.consumed.ack(0)
+    world.pending_ack(1, 2)
+    assert world.to_save() == [1]
+    assert world.look() == [OffsetRow("orders", 0, 1, 3, None)]
+    assert world.to_save() == []
+    world.pending_acks.end([world.consumed], world.owner, Outcome.COMMITTED, [OffsetRow("orders", 0, 1, 3, None)])
+    assert (world.consumed.position, world.consumed.saved, world.to_save()) == (3, 3, [])
+    world.consumed.ack(3)
+    assert world.to_save() == [4]
+
+
+def test_what_was_rolled_back_is_in_the_applications_hands_again() -> None:
+    world = World()
+    world.pending_ack(0)
+    world.look()
+    with pytest.raises(RolledBackError, match="not known yet"):
+        world.pending_acks.pending_ack(message(1), object())
+    world.pending_acks.end([world.consumed], world.owner, Outcome.ROLLED_BACK)
+    assert (world.consumed.position, world.consumed.retries, world.consumed.is_under_way(0)) == (0, [], True)
+    world.pending_ack(0)
+
+
+def test_a_partition_that_was_lost_since_the_claim_ends_the_transaction_before_it_is_sent() -> None:
+    world = World()
+    world.pending_ack(0)
+    world.share.partitions[SLOT] = consumed(first=0)
+    with pytest.raises(RolledBackError, match="any more"):
+        world.look()
+    world.share.lost(SLOT)
+    with pytest.raises(RolledBackError, match="any more"):
+        world.pending_ack(0)
+
+
+def test_a_seek_since_the_claim_does_so_too() -> None:
+    world = World()
+    world.pending_ack(0)
+    world.consumed.seek(3)
+    with pytest.raises(RolledBackError):
+        world.look()
+
+
+TXID = str(TxId(1, 2, 3, 4))
+
+
+@pytest.mark.parametrize("answer", [b"committed\n", b"rolled-back\n"])
+def test_a_doubt_is_asked_about_with_a_fence_until_it_is_settled(answer: bytes) -> None:
+    world = World(ConnectionLostError("away"), b"prepared\n", answer)
+    world.pending_ack(0, 1)
+    rows = world.look()
+    assert world.pending_acks.rejected(message(0))  # not the application's to say
+    world.pending_acks.doubt([world.consumed], world.owner, TXID, rows)
+    world.settled()
+    assert world.client.control.asked == [(f"outcome {TXID}", {"fence": None})] * 3
+    if answer.startswith(b"committed"):
+        assert (world.consumed.position, world.consumed.saved, world.consumed.retries) == (2, 2, [])
+    else:
+        assert world.consumed.position == 0
+        assert [found.offset for found in world.consumed.take(5, 1e9)] == [0, 1]
+
+
+def test_where_the_outcome_is_not_kept_the_partition_is_loaded_anew() -> None:
+    world = World(FencedError("no longer kept"))
+    world.pending_ack(0)
+    world.pending_acks.doubt([world.consumed], world.owner, TXID, world.look())
+    world.settled()
+    assert world.share.partitions == {}

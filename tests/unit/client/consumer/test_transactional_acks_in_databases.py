@@ -1,0 +1,229 @@
+"""What transactions of the application's own database acknowledge: counted when it is seen committed, and once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.client.consumer.pending_acks_world import SLOT, deferred, in_database, message
+from txmq.client.consumer.offsets.store import StoredOffset
+from txmq.client.consumer.partition import Waiting
+from txmq.errors import FencedError, RolledBackError, StorageError, TransactionStateError
+
+
+def test_an_offset_is_saved_in_the_transaction_behind_every_save_that_is_under_way() -> None:
+    world, _ = in_database()
+    world.consumed.ack(0)
+    assert world.to_save() == [1]
+    world.pending_acks.pending_ack_in(message(1), None)
+    world.pending_acks.pending_ack_in(message(2), None)
+    assert world.calls == ["waited", "saved 2 above None", "waited", "saved 3 above 1"]
+    assert world.to_save() == []  # it would take back what the transaction saves
+
+
+def test_it_counts_when_it_is_seen_committed_and_a_reject_looks_first() -> None:
+    world, database = in_database()
+    for offset in (0, 1):
+        world.pending_acks.pending_ack_in(message(offset), None)
+    world.pending_acks.settle()
+    assert world.consumed.position == 0
+    database.committed = StoredOffset(1)
+    world.pending_acks.settle()
+    assert (world.consumed.position, sorted(world.consumed.pending_acks)) == (1, [1])
+    assert not world.pending_acks.rejected(message(1))  # rolled back: the application says so
+    world.pending_acks.pending_ack_in(message(1), None)
+    database.committed = StoredOffset(2)
+    assert world.pending_acks.rejected(message(1))  # it was committed all the same
+    assert (world.consumed.position, world.consumed.saved) == (2, 2)
+
+
+def test_what_is_refused_is_doomed_and_not_claimed() -> None:
+    world, database = in_database()
+    with pytest.raises(TransactionStateError, match="message 0 before it"):
+        world.pending_acks.pending_ack_in(message(1), None)
+    database.refusal = FencedError("somebody else's")
+    with pytest.raises(FencedError):
+        world.pending_acks.pending_ack_in(message(0), None)
+    assert world.calls == ["doomed", "waited", "saved 1 above None", "doomed"]
+    assert world.consumed.pending_acks == {}
+    world.share.lost(SLOT)
+    with pytest.raises(FencedError):
+        world.pending_acks.pending_ack_in(message(0), None)
+    assert world.calls[-1] == "doomed"
+
+
+@pytest.mark.parametrize("error", [StorageError("away"), ZeroDivisionError()], ids=repr)
+def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error: Exception) -> None:
+    world, database = in_database()
+    world.pending_acks.pending_ack_in(message(0), None)
+    database.away = error
+    world.pending_acks.settle()
+    assert (world.consumed.position, world.pending_acks.rejected(message(0))) == (0, False)  # it is delivered again
+    assert not world.pending_acks.may_give_up(message(0))
+    world.pending_acks.settle()
+    assert world.consumed.in_doubt == {0}
+    database.away, database.committed = None, StoredOffset(1)
+    world.pending_acks.settle()
+    assert (world.consumed.position, world.consumed.in_doubt) == (1, set())
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+@pytest.mark.parametrize("is_deferred", [True, False])
+def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_it_is_over(
+    is_committed: bool, is_deferred: bool
+) -> None:
+    """Else the plain save waits for the row, comes behind the COMMIT, and takes back what that has saved."""
+    world, database = in_database()
+    text, offset = deferred(world, -1) if is_deferred else None, -1 if is_deferred else 0
+    database.committed, database.is_under_way = StoredOffset(0, text), True
+    world.consumed.deferred[-2] = Waiting(message(-2), 1, None)  # of which there is something to save
+    world.pending_acks.pending_ack_in(message(offset), None)
+    assert not world.pending_acks.rejected(message(offset))
+    for _ in range(2):
+        assert not world.pending_acks.may_give_up(message(offset))
+        world.pending_acks.settle()
+        assert world.to_save() == []
+    database.is_under_way = False
+    if is_committed:
+        database.committed = StoredOffset(0, None) if is_deferred else StoredOffset(1, None)
+    assert world.pending_acks.may_give_up(message(offset)) is not is_committed
+    assert world.to_save() == [0 if is_deferred or not is_committed else 1]
+    assert (offset in world.consumed.deferred, world.consumed.is_under_way(0)) == (
+        is_deferred and not is_committed, is_deferred or not is_committed
+    )  # fmt: skip
+
+
+def test_what_comes_back_during_a_look_is_not_settled_by_it() -> None:
+    world, database = in_database()
+    world.pending_acks.pending_ack_in(message(0), None)
+    assert not world.pending_acks.rejected(message(0))
+    settled = database.settled
+
+    def meanwhile(group: str, slot: tuple[str, int], connection: Any = None) -> StoredOffset | None:
+        found = settled(group, slot, connection)
+        world.consumed.in_doubt.add(1)
+        return found
+
+    database.settled = meanwhile  # type: ignore[method-assign]
+    world.pending_acks.settle()
+    assert world.consumed.in_doubt == {1}
+
+
+def test_the_next_transaction_of_a_message_finds_out_what_became_of_the_one_before() -> None:
+    world, database = in_database()
+    world.pending_acks.pending_ack_in(message(0), None)
+    assert not world.pending_acks.rejected(message(0))
+    database.is_under_way = True
+    world.pending_acks.pending_ack_in(message(0), None)
+    assert world.consumed.in_doubt == set()
+
+
+@pytest.mark.parametrize("is_deferred", [True, False])
+def test_to_acknowledge_a_message_twice_in_a_transaction_is_to_do_it_once(is_deferred: bool) -> None:
+    world, database = in_database()
+    text, offset = deferred(world, -1) if is_deferred else None, -1 if is_deferred else 0
+    database.committed = StoredOffset(0, text)
+    connection = object()
+    world.pending_acks.pending_ack_in(message(offset), connection)
+    calls = len(world.calls)
+    database.inside = StoredOffset(0 if is_deferred else 1, None)
+    world.pending_acks.pending_ack_in(message(offset), connection)
+    assert (len(world.calls), list(world.consumed.pending_acks)) == (calls, [offset])
+    database.inside = database.committed  # that one was rolled back: this is another transaction
+    world.pending_acks.pending_ack_in(message(offset), connection)
+    assert world.calls[calls:] == ["waited", f"saved {max(offset + 1, 0)} above None"]
+    database.committed = database.inside = StoredOffset(0 if is_deferred else 1, None)  # it was committed
+    database.refusal = TransactionStateError("of an earlier one")
+    with pytest.raises(TransactionStateError):
+        world.pending_acks.pending_ack_in(message(offset), connection)
+    assert world.calls[-1] == "doomed"
+
+
+def test_behind_one_that_was_deferred_what_is_saved_must_be_what_its_transaction_saved() -> None:
+    """Else that one is rolled back, and this one's text does not name the message: it is in nobody's."""
+    world, database = in_database()
+    world.consumed.deferred[-1] = waiting = Waiting(message(-1), 1, None)
+    waiting.is_out = True
+    world.pending_acks.pending_ack_in(message(-1), None)
+    assert database.beside is None
+    world.pending_acks.pending_ack_in(message(0), None)
+    assert database.beside == StoredOffset(0, None)
+    world.pending_acks.pending_ack_in(message(1), None)
+    assert database.beside == StoredOffset(1, None)
+    database.committed = StoredOffset(2, None)
+    world.pending_acks.settle()
+    world.pending_acks.pending_ack_in(message(2), None)
+    assert database.beside is None
+
+
+def test_the_highest_below_counts_in_whatever_order_they_were_claimed() -> None:
+    world, _ = in_database()
+    for offset in (0, 1):
+        world.pending_acks.pending_ack_in(message(offset), None)
+    assert not world.pending_acks.rejected(message(0))
+    world.pending_acks.pending_ack_in(message(0), None)
+    world.pending_acks.pending_ack_in(message(2), None)
+    assert world.calls[-1] == "saved 3 above 1"
+
+
+def test_nothing_may_be_saved_above_a_message_that_is_acknowledged_but_where_a_seek_went_back() -> None:
+    world, database = in_database()
+    world.pending_acks.pending_ack_in(message(0), None)
+    assert database.most == 0
+    world.consumed.pending_acks.clear()
+    world.consumed.saved = 4
+    world.pending_acks.pending_ack_in(message(0), None)
+    assert database.most == 4
+
+
+def test_one_that_was_deferred_does_not_fail_for_what_was_committed_a_moment_ago() -> None:
+    world, database = in_database()
+    text = deferred(world, -1)
+    world.pending_acks.pending_ack_in(message(0), None)
+    database.committed = StoredOffset(0, text)
+    with pytest.raises(RolledBackError, match="commit first"):
+        world.pending_acks.pending_ack_in(message(-1), None)
+    database.committed = StoredOffset(1, text)
+    world.pending_acks.pending_ack_in(message(-1), None)
+    assert (database.beside, list(world.consumed.pending_acks)) == (StoredOffset(1, text), [-1])
+    world.pending_acks.pending_ack_in(message(-1), None)  # rolled back: the block runs again
+    assert world.calls.count("doomed") == 1
+
+
+def test_one_that_was_deferred_is_not_acknowledged_twice_where_a_failed_commit_was_one() -> None:
+    world, database = in_database()
+    text = deferred(world, -1)
+    database.committed = StoredOffset(0, text)
+    world.pending_acks.pending_ack_in(message(-1), None)
+    assert not world.pending_acks.rejected(message(-1))  # not committed, as far as can be seen
+    database.committed = StoredOffset(0, None)
+    with pytest.raises(TransactionStateError, match="committed after all"):
+        world.pending_acks.pending_ack_in(message(-1), None)
+    assert (world.calls[-1], world.consumed.pending_acks) == ("doomed", {})
+    assert world.consumed.deferred == {}  # it is dealt with
+
+
+def test_one_that_no_save_has_passed_yet_is_not_taken_for_committed() -> None:
+    """What waited behind another of its key is delivered before anybody saved that it is deferred."""
+    world, database = in_database()
+    world.consumed.deferred[0] = waiting = Waiting(message(0), 0, None)
+    world.consumed.ack(0)
+    waiting.is_out = True
+    database.committed = StoredOffset(0)
+    world.pending_acks.pending_ack_in(message(0), None)
+    world.pending_acks.settle()
+    assert not world.pending_acks.rejected(message(0))
+    assert (list(world.consumed.deferred), world.to_save()) == ([0], [])
+    world.pending_acks.settle()
+    assert (list(world.consumed.deferred), world.to_save()) == ([0], [1])
+
+
+def test_what_is_refused_because_a_failed_commit_was_one_is_dealt_with() -> None:
+    world, database = in_database()
+    world.pending_acks.pending_ack_in(message(0), None)
+    assert not world.pending_acks.rejected(message(0))
+    database.committed, database.refusal = StoredOffset(1), TransactionStateError("1 is saved there")
+    with pytest.raises(TransactionStateError):
+        world.pending_acks.pending_ack_in(message(0), None)
+    assert (world.consumed.position, world.consumed.pending_acks) == (1, {})

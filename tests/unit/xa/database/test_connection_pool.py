@@ -1,0 +1,69 @@
+"""Idle connections that are bound to threads (sqlite3's): kept by them, closed with them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from txmq.xa.database import connection_pool
+
+from ..support import World, quiet_resolver
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    quiet_resolver(monkeypatch)
+    with closing(World(tmp_path)) as made:
+        yield made
+
+
+def _in_a_thread(world: World, value: bytes) -> None:
+    thread = threading.Thread(target=world.order, args=(value,))
+    thread.start()
+    thread.join()
+
+
+def test_a_connection_is_used_again_by_its_thread_and_by_no_other(world: World) -> None:
+    world.opened.clear()
+    for number in range(3):
+        world.order(b"%d" % number)
+    assert len(world.opened) == 1
+    _in_a_thread(world, b"other")
+    assert len(world.opened) == 2
+    world.check()
+
+
+def test_a_thread_that_ends_closes_what_it_kept(world: World) -> None:
+    _in_a_thread(world, b"other")
+    kept = weakref.ref(world.opened.pop())
+    gc.collect()
+    assert kept() is None
+    world.check()
+
+
+def test_close_closes_what_is_idle_and_the_resource_goes_on(world: World) -> None:
+    world.order(b"1")
+    kept = weakref.ref(world.opened.pop())
+    world.resource.close()
+    gc.collect()
+    assert kept() is None
+    world.order(b"2")
+    world.check()
+
+
+def test_what_a_parent_keeps_is_neither_used_nor_closed_by_its_child(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.order(b"1")
+    of_parent = world.opened[-1]
+    monkeypatch.setattr(connection_pool, "current_process", lambda: -1)
+    assert world.resource._pool.take() is None
+    world.resource.close()
+    monkeypatch.undo()
+    assert of_parent.execute("SELECT COUNT(*) FROM orders").fetchone() == (1,), "still open"

@@ -1,0 +1,191 @@
+"""How markers leave: of this process's own transactions, of others', page by page, and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txmq.errors import FencedError, NotOwnerError
+from txmq.testing.simulated.broker import Fault
+from txmq.xa import broker_port
+from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.last_resource.resource import cluster_of
+from txmq.xa.resolver import Resolver
+
+from ..support import World, abandon, quiet_resolver
+from ..xa_support import Notes, XaWorld
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    quiet_resolver(monkeypatch)
+    with closing(World(tmp_path)) as made:
+        yield made
+
+
+class Table:
+    """Markers that are old, in memory, for a sweep alone."""
+
+    def __init__(self, world: World, count: int) -> None:
+        self.uuid = world.resource.uuid or ""
+        cluster, home = world.home.session.cluster, world.home.session.home
+        self.txids = [f"{cluster:016x}-{home:016x}-7-{number:x}" for number in range(1, count + 1)]
+        self.left = sorted(self.txids)
+
+    def committed_before(self, _age_ms: int, after: str, limit: int) -> list[str]:
+        """A page."""
+        return [txid for txid in self.left if txid > after][:limit]
+
+    def delete_committed(self, txids: Any) -> None:
+        """Rows leave."""
+        self.left = [txid for txid in self.left if txid not in set(txids)]
+
+
+def _age(world: World, milliseconds: int = broker_port.SWEEP_AGE_MS + 60_000) -> None:
+    with world.outside() as connection:
+        connection.execute("UPDATE txmq_marker SET written_ms = written_ms - ?", (milliseconds,))
+
+
+def _swept(world: World, table: Table, words: dict[str, Any], minutes: int) -> list[str]:
+    """What is left when the broker says these words, and every other one is committed."""
+    world.home._outcome = lambda txid, *_: _answer(words.get(txid, b"committed\n"))  # type: ignore[method-assign]
+    sweep = MarkerSweep(world.home, world.home.clock)
+    for _ in range(minutes):
+        sweep.keep(lambda: table)
+        world.home.clock.advance(broker_port.SWEEP_EVERY_S)
+    return table.left
+
+
+def _answer(word: Any) -> bytes:
+    if isinstance(word, Exception):
+        raise word
+    return bytes(word)
+
+
+# --- of others -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "word", [b"unknown\n", b"prepared\n", b"rolled-back\n", NotOwnerError("another broker's")], ids=str
+)
+def test_markers_that_must_stay_keep_no_later_one_from_leaving(world: World, word: Any) -> None:
+    """The 500 oldest were looked at each time: 500 of these, and nothing was swept any more."""
+    table = Table(world, 3 * broker_port.DELETE_SIZE)
+    staying = dict.fromkeys(sorted(table.txids)[: broker_port.DELETE_SIZE + 7], word)
+    assert _swept(world, table, dict(staying), 3) == sorted(staying)
+
+
+def test_markers_whose_outcome_is_no_longer_kept_leave(world: World) -> None:
+    """410 of their home, and it lists nothing: the transaction is over, and nobody will ever ask."""
+    table = Table(world, broker_port.DELETE_SIZE + 7)
+    assert _swept(world, table, dict.fromkeys(table.txids, FencedError("no longer kept")), 2) == []
+
+
+def test_a_pass_begins_anew_where_it_ended(world: World) -> None:
+    table = Table(world, 5)
+    words: dict[str, Any] = dict.fromkeys(table.txids, b"unknown\n")
+    assert _swept(world, table, words, 2) == sorted(table.txids)
+    assert _swept(world, table, {}, 1) == []
+
+
+def test_a_full_table_is_swept_in_one_go_and_not_a_page_a_minute(world: World) -> None:
+    table = Table(world, 4 * broker_port.DELETE_SIZE)
+    sweep = MarkerSweep(world.home, world.home.clock)
+    world.home._outcome = lambda *_: b"committed\n"  # type: ignore[method-assign]
+    for _ in range(5):
+        sweep.keep(lambda: table)
+        world.home.clock.advance(broker_port.POLL_S)
+    assert table.left == []
+
+
+@pytest.mark.parametrize("state", ["prepared", "decided", "heuristic"])
+def test_what_the_broker_still_lists_keeps_its_marker(world: World, state: str) -> None:
+    """The proof of what an operator decided alone stays until he has the broker forget it."""
+    settled = abandon(world, b"y", "client.tx.committed")
+    listed = abandon(world, b"z", "client.tx.db_committed")
+    world.home._held[listed].state = state
+    world.home._outcome = lambda *_: _answer(FencedError("no longer kept"))  # type: ignore[method-assign]
+    _age(world)
+    assert set(world.markers()) == {settled, listed}
+    with closing(world.new_resource().open_settling(cluster_of(world.home))) as database:
+        MarkerSweep(world.home, world.home.clock).keep(lambda: database)
+    assert set(world.markers()) == {listed}
+
+
+def test_committed_markers_of_others_leave_when_old_and_the_broker_says_committed(world: World) -> None:
+    world.order(b"x")
+    settled = abandon(world, b"y", "client.tx.committed")
+    prepared = abandon(world, b"z", "client.tx.db_committed")
+    world.home.owner_connected = True
+    _age(world, broker_port.SWEEP_AGE_MS - 60_000)
+    world.resolver().run_once()
+    assert {settled, prepared} <= set(world.markers())
+    _age(world, 120_000)
+    world.resolver().run_once()
+    assert world.markers() == {prepared: "committed"}
+
+
+@pytest.mark.parametrize(("column", "is_kept"), [("", False), ("deadline_ms", True), ("written_ms", True)])
+def test_rolled_back_markers_leave_a_day_behind_their_deadline(world: World, column: str, is_kept: bool) -> None:
+    abandon(world, b"x")
+    world.resolver().run_once()
+    assert set(world.markers().values()) == {"rolled-back"}
+    now = "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)"
+    old, new = f"{now} - {DAY_MS + 60_000}", f"{now} - {DAY_MS - 60_000}"
+    with world.outside() as connection:
+        for name in ("deadline_ms", "written_ms"):
+            connection.execute(f"UPDATE txmq_marker SET {name} = {new if name == column else old}")
+    world.resolver().run_once()
+    assert bool(world.markers()) is is_kept
+
+
+def test_xa_markers_whose_outcome_is_no_longer_kept_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = XaWorld("a")
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(world.home))
+    world.transfer(b"x")
+    world.die()
+    world.databases[0].has_old_markers = True
+    world.home.faults["outcome"].append(Fault(FencedError("no longer kept")))
+    world.resolver().run_once()
+    assert world.databases[0].markers == {}
+
+
+# --- of this process -------------------------------------------------------------------------------------------------
+
+
+def test_the_last_markers_leave_when_the_resolver_is_closed(world: World) -> None:
+    resolver = Resolver(world.home, [world.resource], world.home.clock)
+    world.order(b"1")
+    resolver.run_once()
+    world.order(b"2")
+    resolver.run_once()
+    assert set(world.markers().values()) == {"committed"}, "few wait for more"
+    resolver.close()
+    assert world.markers() == {}
+
+
+def test_a_database_that_is_away_at_the_end_keeps_its_markers_and_raises_nothing(world: World) -> None:
+    world.order(b"1")
+    resolver = Resolver(world.home, [world.resource], world.home.clock)
+    world.path.rename(world.path.with_suffix(".away"))
+    resolver.close()
+    world.path.with_suffix(".away").rename(world.path)
+    assert set(world.markers().values()) == {"committed"}
+    Resolver(world.home, [world.resource], world.home.clock).close()
+    assert world.markers() == {}
+
+
+def test_the_last_xa_markers_leave_when_the_resolver_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = XaWorld("a")
+    notes = Notes(world.home)
+    monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: notes)
+    world.transfer(b"x")
+    assert world.databases[0].markers
+    notes.resolver.close()
+    assert world.databases[0].markers == {}

@@ -1,0 +1,194 @@
+"""SQLiteWriterQueue of the writers to one SQLite file: who ends wakes who waits, every end gives the turn back, none
+is needed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from txmq.errors import HeuristicError, RolledBackError
+from txmq.runtime.threads import Lock
+from txmq.xa.database.sqlite_turns import SQLiteWriterQueue
+from txmq.xa.last_resource import resource as last_resource
+
+from ..support import World, quiet_resolver
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    quiet_resolver(monkeypatch)
+    with closing(World(tmp_path)) as made:
+        yield made
+
+
+class Watched(SQLiteWriterQueue):
+    """Says when somebody begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = Event()
+
+    def take(self, timeout_s: float) -> Lock | None:
+        self.asked.set()
+        return super().take(timeout_s)
+
+
+def is_free(turns: SQLiteWriterQueue) -> bool:
+    turn = turns.take(0.0)
+    if turn is not None:
+        turn.release()
+    return turn is not None
+
+
+def traced(world: World, said: list[str]) -> Callable[[], Any]:
+    """``connect`` whose statements are noted when they begin."""
+
+    def connect() -> sqlite3.Connection:
+        connection = world.connect()
+        connection.set_trace_callback(lambda text: said.append(text) if text.startswith("BEGIN") else None)
+        return connection
+
+    return connect
+
+
+def test_who_waits_asks_the_file_only_when_the_one_before_has_ended(world: World) -> None:
+    world.options["timeout"] = DEADLINE_S
+    said: list[str] = []
+    resource = world.new_resource()
+    resource._connect = traced(world, said)
+    resource.turns = turns = Watched()
+    with ThreadPoolExecutor(1) as other:
+        with world.block(resource=resource):
+            turns.asked.clear()
+            said.clear()
+
+            def order() -> None:
+                with world.block(resource=resource) as tx:
+                    tx.connection(resource).execute("INSERT INTO orders (value) VALUES ('second')")
+
+            waiting = other.submit(order)
+            assert turns.asked.wait(DEADLINE_S)
+            said.append("end of the first")
+        waiting.result(DEADLINE_S)
+    assert said == ["end of the first", "BEGIN IMMEDIATE"]
+    assert is_free(turns)
+
+
+def test_who_settles_waits_for_its_turn_as_well(world: World) -> None:
+    world.order(b"1")
+    turns = world.resource.turns = Watched()
+    cluster = f"{world.home.session.cluster:016x}"
+
+    def settle() -> bool:
+        settling = world.resource.open_settling(cluster)
+        try:
+            said.append("settles")
+            return settling.table.insert_rolled_back(settling.connection, "t", settling.uuid, 1)
+        finally:
+            said.append("settled")
+            settling.close()
+
+    said: list[str] = []
+    turn = turns.take(0.0)
+    assert turn is not None
+    turns.asked.clear()
+    with ThreadPoolExecutor(1) as other:
+        settled = other.submit(settle)
+        assert turns.asked.wait(DEADLINE_S)
+        said.append("end of the turn")
+        turn.release()
+        settled.result(DEADLINE_S)
+    assert said == ["settles", "end of the turn", "settled"]
+    assert is_free(turns)
+
+
+def _raise(_tx: Any, _world: World) -> None:
+    raise ZeroDivisionError
+
+
+def _fail(tx: Any, world: World) -> None:
+    tx.connection(world.resource).execute("INSERT INTO absent VALUES (1)")
+
+
+def _commit(tx: Any, world: World) -> None:
+    tx.connection(world.resource).execute("COMMIT")
+
+
+def _close(_tx: Any, world: World) -> None:
+    world.opened[-1].close()
+
+
+def _lose(_tx: Any, world: World) -> None:
+    world.opened[-1].fail_behind = OSError("connection lost")
+
+
+def _refuse(_tx: Any, world: World) -> None:
+    world.opened[-1].fail_before = sqlite3.OperationalError("disk I/O error")
+
+
+@pytest.mark.parametrize("body", [_raise, _fail, _commit, _close, _lose, _refuse])
+def test_every_end_gives_the_turn_back(world: World, body: Callable[[Any, World], None]) -> None:
+    try:
+        with world.block() as tx:
+            assert not is_free(world.resource.turns)
+            body(tx, world)
+    except (ZeroDivisionError, sqlite3.Error, RolledBackError, HeuristicError):
+        pass
+    assert is_free(world.resource.turns)
+    world.order(b"next")
+    assert is_free(world.resource.turns)
+
+
+def test_a_begin_that_fails_gives_the_turn_back(world: World) -> None:
+    with world.outside() as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"), world.block():
+            pass
+    assert is_free(world.resource.turns)
+
+
+def test_a_turn_that_is_lost_costs_one_busy_timeout(world: World) -> None:
+    assert world.resource.turns.take(0.0) is not None
+    world.order(b"waits for the busy timeout, then asks the file")
+    assert is_free(world.resource.turns)
+    assert world.opened[-1].execute("PRAGMA busy_timeout").fetchone() == (50,)
+
+
+def test_who_waited_for_a_turn_in_vain_does_not_wait_for_the_file_as_well(world: World) -> None:
+    world.order(b"opens its connection")
+    said: list[str] = []
+    world.opened[-1].set_trace_callback(said.append)
+    assert world.resource.turns.take(0.0) is not None
+    with world.outside() as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"), world.block():
+            pass
+    assert said[:3] == ["PRAGMA busy_timeout = 0", "BEGIN IMMEDIATE", "PRAGMA busy_timeout = 50"]
+
+
+def test_a_turn_that_is_held_refuses_nobody_who_settles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.order(b"1")
+    monkeypatch.setattr(last_resource, "SETTLE_WAIT_S", 0.01)  # the busy timeout of who settles
+    assert world.resource.turns.take(0.0) is not None
+    settling = world.resource.open_settling(f"{world.home.session.cluster:016x}")
+    assert settling.table.delete_expired_rolled_back(settling.connection) == 0
+    settling.close()
+
+
+def test_a_forked_child_begins_its_own_queue() -> None:
+    turns = SQLiteWriterQueue()
+    held = turns.take(0.0)
+    turns.forked()
+    assert is_free(turns)
+    assert held is not None
+    held.release()  # what the parent's thread does there
+    assert is_free(turns)

@@ -1,0 +1,489 @@
+"""The resolver of XA branches: what it finishes, what it waits for, what it never touches, and what it says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.logged import said
+from txmq.client.transaction import block as module
+from txmq.errors import (
+    ClosedError,
+    FencedError,
+    NotOwnerError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionConflictError,
+    UnavailableError,
+)
+from txmq.runtime import crashpoints
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.simulated.broker import FakeReply, Fault, lost
+from txmq.xa.resolver import Resolver
+from txmq.xa.two_phase import branch_resolver as xa_resolver
+from txmq.xa.two_phase.branch import Bqual, encode_bqual
+from txmq.xa.two_phase.branch_resolver import BranchResolver
+from txmq.xid import FORMAT_ID, Xid
+
+from ..support import at_point, crash_at
+from ..xa_support import FakeResource, Notes, Prepared, XaWorld, foreign_branch
+
+POINTS = ["resolver.xa.committed", "resolver.xa.completed", "resolver.xa.fenced", "resolver.xa.rolled_back"]
+
+
+@pytest.fixture
+def world() -> XaWorld:
+    return XaWorld("ab")
+
+
+@pytest.fixture(autouse=True)
+def notes(world: XaWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
+    found = Notes(world.home)
+    monkeypatch.setattr(module, "resolver_of", lambda _client: found)
+    yield found
+    found.resolver.close()
+
+
+def abandon(world: XaWorld, point: str, value: bytes = b"x", *, dies: bool = True) -> str:
+    """A transaction whose owner stopped at a point, for good or (not ``dies``) with its sessions alive; its id."""
+    known = {xid for database in world.databases for xid in database.prepared}
+    with crash_at(point), pytest.raises(SimulatedCrash):
+        world.transfer(value)
+    if dies:
+        world.die()
+    (gtrid,) = {xid.gtrid for database in world.databases for xid in database.prepared.keys() - known}
+    return gtrid.decode()
+
+
+def rounds(world: XaWorld, count: int = 1, resolver: Resolver | None = None) -> int:
+    """Some rounds of another process's resolver; how many transactions they settled."""
+    resolver = resolver or world.resolver()
+    return sum(resolver.run_once() for _ in range(count))
+
+
+# --- decided ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["client.xa.decided", "client.xa.committed", "client.xa.all_committed"])
+def test_what_was_decided_is_committed_and_completed(world: XaWorld, point: str) -> None:
+    abandon(world, point) if point == "client.xa.decided" else abandon_ended(world, point)
+    assert rounds(world) == 1
+    world.check()
+    assert world.databases[0].rows == [b"x"]
+    assert rounds(world) == 0
+
+
+def abandon_ended(world: XaWorld, point: str) -> None:
+    """The same, where nothing may be prepared any more."""
+    with crash_at(point), pytest.raises(SimulatedCrash):
+        world.transfer(b"x")
+    world.die()
+
+
+def test_a_living_owner_has_its_turn_first(world: XaWorld) -> None:
+    abandon(world, "client.xa.decided", dies=False)
+    assert rounds(world) == 0
+    assert not any("xa commit" in database.calls for database in world.databases)
+    world.home.clock.advance(1.0)
+    assert rounds(world) == 0, "its sessions hold the branches, and its deadline has not passed"
+    assert world.databases[0].killed == []
+
+
+@pytest.mark.parametrize("how", ["gone", "late"])
+def test_sessions_that_hold_decided_branches_are_ended_when_their_owner_may_be_given_up(
+    world: XaWorld, how: str
+) -> None:
+    """A half-open connection: the branch is listed, and not known to anybody else."""
+    abandon(world, "client.xa.decided", dies=False)
+    if how == "gone":
+        world.home.owner_connected = False
+    else:
+        world.home.clock.advance(31.0)
+    assert rounds(world) == 1
+    assert [len(database.killed) for database in world.databases] == [1, 1]
+    world.check()
+    assert world.databases[0].rows == [b"x"]
+
+
+def test_a_branch_that_vanished_is_a_heuristic_rollback_when_it_is_seen_twice(
+    world: XaWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restore from an old copy, or somebody's XA ROLLBACK by hand: the marker row is not there."""
+    txid = abandon(world, "client.xa.decided")
+    world.databases[1].prepared.clear()
+    resolver = world.resolver()
+    assert rounds(world, 1, resolver) == 1
+    assert world.home.heuristics(txid) == []
+    assert rounds(world, 1, resolver) == 1
+    assert [kind for kind, _ in world.home.heuristics(txid)] == ["rollback"]
+    assert "heuristic: decided to commit, the branch is not" in {entry["event"] for entry in said(caplog)}
+    assert (world.databases[0].rows, world.databases[1].rows) == ([b"x"], [])
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("", "hazard"), ("rolled back", "rollback")])
+def test_without_a_marker_a_branch_that_wrote_and_is_not_known_is_a_hazard(fault: str, kind: str) -> None:
+    world = XaWorld("a", has_marker=False)
+    txid = _decide_by_hand(world, wrote=True)
+    world.databases[0].prepared.clear()
+    world.databases[0].faults["xa commit"].extend([fault] * 2)
+    rounds(world, 2, world.resolver())
+    assert [kind for kind, _ in world.home.heuristics(txid)] == [kind]
+
+
+@pytest.mark.parametrize("fault", ["", "rolled back"])
+def test_without_a_marker_a_branch_that_did_not_write_is_done(fault: str) -> None:
+    world = XaWorld("a", has_marker=False)
+    txid = _decide_by_hand(world, wrote=False)
+    world.databases[0].prepared.clear()
+    world.databases[0].faults["xa commit"].append(fault)
+    assert rounds(world) == 1
+    assert world.home.heuristics(txid) == []
+
+
+def _decide_by_hand(world: XaWorld, *, wrote: bool) -> str:
+    notes = Notes(world.home)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(module, "resolver_of", lambda _client: notes)
+    tx = world.block()
+    with crash_at("client.xa.decided"), pytest.raises(SimulatedCrash), tx:
+        tx.connection(world.resources[0]).added.extend([b"x"] * wrote)
+    patch.undo()
+    world.die()
+    return tx.txid
+
+
+def test_a_marker_that_cannot_be_read_is_no_answer(world: XaWorld) -> None:
+    txid = abandon(world, "client.xa.decided")
+    world.databases[1].prepared.clear()
+    world.databases[1].faults["marker"].extend(["-"] * 5)
+    rounds(world, 3, world.resolver())
+    assert world.home.heuristics(txid) == []
+    assert world.home.states()[txid] == "decided"
+
+
+def test_a_database_that_is_away_keeps_the_decision_and_costs_the_others_nothing(world: XaWorld) -> None:
+    txid = abandon(world, "client.xa.decided")
+    world.databases[0].is_away = True
+    resolver = world.resolver()
+    assert rounds(world, 3, resolver) == 1
+    assert (world.home.states()[txid], world.home.values("orders")) == ("decided", [])
+    world.databases[0].is_away = False
+    assert rounds(world, 1, resolver) == 1
+    world.check()
+
+
+def test_one_branch_that_fails_does_not_hold_up_the_others(world: XaWorld) -> None:
+    for number in range(5):
+        abandon(world, "client.xa.decided", b"%d" % number)
+    world.databases[0].faults["xa commit"].append("-")
+    resolver = world.resolver()
+    assert rounds(world, 1, resolver) == 5
+    assert rounds(world, 1, resolver) == 1
+    assert sorted(world.databases[0].rows) == sorted(world.databases[1].rows)
+
+
+@pytest.mark.parametrize("error", [UnavailableError(""), lost(is_executed=False).error, lost(is_executed=True).error])
+def test_complete_that_is_not_answered_is_sent_again(world: XaWorld, error: Any) -> None:
+    abandon(world, "client.xa.decided")
+    world.home.faults["complete"].extend([Fault(error), Fault(error)])
+    resolver = world.resolver()
+    assert rounds(world, 1, resolver) == 0
+    assert rounds(world, 1, resolver) == 1
+    world.check()
+
+
+@pytest.mark.parametrize("point", ["client.xa.decided", "client.xa.all_prepared"])
+def test_answers_that_came_while_the_database_worked_are_not_given_up(world: XaWorld, point: str) -> None:
+    """A thousand commits take longer than a request may: its time counts from when somebody waits for it."""
+    abandon(world, point)
+    submit = world.home.submit
+
+    class Late(FakeReply):
+        def result(self, timeout: float | None = None) -> bytes:
+            if timeout is None:
+                raise RequestTimeoutError("its deadline passed before anybody looked")
+            return super().result()
+
+    def late(verb: str, *arguments: Any, **named: Any) -> Any:
+        reply = submit(verb, *arguments, **named)
+        return reply if verb == "recover" else Late(reply._body, reply._error)
+
+    world.home.submit = late  # type: ignore[method-assign]
+    assert rounds(world) == 1
+    world.check()
+
+
+# --- prepared without a decision -------------------------------------------------------------------------------------
+
+
+def test_what_was_not_decided_is_fenced_and_rolled_back_for_good(world: XaWorld) -> None:
+    txid = abandon(world, "client.xa.all_prepared")
+    assert rounds(world) == 1
+    assert world.home.states()[txid] == "rolled-back"
+    for database in world.databases:
+        database.crash()
+    world.check()
+
+
+def test_a_living_owner_is_left_alone_until_a_second_behind_its_deadline(world: XaWorld) -> None:
+    txid = abandon(world, "client.xa.all_prepared", dies=False)
+    world.home.clock.advance(30.9)
+    assert rounds(world) == 0
+    assert txid not in world.home.states()
+    world.home.clock.advance(0.2)
+    assert rounds(world) == 1
+    assert [len(database.killed) for database in world.databases] == [1, 1]
+    world.check()
+
+
+def test_an_owner_that_has_gone_for_less_than_a_second_may_come_back(world: XaWorld, monkeypatch: Any) -> None:
+    txid = abandon(world, "client.xa.all_prepared")
+    outcome = world.home._outcome
+    monkeypatch.setattr(world.home, "_outcome", lambda *given: outcome(*given).replace(b"5000", b"999"))
+    assert rounds(world) == 0
+    assert txid not in world.home.states()
+    monkeypatch.undo()
+    assert rounds(world) == 1
+
+
+def test_what_the_broker_has_rolled_back_is_rolled_back_without_waiting(world: XaWorld) -> None:
+    txid = abandon(world, "client.xa.all_prepared")
+    world.home.owner_connected = True
+    world.home.call("rollback", txid, timeout=1.0)
+    assert rounds(world) == 1
+    world.check()
+
+
+def test_a_rollback_that_came_back_with_a_crash_is_rolled_back_again(world: XaWorld) -> None:
+    abandon(world, "client.xa.all_prepared")
+    for database in world.databases:
+        database.faults["force"].append("-")
+    resolver = world.resolver()
+    rounds(world, 1, resolver)
+    for database in world.databases:
+        database.crash()
+        assert database.prepared
+    rounds(world, 1, resolver)
+    for database in world.databases:
+        database.crash()
+    world.check()
+
+
+def test_a_decide_that_comes_between_is_seen_by_the_next_round(world: XaWorld) -> None:
+    """The owner was faster than the fence: 409, and then the branch is in the broker's list."""
+    txid = abandon(world, "client.xa.decided")
+    decided = world.home._held[txid]
+    hidden, decided.state = decided.state, "open"
+    rollback = world.home._rollback
+
+    def decide_first(*given: Any) -> bytes:
+        decided.state = hidden
+        return rollback(*given)
+
+    world.home._rollback = decide_first  # type: ignore[method-assign,assignment]
+    resolver = world.resolver()
+    rounds(world, 2, resolver)
+    world.check()
+    assert world.databases[0].rows == [b"x"]
+
+
+def test_what_nobody_keeps_the_outcome_of_is_left_to_the_operator_and_said_once(
+    world: XaWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    txid = abandon(world, "client.xa.all_prepared")
+    world.home.faults["outcome"].extend([Fault(FencedError(""))] * 20)
+    assert rounds(world, 5, world.resolver()) == 0
+    assert all(database.prepared for database in world.databases)
+    assert [entry["resource"] for entry in said(caplog) if entry.get("txid") == txid] == ["a", "b"]
+
+
+def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XaWorld) -> None:
+    abandon(world, "client.xa.all_prepared")
+    world.home._outcome = lambda *_: b"prepared\nowner gone 5000\n"  # type: ignore[method-assign]
+    assert rounds(world, 3, world.resolver()) == 0
+    assert all(database.prepared for database in world.databases)
+    assert "rollback" not in world.home.requests
+
+
+@pytest.mark.parametrize("how", ["format id", "cluster", "resource", "home", "binary"])
+def test_what_is_not_ours_is_never_touched(world: XaWorld, how: str) -> None:
+    database = world.databases[0]
+    xid = foreign_branch(world, database, how=how)
+    world.home.owner_connected = False
+    world.home.clock.advance(100.0)
+    assert rounds(world, 3, world.resolver()) == 0
+    assert xid in database.prepared
+    assert "outcome" not in world.home.requests
+    assert "xa rollback" not in database.calls
+
+
+def test_another_broker_at_the_address_is_not_asked_to_decide(world: XaWorld) -> None:
+    abandon(world, "client.xa.all_prepared")
+    world.home.faults["outcome"].extend([Fault(NotOwnerError(""))] * 4)
+    assert rounds(world, 2, world.resolver()) == 0
+    assert all(database.prepared for database in world.databases)
+
+
+def test_a_completed_transaction_whose_branch_is_prepared_again_is_committed_again(world: XaWorld) -> None:
+    """The database was restored from an older copy of itself: the decision stands."""
+    tx = world.transfer(b"x")
+    database = world.databases[0]
+    xid = Xid(FORMAT_ID, tx.txid.encode(), encode_bqual(Bqual(database.uuid, 0, 1)))
+    database.prepared[xid] = Prepared([b"again"], tx.txid, None)
+    world.die()
+    resolver = world.resolver()
+    rounds(world, 1, resolver)
+    assert xid in database.prepared, "it may have been decided a moment ago, and be the owner's"
+    rounds(world, 1, resolver)
+    assert database.rows == [b"x", b"again"]
+
+
+# --- two at once, deaths, many ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["client.xa.all_prepared", "client.xa.decided"])
+@pytest.mark.parametrize("moment", ["", *POINTS])
+def test_two_at_once_are_harmless(world: XaWorld, moment: str, point: str) -> None:
+    """The second one's whole round falls into the first one's, at every place."""
+    abandon(world, point)
+    second = world.resolver()
+    done: list[str] = []
+
+    def hook(name: str) -> None:
+        if name == moment and not done:
+            done.append(name)
+            second.run_once()
+
+    crashpoints.set_hook(hook)
+    try:
+        rounds(world, 2, world.resolver())
+    finally:
+        crashpoints.set_hook(None)
+    second.run_once()
+    world.check()
+    assert world.databases[0].rows == ([b"x"] if point.endswith("decided") else [])
+
+
+@pytest.mark.parametrize("point", ["client.xa.all_prepared", "client.xa.decided"])
+@pytest.mark.parametrize("death", POINTS)
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: XaWorld, point: str, death: str, nth: int) -> None:
+    abandon(world, point)
+    with at_point(death, SimulatedCrash(death), nth), suppress(SimulatedCrash):
+        rounds(world)
+    for database in world.databases:
+        database.crash()
+    rounds(world, 2, world.resolver())
+    world.check()
+    assert world.databases[0].rows == ([b"x"] if point.endswith("decided") else [])
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_ten_thousand_in_doubt_are_settled_page_by_page(is_decided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xa_resolver, "PAGE_SIZE", 100)
+    world, count = XaWorld("a"), 1000
+    notes = Notes(world.home)
+    monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
+    for number in range(count):
+        with crash_at("client.xa.decided" if is_decided else "client.xa.all_prepared"), pytest.raises(SimulatedCrash):
+            world.transfer(b"%d" % number)
+    world.die()
+    world.databases[0].calls.clear()
+    began = time.process_time()  # the machine may have other work
+    assert rounds(world) == count
+    assert time.process_time() - began < 60 * count / 10_000, "ten thousand within a minute"
+    assert len(world.databases[0].calls) < 1.1 * count + 20, "one statement each, and a few for all"
+    world.check()
+
+
+# --- what this process left ------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_outcome_is_cleared_up_at_once_by_the_owners_own_process(world: XaWorld, notes: Notes) -> None:
+    world.home.faults["decide"].extend([lost(is_executed=False)] * 5000)
+    with pytest.raises(OutcomeUnknownError):
+        world.transfer(b"x", timeout=5.0)
+    assert world.home.session.floor == 0
+    notes.resolver.run_once()
+    assert world.home.session.floor == 1
+    world.check()
+
+
+def test_what_is_left_is_kept_until_it_is_settled(world: XaWorld, notes: Notes) -> None:
+    world.databases[0].faults["commit"].append("-")
+    tx = world.transfer(b"x")
+    world.databases[0].is_away = True
+    for _ in range(3):
+        notes.resolver.run_once()
+        assert tx.pending == ("a",)
+    world.databases[0].is_away = False
+    notes.resolver.run_once()
+    assert tx.pending == ()
+    world.check()
+
+
+def test_a_branch_left_unfenced_is_fenced_by_the_resolver(world: XaWorld, notes: Notes) -> None:
+    world.databases[0].faults["prepare"].append("refuse")
+    world.home.faults["rollback"].append(lost(is_executed=False))
+    with pytest.raises(RolledBackError):
+        world.transfer(b"x")
+    notes.resolver.run_once()
+    assert set(world.home.states().values()) == {"rolled-back"}
+    world.check()
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_client_ends_the_rounds(world: XaWorld) -> None:
+    world.home.faults["recover"].append(Fault(ClosedError("")))
+    with pytest.raises(ClosedError):
+        world.resolver().run_once()
+
+
+def test_trouble_is_warned_of_once_and_then_said_quietly(world: XaWorld, caplog: pytest.LogCaptureFixture) -> None:
+    world.databases[0].is_away = True
+    resolver = Resolver(world.home, [FakeResource(world.databases[0])], world.home.clock)
+    rounds(world, 3, resolver)
+    assert [(entry["level"], entry["resource"]) for entry in said(caplog)] == [("warning", "a")]
+
+
+def test_markers_leave_only_when_complete_was_answered(world: XaWorld) -> None:
+    abandon(world, "client.xa.decided")
+    world.home.faults["complete"].append(Fault(TransactionConflictError("")))
+    resolver = world.resolver()
+    rounds(world, 1, resolver)
+    assert (len(world.databases[0].markers), len(world.databases[1].markers)) == (1, 0)
+
+
+@pytest.mark.parametrize(("word", "left"), [("committed", 0), ("rolled-back", 1), ("prepared", 1), ("unknown", 1)])
+def test_markers_of_others_leave_when_the_broker_has_committed(world: XaWorld, word: str, left: int) -> None:
+    tx = world.transfer(b"x")
+    world.die()
+    world.home._held[tx.txid].state = word
+    world.databases[0].has_old_markers = True
+    rounds(world)
+    assert len(world.databases[0].markers) == left
+
+
+def test_markers_of_incomplete_branches_stay(world: XaWorld) -> None:
+    abandon(world, "client.xa.decided")
+    world.home.faults["complete"].extend([lost(is_executed=False)] * 2)
+    world.databases[0].has_old_markers = world.databases[1].has_old_markers = True
+    rounds(world)
+    assert all(database.markers for database in world.databases)
+
+
+def test_the_desk_of_a_resource_is_found_by_it(world: XaWorld) -> None:
+    resolver = Resolver(world.home, world.resources, world.home.clock)
+    resolver.add(world.resources[0])
+    resource_resolver = resolver.branch_resolver(world.resources[0])
+    assert isinstance(resource_resolver, BranchResolver)
+    assert resource_resolver is not resolver.branch_resolver(world.resources[1])
+    with pytest.raises(LookupError):
+        resolver.branch_resolver(FakeResource(world.databases[0]))

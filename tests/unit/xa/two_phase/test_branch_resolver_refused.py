@@ -1,0 +1,40 @@
+"""The resolver of XA branches where the broker refuses one of several: the others are settled all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.logged import said
+from txmq.client.transaction import block as module
+from txmq.errors import OverloadedError
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.simulated.broker import Fault
+
+from ..support import crash_at
+from ..xa_support import Notes, XaWorld
+
+
+def test_a_fence_that_the_broker_refuses_is_asked_for_again_and_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session has room for so many fences; a branch of one that is full stays prepared, and nothing is guessed."""
+    world = XaWorld("a")
+    notes = Notes(world.home)
+    monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
+    for value in (b"1", b"2", b"3"):
+        with crash_at("client.xa.all_prepared"), pytest.raises(SimulatedCrash):
+            world.transfer(value)
+    world.die()
+    world.home.faults["rollback"].extend([Fault(OverloadedError("full")), None, None, Fault(OverloadedError("full"))])
+    resolver, prepared = world.resolver(), world.databases[0].prepared
+    assert resolver.run_once() == 2
+    assert len(prepared) == 1
+    (xid,) = prepared
+    assert resolver.run_once() == 0
+    assert len(prepared) == 1
+    assert resolver.run_once() == 1
+    world.check()
+    assert world.databases[0].rows == []
+    lines = said(caplog)
+    assert len([line for line in lines if line.get("txid") == xid.gtrid.decode() and "fence" in line["event"]]) == 1
+    notes.resolver.close()
