@@ -11,6 +11,7 @@ from typing import Any, NewType
 Offset = NewType("Offset", int)  # logical, 0-based number of a message in its partition
 Position = NewType("Position", int)  # byte in a file
 Lsn = NewType("Lsn", int)  # byte in the journal's endless stream
+TopicPartition = tuple[str, int]  # topic, partition
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}(?:\.[A-Za-z_][A-Za-z0-9_]{0,47})?\Z")

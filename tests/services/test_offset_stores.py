@@ -15,8 +15,9 @@ import pytest
 import txmq
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
 from txmq.client.consumer.offsets.mysql_store import MySQLOffsetStore
-from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore, Slot, StoredOffset
+from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore, StoredOffset
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
+from txmq.model import TopicPartition
 from txmq.testing.offset_store_contract import (
     GROUP,
     SLOT,
@@ -37,7 +38,7 @@ class BrokerMember:
     def __init__(self, client: txmq.Client, group: str) -> None:
         self._connection, self._group, self.name = client.new_connection(), group, f"m{next(_numbers)}"
         self.store = BrokerOffsetStore(self._save)
-        self.generations: dict[Slot, int] = {}
+        self.generations: dict[TopicPartition, int] = {}
 
     def join(self) -> None:
         """Take everything."""
@@ -55,7 +56,7 @@ class BrokerMember:
         """The test is over."""
         self._connection.close()
 
-    def _save(self, positions: Sequence[OffsetPosition]) -> list[Slot]:
+    def _save(self, positions: Sequence[OffsetPosition]) -> list[TopicPartition]:
         rows = [[*position.slot, *position[1:4]] for position in positions]
         return [(topic, partition) for topic, partition, _ in self._call("save", rows)["refused"]]
 
@@ -95,7 +96,7 @@ class TestBrokerOffsetStore(OffsetStoreContract):
     def open(self) -> OffsetStore:
         return BrokerOffsetStore(lambda _positions: [])
 
-    def next_owner(self, slot: Slot, group: str = GROUP) -> tuple[OffsetStore, int]:
+    def next_owner(self, slot: TopicPartition, group: str = GROUP) -> tuple[OffsetStore, int]:
         """The one before leaves, another one joins."""
         before = self.members.pop(group, None)
         if before is not None:
@@ -269,17 +270,17 @@ class Careless:
     is_shared = True
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, Slot], StoredOffset] = {}
-        self.newest: dict[tuple[str, Slot], int] = {}
+        self.kept: dict[tuple[str, TopicPartition], StoredOffset] = {}
+        self.newest: dict[tuple[str, TopicPartition], int] = {}
 
     def enter(self, group: str) -> None:
         """Nothing."""
 
-    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+    def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """No fence."""
         return self.kept.get((group, slot))
 
-    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """No check."""
         for position in positions:
             self.kept[group, position.slot] = StoredOffset(position.offset, position.deferred)
@@ -292,7 +293,7 @@ class Careless:
 class FencesWhenSaving(Careless):
     """The newest generation is known from saves only: who has loaded and not saved yet fences nobody."""
 
-    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """The highest generation so far may save."""
         refused = []
         for position in positions:
@@ -308,12 +309,12 @@ class FencesWhenSaving(Careless):
 class ForgetsDeferred(FencesWhenSaving):
     """Fences as it should, and keeps the offset alone."""
 
-    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+    def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """Fence, then read."""
         self.newest[group, slot] = generation
         return super().load(group, slot, generation)
 
-    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """Without the text."""
         known = [p for p in positions if self.newest.get((group, p.slot)) == p.generation]
         super().save(group, [position._replace(deferred=None) for position in known])

@@ -23,16 +23,17 @@ from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import TransactionState
 from txmq.log.verify import verify_log
+from txmq.model import TopicPartition
 from txmq.protocol.parts import parse_result_lines
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.disk_model import Trace
 
 from .node import SMALL, Answer, Client, Node, small_settings
-from .script import GROUP, QUERY, Ask, Place, Script
+from .script import GROUP, QUERY, Ask, Script
 
 SESSION = 1
 Told = dict[bytes, Answer]
-Visible = dict[bytes, tuple[Place, int]]
+Visible = dict[bytes, tuple[TopicPartition, int]]
 
 
 class Player:
@@ -273,7 +274,7 @@ def _check_batches(script: Script, node: Node) -> None:
         assert len(committed) < 2, f"P2: some of {ask.winners}, which one request decided, are committed"
 
 
-def _promised_places(ask: Ask, answer: Answer) -> list[tuple[Place, int, tuple[bytes, ...]]]:
+def _promised_places(ask: Ask, answer: Answer) -> list[tuple[TopicPartition, int, tuple[bytes, ...]]]:
     if ask.verb == "query":
         return []  # the outcomes of its winners say where they are
     if ask.verb == "put":
@@ -283,7 +284,9 @@ def _promised_places(ask: Ask, answer: Answer) -> list[tuple[Place, int, tuple[b
     return [(place, line.base_offset, values) for line, (place, values) in zip(lines, ask.adds, strict=True)]
 
 
-def _check_values(node: Node, visible: Visible, place: Place, base_offset: int, values: tuple[bytes, ...]) -> None:
+def _check_values(
+    node: Node, visible: Visible, place: TopicPartition, base_offset: int, values: tuple[bytes, ...]
+) -> None:
     """Contiguous from ``base_offset`` on, as far as retention and deletion have left them."""
     if place[0] not in _names(node):
         return
@@ -317,7 +320,7 @@ def _check_whole(script: Script, counter: int, node: Node, visible: Visible) -> 
     assert not seen or len(seen) == len(kept), f"P2: {seen} of transaction {counter}, the rest is held"
 
 
-def _is_behind(node: Node, place: Place) -> bool:
+def _is_behind(node: Node, place: TopicPartition) -> bool:
     """Whether something in a partition is held back."""
     return place[0] in _names(node) and node.state.decisions.holds.is_held(node.partition(*place))
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from txmq.log import records
 from txmq.log.batch import checksum
+from txmq.model import TopicPartition
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 from txmq.testing.simulated.clock import START_MS
@@ -25,7 +26,6 @@ UUID = "a" * 32
 GROUP = "g"
 QUERY = "q"
 _BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True, "table": "txmq_marker"}
-Place = tuple[str, int]  # topic, partition
 Fate = Literal["committed", "rolled-back", "prepared", "stream"]
 """What the script makes of a transaction; a stream commits only if no restart came between its parts."""
 
@@ -50,7 +50,7 @@ class Ask:
     counter: int = 0
     once: bool = False
     topics: tuple[str, ...] = ()
-    adds: tuple[tuple[Place, tuple[bytes, ...]], ...] = ()
+    adds: tuple[tuple[TopicPartition, tuple[bytes, ...]], ...] = ()
     winners: tuple[int, ...] = ()
 
     @property
@@ -71,7 +71,7 @@ class Do:
 class Transaction:
     """What the script does with one transaction."""
 
-    parts: list[tuple[Place, tuple[bytes, ...]]] = field(default_factory=list)
+    parts: list[tuple[TopicPartition, tuple[bytes, ...]]] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
     fate: Fate = "committed"
     offset: int = 0  # that it saves for the group, of partition 0 of topic a; 0 for none
@@ -90,7 +90,7 @@ class Script:
         self.topics: list[str] = []
         self.deleted: set[str] = set()
         self._requests = self._messages = 0
-        self._sequences: dict[Place, int] = {}
+        self._sequences: dict[TopicPartition, int] = {}
         self._together = False
 
     # --- writing ---
@@ -117,7 +117,7 @@ class Script:
         values, batch = self._batch(count, size, sequence)
         return self._ask("put", topic, partition, body=batch, topics=(topic,), adds=((place, values),))
 
-    def local(self, counter: int, *places: Place, count: int = 1) -> Script:
+    def local(self, counter: int, *places: TopicPartition, count: int = 1) -> Script:
         """A local transaction with one part for each place."""
         body = self._parts(counter, places, count)
         return self._commit(counter, body, places)
@@ -135,12 +135,12 @@ class Script:
         return self._ask("put", topic, partition, extensions={"tx": counter}, body=batch, counter=counter, once=True,
                          topics=(topic,))  # fmt: skip
 
-    def commit_stream(self, counter: int, *places: Place) -> Script:
+    def commit_stream(self, counter: int, *places: TopicPartition) -> Script:
         """Commit what was streamed, with more parts in the request itself."""
         stated = self._stated(counter)
         return self._commit(counter, self._parts(counter, places, 1, fate="stream"), places, stated)
 
-    def prepare(self, counter: int, *places: Place, count: int = 1, keys: str = "7", fate: Fate = "committed",
+    def prepare(self, counter: int, *places: TopicPartition, count: int = 1, keys: str = "7", fate: Fate = "committed",
                 streamed: bool = False) -> Script:  # fmt: skip
         """Prepare; ``fate`` is what the script makes of it later."""
         stated = self._stated(counter) if streamed else {}
@@ -154,7 +154,7 @@ class Script:
         """Commit what is prepared."""
         return self._commit(counter, b"", ())
 
-    def decide(self, counter: int, *places: Place, branches: int = 1, streamed: bool = False) -> Script:
+    def decide(self, counter: int, *places: TopicPartition, branches: int = 1, streamed: bool = False) -> Script:
         """Decide with branches, whose resources are numbered."""
         stated = self._stated(counter) if streamed else {}
         body = b"".join(encode_branch(f"db{number}", _uuid(number), _BRANCH) for number in range(branches))
@@ -193,7 +193,7 @@ class Script:
         return self._ask("query", action, QUERY, extensions={"epoch": epoch, **words}, body=b"", once=True)
 
     def write(
-        self, counter: int, *places: Place, epoch: int, batch: int, task: int = 0, attempt: int = 0,
+        self, counter: int, *places: TopicPartition, epoch: int, batch: int, task: int = 0, attempt: int = 0,
         fate: Fate = "committed",
     ) -> Script:  # fmt: skip
         """One task attempt's part of a batch."""
@@ -243,7 +243,7 @@ class Script:
         return [ask for step in self.steps if isinstance(step, list) for ask in step]
 
     @property
-    def places(self) -> dict[bytes, Place]:
+    def places(self) -> dict[bytes, TopicPartition]:
         """Where each message goes."""
         return {value: place for ask in self.asks for place, values in ask.adds for value in values}
 
@@ -257,7 +257,7 @@ class Script:
         return self
 
     def _commit(
-        self, counter: int, body: bytes, places: tuple[Place, ...], stated: Mapping[str, int] | None = None
+        self, counter: int, body: bytes, places: tuple[TopicPartition, ...], stated: Mapping[str, int] | None = None
     ) -> Script:
         adds = tuple(self.transactions[counter].parts)
         given = dict(stated or {})
@@ -284,7 +284,7 @@ class Script:
         return {"parts": len(batches), "bytes": sum(map(len, batches)), "crc": crc}
 
     def _parts(
-        self, counter: int, places: tuple[Place, ...], count: int, *, keys: str = "", fate: Fate = "committed"
+        self, counter: int, places: tuple[TopicPartition, ...], count: int, *, keys: str = "", fate: Fate = "committed"
     ) -> bytes:
         transaction, pieces = self._transaction(counter, fate), []
         for topic, partition in places:

@@ -14,6 +14,7 @@ from txmq.client.producer.core import ProducerCore
 from txmq.errors import DeliveryUnknownError, broker_error
 from txmq.log import records
 from txmq.log.batch import checksum
+from txmq.model import TopicPartition
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.xa.last_resource.coordinator import (
@@ -25,7 +26,7 @@ from txmq.xa.last_resource.coordinator import (
 
 from .broker import Link
 from .database import Database, Session
-from .history import Place, Put, Shared, Transaction
+from .history import Put, Shared, Transaction
 from .world import Violation
 
 UUID = "a" * 32
@@ -195,7 +196,7 @@ class Client(Process):
             self.core.disconnected()
             self.core.connected(session, self.epoch, hello["in_flight_max"])
 
-    def place(self) -> Place:
+    def place(self) -> TopicPartition:
         """Any partition."""
         topic = self.world.rng.choice(sorted(self.shared.history.topics))
         return topic, self.world.rng.randrange(self.shared.history.topics[topic])

@@ -23,10 +23,10 @@ from txmq.client.consumer.retry.deferred import parsed
 from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import TxmqError
 from txmq.log.batch import checksum
-from txmq.model import Message, Outcome
+from txmq.model import Message, Outcome, TopicPartition
 
 from .application import Application, Program
-from .history import Place, Shared
+from .history import Shared
 from .members import EXACT, OUTPUT
 from .threads import Threads, pause
 from .world import Violation
@@ -48,8 +48,8 @@ class Dealt:
 
     folder: str
     keep_key_order: bool
-    order: dict[Place, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
-    keys: dict[Place, dict[int, bytes | None]] = field(default_factory=lambda: defaultdict(dict))
+    order: dict[TopicPartition, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    keys: dict[TopicPartition, dict[int, bytes | None]] = field(default_factory=lambda: defaultdict(dict))
     count: int = 0
 
 
@@ -191,8 +191,8 @@ def check_dealt(shared: Shared, dealt: Dealt) -> None:
             _check_key_order(place, dealt, dead_lettered[place])
 
 
-def _dead_lettered(node: Node) -> dict[Place, set[int]]:
-    found: dict[Place, set[int]] = defaultdict(set)
+def _dead_lettered(node: Node) -> dict[TopicPartition, set[int]]:
+    found: dict[TopicPartition, set[int]] = defaultdict(set)
     for partition in node.state.all_partitions():
         if partition.topic == GROUP + SUFFIX:
             for message in node.messages(partition):
@@ -201,7 +201,7 @@ def _dead_lettered(node: Node) -> dict[Place, set[int]]:
     return found
 
 
-def _check_key_order(place: Place, dealt: Dealt, dead_lettered: set[int]) -> None:
+def _check_key_order(place: TopicPartition, dealt: Dealt, dead_lettered: set[int]) -> None:
     newest: dict[bytes, tuple[int, int]] = {}  # by key: (number, offset) of what was dealt with last of those before
     order = dealt.order[place]
     for offset, key in sorted(dealt.keys[place].items()):

@@ -21,6 +21,7 @@ from tools.images.node import Node
 from txmq.broker.state.state import State
 from txmq.errors import TxmqError
 from txmq.log.verify import verify_log
+from txmq.model import TopicPartition
 from txmq.redo import checkpoint
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path
 from txmq.testing.simulated.disk import SimDisk
@@ -29,7 +30,6 @@ from txmq.testing.simulated.disk_model import Image
 from .world import Violation, World
 
 FLIPS = 3
-Place = tuple[str, int]
 
 
 class Rest:
@@ -133,7 +133,7 @@ def _state(state: State) -> object:
     return comparable(state)
 
 
-def _contents(node: Node) -> dict[Place, list[tuple[int, bytes | None]]]:
+def _contents(node: Node) -> dict[TopicPartition, list[tuple[int, bytes | None]]]:
     return {
         (partition.topic, partition.number): [(m.offset, m.value) for m in node.messages(partition)]
         for partition in node.state.all_partitions()

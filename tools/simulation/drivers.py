@@ -11,8 +11,10 @@ import json
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
+from txmq.model import TopicPartition
+
 from .client import Client, Reply, Steps, encoded_batch
-from .history import Place, Shared, Transaction
+from .history import Shared, Transaction
 from .world import Violation
 
 SINK = "sink"  # a topic that only drivers write to
@@ -136,7 +138,7 @@ class Driver(Client):
         return self.epoch_of_query < self.written.epoch and not self.shared.broker.may_forget
 
 
-def check_batches(shared: Shared, written: Written, visible: dict[bytes, tuple[Place, int]]) -> None:
+def check_batches(shared: Shared, written: Written, visible: dict[bytes, tuple[TopicPartition, int]]) -> None:
     """What must hold at the end."""
     node = shared.broker.node
     assert node is not None

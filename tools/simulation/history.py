@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from txmq.model import TopicPartition
+
 from .bank import Bank
 from .broker import Broker
 from .database import Database
 from .rows import Rows
 from .world import Violation, World
 
-Place = tuple[str, int]
 XA_ROW = "xa-"
 
 
@@ -18,7 +19,7 @@ XA_ROW = "xa-"
 class Put:
     """What a client knows of one batch."""
 
-    place: Place
+    place: TopicPartition
     values: tuple[bytes, ...]
     told: int | str = "unknown"  # the base offset, "spooled", "not stored" or "unknown"
 
@@ -28,14 +29,14 @@ class Transaction:
     """What a client knows of one transaction."""
 
     txid: str
-    parts: list[tuple[Place, tuple[bytes, ...]]]
+    parts: list[tuple[TopicPartition, tuple[bytes, ...]]]
     told: str = "unknown"
     lines: bytes = b""
     row: str = ""
     key: int = 0
     version: int = 0
     is_xa: bool = False
-    placed: dict[bytes, tuple[Place, int]] = field(default_factory=dict)  # value: where it was told to be
+    placed: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)  # value: where it was told to be
 
 
 @dataclass(slots=True)

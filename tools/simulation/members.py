@@ -15,10 +15,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from txmq.log import records
+from txmq.model import TopicPartition
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from .client import Client, Reply, Steps
-from .history import Place, Shared, Transaction
+from .history import Shared, Transaction
 from .world import Violation
 
 OUTPUT = "outputs"  # a topic that nobody consumes
@@ -51,8 +52,8 @@ class Consumption:
         saved: by group and partition, (generation, offset) of the newest one that somebody was told is saved.
     """
 
-    done: dict[Place, set[int]] = field(default_factory=lambda: defaultdict(set))
-    saved: dict[tuple[str, Place], tuple[int, int]] = field(default_factory=dict)
+    done: dict[TopicPartition, set[int]] = field(default_factory=lambda: defaultdict(set))
+    saved: dict[tuple[str, TopicPartition], tuple[int, int]] = field(default_factory=dict)
 
 
 class Member(Client):
@@ -60,11 +61,11 @@ class Member(Client):
 
     def __init__(self, shared: Shared, consumption: Consumption, name: str, group: str) -> None:
         self.consumption, self.group = consumption, group
-        self.held: dict[Place, Held] = {}
+        self.held: dict[TopicPartition, Held] = {}
         self.view = self.order = 0
         self.joined_on: object = None
         self._heartbeat_at = 0.0  # when it sent what it was heard with
-        self._to_release: list[Place] = []
+        self._to_release: list[TopicPartition] = []
         self._offsets = b""
         self._source: list[tuple[str, int, int]] = []
         self.last: Transaction
@@ -136,7 +137,7 @@ class Member(Client):
         assert reply is not None
         view = json.loads(reply[1])
         self._to_release = [(topic, partition) for topic, partition in view["revoked"]]
-        mine: dict[Place, Held] = {}
+        mine: dict[TopicPartition, Held] = {}
         for topic, partition, generation, offset, _ in view["assigned"]:
             place = (topic, partition)
             known = self.held.get(place)
@@ -151,7 +152,7 @@ class Member(Client):
                 mine[place] = self.held[place]
         self.held = mine
 
-    def _require_not_forgotten(self, place: Place, generation: int, offset: int) -> None:
+    def _require_not_forgotten(self, place: TopicPartition, generation: int, offset: int) -> None:
         told = self.consumption.saved.get((self.group, place))
         if told is not None and generation > told[0] and offset < told[1] and not self.shared.broker.may_forget:
             raise Violation(f"P8: {self.group} {place}: saved {told} (generation, offset), now {(generation, offset)}")
@@ -180,7 +181,7 @@ class Member(Client):
         if self.world.chance(0.6):
             yield from self._save(place, held)
 
-    def _save(self, place: Place, held: Held) -> Steps:
+    def _save(self, place: TopicPartition, held: Held) -> Steps:
         self.order += 1
         offset = held.next
         row: list[object] = [*place, held.generation, offset, None]
@@ -194,12 +195,12 @@ class Member(Client):
             self._told(place, held, offset)
             self.world.meet("an offset was saved")
 
-    def _told(self, place: Place, held: Held, offset: int) -> None:
+    def _told(self, place: TopicPartition, held: Held, offset: int) -> None:
         known = self.consumption.saved.get((self.group, place), (0, 0))
         self.consumption.saved[self.group, place] = max(known, (held.generation, offset))
         held.saved = max(held.saved, offset)
 
-    def _write(self, place: Place, held: Held, given: list[int]) -> Steps:
+    def _write(self, place: TopicPartition, held: Held, given: list[int]) -> Steps:
         """One message for each, and the offset, in one transaction."""
         self.order += 1
         offset = given[-1] + 1
@@ -238,12 +239,12 @@ class Member(Client):
             self.joined_on = None
 
 
-def check_groups(shared: Shared, consumption: Consumption, visible: dict[bytes, tuple[Place, int]]) -> None:
+def check_groups(shared: Shared, consumption: Consumption, visible: dict[bytes, tuple[TopicPartition, int]]) -> None:
     """What must hold at the end."""
     node = shared.broker.node
     assert node is not None
     weak = shared.broker.may_forget
-    outputs: Counter[tuple[Place, int]] = Counter()
+    outputs: Counter[tuple[TopicPartition, int]] = Counter()
     for value in visible:
         _, bar, source = value.partition(b"|")
         if bar:

@@ -23,6 +23,7 @@ from txmq.broker.state.transaction import TransactionState
 from txmq.client.transaction import block
 from txmq.log import records
 from txmq.log.verify import verify_log
+from txmq.model import TopicPartition
 from txmq.protocol.parts import parse_result_lines
 from txmq.runtime import crashpoints, logging, net
 from txmq.runtime.os_clock import OSClock, OSRandom
@@ -38,7 +39,7 @@ from .damage import Rest
 from .database import Database
 from .drivers import SINK, Driver, Written, check_batches
 from .endless import Load
-from .history import History, Place, Put, Shared, Transaction
+from .history import History, Put, Shared, Transaction
 from .members import GROUPS, OUTPUT, Consumption, Member, check_groups
 from .ordered import SPOOLED, OrderedProgram
 from .resolver import Resolver
@@ -52,7 +53,7 @@ ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
 HEAL_S = 5.0
 _STREAM_AT_BYTES = block._STREAM_AT_BYTES
 _MEMORY = "/dev/shm"
-Visible = dict[bytes, tuple[Place, int]]
+Visible = dict[bytes, tuple[TopicPartition, int]]
 
 
 class Result(NamedTuple):
@@ -363,7 +364,7 @@ def _visible(node: Node, history: History) -> Visible:
     return found
 
 
-def _stands(values: tuple[bytes, ...], place: Place, base: int, visible: Visible) -> bool:
+def _stands(values: tuple[bytes, ...], place: TopicPartition, base: int, visible: Visible) -> bool:
     return all(visible.get(value) == (place, base + n) for n, value in enumerate(values))
 
 
@@ -398,7 +399,7 @@ def _check_transaction(transaction: Transaction, visible: Visible, shared: Share
 
 
 def _check_places(transaction: Transaction, visible: Visible, shared: Shared, name: str, weak: bool) -> None:
-    runs: dict[Place, list[int]] = defaultdict(list)
+    runs: dict[TopicPartition, list[int]] = defaultdict(list)
     for place, values in transaction.parts:
         if place[0] not in shared.history.deleted:
             runs[place] += [visible[value][1] for value in values]
@@ -417,7 +418,7 @@ def _check_places(transaction: Transaction, visible: Visible, shared: Shared, na
 
 
 def _check_order(history: History, visible: Visible) -> None:
-    last: dict[tuple[Place, object], int] = {}
+    last: dict[tuple[TopicPartition, object], int] = {}
     for put in history.puts:
         if put.values[0] in visible and put.place[0] not in history.deleted:
             _in_order(last, put.place, put.values[0].partition(b"-")[0], visible[put.values[0]][1])
@@ -428,7 +429,7 @@ def _check_order(history: History, visible: Visible) -> None:
                 _in_order(last, place, transaction.key, visible[values[0]][1])
 
 
-def _in_order(last: dict[tuple[Place, object], int], place: Place, who: object, offset: int) -> None:
+def _in_order(last: dict[tuple[TopicPartition, object], int], place: TopicPartition, who: object, offset: int) -> None:
     if offset <= last.get((place, who), -1):
         raise Violation(f"P7: {who!r} in {place}: {offset} after {last[place, who]}")
     last[place, who] = offset

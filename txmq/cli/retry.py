@@ -16,7 +16,7 @@ from txmq.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     import txmq
-    from txmq.client.admin.deferred import Retries, Row, TopicPartition
+    from txmq.client.admin.deferred import Retries, Row, Selection
     from txmq.client.consumer.retry.file_store import RetryStore
     from txmq.model import Message
 
@@ -51,10 +51,10 @@ def list_(
       txmq retry list billing
       txmq retry list billing --store var/retry.db --json | jq '.[].reason'
     """
-    from txmq.client.admin.deferred import TopicPartition
+    from txmq.client.admin.deferred import Selection
 
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
-        place = TopicPartition(topic, partition)
+        place = Selection(topic, partition)
         _require_place(client, place)
         rows = [_fields(row) for row in _retries(client, group, kept).list(place)]
     if as_json:
@@ -77,11 +77,11 @@ def show(
 
       txmq retry show billing --topic orders --partition 3 --offset 1200
     """
-    from txmq.client.admin.deferred import TopicPartition
+    from txmq.client.admin.deferred import Selection
 
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
         retries = _retries(client, group, kept)
-        found = [row for row in retries.list(TopicPartition(topic, partition, offset)) if row.offset == offset]
+        found = [row for row in retries.list(Selection(topic, partition, offset)) if row.offset == offset]
         if not found:
             output.fail(f"{group} has not deferred {topic}/{partition}/{offset}; see txmq retry list {group}")
         fields = _fields(found[0]) | _content(retries.content(found[0]))
@@ -140,8 +140,8 @@ def drop(
     _say(group, "dropped", count, as_json=as_json)
 
 
-def _place(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> TopicPartition:
-    from txmq.client.admin.deferred import TopicPartition
+def _place(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> Selection:
+    from txmq.client.admin.deferred import Selection
 
     if offset is not None and (topic is None or partition is None):
         raise ConfigError("--offset needs --topic and --partition")
@@ -149,10 +149,10 @@ def _place(topic: str | None, partition: int | None, offset: int | None, *, ever
         raise ConfigError("--partition needs --topic")
     if offset is None and not everything:
         raise ConfigError("say which message: --topic, --partition and --offset; or --all for all that is meant")
-    return TopicPartition(topic, partition, offset)
+    return Selection(topic, partition, offset)
 
 
-def _require_place(client: txmq.Client, place: TopicPartition) -> None:
+def _require_place(client: txmq.Client, place: Selection) -> None:
     """A slip in a name is told, where nothing would be found and nothing said."""
     if place.topic is not None and place.partition is not None:
         client.offsets(place.topic, place.partition)
@@ -160,7 +160,7 @@ def _require_place(client: txmq.Client, place: TopicPartition) -> None:
         client.topics.describe(place.topic)
 
 
-def _require_any(group: str, place: TopicPartition, count: int) -> None:
+def _require_any(group: str, place: Selection, count: int) -> None:
     if place.offset is not None and count == 0:
         where = f"{place.topic}/{place.partition}/{place.offset}"
         output.fail(f"{group} has not deferred {where}; see txmq retry list {group}")

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from txmq.errors import BadRequestError
+from txmq.model import TopicPartition
 from txmq.protocol.json_text import read_json
 from txmq.protocol.offsets import is_number, is_topic, offset_row, refuse_too_many
 
-TopicPartition = tuple[str, int]  # topic, partition
 PIECE_SIZE_BYTES = 60 << 10  # every broker takes it, whatever its ``request_size_bytes_max``
 PIECE_ROWS = 1000
 

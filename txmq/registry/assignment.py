@@ -28,7 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import cycle
 
-TopicPartition = tuple[str, int]  # topic, partition
+from txmq.model import TopicPartition
+
 Members = Mapping[str, Sequence[str]]  # member -> the topics it wants
 Owners = dict[TopicPartition, str]
 Strategy = Callable[[Members, Mapping[str, int], Mapping[TopicPartition, str]], Owners]

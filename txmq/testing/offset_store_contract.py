@@ -19,13 +19,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, Slot, StoredOffset
+from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, StoredOffset
 from txmq.errors import FencedError, StorageError, TransactionStateError
+from txmq.model import TopicPartition
 
 GROUP, OTHER_GROUP = "billing", "billing.other"
-SLOT: Slot = ("orders", 1)
-OTHERS: tuple[Slot, ...] = (("orders", 11), ("orders", 0), ("Orders", 1), ("orders.1", 1), ("order_", 1), ("order-", 1))
-NOBODYS: Slot = ("nobody", 3)
+SLOT: TopicPartition = ("orders", 1)
+OTHERS: tuple[TopicPartition, ...] = (
+    ("orders", 11),
+    ("orders", 0),
+    ("Orders", 1),
+    ("orders.1", 1),
+    ("order_", 1),
+    ("order-", 1),
+)
+NOBODYS: TopicPartition = ("nobody", 3)
 WAIT_S = 60.0
 
 
@@ -47,13 +55,13 @@ class OffsetStoreContract:
         """
         raise NotImplementedError
 
-    def next_owner(self, slot: Slot, group: str = GROUP) -> tuple[OffsetStore, int]:
+    def next_owner(self, slot: TopicPartition, group: str = GROUP) -> tuple[OffsetStore, int]:
         """Another member gets the partition: its store, and its generation, the next one. It has not loaded yet."""
-        generations: dict[tuple[str, Slot], int] = self.__dict__.setdefault("_generations", {})
+        generations: dict[tuple[str, TopicPartition], int] = self.__dict__.setdefault("_generations", {})
         generations[group, slot] = generations.get((group, slot), 0) + 1
         return self.open(), generations[group, slot]
 
-    def owner(self, slot: Slot = SLOT, group: str = GROUP) -> tuple[OffsetStore, int]:
+    def owner(self, slot: TopicPartition = SLOT, group: str = GROUP) -> tuple[OffsetStore, int]:
         """The same, loaded."""
         store, generation = self.next_owner(slot, group)
         store.load(group, slot, generation)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from txmq.registry.assignment import STRATEGIES, Owners, TopicPartition, exclusive, range_, round_robin, sticky
+from txmq.model import TopicPartition
+from txmq.registry.assignment import STRATEGIES, Owners, exclusive, range_, round_robin, sticky
 
 from ...growth import growth
 

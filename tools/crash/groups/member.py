@@ -19,10 +19,10 @@ from tools.crash.groups.world import GROUP, TOPIC, GroupWorld, member_options
 from tools.crash.processes import connect
 from tools.crash.world import HistoryFile
 from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.model import TopicPartition
 
 THREADS = 2
 Call = Callable[..., bytes]
-Slot = tuple[str, int]
 
 
 class Recorder:
@@ -31,7 +31,9 @@ class Recorder:
     def __init__(self, history: HistoryFile) -> None:
         self._history = history
         self._saves = 0
-        self._generations: dict[Slot, int] = {}  # the newest it heard of; kept when it is over: it may work on
+        self._generations: dict[
+            TopicPartition, int
+        ] = {}  # the newest it heard of; kept when it is over: it may work on
 
     def call(self, call: Call, verb: str, *arguments: Any, **more: Any) -> bytes:
         """In place of ``ReconnectingConnection.call``."""

@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from txmq.registry.assignment import STRATEGIES, TopicPartition
+from txmq.model import TopicPartition
+from txmq.registry.assignment import STRATEGIES
 
 View = tuple[
     list[tuple[TopicPartition, int]], list[TopicPartition]

@@ -27,7 +27,7 @@ ATTEMPTS_MAX = 10  # at a change, while members save another text each time
 Deferred = dict[int, Waiting]
 
 
-class TopicPartition(NamedTuple):
+class Selection(NamedTuple):
     """What is meant: of all topics, all partitions, all offsets where there is None."""
 
     topic: str | None = None
@@ -67,7 +67,7 @@ class Retries:
     def __init__(self, client: Messaging, group: str, store: RetryStore | None = None) -> None:
         self._client, self._group, self._store = client, group, store
 
-    def list(self, place: TopicPartition) -> tuple[Row, ...]:
+    def list(self, place: Selection) -> tuple[Row, ...]:
         """What is deferred. Raises UnknownGroupError."""
         found: list[Row] = []
         rows = {(row.message.topic, row.message.partition, row.message.offset): row for row in self._stored()}
@@ -89,7 +89,7 @@ class Retries:
     def _stored(self) -> tuple[Stored, ...]:
         return () if self._store is None else tuple(self._store.read(self._group))
 
-    def _partitions(self, place: TopicPartition) -> tuple[dict[str, Any], ...]:
+    def _partitions(self, place: Selection) -> tuple[dict[str, Any], ...]:
         described = self._client.groups.describe(self._group)["partitions"]
         return tuple(row for row in described if row["deferred"] and place.holds(row["topic"], row["partition"]))
 
@@ -105,13 +105,13 @@ class Retries:
             found = []
         if found:
             return found[0]
-        texts = [part["deferred"] for part in self._partitions(TopicPartition(row.topic, row.partition))]
+        texts = [part["deferred"] for part in self._partitions(Selection(row.topic, row.partition))]
         waiting = parsed(texts[0]).get(row.offset) if texts else None
         if waiting is None or waiting.copy is None:
             return None
         return RetryTopic(self._client, self._group, "").read(row.topic, row.partition, row.offset, waiting.copy)
 
-    def redeliver(self, place: TopicPartition) -> int:
+    def redeliver(self, place: Selection) -> int:
         """Have messages delivered again at once, with all their retries before them; how many. Raises as ``drop``."""
 
         def begin_anew(deferred: Deferred, offsets: set[int]) -> None:
@@ -120,7 +120,7 @@ class Retries:
 
         return len(self._change(place, begin_anew))
 
-    def drop(self, place: TopicPartition) -> int:
+    def drop(self, place: Selection) -> int:
         """Forget messages, as if they had been dealt with; how many.
 
         Raises:
@@ -139,7 +139,7 @@ class Retries:
                 self._store.remove(self._group, topic, partition, offset)
         return len(dropped)
 
-    def drop_unreadable(self, place: TopicPartition) -> int:
+    def drop_unreadable(self, place: Selection) -> int:
         """Forget all that partitions have deferred and whose text cannot be read; of how many partitions."""
         texts = []
         for row in self._partitions(place):
@@ -151,7 +151,7 @@ class Retries:
             raise GroupActiveError("what is deferred has changed meanwhile: look again")
         return len(texts)
 
-    def _change(self, place: TopicPartition, change: Callable[[Deferred, set[int]], None]) -> set[tuple[str, int, int]]:
+    def _change(self, place: Selection, change: Callable[[Deferred, set[int]], None]) -> set[tuple[str, int, int]]:
         changed: dict[tuple[str, int], set[int]] = {}
         for _ in range(ATTEMPTS_MAX):
             rows, meant = [], {}

@@ -17,11 +17,11 @@ from typing import Any
 from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.offsets.store import OffsetPosition, next_order
 from txmq.client.consumer.options import ConsumerSettings
-from txmq.client.consumer.partition import ConsumedPartition, Slot
+from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text, parsed
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
-from txmq.model import Message
+from txmq.model import Message, TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly
 from txmq.runtime.threads import Condition
@@ -57,11 +57,11 @@ class Assignment:
         self._sparingly = Sparingly(log, client.clock)
         self._clock = client.clock
         self.changed = Condition()
-        self.partitions: dict[Slot, ConsumedPartition] = {}
-        self.paused: set[Slot] = set()
+        self.partitions: dict[TopicPartition, ConsumedPartition] = {}
+        self.paused: set[TopicPartition] = set()
         self.is_closed = self.is_left = self.has_behind = False
         self.failure: TxmqError | None = None
-        self._revoked_until: dict[Slot, float] = {}
+        self._revoked_until: dict[TopicPartition, float] = {}
         self._turn = 0
         self._has_refused = False
 
@@ -205,13 +205,13 @@ class Assignment:
     def _has(self, consumed: ConsumedPartition) -> bool:
         return not self.is_left and self.partitions.get(consumed.slot) is consumed
 
-    def _starting_offset(self, slot: Slot, start: str | int) -> int:
+    def _starting_offset(self, slot: TopicPartition, start: str | int) -> int:
         if isinstance(start, int):
             return int(self._client.offset_for(*slot, start))
         held = self._client.offsets(*slot)
         return int(held.start if start == "earliest" else held.end)
 
-    def revoked(self, slot: Slot) -> None:
+    def revoked(self, slot: TopicPartition) -> None:
         """See ``Partitions``."""
         with self.changed:
             consumed = self.partitions.get(slot)
@@ -219,7 +219,7 @@ class Assignment:
                 consumed.is_revoked = True
                 self._revoked_until[slot] = self._clock.monotonic() + HAND_OVER_S
 
-    def kept(self, slot: Slot) -> None:
+    def kept(self, slot: TopicPartition) -> None:
         """See ``Partitions``."""
         with self.changed:
             consumed = self.partitions.get(slot)
@@ -230,14 +230,14 @@ class Assignment:
             self.changed.notify_all()
         self.more()
 
-    def lost(self, slot: Slot) -> None:
+    def lost(self, slot: TopicPartition) -> None:
         """See ``Partitions``."""
         with self.changed:
             if self.partitions.pop(slot, None) is not None:
                 self._log.info("partition given up", topic=slot[0], partition=slot[1])
             self._revoked_until.pop(slot, None)
 
-    def held(self) -> list[tuple[Slot, int]]:
+    def held(self) -> list[tuple[TopicPartition, int]]:
         """See ``Partitions``."""
         with self.changed:
             return [(slot, consumed.generation) for slot, consumed in self.partitions.items()]
@@ -277,7 +277,7 @@ class Assignment:
             self.deferred.remove(consumed.slot, done)
             crash_point("client.deferred.removed")
 
-    def drained(self) -> list[Slot]:
+    def drained(self) -> list[TopicPartition]:
         """See ``Partitions``."""
         now = self._clock.monotonic()
         with self.changed:

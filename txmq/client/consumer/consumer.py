@@ -25,14 +25,14 @@ from txmq.client.consumer.fetcher import Fetching
 from txmq.client.consumer.listener import Handle, Listener
 from txmq.client.consumer.membership import GroupMember, MemberSettings
 from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.partition import ConsumedPartition, Slot
+from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
-from txmq.model import Message
+from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import start_threads, until_terminated
 
@@ -193,13 +193,13 @@ class Consumer:
     # --- control -----------------------------------------------------------------------------------------------------
 
     @property
-    def assignment(self) -> list[Slot]:
+    def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer has now, as (topic, partition)."""
         with self._share.changed:
             return sorted(slot for slot, consumed in self._share.partitions.items() if not consumed.is_revoked)
 
     @property
-    def stopped(self) -> dict[Slot, str]:
+    def stopped(self) -> dict[TopicPartition, str]:
         """Partitions that deliver nothing new because something is wrong, and what; it is tried again by itself."""
         with self._share.changed:
             held = self._share.partitions.items()
@@ -207,7 +207,7 @@ class Consumer:
                 slot: why for slot, consumed in held if (why := consumed.stopped or consumed.fetch_error) is not None
             }
 
-    def pause(self, slots: Iterable[Slot] | None = None) -> None:
+    def pause(self, slots: Iterable[TopicPartition] | None = None) -> None:
         """Deliver nothing of these partitions (default: all) until ``resume``; they stay ours."""
         with self._share.changed:
             for slot in self._share.partitions if slots is None else slots:
@@ -215,7 +215,7 @@ class Consumer:
                 if slot in self._share.partitions:
                     self._share.partitions[slot].is_paused = True
 
-    def resume(self, slots: Iterable[Slot] | None = None) -> None:
+    def resume(self, slots: Iterable[TopicPartition] | None = None) -> None:
         """The reverse of ``pause``."""
         with self._share.changed:
             for slot in list(self._share.paused) if slots is None else slots:

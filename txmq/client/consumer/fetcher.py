@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.consumer.partition import ConsumedPartition, Slot
+from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.reading import DAMAGED
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -29,6 +29,7 @@ from txmq.errors import (
     broker_error,
 )
 from txmq.log import records
+from txmq.model import TopicPartition
 from txmq.runtime.threads import Condition, start_daemon
 
 FETCH_WAIT_MS = 1000
@@ -57,7 +58,7 @@ class Fetching:
     """See the module's docstring; ``changed`` guards ``partitions``, told of messages. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, connection: ReconnectingConnection, changed: Condition, partitions: dict[Slot,
+        self, client: Any, connection: ReconnectingConnection, changed: Condition, partitions: dict[TopicPartition,
         ConsumedPartition], buffer_size_bytes: int,
     ) -> None:  # fmt: skip
         self._client, self._connection, self._clock = client, connection, client.clock

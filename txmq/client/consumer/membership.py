@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore, StoredOffset, asked
-from txmq.client.consumer.partition import Slot
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     ClosedError,
@@ -33,6 +32,7 @@ from txmq.errors import (
     UnknownMemberError,
     UnknownTopicError,
 )
+from txmq.model import TopicPartition
 from txmq.protocol.group_rows import in_pieces
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -51,7 +51,7 @@ class Assigned(NamedTuple):
         is_later: it came into being after the member did, or after others of its topic were begun.
     """
 
-    slot: Slot
+    slot: TopicPartition
     generation: int
     offset: int | None
     deferred: str | None
@@ -64,16 +64,16 @@ class Partitions(Protocol):
     def assigned(self, assigned: Assigned) -> None:
         """Begin."""
 
-    def revoked(self, slot: Slot) -> None:
+    def revoked(self, slot: TopicPartition) -> None:
         """Deliver nothing more."""
 
-    def kept(self, slot: Slot) -> None:
+    def kept(self, slot: TopicPartition) -> None:
         """Go on, also where it was revoked for a moment."""
 
-    def lost(self, slot: Slot) -> None:
+    def lost(self, slot: TopicPartition) -> None:
         """Somebody else has it."""
 
-    def held(self) -> list[tuple[Slot, int]]:
+    def held(self) -> list[tuple[TopicPartition, int]]:
         """What is consumed now, with generations."""
 
     def to_save(self, *, everything: bool) -> list[OffsetPosition]:
@@ -82,7 +82,7 @@ class Partitions(Protocol):
     def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
         """The group knows them."""
 
-    def drained(self) -> list[Slot]:
+    def drained(self) -> list[TopicPartition]:
         """Revoked partitions with nothing under way any more."""
 
     def settle(self) -> None:
@@ -126,7 +126,7 @@ class GroupMember:
         self._save_at = 0.0
         self._saving = Lock()
         self._ended = Signal()
-        self._released: list[Slot] = []
+        self._released: list[TopicPartition] = []
         self._life: Words = {"life": settings.life} if settings.life else {}
 
     def start(self) -> None:
@@ -145,7 +145,7 @@ class GroupMember:
         self._connection.close()
         self._ended.wait(timeout)
 
-    def save(self, *, everything: bool = False) -> Collection[Slot]:
+    def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
         """Save what the group does not know. Durability: saved when this returns; in the broker: forced.
 
         Returns:
@@ -183,10 +183,10 @@ class GroupMember:
         """
         return not asked(lambda: self._store.save(self._settings.group, [start]))
 
-    def _save_in_broker(self, positions: Sequence[OffsetPosition]) -> list[Slot]:
+    def _save_in_broker(self, positions: Sequence[OffsetPosition]) -> list[TopicPartition]:
         rows = [[*position.slot, position.generation, position.offset, position.deferred] for position in positions]
         order = max(position.order for position in positions)
-        refused: dict[Slot, int] = {}
+        refused: dict[TopicPartition, int] = {}
         for piece in in_pieces(rows):
             answer = json.loads(self._call("save", piece, {"order": order} if order else {}))
             refused.update({(topic, partition): newest for topic, partition, newest in answer["refused"]})

@@ -26,8 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from txmq.client.consumer.offsets.store import OffsetPosition
-from txmq.client.consumer.offsets.store import Slot as Slot  # everybody knows it from here
-from txmq.model import Message
+from txmq.model import Message, TopicPartition
 
 DEFERRED_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
 NO_ROOM = f"{DEFERRED_MESSAGES_MAX} messages are deferred, and the next one has to wait behind one of them"
@@ -132,7 +131,7 @@ class ConsumedPartition:
         "told",
     )  # fmt: skip
 
-    def __init__(self, slot: Slot, generation: int, offset: int, saved: int | None) -> None:
+    def __init__(self, slot: TopicPartition, generation: int, offset: int, saved: int | None) -> None:
         self.slot, self.generation = slot, generation
         self.next_fetch = self.next_deliver = self.position = offset
         self.saved = saved  # what the store has; None: nothing

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from txmq.client.consumer.membership import RETRY_S, Assigned, MemberSettings, Partitions
 from txmq.client.consumer.offsets.store import OffsetPosition
-from txmq.client.consumer.partition import Slot
 from txmq.client.topics import Topics
 from txmq.errors import ClosedError, TxmqError, UnknownTopicError
+from txmq.model import TopicPartition
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Signal, start_daemon
 
@@ -29,7 +29,7 @@ class UngroupedConsumer:
     def __init__(self, topics: Topics, settings: MemberSettings, partitions: Partitions) -> None:
         self._topics, self._settings, self._partitions = topics, settings, partitions
         self._log = get_logger(group=settings.group, member=settings.name)
-        self._held: dict[Slot, int] = {}  # with the topic's id
+        self._held: dict[TopicPartition, int] = {}  # with the topic's id
         self._has_looked = self._is_closing = False
         self._wake, self._ended = Signal(), Signal()
 
@@ -43,7 +43,7 @@ class UngroupedConsumer:
         self._wake.set()
         self._ended.wait(timeout)
 
-    def save(self, *, everything: bool = False) -> tuple[Slot, ...]:
+    def save(self, *, everything: bool = False) -> tuple[TopicPartition, ...]:
         """Nothing: see the module's docstring."""
         return ()
 
@@ -80,9 +80,9 @@ class UngroupedConsumer:
                 self._held[slot] = topic_id
         self._has_looked = True
 
-    def _there(self) -> dict[Slot, int]:
+    def _there(self) -> dict[TopicPartition, int]:
         """The partitions that there are, each with its topic's id."""
-        there: dict[Slot, int] = {}
+        there: dict[TopicPartition, int] = {}
         for name in self._settings.topics:
             try:
                 topic = self._topics.refresh(name)

@@ -24,12 +24,12 @@ from txmq.client.producer.batches import SEQUENCE_MASK, Batch, BatchQueue, Batch
 from txmq.client.producer.core import ProducerCore
 from txmq.client.producer.sender import Completion, Sender
 from txmq.client.spooling.sessions import Sessions
-from txmq.client.spooling.spool_rows import Place, SpoolIdentity
+from txmq.client.spooling.spool_rows import SpoolIdentity
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import IDLE_CHECK_S
 from txmq.errors import BrokerError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
 from txmq.log import records
-from txmq.model import SendResult, SendStatus
+from txmq.model import SendResult, SendStatus, TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future
@@ -91,7 +91,7 @@ class OrderedCore(ProducerCore):
         super().__init__(limits)
         self.identity: SpoolIdentity | None = None  # whose numbers are in use
         self.given_up: dict[BatchQueue, SpoolIdentity | None] = {}
-        self.direct: set[Place] = set()  # partitions that may be sent to
+        self.direct: set[TopicPartition] = set()  # partitions that may be sent to
         self._floors: dict[BatchQueue, int] = {}
 
     def _new_batch(self, queue: BatchQueue, now: float, deadline: float) -> Batch:
@@ -108,7 +108,7 @@ class OrderedCore(ProducerCore):
         super()._give_out(batch, sequence)
         batch.records = kept  # spooled one by one where the batch is refused
 
-    def give_up(self, place: Place) -> bool:
+    def give_up(self, place: TopicPartition) -> bool:
         """Send no more of a partition until its lane has taken over; whether anything of it is under way."""
         self.direct.discard(place)
         queue = self._queue(*place)
@@ -168,13 +168,13 @@ class OrderedCore(ProducerCore):
         for queue in self._active:
             self._give_up(queue)
 
-    def begin(self, place: Place, sequence: int | None) -> None:
+    def begin(self, place: TopicPartition, sequence: int | None) -> None:
         """A partition may be sent to; with a number to go on with, where nothing of it is under way."""
         if sequence is not None:
             self._queue(*place).base_sequence = sequence
         self.direct.add(place)
 
-    def hand_over(self, place: Place) -> TakenOver:
+    def hand_over(self, place: TopicPartition) -> TakenOver:
         """Everything of a partition that is not acknowledged; it sends no more of this."""
         queue = self._queue(*place)
         self.direct.discard(place)
@@ -236,13 +236,13 @@ class OrderedSender(Sender):
         """Whether it was unused for so long that it has to be looked at."""
         return self.clock.monotonic() - link.used_at > IDLE_CHECK_S
 
-    def begin(self, place: Place, sequence: int | None) -> None:
+    def begin(self, place: TopicPartition, sequence: int | None) -> None:
         """See ``OrderedCore.begin``."""
         with self._lock:
             self.core.begin(place, sequence)
 
     def start(
-        self, place: Place, record: Record, deadline: float, future: Future[SendResult] | None
+        self, place: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int] | None:
         """Send one message behind all of its partition; None, and nothing is done, where its lane has to look first."""
         now = self._look_at_link()
@@ -276,17 +276,17 @@ class OrderedSender(Sender):
         if link is not None and link.has_unsent:
             link.push(deadline)
 
-    def is_given_up(self, place: Place) -> bool:
+    def is_given_up(self, place: TopicPartition) -> bool:
         """Whether its lane has to take over first."""
         if not self.core.given_up:
             return False
         with self._lock:
             return self._is_given_up(place)
 
-    def _is_given_up(self, place: Place) -> bool:
+    def _is_given_up(self, place: TopicPartition) -> bool:
         return any((queue.topic, queue.partition) == place for queue in self.core.given_up)
 
-    def hand_over(self, place: Place) -> TakenOver:
+    def hand_over(self, place: TopicPartition) -> TakenOver:
         """See ``OrderedCore.hand_over``."""
         with self._lock:
             return self.core.hand_over(place)
@@ -303,12 +303,12 @@ class OrderedSender(Sender):
 
     # --- of those who wait -------------------------------------------------------------------------------------------
 
-    def given_up(self) -> list[Place]:
+    def given_up(self) -> list[TopicPartition]:
         """Partitions whose lanes have to take over."""
         with self._lock:
             return [(queue.topic, queue.partition) for queue in self.core.given_up]
 
-    def give_up(self, place: Place) -> bool:
+    def give_up(self, place: TopicPartition) -> bool:
         """As if something of it had failed; whether anything of it is under way."""
         with self._lock:
             return self.core.give_up(place)

@@ -34,7 +34,6 @@ from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
-from txmq.client.spooling.spool_rows import Place
 from txmq.client.transaction.current import refuse_enclosed
 from txmq.client.transport.ports import Broker, Log
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -46,7 +45,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.log.compression import CODECS
-from txmq.model import Message, ParkedMessage, SendResult, SendStatus, is_valid_name
+from txmq.model import Message, ParkedMessage, SendResult, SendStatus, TopicPartition, is_valid_name
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Future, Lock, Signal, start_daemon, watch_forks
 
@@ -125,8 +124,8 @@ class OrderedMessageProducer:
         self._sessions = Sessions(client.new_connection(), client.new_connection(), self._spool, client.name)
         known = {**options.partitions, **self._spool.topics()}
         self._topics = {name: (count, float("-inf")) for name, count in known.items()}
-        self._queues: dict[Place, PartitionQueue] = {}
-        self._retries: dict[Place, tuple[float, float]] = {}  # not before, back-off; of the drain
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; of the drain
         self._lock = Lock()
         self._wake, self._stopped = Signal(), Signal()
         self._given_up, self._kept = Signal(), Signal()
@@ -187,7 +186,7 @@ class OrderedMessageProducer:
     def _checked(
         self, topic: str, message: Content,
         timeout: float | None,
-    ) -> tuple[Place, Record, float]:  # fmt: skip
+    ) -> tuple[TopicPartition, Record, float]:  # fmt: skip
         self._refuse_closed()
         refuse_enclosed(self._client, "an ordered producer cannot join a transaction: send it outside of this block")
         key, value, _, tag = message
@@ -203,7 +202,7 @@ class OrderedMessageProducer:
             where = checked(self._selector.select(topic, partitions, shown), topic, partitions)
         return (topic, where), (key, value, stored, now_ms), deadline
 
-    def send_to(self, place: Place, record: Record, deadline: float) -> SendResult:
+    def send_to(self, place: TopicPartition, record: Record, deadline: float) -> SendResult:
         """For ``RetryingProducer``: as ``send``, of a message that is checked, to a partition that is chosen."""
         self._refuse_closed()
         result = self._queue(place).send(record, deadline)
@@ -212,7 +211,7 @@ class OrderedMessageProducer:
             self._wake.set()
         return result
 
-    def send_to_async(self, place: Place, record: Record, deadline: float) -> Future[SendResult]:
+    def send_to_async(self, place: TopicPartition, record: Record, deadline: float) -> Future[SendResult]:
         """For ``RetryingProducer``: as ``send_async``, likewise."""
         self._refuse_closed()
         self._sender.wait_for_room(len(record[1]), deadline)
@@ -222,11 +221,11 @@ class OrderedMessageProducer:
             self._wake.set()
         return future
 
-    def _say_spooled(self, event: str, place: Place, **fields: object) -> None:
+    def _say_spooled(self, event: str, place: TopicPartition, **fields: object) -> None:
         topic, partition = place
         self._sparingly.warning(event, topic=topic, partition=partition, waiting=self._spool.count(place), **fields)
 
-    def _shell_failed(self, event: str, place: Place, error: Exception) -> None:
+    def _shell_failed(self, event: str, place: TopicPartition, error: Exception) -> None:
         self._log.error(event, topic=place[0], partition=place[1], error=repr(error), exc_info=error)
 
     def _forget_topic(self, topic: str) -> None:
@@ -265,7 +264,7 @@ class OrderedMessageProducer:
         if known is not None and known[0] != count:
             self._log.warning("the topic has another number of partitions", topic=topic, was=known[0], now=count)
 
-    def _queue(self, place: Place) -> PartitionQueue:
+    def _queue(self, place: TopicPartition) -> PartitionQueue:
         queue = self._queues.get(place)
         if queue is None:
             with self._lock:

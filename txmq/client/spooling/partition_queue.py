@@ -42,7 +42,7 @@ from txmq.client.spooling.direct_sender import OrderedSender, TakenOver, Unsent,
 from txmq.client.spooling.log_lookup import Reader, StoredInLog, look_up
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool, Ticket
-from txmq.client.spooling.spool_rows import AssignedSequence, Entry, Place, SpoolIdentity
+from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity
 from txmq.client.transport.connection import Reply
 from txmq.errors import (
     BadRequestError,
@@ -60,7 +60,7 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import batch
-from txmq.model import SendResult, SendStatus
+from txmq.model import SendResult, SendStatus, TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
@@ -75,7 +75,8 @@ class PartitionQueue:
     """See the module's docstring. Thread safety: ``send`` any thread, ``flight`` and ``take_over`` one thread each."""
 
     def __init__(
-        self, place: Place, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader, clock: Clock, *,
+        self, place: TopicPartition, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader,
+        clock: Clock, *,
         attempts_max: int, visibility_wait_s: float = VISIBILITY_WAIT_S,
     ) -> None:  # fmt: skip
         self.place = place

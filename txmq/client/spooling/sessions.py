@@ -19,12 +19,13 @@ Attributes of ``Sessions``: ``main``, the connection of the current session.
 from __future__ import annotations
 
 from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import AssignedSequence, Held, Place, SpoolIdentity
+from txmq.client.spooling.spool_rows import AssignedSequence, Held, SpoolIdentity
 from txmq.client.transport.connection import Connection, Reply
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello, resume_wish
 from txmq.errors import ConnectionLostError, FencedError, RemoteProtocolError
 from txmq.log import records
+from txmq.model import TopicPartition
 from txmq.runtime.threads import Lock
 
 
@@ -88,7 +89,7 @@ class Sessions:
                 self._spool.forget_session(identity)
                 self._former.pop()
 
-    def start(self, pin: AssignedSequence, place: Place, content: bytes, deadline: float) -> Reply:
+    def start(self, pin: AssignedSequence, place: TopicPartition, content: bytes, deadline: float) -> Reply:
         """Send a batch by its number; the answer's body is its offset.
 
         Raises:

@@ -47,13 +47,13 @@ from txmq.client.spooling.spool_rows import (
     Change,
     Entry,
     Held,
-    Place,
     SpoolIdentity,
     entry_of,
     identity_row,
     pin_row,
 )
 from txmq.errors import SpoolFullError, StorageError, TxmqError
+from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.threads import Lock
@@ -74,7 +74,7 @@ class Ticket:
     __slots__ = ("content", "created_ms", "error", "is_done", "messages", "number", "pin", "place")
 
     def __init__(
-        self, place: Place, content: bytes, created_ms: int, pin: AssignedSequence | None, messages: int
+        self, place: TopicPartition, content: bytes, created_ms: int, pin: AssignedSequence | None, messages: int
     ) -> None:
         self.place, self.content, self.created_ms, self.pin, self.messages = place, content, created_ms, pin, messages
         self.number, self.is_done = 0, False
@@ -95,11 +95,11 @@ class Spool:
         self.path = Path(path)
         self.size_bytes_max = size_bytes_max
         self._lock = Lock()
-        self._counts: dict[Place, int] = {}
+        self._counts: dict[TopicPartition, int] = {}
         self._size_bytes = 0
         self._queue_lock = Lock()  # held for a moment
         self._queue: deque[Ticket] = deque()
-        self._queued: dict[Place, int] = {}
+        self._queued: dict[TopicPartition, int] = {}
         self._failure: str | None = None
         self._owner = None
         if not read_only:
@@ -135,7 +135,7 @@ class Spool:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def enqueue(
-        self, place: Place, content: bytes, now_ms: int, pin: AssignedSequence | None = None, messages: int = 1
+        self, place: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None, messages: int = 1
     ) -> Ticket:  # fmt: skip
         """Take a place behind all of its partition, without I/O; ``settle`` says what becomes of it."""
         ticket = Ticket(place, content, now_ms, pin, messages)
@@ -168,7 +168,7 @@ class Spool:
             with self._lock:
                 self._write_queue()
 
-    def append(self, place: Place, content: bytes, now_ms: int, pin: AssignedSequence | None = None) -> int:
+    def append(self, place: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None) -> int:
         """Add a batch behind all of its partition; its number. Raises as ``settle``."""
         return self.settle(self.enqueue(place, content, now_ms, pin))
 
@@ -324,7 +324,7 @@ class Spool:
             self._failure = f"{self.path}: {error}: what the disk holds is not known until the spool is opened anew"
             raise StorageError(self._failure) from error
 
-    def _add(self, place: Place, count: int, size: int) -> None:
+    def _add(self, place: TopicPartition, count: int, size: int) -> None:
         self._size_bytes += size
         self._counts[place] = self._counts.get(place, 0) + count
         if not self._counts[place]:
@@ -348,13 +348,13 @@ class Spool:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def count(self, place: Place) -> int:
+    def count(self, place: TopicPartition) -> int:
         """How many messages of a partition wait."""
         # The queue first: what leaves it is in the file's count before.
         return self._queued.get(place, 0) + self._counts.get(place, 0)
 
     @property
-    def waiting(self) -> dict[Place, int]:
+    def waiting(self) -> dict[TopicPartition, int]:
         """The partitions with messages that wait, and how many."""
         return {place: self.count(place) for place in (*self._queued.copy(), *self._counts.copy())}
 
@@ -363,7 +363,7 @@ class Spool:
         """Of all batches, parked ones too."""
         return self._size_bytes
 
-    def head(self, place: Place, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
+    def head(self, place: TopicPartition, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
         """The first batches of a partition that wait: as many as hold ``size_bytes_max`` together, one at least."""
         front = "WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?"
         sizes = self._rows(f"SELECT length(content) FROM batches {front}", (*place, limit))  # noqa: S608  a constant

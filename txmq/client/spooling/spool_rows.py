@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from txmq.model import ParkedMessage
+from txmq.model import ParkedMessage, TopicPartition
 
 VERSION = 3
 READABLE = (2, VERSION)  # by who only looks at batches
@@ -51,8 +51,7 @@ UNPIN_BEHIND = (
     "UPDATE batches SET " + _UNPINNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
     " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
 )
-Place = tuple[str, int]  # topic and partition
-Change = tuple[Place, int, int]  # how many messages and bytes more
+Change = tuple[TopicPartition, int, int]  # how many messages and bytes more
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Kind(enum.Enum):
     IN_DOUBT = "in-doubt"  # a transaction that waits for its outcome, longer than the margin
 
 
-class Place(enum.Enum):
+class MessageField(enum.Enum):
     """Where in a message."""
 
     KEY = "key"
@@ -55,7 +55,7 @@ class Place(enum.Enum):
 class Source:
     """One value of a message; ``name`` is the header's name or the JSON path."""
 
-    place: Place
+    place: MessageField
     name: str = ""
 
     def __str__(self) -> str:
@@ -144,11 +144,11 @@ def parse_source(text: str) -> Source:
         ConfigError: says what is expected.
     """
     word, _, name = text.strip().partition(":")
-    place = next((place for place in Place if place.value == word.strip()), None)
+    place = next((place for place in MessageField if place.value == word.strip()), None)
     name = name.strip()
-    if place is None or bool(name) != (place in (Place.HEADER, Place.JSON)):
+    if place is None or bool(name) != (place in (MessageField.HEADER, MessageField.JSON)):
         raise ConfigError(f"{text.strip()!r} is no place in a message: {_EXPECTED}")
-    if place is Place.JSON and not _JSON_PATH.match(name):
+    if place is MessageField.JSON and not _JSON_PATH.match(name):
         raise ConfigError(f"{name!r} is no path in JSON: expected $.field, $.field.field or $.field[0]")
     return Source(place, name)
 

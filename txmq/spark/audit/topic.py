@@ -27,14 +27,14 @@ from txmq.spark.audit.audit import AuditResult, InDoubt, Surroundings, audit
 from txmq.spark.audit.gaps import Ranges
 from txmq.spark.audit.match import Window
 from txmq.spark.audit.rows import Rows
-from txmq.spark.audit.spec import AuditSpec, Kind, Place
+from txmq.spark.audit.spec import AuditSpec, Kind, MessageField
 from txmq.spark.datasource import TxmqDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PEEK_BYTES = 4096
-_HEADER_PLACES = (Place.HEADER,)
+_HEADER_PLACES = (MessageField.HEADER,)
 Notes = Callable[[str], None]
 
 

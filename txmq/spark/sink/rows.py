@@ -22,6 +22,7 @@ from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import BadRequestError, TooLargeError
 from txmq.log import records
 from txmq.log.records import TXID_HEADER
+from txmq.model import TopicPartition
 from txmq.protocol.parts import NO_KEYS
 
 CHUNK_SIZE_BYTES = 4 << 20
@@ -29,7 +30,6 @@ PLACES_MAX = 1000  # in one chunk: each costs a record batch of its own
 _PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts
 _ROW_OVERHEAD_BYTES = 16
 
-TopicPartition = tuple[str, int]
 Row = Any  # (key, value), or (key, value, headers) where the rows have headers
 PartitionCount = Callable[[str], int]
 

@@ -37,11 +37,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from txmq.model import TopicPartition
 from txmq.testing.checkers.history import FINDINGS_PER_RULE_MAX, Verdict
 from txmq.testing.checkers.index import Finding, at
 
-Slot = tuple[str, int]  # topic, partition
-Tenure = tuple[Slot, int]  # a partition under one generation
+Tenure = tuple[TopicPartition, int]  # a partition under one generation
 GROUP_LINES = frozenset({"view", "save", "handle", "owned", "lag"})
 
 
@@ -50,7 +50,7 @@ class View(NamedTuple):
 
     told_ns: int
     member: str
-    slot: Slot
+    slot: TopicPartition
     generation: int
     offset: int | None
 
@@ -60,7 +60,7 @@ class Save:
     """One partition of a request to save offsets. ``status``: ok, refused, or info where no answer came."""
 
     member: str
-    slot: Slot
+    slot: TopicPartition
     generation: int
     offset: int
     invoked_ns: int
@@ -73,7 +73,7 @@ class Handled(NamedTuple):
 
     handled_ns: int
     member: str
-    slot: Slot
+    slot: TopicPartition
     generation: int
     offset: int
 
@@ -98,7 +98,7 @@ class Owned(NamedTuple):
 class Lag(NamedTuple):
     """A partition at the end."""
 
-    slot: Slot
+    slot: TopicPartition
     start: int
     saved: int | None
     end: int
@@ -113,7 +113,7 @@ class GroupHistory:
     handled: list[Handled] = field(default_factory=list)
     outages: list[Outage] = field(default_factory=list)
     owned: list[Owned] = field(default_factory=list)
-    acknowledged_ns: dict[tuple[Slot, int], int] = field(default_factory=dict)
+    acknowledged_ns: dict[tuple[TopicPartition, int], int] = field(default_factory=dict)
     lag: list[Lag] | None = None
 
 
@@ -169,7 +169,7 @@ def parse_group_history(events: Iterable[dict[str, Any]]) -> GroupHistory:
     return history
 
 
-def _saved(saves: list[Save], kind: str, time: int, refused: set[Slot]) -> None:
+def _saved(saves: list[Save], kind: str, time: int, refused: set[TopicPartition]) -> None:
     if kind == "ok":
         for save in saves:
             save.status, save.completed_ns = "refused" if save.slot in refused else "ok", time
@@ -224,10 +224,10 @@ def _tenures(history: GroupHistory) -> dict[Tenure, list[Handled]]:
 
 def _unhandled(history: GroupHistory, rules: GroupRules) -> Iterator[Finding]:
     """G1, while it ran and at the end."""
-    by_slot: dict[Slot, list[Handled]] = defaultdict(list)
+    by_slot: dict[TopicPartition, list[Handled]] = defaultdict(list)
     for handled in sorted(history.handled):
         by_slot[handled.slot].append(handled)
-    saves: dict[Slot, list[Save]] = defaultdict(list)
+    saves: dict[TopicPartition, list[Save]] = defaultdict(list)
     for save in sorted(history.saves, key=lambda save: save.invoked_ns):
         saves[save.slot].append(save)
     for held in history.lag or ():
@@ -260,7 +260,7 @@ def _frontier(done: set[int], frontier: int) -> int:
     return frontier
 
 
-def _handled_again(by_slot: dict[Slot, list[Handled]]) -> Iterator[Finding]:
+def _handled_again(by_slot: dict[TopicPartition, list[Handled]]) -> Iterator[Finding]:
     for slot, handled in by_slot.items():
         first: dict[int, Handled] = {}
         for one in handled:
@@ -272,7 +272,7 @@ def _handled_again(by_slot: dict[Slot, list[Handled]]) -> Iterator[Finding]:
 
 def _fell(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
     """G2. Generations in their order; within one, its owner's requests in their order."""
-    saved: dict[Slot, list[tuple[int, int, int]]] = defaultdict(list)  # generation, time, offset
+    saved: dict[TopicPartition, list[tuple[int, int, int]]] = defaultdict(list)  # generation, time, offset
     for save in history.saves:
         if save.status == "ok":
             saved[save.slot].append((save.generation, save.invoked_ns, save.offset))
@@ -292,7 +292,7 @@ def _fell(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
 
 def _fenced(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
     """G3. Known is a generation to whoever was told of it, and to whoever saved under it."""
-    known: dict[Slot, list[tuple[int, int]]] = defaultdict(list)  # time, generation
+    known: dict[TopicPartition, list[tuple[int, int]]] = defaultdict(list)  # time, generation
     for view in history.views:
         known[view.slot].append((view.told_ns, view.generation))
     for save in history.saves:

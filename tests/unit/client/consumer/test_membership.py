@@ -10,8 +10,8 @@ import pytest
 
 from txmq.client.consumer.membership import GroupMember, MemberSettings
 from txmq.client.consumer.offsets.store import OffsetPosition
-from txmq.client.consumer.partition import Slot
 from txmq.errors import ConnectionLostError, OverloadedError, StorageError, UnknownTopicError
+from txmq.model import TopicPartition
 from txmq.testing.simulated.clock import SimClock
 
 A, B = ("orders", 0), ("orders", 1)
@@ -42,8 +42,8 @@ class Held:
     """Two partitions under generation 3, with something to save."""
 
     def __init__(self) -> None:
-        self.saved: list[Slot] = []
-        self.gone: list[Slot] = []
+        self.saved: list[TopicPartition] = []
+        self.gone: list[TopicPartition] = []
         self.generation = 3
 
     def to_save(self, *, everything: bool) -> list[OffsetPosition]:
@@ -54,11 +54,11 @@ class Held:
         """Noted."""
         self.saved += [position.slot for position in positions]
 
-    def lost(self, slot: Slot) -> None:
+    def lost(self, slot: TopicPartition) -> None:
         """Noted."""
         self.gone.append(slot)
 
-    def held(self) -> list[tuple[Slot, int]]:
+    def held(self) -> list[tuple[TopicPartition, int]]:
         """Both."""
         return [(A, self.generation), (B, 3)]
 

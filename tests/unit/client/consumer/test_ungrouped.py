@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from txmq.client.consumer.membership import Assigned, MemberSettings
-from txmq.client.consumer.partition import Slot
 from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.errors import ConnectionLostError, UnknownTopicError
-from txmq.model import TopicConfig
+from txmq.model import TopicConfig, TopicPartition
 from txmq.registry.topics import Topic
 
 SETTINGS = MemberSettings("caches", "me", ("a", "b"), "exclusive", 1.0, 6.0, 1.0)
@@ -37,8 +36,8 @@ class Partitions:
     """What a consumer is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Slot, bool]] = []
-        self.fails_at: Slot | None = None
+        self.told: list[tuple[str, TopicPartition, bool]] = []
+        self.fails_at: TopicPartition | None = None
 
     def assigned(self, assigned: Assigned) -> None:
         """See ``member.Partitions``."""
@@ -47,7 +46,7 @@ class Partitions:
         assert (assigned.offset, assigned.deferred) == (None, None)
         self.told.append(("assigned", assigned.slot, assigned.is_later))
 
-    def lost(self, slot: Slot) -> None:
+    def lost(self, slot: TopicPartition) -> None:
         """See ``member.Partitions``."""
         self.told.append(("lost", slot, False))
 
@@ -60,7 +59,7 @@ class Scene:
         given: Any = (self.topics, SETTINGS, self.partitions)
         self.alone = UngroupedConsumer(*given)
 
-    def look(self) -> list[tuple[str, Slot, bool]]:
+    def look(self) -> list[tuple[str, TopicPartition, bool]]:
         """One look; what was told."""
         self.partitions.told.clear()
         self.alone._look()

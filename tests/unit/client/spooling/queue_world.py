@@ -13,7 +13,7 @@ from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.sessions import Sessions, stamped
 from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import AssignedSequence, Place, SpoolIdentity
+from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
 from txmq.client.transport.connection import Connection, Pending, Waiter
 from txmq.errors import (
     BrokerError,
@@ -27,7 +27,7 @@ from txmq.errors import (
 )
 from txmq.log import records
 from txmq.log.batch import HEADER
-from txmq.model import PartitionRange, SendResult
+from txmq.model import PartitionRange, SendResult, TopicPartition
 from txmq.runtime.threads import Future
 from txmq.testing.simulated.clock import SimClock
 
@@ -207,7 +207,7 @@ class Way:
             self._partition.session += 1
             self.link.fail(ConnectionLostError("the session was given up"))
 
-    def start(self, pin: AssignedSequence, _place: Place, content: bytes, _deadline: float) -> Answer:
+    def start(self, pin: AssignedSequence, _place: TopicPartition, content: bytes, _deadline: float) -> Answer:
         """As ``Sessions``."""
         if self.is_away:
             raise ConnectionLostError("away")

@@ -7,7 +7,7 @@ import pytest
 from txmq.errors import ConfigError
 from txmq.spark.audit.spec import (
     AuditSpec,
-    Place,
+    MessageField,
     RowTime,
     Source,
     Term,
@@ -22,11 +22,11 @@ from txmq.spark.audit.spec import (
 @pytest.mark.parametrize(
     ("text", "source"),
     [
-        ("key", Source(Place.KEY)),
-        (" txid ", Source(Place.TXID)),
-        ("header:trace-id", Source(Place.HEADER, "trace-id")),
-        ("json:$.id", Source(Place.JSON, "$.id")),
-        ("json: $.order.lines[0].id", Source(Place.JSON, "$.order.lines[0].id")),
+        ("key", Source(MessageField.KEY)),
+        (" txid ", Source(MessageField.TXID)),
+        ("header:trace-id", Source(MessageField.HEADER, "trace-id")),
+        ("json:$.id", Source(MessageField.JSON, "$.id")),
+        ("json: $.order.lines[0].id", Source(MessageField.JSON, "$.order.lines[0].id")),
     ],
 )
 def test_a_source_is_a_place_in_a_message(text: str, source: Source) -> None:
@@ -57,9 +57,10 @@ def test_what_is_no_place_in_a_message_is_refused(text: str) -> None:
 
 
 def test_terms_are_columns_and_sources() -> None:
-    assert parse_term("id=key") == Term("id", Source(Place.KEY))
+    assert parse_term("id=key") == Term("id", Source(MessageField.KEY))
     assert parse_terms(["a = key, b = json:$.b", "c = txid"]) == (
-        Term("a", Source(Place.KEY)), Term("b", Source(Place.JSON, "$.b")), Term("c", Source(Place.TXID)),
+        Term("a", Source(MessageField.KEY)), Term("b", Source(MessageField.JSON, "$.b")),
+        Term("c", Source(MessageField.TXID)),
     )  # fmt: skip
     assert str(parse_term("b=json:$.b")) == "b = json:$.b"
 

@@ -36,11 +36,11 @@ from txmq.broker.verbs.group.request import (
     refuse_over_groups,
 )
 from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
-from txmq.model import is_valid_name
+from txmq.model import TopicPartition, is_valid_name
 from txmq.protocol import answers
 from txmq.protocol.group_rows import claim_row, slot_row, split_rows
 from txmq.protocol.offsets import offset_row
-from txmq.registry.assignment import STRATEGIES, TopicPartition
+from txmq.registry.assignment import STRATEGIES
 
 Extensions = dict[bytes, bytes] | None
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000

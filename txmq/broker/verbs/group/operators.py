@@ -21,9 +21,9 @@ from txmq.broker.verbs.group.request import (
 )
 from txmq.broker.verbs.recover import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
+from txmq.model import TopicPartition
 from txmq.protocol.group_rows import claim_row, deferred_row
 from txmq.redo import entries
-from txmq.registry.assignment import TopicPartition
 
 
 def describe(request: GroupRequest) -> None:

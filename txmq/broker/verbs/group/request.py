@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.errors import BadRequestError, OverloadedError
+from txmq.model import TopicPartition
 from txmq.redo import entries
-from txmq.registry.assignment import TopicPartition
 
 
 class GroupRequest(NamedTuple):

@@ -17,8 +17,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from txmq.client.arguments import require_kind
-from txmq.client.consumer.offsets.store import OffsetPosition, Slot, StoredOffset
+from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
+from txmq.model import TopicPartition
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Disk
 from txmq.runtime.ports import Lock as FileLock
@@ -53,7 +54,7 @@ class FileOffsetStore:
         self._disk, self.path = disk, path
         self._held: FileLock | None = None
         self._lock = Lock()
-        self._kept: dict[Slot, _Kept] = {}
+        self._kept: dict[TopicPartition, _Kept] = {}
 
     def enter(self, group: str) -> None:
         """Take the lock and read the file.
@@ -79,7 +80,7 @@ class FileOffsetStore:
                 raise
             self._held = held
 
-    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+    def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``."""
         with self._lock:
             known = self._kept.get(slot) or _Kept(0, None)
@@ -92,7 +93,7 @@ class FileOffsetStore:
                 self._write(group, {**self._kept, slot: _Kept(generation, known.found)})
             return known.found
 
-    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """See ``OffsetStore``."""
         with self._lock:
             kept, refused = dict(self._kept), []
@@ -116,7 +117,7 @@ class FileOffsetStore:
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
-    def _read(self, disk: Disk, group: str) -> dict[Slot, _Kept]:
+    def _read(self, disk: Disk, group: str) -> dict[TopicPartition, _Kept]:
         try:
             file = disk.open(self._name, writable=False)
         except FileNotFoundError:
@@ -139,7 +140,7 @@ class FileOffsetStore:
             raise ConfigError(f"{self.path} holds the offsets of group {fields['group']!r}, not of {group!r}")
         return {(row[0], row[1]): _kept(row) for row in fields["partitions"]}
 
-    def _write(self, group: str, kept: dict[Slot, _Kept]) -> None:
+    def _write(self, group: str, kept: dict[TopicPartition, _Kept]) -> None:
         """Replace the file; what is kept here changes only once that is durable."""
         if self._held is None or self._disk is None:
             raise StorageError(f"{self.path}: not in use by a consumer")
@@ -171,5 +172,5 @@ def _kept(row: list[Any]) -> _Kept:
     return _Kept(generation, None if offset is None else StoredOffset(offset, deferred))
 
 
-def _row(slot: Slot, kept: _Kept) -> list[Any]:
+def _row(slot: TopicPartition, kept: _Kept) -> list[Any]:
     return [*slot, kept.generation, *(kept.found or (None, None))]

@@ -22,8 +22,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from txmq.client.consumer.offsets.store import OffsetPosition, Slot, StoredOffset
+from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
 from txmq.errors import ConfigError, FencedError, StorageError, TransactionStateError, TxmqError
+from txmq.model import TopicPartition
 from txmq.runtime.threads import Lock
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import MYSQL, placeholder_of
@@ -100,11 +101,11 @@ class MySQLOffsetStore:
                 raise StorageError(f"{error}; call install() once") from error.__cause__
             raise
 
-    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+    def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``. A transaction of the owner before us that holds the row is waited for, a second."""
         return self._ask(lambda own: self._load(own, group, slot, generation))
 
-    def _load(self, own: Connection, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+    def _load(self, own: Connection, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         self._run(own, _FENCE, (group, *slot, generation))
         own.commit()  # from here on the owner before us is fenced; what it committed before is read next
         newest, found = self._read(own, group, slot)
@@ -115,10 +116,10 @@ class MySQLOffsetStore:
             )
         return found
 
-    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """See ``OffsetStore``. One transaction."""
 
-        def saved(own: Connection) -> list[Slot]:
+        def saved(own: Connection) -> list[TopicPartition]:
             # In one order for all: two who save the same rows do not wait for each other in a circle.
             refused = [p.slot for p in sorted(positions) if self._update(own, group, p, ()) != 1]
             own.commit()
@@ -126,11 +127,11 @@ class MySQLOffsetStore:
 
         return self._ask(saved)
 
-    def saved(self, group: str, slot: Slot) -> StoredOffset | None:
+    def saved(self, group: str, slot: TopicPartition) -> StoredOffset | None:
         """See ``OffsetStoreWithTransactions``."""
         return self._ask(lambda own: self._read(own, group, slot)[1])
 
-    def settled(self, group: str, slot: Slot, connection: Any = None) -> StoredOffset | None:
+    def settled(self, group: str, slot: TopicPartition, connection: Any = None) -> StoredOffset | None:
         """See ``OffsetStoreWithTransactions``: reads with the row's lock, and waits a second for it."""
         if connection is not None:
             return self._found(connection, group, slot, " FOR UPDATE")[1]
@@ -197,12 +198,14 @@ class MySQLOffsetStore:
         parameters: list[Any] = [position.offset, position.deferred, group, *position.slot, position.generation]
         return self._run(connection, sql, [*parameters, *(value for _, value in conditions)])[1]
 
-    def _read(self, own: Connection, group: str, slot: Slot, lock: str = "") -> tuple[int, StoredOffset | None]:
+    def _read(
+        self, own: Connection, group: str, slot: TopicPartition, lock: str = ""
+    ) -> tuple[int, StoredOffset | None]:
         found = self._found(own, group, slot, lock)
         own.rollback()  # the next look is at what is committed by then
         return found
 
-    def _found(self, connection: Any, group: str, slot: Slot, lock: str) -> tuple[int, StoredOffset | None]:
+    def _found(self, connection: Any, group: str, slot: TopicPartition, lock: str) -> tuple[int, StoredOffset | None]:
         rows, _ = self._run(connection, _READ + lock, (group, *slot))
         if not rows:
             return 0, None

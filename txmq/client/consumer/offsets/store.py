@@ -19,9 +19,9 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from txmq.errors import StorageError, TxmqError
+from txmq.model import TopicPartition
 
 T = TypeVar("T")
-Slot = tuple[str, int]  # topic, partition
 next_order = count(1).__next__  # ``OffsetPosition.order``, of one process
 
 
@@ -47,7 +47,7 @@ class OffsetPosition(NamedTuple):
         order: grows with each look of this process at its offsets; for stores whose requests may be delayed.
     """
 
-    slot: Slot
+    slot: TopicPartition
     generation: int
     offset: int
     deferred: str | None = None
@@ -71,7 +71,7 @@ class OffsetStore(Protocol):
             TxmqError: it cannot be used; the consumer is not made.
         """
 
-    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+    def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """A partition is ours under this generation: fence those before, then say what is saved.
 
         Returns:
@@ -84,7 +84,7 @@ class OffsetStore(Protocol):
         Durability: the generation is, when this returns.
         """
 
-    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """Save each whose generation is the newest.
 
         Returns:
@@ -125,10 +125,10 @@ class OffsetStoreWithTransactions(Protocol):
     def doom(self, connection: Any, error: BaseException) -> None:
         """Whatever the application does now, the transaction that the connection is in does not commit."""
 
-    def saved(self, group: str, slot: Slot) -> StoredOffset | None:
+    def saved(self, group: str, slot: TopicPartition) -> StoredOffset | None:
         """What is committed now, without waiting for anybody."""
 
-    def settled(self, group: str, slot: Slot, connection: Any = None) -> StoredOffset | None:
+    def settled(self, group: str, slot: TopicPartition, connection: Any = None) -> StoredOffset | None:
         """What is saved once every transaction that has saved there is over: committed or rolled back for good.
 
         Args:
@@ -149,7 +149,7 @@ def asked(ask: Callable[[], T]) -> T:
         raise StorageError(f"offset store: {error!r}") from error
 
 
-Save = Callable[[Sequence[OffsetPosition]], Iterable[Slot]]
+Save = Callable[[Sequence[OffsetPosition]], Iterable[TopicPartition]]
 
 
 class BrokerOffsetStore:
@@ -159,20 +159,20 @@ class BrokerOffsetStore:
 
     def __init__(self, save: Save) -> None:
         self._save = save
-        self._told: dict[tuple[Slot, int], StoredOffset | None] = {}
+        self._told: dict[tuple[TopicPartition, int], StoredOffset | None] = {}
 
     def enter(self, group: str) -> None:
         """Nothing to do: the member joins."""
 
-    def told(self, slot: Slot, generation: int, found: StoredOffset | None) -> None:
+    def told(self, slot: TopicPartition, generation: int, found: StoredOffset | None) -> None:
         """The broker has handed a partition over, and said what is saved; it has fenced those before."""
         self._told[slot, generation] = found
 
-    def load(self, group: str, slot: Slot, generation: int) -> StoredOffset | None:
+    def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """What came with the partition."""
         return self._told.pop((slot, generation))
 
-    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[Slot]:
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """One request for all. Durability: forced in the broker when this returns."""
         return set(self._save(positions))
 

@@ -17,9 +17,8 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from txmq.client.consumer.partition import Slot
 from txmq.errors import TooLargeError
-from txmq.model import Message
+from txmq.model import Message, TopicPartition
 
 SUFFIX = ".dead-letter"
 HEADER = "txmq.dead."
@@ -65,12 +64,12 @@ class DeadLetters:
                 partition=message.partition, offset=message.offset, dead_letters=self.topic,
             )  # fmt: skip
 
-    def dead_letter_gone(self, slot: Slot, offset: int, failures: int) -> None:
+    def dead_letter_gone(self, slot: TopicPartition, offset: int, failures: int) -> None:
         """Send a dead letter about a message whose content is gone. As ``dead_letter``."""
         reason = "its content was gone, from the retry store and from the log, before it could be dealt with"
         self._send(b"", None, {**self._headers(slot, offset, failures, reason), VALUE: b"gone"}, None)
 
-    def _headers(self, slot: Slot, offset: int, failures: int, reason: str) -> dict[str, bytes]:
+    def _headers(self, slot: TopicPartition, offset: int, failures: int, reason: str) -> dict[str, bytes]:
         words = {
             "reason": reason, "topic": slot[0], "partition": slot[1], "offset": offset, "attempts": failures,
             "member": self._member,

@@ -22,12 +22,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from txmq.client.consumer.partition import ConsumedPartition, Slot, Waiting
+from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
-from txmq.model import Message
+from txmq.model import Message, TopicPartition
 from txmq.runtime.threads import Condition, start_daemon
 
 DEFERRED_S_MAX = 600.0
@@ -139,7 +139,7 @@ class DeferredMessages:
         if self._store is not None:
             self._store.update(Stored(self._group, message, failures, reason))
 
-    def remove(self, slot: Slot, offsets: Iterable[int]) -> None:
+    def remove(self, slot: TopicPartition, offsets: Iterable[int]) -> None:
         """The group knows that these are dealt with. A row that stays is stale, and goes at the next assignment."""
         try:
             for offset in offsets:
