@@ -189,7 +189,10 @@ class Context:
 
     def queued_bytes(self) -> int:
         """Bytes accepted and not yet handed to the journal."""
-        return self.group.size_bytes + sum(group.size_bytes for group in self.full)
+        queued = self.group.size_bytes
+        for group in self.full:
+            queued += group.size_bytes
+        return queued
 
 
 def _is_answered(waiting: tuple[Partition, Any]) -> bool:

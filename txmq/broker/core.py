@@ -245,8 +245,10 @@ class Core:
         if not self.context.unforced or self.context.unforced[0] is not group:
             raise InvariantError("a group was forced before an older one")
         self.context.unforced.pop(0)
-        self._release_puts(group)
-        self._release(group.waiters)
+        if group.puts:
+            self._release_puts(group)
+        if group.waiters:
+            self._release(group.waiters)
 
     def applied(self, group: CommitGroup) -> None:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""

@@ -32,6 +32,7 @@ from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     GROUP,
     MARK,
+    RECORD_HEADER_SIZE,
     FileHeader,
     pack_record,
     payload_size_max,
@@ -185,7 +186,7 @@ class Journal:
 
     def has_room(self, payload_length: int) -> bool:
         """Whether the file that is written takes such a record; else appending it begins the next one."""
-        return self.next_lsn + record_size(payload_length) <= self._end
+        return payload_length <= self._end - self.next_lsn - RECORD_HEADER_SIZE  # both are aligned, as records are
 
     def prepare_next(self) -> bool:
         """Make the next file ahead of need, and the ballast. False where the disk is full.

@@ -34,5 +34,6 @@ class SteadyClock:
         at = self.monotonic()
         passed_ms = (at - self._told_at) * 1000
         low, high = self._told_ms + passed_ms * _SPEED_MIN, self._told_ms + passed_ms * _SPEED_MAX
-        self._told_ms, self._told_at = min(max(float(self._wall_ms()), low), high), at
+        wall_ms = float(self._wall_ms())
+        self._told_ms, self._told_at = low if wall_ms < low else high if wall_ms > high else wall_ms, at
         return int(self._told_ms)

@@ -176,7 +176,7 @@ class CommitPipeline:
         """The next step that may run beside those under way; None if there is none before ``done`` or a later time."""
         if self.has_failed:
             return None
-        if self._apply is None and (self._stable or now >= self._apply_retry_at):
+        if (self._stable or now >= self._apply_retry_at) and self._apply is None:
             return self._next_apply()
         if (
             now >= self._look_at

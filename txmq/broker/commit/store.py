@@ -128,6 +128,14 @@ class Store:
         Raises:
             OSError: the disk failed otherwise; the broker must stop.
         """
+        if not self._unapplied:
+            try:
+                self._apply_one(group)
+            except OSError as error:
+                if not is_lacking(error):
+                    raise
+            else:
+                return [group]
         self._unapplied.append(group)
         self.unapplied_bytes += group.size_bytes
         return self.apply_pending()

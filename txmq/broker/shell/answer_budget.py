@@ -54,15 +54,17 @@ class AnswerBudget:
     Attributes:
         used: bytes that connections hold.
         used_max: the most there ever were.
+        waiting: those that are told when there is room, in this order.
+        is_fresh: whether all were looked at since the loop last turned.
     """
 
-    __slots__ = ("_held", "_is_fresh", "_limit", "_waiting", "used", "used_max")
+    __slots__ = ("_held", "_limit", "is_fresh", "used", "used_max", "waiting")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self.used, self.used_max = limit_bytes, 0, 0
         self._held: dict[Taker, _Held] = {}
-        self._waiting: dict[Taker, None] = {}
-        self._is_fresh = False  # all were looked at since the loop last turned
+        self.waiting: dict[Taker, None] = {}
+        self.is_fresh = False
 
     def holds(self, taker: Taker, size_bytes: int, taken_bytes: int, now_ms: int) -> None:
         """A connection was looked at.
@@ -92,27 +94,27 @@ class AnswerBudget:
 
     def forget(self, taker: Taker) -> None:
         """A connection is gone."""
-        self._waiting.pop(taker, None)
+        self.waiting.pop(taker, None)
         self.holds(taker, 0, 0, 0)
 
     def admits(self, taker: Taker) -> bool:
         """Whether a long answer may be made for it now."""
         if self._has_room(taker):
             return True
-        if not self._is_fresh:
+        if not self.is_fresh:
             self.look()
         return self._has_room(taker)
 
     def wait(self, taker: Taker) -> None:
         """It is told with ``has_room`` when its turn has come."""
-        self._waiting[taker] = None
+        self.waiting[taker] = None
 
     def turned(self) -> bool:
         """The loop has turned: let the first go on for whom there is room; whether there was one."""
-        self._is_fresh = False
-        for taker in self._waiting:
+        self.is_fresh = False
+        for taker in self.waiting:
             if self.admits(taker):
-                del self._waiting[taker]
+                del self.waiting[taker]
                 taker.has_room()
                 return True
             if self.used >= self._limit:
@@ -121,17 +123,17 @@ class AnswerBudget:
 
     def look(self) -> None:
         """Look at all that hold something."""
-        self._is_fresh = True
+        self.is_fresh = True
         for taker in list(self._held):
             taker.look()
 
     def stalled(self, now_ms: int) -> list[Taker]:
         """Who is to be cut off, so that others can go on."""
-        if not self._waiting and self.used <= self._limit:
+        if not self.waiting and self.used <= self._limit:
             return []
         self.look()
         still = {taker: held for taker, held in self._held.items() if now_ms - held.since_ms >= STALLED_MS}
-        if self.used <= self._limit and all(taker in still for taker in self._waiting):
+        if self.used <= self._limit and all(taker in still for taker in self.waiting):
             return []
         found, left = [], self.used
         for taker, held in sorted(still.items(), key=lambda item: item[1].since_ms):

@@ -278,7 +278,8 @@ class Server:
                 self._send(client)
         if later:
             context.reads = later
-        if later or self.answers.turned():
+        answers = self.answers
+        if later or ((answers.waiting or answers.is_fresh) and answers.turned()):
             self._schedule()
 
     def _send(self, client: ClientConnection) -> None:
