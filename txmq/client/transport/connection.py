@@ -141,18 +141,18 @@ class Connection:
     Attributes:
         failure: what ended it, or None.
         session: the session that ``hello`` bound it to, or None.
-        used_at: monotonic time of the last request.
-        heard_at: monotonic time of the last bytes that came.
+        used_at: monotonic time just before the last request.
+        lived_at: monotonic time at which the broker lived: what was sent then, or later, is answered.
     """
 
     def __init__(self, stream: Stream, clock: Clock, address: str) -> None:
         self.clock, self.address = clock, address
         self.failure: TxmqError | None = None
         self.session: ClientSession | None = None
-        self.used_at = self.heard_at = clock.monotonic()
+        self.used_at = self.lived_at = clock.monotonic()
         self._stream = stream
         self._answers = AnswerReader()
-        self._pending: dict[bytes, Pending] = {}
+        self._pending: dict[bytes, tuple[Pending, float]] = {}  # and what ``used_at`` was
         self._abandoned: set[bytes] = set()
         self._numbers = count(1)
         self._out: deque[Sequence[Buffer]] = deque()  # requests nobody has begun to write
@@ -161,7 +161,7 @@ class Connection:
         self._sending = Lock()
         self._leading = Lock()  # held for a moment, to become the leader
         self._leader: object = None  # who reads
-        self._telling: Pending | None = None  # whose answer is being told
+        self._telling: tuple[Pending, float] | None = None  # whose answer is being told
         self._followers: dict[Waiter, bool] = {}
         self._woken: deque[Waiter] = deque()  # followers that were answered, to be woken in turn
         self._send_error: BaseException | None = None
@@ -203,7 +203,7 @@ class Connection:
         self._start(pending, opaque, (commands.put_line(topic, partition, len(batch), opaque), batch))
 
     def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer]) -> None:
-        self._pending[opaque] = pending
+        self._pending[opaque] = pending, self.used_at
         # Listed first, looked second: ``fail`` either finds it in the list and tells it, or is seen here.
         if self.failure is not None and self._pending.pop(opaque, None) is not None:
             raise type(self.failure)(*self.failure.args)
@@ -318,8 +318,8 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the link turns out to have ended, if nobody reads it; to be asked before it is used after a while."""
-        if self._leader is None and not self._stream.is_quiet():
-            self.take_arrived()
+        while self._leader is None and self.failure is None and not self._stream.is_quiet():
+            self.take_arrived()  # the end stands behind answers that nobody waited for
         return self.failure is not None
 
     def _lead(self, waiter: Waiter, deadline: float) -> None:
@@ -422,7 +422,6 @@ class Connection:
                 timeout = 0.0
             arrived = self._stream.receive(timeout)
             if arrived:
-                self.heard_at = self.clock.monotonic()
                 self._dispatch(arrived)
             elif arrived is not None:
                 self.fail(ConnectionLostError(self._end_text()))
@@ -435,15 +434,16 @@ class Connection:
             lost = ConnectionLostError("interrupted while reading answers")
             self.fail(lost)
             if self._telling is not None:
-                self._telling.lost(lost)
+                self._telling[0].lost(lost)
             raise
 
     def _dispatch(self, arrived: memoryview) -> None:
         pop = self._pending.pop
         for code, opaque, body, _ in self._answers.feed(arrived):
             self._telling = self._pending.get(opaque)
-            pending = pop(opaque, None)
-            if pending is not None:
+            asked = pop(opaque, None)
+            if asked is not None:
+                pending, self.lived_at = asked  # not the time of reading: an answer outlives a broker that freezes
                 if self._abandoned:
                     self._abandoned.discard(opaque)
                 pending.answered(code, body)
@@ -473,9 +473,9 @@ class Connection:
         self._stream.shut_down()
         self._close()
         for opaque in list(self._pending):
-            pending = self._pending.pop(opaque, None)
-            if pending is not None:
-                pending.lost(error)
+            asked = self._pending.pop(opaque, None)
+            if asked is not None:
+                asked[0].lost(error)
         for follower in list(self._followers):
             follower.signal.set()
 

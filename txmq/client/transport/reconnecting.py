@@ -41,7 +41,7 @@ from txmq.xid import TxId
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
 _TURN_S = 0.002  # who finds another thread connecting looks again that often
 IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
-SILENT_S = 0.05  # a link on which nothing came for longer is asked before rows are locked: the broker may be frozen
+SILENT_S = 0.05  # a broker not known to have lived since is asked before rows are locked: it may be frozen
 AWAY_S_MAX = 1.0  # who holds locks, or is about to, waits no longer for a broker that is known to be away
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class ReconnectingConnection:
             ClosedError: the connection was closed.
         """
         link, now = self._link, self._clock.monotonic()
-        if link is not None and not link.is_stale() and now - link.heard_at <= SILENT_S:
+        if link is not None and not link.is_stale() and now - link.lived_at <= SILENT_S:
             return
         until, is_away = min(deadline, now + self.patience_s), True
         try:
@@ -186,7 +186,7 @@ class ReconnectingConnection:
 
     def _ask(self, deadline: float) -> None:
         link = self.link(deadline)
-        if self._clock.monotonic() - link.heard_at <= SILENT_S:
+        if self._clock.monotonic() - link.lived_at <= SILENT_S:
             return
         try:
             link.request(deadline, "ping").result()

@@ -230,6 +230,22 @@ def test_a_link_that_was_heard_just_now_is_not_asked_and_a_silent_one_is(broker:
     assert broker.verbs == ["hello", "ping"]
 
 
+def test_an_answer_that_is_read_late_does_not_show_that_the_broker_lives(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.submit("ping", timeout=9)  # as ``complete`` of an XA branch: nobody waits for it
+    broker.hold = {"ping"}
+    broker.clock.now += 2 * SILENT_S
+    assert waited(broker, connection) == pytest.approx(CONNECT_TIMEOUT_S)
+
+
+def test_the_end_behind_answers_nobody_waited_for_is_seen_at_once(broker: ScriptedBroker) -> None:
+    connection = connection_to(broker)
+    connection.submit("ping", timeout=9)
+    broker.cut()
+    connection.reach(broker.clock.now + 600)
+    assert len(broker.streams) == 2
+
+
 def test_a_dead_broker_is_away_within_a_second_and_found_as_soon_as_it_is_back(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.reach(broker.clock.now + 600)

@@ -398,15 +398,15 @@ def test_a_request_that_meets_the_links_end_is_told_exactly_once(told_by_fail: b
     link = Connection(Recording(), OSClock(), "broker")  # type: ignore[arg-type]
     told: list[TxmqError] = []
 
-    class Meeting(dict[bytes, Pending]):
+    class Meeting(dict[bytes, tuple[Pending, float]]):
         """The link fails right when the request is put into the list: before, or behind."""
 
-        def __setitem__(self, opaque: bytes, pending: Pending) -> None:
+        def __setitem__(self, opaque: bytes, asked: tuple[Pending, float]) -> None:
             if told_by_fail:
-                super().__setitem__(opaque, pending)
+                super().__setitem__(opaque, asked)
             link.fail(ConnectionLostError("cut"))
             if not told_by_fail:
-                super().__setitem__(opaque, pending)
+                super().__setitem__(opaque, asked)
 
     class Told:
         def answered(self, code: int, body: bytes) -> None:
