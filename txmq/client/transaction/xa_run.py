@@ -170,6 +170,10 @@ class XaRun(EffectRun[XAState, XAEvent, XAEffect]):
         """The same request until it is answered: the broker executes it once."""
         crash_point("client.xa.all_prepared")
         broker, is_doubtful = self._broker, False
+        try:
+            broker.reach()  # the databases may have taken long; a decide that is never sent leaves nothing unknown
+        except RolledBackError as error:
+            return self._refused(error, is_doubtful=False)
         entries = [_entry(side.branch) for side in self.sides]
         while True:
             left_s = broker.remaining_s + (DECIDE_PATIENCE_S if is_doubtful else 0.0)

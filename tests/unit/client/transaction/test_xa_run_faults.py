@@ -14,8 +14,9 @@ import pytest
 from tests.unit.xa.xa_support import Notes
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
-from txmq.errors import OutcomeUnknownError, OverloadedError, RolledBackError, TxmqError
+from txmq.errors import BrokerAwayError, OutcomeUnknownError, OverloadedError, RolledBackError, TxmqError
 from txmq.model import Outcome
+from txmq.runtime import crashpoints
 from txmq.testing.simulated.broker import Fault as HomeFault
 from txmq.testing.simulated.broker import SimulatedBroker, lost
 from txmq.testing.simulated.xa_answers import Fault, SimulatedError
@@ -161,3 +162,25 @@ def test_a_resolver_whose_database_fails_under_it_goes_on(
     pair.settle(resolver)
     pair.check()
     assert pair.rows(0) == [b"x"]
+
+
+def test_a_broker_that_falls_silent_while_the_branches_are_prepared_is_not_sent_decide(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_deadline: float) -> None:
+        raise BrokerAwayError("does not answer")
+
+    def fall_silent(point: str) -> None:
+        if point == "client.xa.all_prepared":
+            monkeypatch.setattr(pair.home, "reach", silent)
+
+    crashpoints.set_hook(fall_silent)
+    try:
+        with pytest.raises(RolledBackError) as caught:
+            pair.transfer(b"x")
+    finally:
+        crashpoints.set_hook(None)
+    assert isinstance(caught.value, BrokerAwayError)
+    assert pair.home.requests == ["rollback"]
+    pair.check()
+    assert pair.rows(0) == []
