@@ -9,12 +9,12 @@ class ClientConnection:
     """One connection. The core appends whole answers to ``out`` and lists the peer in ``Core.ready``.
 
     Attributes:
-        number: unique in this broker's life; for logs.
+        number: unique in this broker's incarnation; for logs.
         session: what ``hello`` bound it to.
         out: answers to be written, in order of writing.
         given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
-        members: (group, member, its life) of the consumers that beat over it.
+        members: (group, member, its incarnation) of the consumers that beat over it.
         held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
             next one waits for room for the answer.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.

@@ -19,7 +19,7 @@ _COLUMNS = ("query", "epoch", "batch", "prepared", "prepared_bytes")
 
 @app.command("list")
 def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False) -> None:
-    """List the queries: the life of the driver that writes now, the newest committed batch, parts that are prepared.
+    """List the queries: epoch of the driver that writes now, newest committed batch, parts that are prepared.
 
     [bold]Examples[/bold]
 

@@ -146,7 +146,7 @@ class Partition:
         self.next_offset = next_offset
 
     def began(self, now_ms: int) -> None:
-        """A life of the broker began: segments that were redone, of which the journal does not say when, began now."""
+        """The broker started: segments that were redone, and have no time in the journal, began now."""
         for segment in self.segments:
             if segment.created_ms == _UNKNOWN_MS:
                 segment.created_ms = now_ms

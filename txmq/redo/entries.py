@@ -35,11 +35,11 @@ Bodies::
     17 SAVED          JSON: offsets of a consumer group
     18 HANDED_OVER    JSON: partitions of a consumer group got a new owner and generation
     19 GROUP_DELETED  JSON
-    24 QUERY_OPENED   JSON: a driver's new life writes in the name of a query
+    24 QUERY_OPENED   JSON: a driver's new incarnation writes in the name of a query
     25 BATCH_COMMITTED  number of transactions u32, then of each what COMMITTED holds, then meta (JSON): the query,
                       epoch and batch that are decided; all its messages are placed
     26 QUERY_DELETED  JSON
-    27 EPOCH_DRAWN    JSON: the number of a driver's life, never handed out again
+    27 EPOCH_DRAWN    JSON: the number of a driver's incarnation, never handed out again
     28 SESSION_TAKEN  JSON: a session was taken over, its epoch rises
     29 SESSIONS_AT_REST  JSON: sessions whose clients are away keep what they need and no more
 """

@@ -104,7 +104,7 @@ class JournalFiles:
         self._take_stock()
 
     def _take_stock(self) -> None:
-        """Find the spares of the last life; drop what it left half made, and spares of another size."""
+        """Find the spares of the last process; drop what it left half made, and spares of another size."""
         highest = 0
         for name in self._disk.list_directory(DIRECTORY):
             path = f"{DIRECTORY}/{name}"

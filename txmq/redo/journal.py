@@ -80,7 +80,7 @@ class Journal:
         next_lsn: where the next record goes.
         durable_lsn: everything below is forced.
         chain: CRC of the last record; a checkpoint at ``next_lsn`` keeps it.
-        epoch: of this life of the writer.
+        epoch: of this incarnation of the writer.
         node_id: whose journal it is.
         found: what recovery found.
         failed: True once a write or sync has failed; nothing works from then on.

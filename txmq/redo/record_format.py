@@ -2,7 +2,7 @@
 
 Theory of operation. The journal is one endless stream of bytes; an LSN is an address in it. A file named after its
 base LSN holds the addresses ``[base, base + file size)``, and the record at file position ``p`` has the LSN
-``base + p``. So a record states where it belongs, and what an earlier life of a recycled file left behind states a
+``base + p``. So a record states where it belongs, and what an earlier use of a recycled file left behind states a
 place where it is not.
 
 Invariants:
@@ -38,7 +38,7 @@ Record header, 48 bytes, then the payload, then zeros up to a multiple of 8::
     12  1  type: 1 group, 2 mark (no payload)
     13  1  flags (0)
     14  2  reserved (0)
-    16  4  epoch of the writer's life
+    16  4  epoch of the writer's incarnation
     20  4  chain: CRC field of the record before (0 before the first)
     24  8  LSN of this record
     32  8  durable LSN: everything below it was forced when this record was written

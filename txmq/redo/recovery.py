@@ -16,7 +16,7 @@ R4     no record, and a whole record behind says that this place was forced     
 R4d    a whole record of this LSN that does not continue chain or epoch                 refuse: mixed journals
 R3     a record of this LSN that fails its check, and nothing says it was forced        cut: a torn tail
 R3b    no record, and behind it torn or whole records that nothing says were forced     cut: a torn tail
-R2     nothing that claims this LSN or one behind it (zeros, remains of an older life)  the end, nothing to repair
+R2     nothing that claims this LSN or one behind it (zeros, remains of an earlier use)  the end, nothing to repair
 R8     (file header) another node's file                                                refuse
 R9     (file header) damaged, misnamed, or the file is not as long as it says           refuse: damage
 =====  ===============================================================================  ==============================
@@ -183,7 +183,7 @@ def recover(
     Args:
         node_id: whose it must be.
         from_lsn, from_chain: where the checkpoint stands; 0 and 0 for the beginning. Everything below was forced.
-        epoch: of this life; raised to one more than the highest epoch found.
+        epoch: of this incarnation; raised to one more than the highest epoch found.
         on_record: gets (LSN, end LSN, payload) of every group record, in order. May be called again with the same
             records by a later recovery.
         on_progress: gets the LSN reached, once per 8 MiB and file.

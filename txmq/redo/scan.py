@@ -196,7 +196,7 @@ def look(file: File, header: FileHeader, lsn: int) -> At:
         return At.FILE_END
     record = unpack_record_header(file.pread(RECORD_HEADER_SIZE, position))
     if record.lsn != lsn:
-        return At.EMPTY  # zeros, or what an earlier life of the file left
+        return At.EMPTY  # zeros, or what an earlier use of the file left
     if not is_valid_at(file, header, position, record):
         return At.BROKEN
     return At.FOREIGN if record.is_known else At.UNKNOWN

@@ -50,7 +50,7 @@ class Topics:
         self.next_id = 1
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[int, Topic] = {}
-        self.changes = 0  # how often a topic was made, altered or removed in this life of the process
+        self.changes = 0  # how often a topic was made, altered or removed in this process
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._by_name.values())

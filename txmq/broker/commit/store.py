@@ -282,7 +282,7 @@ class _Opening:
         journal = self._recover_journal()
         store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn)
         self._clean_up(store)
-        self._start_life(journal)
+        self._start_incarnation(journal)
         self._state.publish_recovered()
         name = self._settings.broker_name or f"{self._node.node_id:016x}"
         who = BrokerIdentity(self._node.cluster_id, self._node.node_id, name)
@@ -355,8 +355,8 @@ class _Opening:
                     self._files.unlink(path)  # archived before the crash, and taken out of the archive since
             store.removals.drop_segments(partition, doomed)
 
-    def _start_life(self, journal: Journal) -> None:
-        """A life begins with a forced record, so that its epoch is never used again."""
+    def _start_incarnation(self, journal: Journal) -> None:
+        """An incarnation begins with a forced record, so that its epoch is never used again."""
         fields = {"epoch": journal.epoch, "time_ms": self._clock.now_ms()}
         _append(journal, entries.json_entry(entries.STARTED, fields))
         journal.sync()

@@ -84,7 +84,7 @@ class Server:
         self._retention_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- start and end -------------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int, backlog: int = 1024) -> tuple[str, int]:
         """Listen. Returns the real address."""

@@ -31,7 +31,7 @@ class XADecision:
         meta: decided_ms, client.
         branches: resource, uuid, bqual, connection, wrote, marker as ``decide`` stated them; complete; heuristic.
         parts: where its messages stand.
-        number: in order of decision, in this life of the broker.
+        number: in order of decision, in this incarnation of the broker.
     """
 
     __slots__ = ("branches", "hold", "meta", "name", "number", "parts")
@@ -74,7 +74,7 @@ class XADecisions:
         self.heuristics: dict[Name, list[dict[str, Any]]] = {}
         self.recorded: Ordered[Name] = Ordered()
         self._number_of: dict[Name, int] = {}  # of heuristics
-        self._next_number = 1  # of both, in this life of the broker
+        self._next_number = 1  # of both, in this incarnation of the broker
 
     def decide(
         self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, LogPosition]

@@ -1,7 +1,7 @@
 """What consumer groups have saved: offsets, what was deferred, generations. A fold over the journal.
 
 Members are not here: they are known by their heartbeats, and join again after a restart. Generations are, so that a
-member of a former life of the broker stays fenced.
+member of a former incarnation of the broker stays fenced.
 
 Invariants:
     * a generation of a partition never falls, and each is handed out once;

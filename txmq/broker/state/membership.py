@@ -42,7 +42,7 @@ class Member:
         version: of what it may consume.
         alone: its offsets are where no other member would find them: it bears nobody beside it.
         topics_since: ids from here on are of topics that were made while it was there.
-        life: which process's it is, of those that have the name one after another; "" where that is not said.
+        incarnation: which process's it is, of those that have the name one after another; "" where that is not said.
         seen, seen_version: its view, and the version of that: heartbeats ask again and again.
     """
 
@@ -56,7 +56,7 @@ class Member:
     version: int = 1
     alone: bool = False
     topics_since: int = 1 << 62
-    life: str = ""
+    incarnation: str = ""
     seen: View | None = None
     seen_version: int = 0
 
@@ -65,9 +65,9 @@ class Member:
         """When it has not been heard of for too long."""
         return self.heard_ms + (min(RECONNECT_MS, self.timeout_ms) if self.lost else self.timeout_ms)
 
-    def is_of(self, life: str) -> bool:
+    def is_of(self, incarnation: str) -> bool:
         """Whether a process that says so may speak for it."""
-        return not (life and self.life) or life == self.life
+        return not (incarnation and self.incarnation) or incarnation == self.incarnation
 
 
 @dataclass(slots=True)

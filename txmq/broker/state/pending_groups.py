@@ -13,13 +13,14 @@ from txmq.broker.state.membership import Membership
 class Beat:
     """A heartbeat that waits for its member's view to change."""
 
-    __slots__ = ("client", "deadline_ms", "group", "is_answered", "life", "member", "opaque", "view")
+    __slots__ = ("client", "deadline_ms", "group", "incarnation", "is_answered", "member", "opaque", "view")
 
     def __init__(
-        self, client: ClientConnection, opaque: bytes, group: str, member: str, view: int, deadline_ms: int, life: str
+        self, client: ClientConnection, opaque: bytes, group: str, member: str, view: int, deadline_ms: int,
+        incarnation: str,
     ) -> None:  # fmt: skip
         self.client, self.opaque, self.group, self.member = client, opaque, group, member
-        self.view, self.deadline_ms, self.life = view, deadline_ms, life
+        self.view, self.deadline_ms, self.incarnation = view, deadline_ms, incarnation
         self.is_answered = False
 
 

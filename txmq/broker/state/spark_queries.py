@@ -1,7 +1,8 @@
 """Queries of parallel writers (Spark): who drives each, and the newest batch it has committed. A fold over the journal.
 
-A *query* is what writes batch after batch in one name, through restarts of its driver. Its *epoch* says which life of
-the driver speaks: a number drawn when that life begins. It is never handed out twice, and a later one is higher.
+A *query* is what writes batch after batch in one name, through restarts of its driver. Its *epoch* says which
+incarnation of the driver speaks: a number drawn when that incarnation begins. It is
+never handed out twice, and a later one is higher.
 
 Invariants:
     * an epoch of a query never falls, a batch number never falls;
@@ -36,7 +37,7 @@ class Query:
         return None if self.batch == NO_BATCH else self.batch
 
     def fenced(self, epoch: int) -> FencedError:
-        """What a former life is told."""
+        """What a former incarnation is told."""
         return FencedError(f"query {self.name} has a new driver (epoch {self.epoch}); epoch {epoch} is over")
 
 
@@ -63,12 +64,12 @@ class Queries:
         return query
 
     def at_epoch(self, name: str, epoch: int) -> Query:
-        """The query, where ``epoch`` is the life of its driver that writes now.
+        """The query, where ``epoch`` is the incarnation of its driver that writes now.
 
         Raises:
             UnknownQueryError: nobody opened it.
-            FencedError: a later life has opened it.
-            BadRequestError: this life has not opened it.
+            FencedError: a later incarnation has opened it.
+            BadRequestError: this incarnation has not opened it.
         """
         query = self.known(name)
         if epoch < query.epoch:
@@ -78,7 +79,7 @@ class Queries:
         return query
 
     def open(self, name: str, epoch: int, time_ms: int) -> Query:
-        """A driver's life begins to write."""
+        """A driver's incarnation begins to write."""
         query = self.named.get(name)
         if query is None:
             query = self.named[name] = Query(name, epoch, NO_BATCH, time_ms)

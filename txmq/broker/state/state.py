@@ -38,7 +38,7 @@ _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as 
 
 
 class Limits(NamedTuple):
-    """The limits that shape the fold; they must not differ between two lives for the window they shape to be equal."""
+    """The limits that shape the fold; a window is the same after a restart only if its limits are."""
 
     in_flight_max: int = 8
     outcomes_kept: int = 1024
@@ -243,7 +243,7 @@ class State:
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
     def started(self, epoch: int, time_ms: int) -> None:
-        """A new life of the broker began: streams that were not prepared are rolled back for good."""
+        """A new incarnation of the broker began: streams that were not prepared are rolled back for good."""
         self.epoch = epoch
         for partition in self.all_partitions():
             partition.began(time_ms)

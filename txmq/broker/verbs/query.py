@@ -6,7 +6,7 @@ sets of them. The driver's one request ``query commit`` names the winners: one f
 moves the query's newest batch, and rolls back what else was prepared for it. So
 
     * the same batch again finds that it is committed, whoever repeats it, after whatever crash;
-    * ``query open`` with a later epoch fences the driver's former lives and their tasks, and rolls back what they left;
+    * ``query open`` with a later epoch fences former incarnations of the driver, and rolls back what they left;
     * who dies in between leaves prepared transactions, listed by ``recover`` under their query.
 
 Invariants:
@@ -68,7 +68,7 @@ def query(
 
 
 def _epoch(context: Context, name: str, _given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
-    """A life of a driver begins: draw its number."""
+    """An incarnation of a driver begins: draw its number."""
     if name != ANY_QUERY:
         raise BadRequestError("query epoch takes *: a number is of no query before it opens one")
     queries = context.state.queries
@@ -79,7 +79,7 @@ def _epoch(context: Context, name: str, _given: Given, _body: bytearray) -> tupl
 
 
 def _open(context: Context, name: str, given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:
-    """A life of a driver writes from now on, or does already: tell the newest committed batch."""
+    """An incarnation of a driver writes from now on, or does already: tell the newest committed batch."""
     epoch = _stated(given, b"epoch")
     queries = context.state.queries
     known = queries.named.get(name)

@@ -41,14 +41,14 @@ ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
 
 
 class Place(NamedTuple):
-    """Behind which row a page begins; numbers of a life of the broker mean nothing in another one."""
+    """Behind which row a page begins; numbers of an incarnation of the broker mean nothing in another one."""
 
-    life: int
+    incarnation: int
     state: str
     number: int
 
     def __str__(self) -> str:
-        return f"{self.life}.{self.state}.{self.number}"
+        return f"{self.incarnation}.{self.state}.{self.number}"
 
 
 class Wanted(NamedTuple):
@@ -77,7 +77,7 @@ def recover(
 
 
 def _place(context: Context, text: str | None) -> Place:
-    """Where to go on: at the beginning, where that place was of another life of the broker."""
+    """Where to go on: at the beginning, where that place was of another incarnation of the broker."""
     beginning = Place(context.state.epoch, _PREPARED, 0)
     if text is None:
         return beginning
@@ -85,7 +85,7 @@ def _place(context: Context, text: str | None) -> Place:
     if match is None:
         raise BadRequestError(f"after={text[:40]}: expected what the page before said in next")
     place = Place(int(match[1]), match[2], int(match[3]))
-    return place if place.life == context.state.epoch else beginning
+    return place if place.incarnation == context.state.epoch else beginning
 
 
 def _page(context: Context, wanted: Wanted, place: Place, limit: int) -> bytes:
@@ -109,7 +109,7 @@ def _rows(context: Context, wanted: Wanted, place: Place) -> Iterator[tuple[Plac
         if rank >= begun and state in wanted.states:
             number = place.number if rank == begun else 0
             for found, row in _WALKS[state](context, wanted, number):
-                yield Place(place.life, state, found), row
+                yield Place(place.incarnation, state, found), row
 
 
 def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:

@@ -156,7 +156,7 @@ def forget(
 
 
 def show_overdue(context: Context) -> None:
-    """Let readers see what has waited for its branches longer than ``visibility_hold_ms_max``, in this life."""
+    """Let readers see what has waited for its branches longer than ``visibility_hold_ms_max``, in this incarnation."""
     latest = context.now_ms - context.settings.visibility_hold_ms_max
     if context.started_ms > latest:
         return  # how long the broker was away is not known: its machine's clock may have been set meanwhile

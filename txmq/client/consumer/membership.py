@@ -4,8 +4,8 @@ Theory of operation. Heartbeats go over a connection of their own, so that the b
 is gone. A beat waits at the broker until there is something to tell, at most ``heartbeat_interval``. What it tells is
 given to the ``Partitions``: new ones with their generation and offset, those to be released, those that are lost. Who
 cannot reach the broker for the session timeout takes itself for expelled and consumes nothing more: somebody else does.
-Each process has a *life* of its own beside the member's name: who joins under a name that another one has takes over,
-and the other one is told, and ends.
+Each process has an *incarnation* beside the member's name: who joins under a name that another one has takes over, and
+the other one is told, and ends.
 
 Invariants:
     * a partition is released only when its messages under way are dealt with (or their time is over) and its offset is
@@ -102,7 +102,7 @@ class MemberSettings(NamedTuple):
     heartbeat_interval_s: float
     session_timeout_s: float
     save_interval_s: float
-    life: str = ""  # which process's it is, of those that have the name one after another
+    incarnation: str = ""  # which process's it is, of those that have the name one after another
 
 
 class _SupersededError(FencedError):
@@ -127,7 +127,7 @@ class GroupMember:
         self._saving = Lock()
         self._ended = Signal()
         self._released: list[TopicPartition] = []
-        self._life: Words = {"life": settings.life} if settings.life else {}
+        self._incarnation: Words = {"incarnation": settings.incarnation} if settings.incarnation else {}
 
     def start(self) -> None:
         """Join; the thread goes on."""
@@ -371,7 +371,8 @@ class GroupMember:
         try:
             return self._connection.call(
                 "group", action, self._settings.group, timeout=REQUEST_TIMEOUT_S + wait_s,
-                extensions={"member": self._settings.name, **self._life, **words}, body=[json.dumps(rows).encode()],
+                extensions={"member": self._settings.name, **self._incarnation, **words},
+                body=[json.dumps(rows).encode()],
             )  # fmt: skip
         except FencedError as error:
             raise _SupersededError(*error.args) from error

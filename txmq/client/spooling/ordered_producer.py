@@ -288,7 +288,7 @@ class OrderedMessageProducer:
         return [entry.as_parked() for entry in self._spool.parked()]
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Wait until nothing is under way, the spool is empty but for what is parked, and former lives have ended.
+        """Wait until nothing is under way, the spool is empty but for what is parked, and former processes have ended.
 
         So what is in the topic then is all that this spool's producers have sent.
 

@@ -11,7 +11,7 @@ What if the process dies right here:
     * before the answer to a direct send: the caller was told nothing; the message is stored once or not at all;
     * between taking over and the spool's commit, or between that and its return: the same; the latter will be sent;
     * behind the pins, the sending, or the answers of a flight: the same bytes go out again in the same session, which
-      the next life resumes; the broker answers those it has as duplicates.
+      the next process resumes; the broker answers those it has as duplicates.
 
 A refusal leaves a number unused only where nothing but refusals ever came of it: what may have been stored before (no
 answer came, or another process sent it) is not parked as refused before the log was read.

@@ -1,16 +1,16 @@
-"""The sessions an ordered producer speaks for: its own, and those of its former lives.
+"""The sessions an ordered producer speaks for: its own, and those of its former processes.
 
 Theory of operation. New batches go out in this process's *current* session, on the ``main`` connection. A batch pinned
 to another session (the process was restarted, or the broker ended the session) goes out on the ``other`` connection,
 which resumes whichever session is needed. So a batch is sent by one number only, as often as it takes.
 
-Before the first batch of a life goes out, every session of former lives is taken over once, under a higher epoch: the
-broker then closes the connection that held it and lets nobody back under a lower one, and what a killed process left in
-its sockets is stored before that or never. Else it could come in behind what is sent now.
+Before the first batch of a process goes out, every session of former processes is taken over once, under a higher
+epoch: the broker then closes the connection that held it and lets nobody back under a lower one, and what a killed
+process left in its sockets is stored before that or never. Else it could come in behind what is sent now.
 
 Invariants:
     * A session's identity and secret are on disk before the first batch is sent in it, and a higher epoch before the
-      broker hears of it: each life's is higher than all before.
+      broker hears of it: each one's is higher than all before.
     * A session is resumed only at the broker that issued it (cluster and home are compared first).
 
 Attributes of ``Sessions``: ``main``, the connection of the current session.
@@ -76,7 +76,7 @@ class Sessions:
         return link, noted, session.in_flight_max
 
     def end_former_lives(self, deadline: float) -> None:
-        """What former lives sent is stored when this returns, or never. Raises as ``current``."""
+        """What former processes sent is stored when this returns, or never. Raises as ``current``."""
         if not self._former:
             return
         with self._lock:

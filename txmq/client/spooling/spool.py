@@ -279,7 +279,7 @@ class Spool:
             self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, 0)", values)
 
     def take_session(self, identity: SpoolIdentity) -> Held:
-        """This process takes over a session of a former life: its epoch is on disk before the broker hears of it."""
+        """This process takes over a session of a former process: its epoch is on disk before the broker hears of it."""
         with self._writing():
             self._database.execute(RAISE_EPOCH, (EPOCH_MAX, *identity_row(identity)))
             row = self._database.execute(HELD, identity_row(identity)).fetchone()

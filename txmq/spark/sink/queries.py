@@ -25,7 +25,7 @@ ANY_QUERY = "*"
 
 
 class Attempt(NamedTuple):
-    """Who writes: one attempt of one task of a batch of a query, in a life of its driver."""
+    """Who writes: one attempt of one task of a batch of a query, in an incarnation of its driver."""
 
     query: str
     epoch: int
@@ -41,18 +41,18 @@ class Queries:
         self._client = client
 
     def new_epoch(self) -> int:
-        """Draw a number for a life of a driver: higher than any drawn before, for whichever query."""
+        """Draw a number for an incarnation of a driver: higher than any drawn before, for whichever query."""
         epoch: int = self._ask("epoch", ANY_QUERY, {})["epoch"]
         return epoch
 
     def open(self, query: str, epoch: int, *, timeout: float | None = None) -> int | None:
-        """This life writes from now on; former ones are fenced, and what they prepared is rolled back.
+        """This incarnation writes from now on; former ones are fenced, and what they prepared is rolled back.
 
         Returns:
             The newest committed batch, or None.
 
         Raises:
-            FencedError: a later life has opened it.
+            FencedError: a later incarnation has opened it.
             OverloadedError: too many queries are kept.
 
         Durability: forced when this returns.
@@ -68,7 +68,7 @@ class Queries:
         Raises:
             TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared.
             TransactionConflictError: the batch is committed already.
-            FencedError, UnknownQueryError: a later life has opened the query, or nobody.
+            FencedError, UnknownQueryError: a later incarnation has opened the query, or nobody.
             TxmqError: refused, not prepared.
 
         Durability: the messages are in the broker's journal when this returns.
@@ -86,7 +86,7 @@ class Queries:
 
         Raises:
             TransactionConflictError: a transaction is not prepared, or not of this batch; nothing happened.
-            FencedError, UnknownQueryError: a later life has opened the query, or nobody.
+            FencedError, UnknownQueryError: a later incarnation has opened the query, or nobody.
 
         Durability: decided, in the broker's journal, when this returns.
         """
@@ -95,7 +95,7 @@ class Queries:
         return not answer["already_committed"]
 
     def abort(self, query: str, *, epoch: int | None = None, batch: int | None = None) -> int:
-        """Roll back what is prepared for a query: of one life, of one batch, or all. Returns how many transactions."""
+        """Roll back what is prepared for a query, of one epoch, one batch, or all; how many transactions."""
         given = {name: number for name, number in (("epoch", epoch), ("batch", batch)) if number is not None}
         count: int = self._ask("abort", query, given)["rolled_back"]
         return count
@@ -111,7 +111,7 @@ class Queries:
         A batch of it that is written again after that is written twice.
 
         Args:
-            epoch: only while this life is the newest.
+            epoch: only while this incarnation is the newest.
 
         Raises:
             UnknownQueryError: it is not there (any more).

@@ -6,8 +6,9 @@ batch which Spark repeats after a crash is found to be committed. Spark makes a 
 pickles it to the tasks; for a stream it makes *another one* where it commits. So what the commit needs to know comes
 with the tasks' messages.
 
-A life of the driver is known by its *epoch*, drawn where a batch is planned. The first task of a later epoch fences the
-former ones and rolls back what they left: tasks of a driver that died, and of an attempt at the batch that failed.
+An incarnation of the driver is known by its *epoch*, drawn where a batch is planned. The first task of a later epoch
+fences the former ones and rolls back what they left: tasks of a driver that died, and of an
+attempt at the batch that failed.
 
 A batch write without ``queryId`` has a name of its own, which is forgotten once it is committed.
 
@@ -143,7 +144,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             queries.commit(attempt.query, attempt.epoch, batchId, _winners(messages))
 
     def abort(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
-        """On the driver: roll back what is known of; the rest goes with the next life of the driver."""
+        """On the driver: roll back what is known of; the rest goes with the next incarnation of the driver."""
         written = [message.written for message in messages if message is not None]
         if written:
             attempt = written[0].attempt

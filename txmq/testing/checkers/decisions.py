@@ -4,7 +4,7 @@ A9  resolution-time     something stayed in doubt for longer than promised, ever
 A10 zombie              an effect of a transaction whose rollback somebody else had been promised
 A11 heuristic           a lone decision that was not recorded, or one recorded that nobody made
 A12 conservation        accounts and amounts under way do not add up
-A13 decision-log        two decisions about one transaction in the journals of all lives; or one against what is there
+A13 decision-log        two decisions about one transaction in the journals of all epochs; or one against what is there
 A14 half                a half message against its checker's answers, or dropped undecided
 """
 

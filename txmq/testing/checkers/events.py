@@ -29,7 +29,7 @@ A line is an object with these members (Jepsen's words, as far as they fit):
     rows       ok       ["rows", resource, [[rowid, key]...]] in the order of their commits
     in-doubt   ok       [txid...]
     heuristics ok       [[txid, what]...]: what is recorded of lone decisions
-    decisions  ok       [[txid, "committed" | "rolled-back"]...]: all that the journals of all lives hold
+    decisions  ok       [[txid, "committed" | "rolled-back"]...]: all that the journals of all incarnations hold
 
 Rules of the writer:
 

@@ -86,7 +86,7 @@ def _join(request: GroupRequest) -> None:
     member = Member(
         name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
     )
-    member.topics_since, member.life = context.state.topics.next_id, request.words.get("life", "")
+    member.topics_since, member.incarnation = context.state.topics.next_id, request.words.get("incarnation", "")
     _refuse_beside_alone(request.group, membership, member)
     refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
     context.member_count += name not in membership.members
@@ -150,18 +150,20 @@ def _heartbeat(request: GroupRequest) -> None:
     if view != member.version or wait_ms == 0 or context.stopping:
         _answer_view(request, member)
         return
-    life = request.words.get("life", "")
-    heartbeat = Beat(request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, life)
+    incarnation = request.words.get("incarnation", "")
+    heartbeat = Beat(
+        request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, incarnation
+    )
     context.group_desk.wait(heartbeat)
 
 
 def _leave(request: GroupRequest) -> None:
     membership = request.context.groups.get(request.group)
     member = membership.members.get(request.words.get("member", "")) if membership is not None else None
-    if membership is not None and member is not None and member.is_of(request.words.get("life", "")):
+    if membership is not None and member is not None and member.is_of(request.words.get("incarnation", "")):
         membership.leave(member.name)
         request.context.member_count -= 1
-        request.client.members.discard((request.group, member.name, member.life))
+        request.client.members.discard((request.group, member.name, member.incarnation))
         settle(request.context, request.group)
     request.answer({})
 
@@ -171,14 +173,14 @@ def _member(request: GroupRequest) -> tuple[Membership, Member]:
     member = membership.members.get(request.words.get("member", "")) if membership is not None else None
     if membership is None or member is None:
         raise UnknownMemberError(f"group {request.group!r} does not know this member: join (again)")
-    if not member.is_of(request.words.get("life", "")):
+    if not member.is_of(request.words.get("incarnation", "")):
         raise _fenced(request.group, member.name)
     return membership, member
 
 
 def _speaks_for(request: GroupRequest, member: Member) -> None:
     member.connection = request.client.number
-    request.client.members.add((request.group, member.name, member.life))
+    request.client.members.add((request.group, member.name, member.incarnation))
 
 
 def _fenced(group: str, member: str) -> FencedError:
@@ -233,7 +235,7 @@ def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
     elif member is None:
         error = UnknownMemberError(f"group {heartbeat.group!r} does not know this member: join (again)")
         _refuse_heartbeat(context, heartbeat, error)
-    elif not member.is_of(heartbeat.life):
+    elif not member.is_of(heartbeat.incarnation):
         _refuse_heartbeat(context, heartbeat, _fenced(heartbeat.group, heartbeat.member))
     elif member.version != heartbeat.view or heartbeat.deadline_ms <= context.now_ms or context.stopping:
         context.group_desk.answered(heartbeat)
@@ -259,10 +261,15 @@ def read_again(context: Context, client: ClientConnection) -> None:
 
 
 def _members_over(context: Context, client: ClientConnection) -> Iterator[tuple[str, Membership, Member]]:
-    for name, member, life in client.members:
+    for name, member, incarnation in client.members:
         membership = context.groups.get(name)
         known = membership.members.get(member) if membership is not None else None
-        if membership is not None and known is not None and known.is_of(life) and known.connection == client.number:
+        if (
+            membership is not None
+            and known is not None
+            and known.is_of(incarnation)
+            and known.connection == client.number
+        ):
             yield name, membership, known
 
 

@@ -62,7 +62,7 @@ def note_owned(context: Context, name: str, place: tuple[int, int]) -> None:
 
 
 def _may_be_claimed(context: Context, name: str, place: tuple[int, int]) -> bool:
-    """Whether a member of the broker's former life may be about to come back with this partition."""
+    """Whether a member of the broker's former incarnation may be about to come back with this partition."""
     if context.now_ms - context.started_ms >= REJOIN_MS or (name, *place) in context.owned_since_start:
         return False
     known = context.state.saved.named.get(name)

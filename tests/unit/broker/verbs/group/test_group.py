@@ -54,9 +54,9 @@ def test_what_comes_into_being_while_a_group_is_there_begins_at_its_first_messag
     pass_time(made, 1.0)
     one.heartbeat()
     assert next(row[3] for row in one.view["assigned"] if row[:2] == B0) == 0
-    life = restarted(made)
-    pass_time(life, 1.0)
-    again = Consumer(life, "one").join()
+    after = restarted(made)
+    pass_time(after, 1.0)
+    again = Consumer(after, "one").join()
     assert [row[3] for row in again.view["assigned"]] == [None, None, 0, 0]
 
 
@@ -393,19 +393,19 @@ def test_a_topic_made_anew_while_the_broker_was_restarted_is_not_claimed() -> No
 
 def test_who_joins_under_another_ones_name_has_everything_and_that_one_is_fenced() -> None:
     made = node()
-    elder, younger = Consumer(made, "same", life="1"), Consumer(made, "same", life="2")
+    elder, younger = Consumer(made, "same", incarnation="1"), Consumer(made, "same", incarnation="2")
     old = elder.join().generation("a", 0)
     waits = elder.client.send("group", "heartbeat", GROUP, body=b"[]", extensions={
-        "member": "same", "life": "1", "view": elder.view["view"], "wait": 30_000,
+        "member": "same", "incarnation": "1", "view": elder.view["view"], "wait": 30_000,
     })  # fmt: skip
     assert younger.join().held == [A0, A1, B0]
     pass_time(made, 0.1)
     waited = elder.client.received.pop(waits)
     assert (waited.code, b"name of its own" in waited.body) == (410, True)
-    assert elder.ask("heartbeat", [], member="same", life="1").code == 410
+    assert elder.ask("heartbeat", [], member="same", incarnation="1").code == 410
     assert elder.save(A0, old, 5) == [[*A0, younger.generation("a", 0)]]
-    assert elder.ask("leave", [], member="same", life="1").code == 200
+    assert elder.ask("leave", [], member="same", incarnation="1").code == 200
     elder.client.disconnect()
     pass_time(made, 2.0)
     assert younger.heartbeat().held == [A0, A1, B0]
-    assert younger.ask("heartbeat", [], member="same", life="2").code == 200
+    assert younger.ask("heartbeat", [], member="same", incarnation="2").code == 200
