@@ -1,10 +1,13 @@
-"""HOST:PORT as text: split, joined, and whether only this machine can reach it."""
+"""Addresses as text: HOST:PORT, and a client's txmq://HOST[:PORT][,HOST[:PORT]...]."""
 
 from __future__ import annotations
 
 import ipaddress
 
 from txmq.errors import ConfigError
+
+DEFAULT_PORT = 8123
+_SCHEME = "txmq://"
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -40,3 +43,26 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def parse_bootstrap(text: str) -> list[tuple[str, int]]:
+    """Hosts and ports of ``txmq://host[:port][,host[:port]...]``.
+
+    Raises:
+        ConfigError: says what is expected.
+    """
+    expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas"
+    if not isinstance(text, str):
+        raise ConfigError(expected)
+    if text.startswith("zk://"):
+        raise ConfigError(f"bootstrap = {text!r}: ZooKeeper is not supported yet; give a broker: txmq://HOST:PORT")
+    if not text.startswith(_SCHEME):
+        raise ConfigError(expected)
+    addresses = []
+    for part in text.removeprefix(_SCHEME).rstrip("/").split(","):
+        has_port = part.rpartition("]")[2].count(":") == 1 if "]" in part else ":" in part
+        try:
+            addresses.append(split_address(part if has_port else f"{part}:{DEFAULT_PORT}"))
+        except ConfigError:
+            raise ConfigError(expected) from None
+    return addresses

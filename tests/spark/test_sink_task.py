@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 import txmq
-from txmq.client.client import Client, parse_bootstrap
+from txmq.addresses import parse_bootstrap
+from txmq.client.client import Client
 from txmq.errors import FencedError, TransactionConflictError, UnavailableError, UnknownTopicError
 from txmq.spark.sink import sink
 from txmq.spark.sink import task as sink_task

@@ -1,8 +1,7 @@
 """``txmq.connect`` and ``Client``: one broker, two connections.
 
-``control`` carries everything but reads, and the session that transactions and the first producer share. A second
-producer at the same time gets a connection and session of its own, because one session numbers the batches of one
-sender only; senders are kept and reused when producers close. ``reader`` carries ``get``: a long poll holds up nobody.
+``control`` carries everything but reads, and the session that transactions and the first producer share (``senders``
+gives the others connections of their own). ``reader`` carries ``get``: a long poll holds up nobody.
 Connections are made when they are first used, ``control`` at once (unless ``lazy``), so that a wrong address is found
 out by ``connect``. Where the broker takes no more transactions in the session, ``control`` becomes another connection
 with another session; what had begun in the old one ends there.
@@ -14,12 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from txmq.addresses import split_address
+from txmq.addresses import parse_bootstrap
 from txmq.client.admin.groups import Groups
 from txmq.client.admin.transactions import Transactions
 from txmq.client.arguments import (
     WAIT_S_MAX,
-    require_choice,
     require_kind,
     require_number,
     require_path,
@@ -30,9 +28,8 @@ from txmq.client.arguments import (
 from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.partitioner import PartitionSelector
-from txmq.client.producer.batches import ProducerLimits
 from txmq.client.producer.producer import Producer, ProducerSettings
-from txmq.client.producer.sender import Sender
+from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.reading import Fetcher
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.retrying_producer import RetryingProducer
@@ -43,7 +40,6 @@ from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError
-from txmq.log.compression import CODECS
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
@@ -52,10 +48,8 @@ from txmq.xa import LastResource
 from txmq.xa.two_phase.branch import XAResource
 from txmq.xid import TxId
 
-DEFAULT_PORT = 8123
 NAME_LENGTH_MAX = 100
 FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if a block of it goes on
-_SCHEME = "txmq://"
 
 
 def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
@@ -86,29 +80,6 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
     return client
 
 
-def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """Hosts and ports of ``txmq://host[:port][,host[:port]...]``.
-
-    Raises:
-        ConfigError: says what is expected.
-    """
-    expected = f"bootstrap = {text!r}: expected txmq://HOST[:PORT], several separated by commas"
-    if not isinstance(text, str):
-        raise ConfigError(expected)
-    if text.startswith("zk://"):
-        raise ConfigError(f"bootstrap = {text!r}: ZooKeeper is not supported yet; give a broker: txmq://HOST:PORT")
-    if not text.startswith(_SCHEME):
-        raise ConfigError(expected)
-    addresses = []
-    for part in text.removeprefix(_SCHEME).rstrip("/").split(","):
-        has_port = part.rpartition("]")[2].count(":") == 1 if "]" in part else ":" in part
-        try:
-            addresses.append(split_address(part if has_port else f"{part}:{DEFAULT_PORT}"))
-        except ConfigError:
-            raise ConfigError(expected) from None
-    return addresses
-
-
 class Client:
     """A broker's client; made by ``txmq.connect``, usable as a block.
 
@@ -117,6 +88,7 @@ class Client:
         transactions: what is in doubt, and what an operator may do about it.
         groups: consumer groups: list, describe, reset, delete.
         control: the connection for everything but reads.
+        senders: for producers.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
     """
@@ -138,26 +110,22 @@ class Client:
         self.name, self.timeout = name, timeout
         self.clock: Clock = clock or OSClock()
         self._addresses = addresses
-        self.control = self._new_connection()
+        self.control = self.new_connection()
         self._former: tuple[ReconnectingConnection, ...] = ()  # what was ``control``, of sessions that were full
-        self._reader = self._new_connection()
+        self._reader = self.new_connection()
         self.topics = Topics(lambda: self.control, self.clock, timeout)
         self.transactions = Transactions(lambda: self.control, timeout, self._told)
         self.groups = Groups(lambda: self.control, timeout)
         self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
         self._lock = Lock()
-        self._senders: list[Sender] = []
-        self._idle_senders: list[Sender] = []
+        self.senders = SenderPool(lambda: self.control, self.new_connection, self.clock, self.topics.forget)
         self._checks: dict[str, CheckBacks] = {}  # by producer group
         self._ordered: list[OrderedMessageProducer] = []
         self._closed = False
         watch_forks(self)
 
     def new_connection(self) -> ReconnectingConnection:
-        """One more connection to the same broker, for a part of the client; whoever asks closes it."""
-        return self._new_connection()
-
-    def _new_connection(self) -> ReconnectingConnection:
+        """One more connection to the same broker, for a part of the client; the caller closes it."""
         return ReconnectingConnection(self._addresses, self.name, self.clock, self.timeout)
 
     def __enter__(self) -> Self:
@@ -199,7 +167,7 @@ class Client:
             DirectoryInUseError, StorageError: the retry store is another's, or cannot be opened.
         """
         settings = ProducerSettings(linger_ms, batch_size_bytes, buffer_size_bytes, max_in_flight, compression, timeout)
-        _check(settings)
+        settings.check()
         if partition_selector is not None:
             require_selector(partition_selector)
         require_path("retry_store", retry_store)
@@ -217,7 +185,7 @@ class Client:
         with self._lock:
             known = self._checks.get(group)
             if known is None:
-                known = self._checks[group] = CheckBacks(self, group, checker, self._new_connection)
+                known = self._checks[group] = CheckBacks(self, group, checker, self.new_connection)
         known.checker = checker
         known.start()
         return known
@@ -257,34 +225,6 @@ class Client:
         require_transaction_timeout(timeout)
         self._refuse_closed()
         return BrokerXAResource(self, timeout)
-
-    def take_sender(self, producer: Producer) -> Sender:
-        """For ``Producer``: a sender of its own. The first one sends on ``control``."""
-        settings = producer.settings
-        limits = ProducerLimits(
-            linger_s=settings.linger_ms / 1000,
-            batch_size_bytes=settings.batch_size_bytes,
-            buffer_size_bytes=settings.buffer_size_bytes,
-            in_flight_max=settings.max_in_flight,
-            compression=settings.compression,
-        )
-        with self._lock:
-            self._refuse_closed()
-            if self._idle_senders:
-                sender = self._idle_senders.pop()
-                sender.limits = limits
-                return sender
-            connection = self._new_connection() if self._senders else self.control
-            sender = Sender(connection, self.clock, limits)
-            sender.on_unknown_topic = self.topics.forget
-            self._senders.append(sender)
-            return sender
-
-    def give_back_sender(self, sender: Sender) -> None:
-        """For ``Producer``: it is closed. A sender that still holds something unknown is not used again."""
-        with self._lock:
-            if not self._closed and sender.is_idle and sender in self._senders:
-                self._idle_senders.append(sender)
 
     # --- consuming ---------------------------------------------------------------------------------------------------
 
@@ -327,7 +267,7 @@ class Client:
         settings.check()
         self._refuse_closed()
         membership = settings.member(f"{self.name}-{OSRandom().bits(48):012x}")
-        return Consumer(self, (self._new_connection(), self._new_connection()), settings, membership)
+        return Consumer(self, (self.new_connection(), self.new_connection()), settings, membership)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -393,7 +333,7 @@ class Client:
             if self._closed or self.control.session is not full:
                 return
             former = (*self._former, self.control)
-            self.control, self._former = self._new_connection(), former[-FORMER_MAX:]
+            self.control, self._former = self.new_connection(), former[-FORMER_MAX:]
         for connection in former[:-FORMER_MAX]:
             connection.rest()
 
@@ -439,13 +379,11 @@ class Client:
         stop_resolver(self)
         with self._lock:
             self._closed = True
-            senders, self._senders, self._idle_senders = self._senders, [], []
             checks, self._checks = self._checks, {}
             ordered, self._ordered = self._ordered, []
         for check_backs in checks.values():
             check_backs.stop()
-        for sender in senders:
-            sender.close()
+        self.senders.close()
         for connection in (self.control, *self._former):
             connection.close()
         self._reader.close()
@@ -459,13 +397,3 @@ class Client:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ClosedError("the client is closed")
-
-
-def _check(settings: ProducerSettings) -> None:
-    for name, low, high in (
-        ("linger_ms", 0.0, 60_000.0), ("batch_size_bytes", 1024, 16 << 20), ("buffer_size_bytes", 1024, 1 << 40),
-        ("max_in_flight", 1, 64), ("timeout", 0.001, WAIT_S_MAX),
-    ):  # fmt: skip
-        require_number(name, getattr(settings, name), low, high)
-    if settings.compression is not None:
-        require_choice("compression", settings.compression, CODECS)

@@ -297,7 +297,7 @@ def test_a_forked_child_sends_under_another_session_and_nothing_of_the_parents(
     producer = client.producer(linger_ms=60_000)
     producer.send("t", b"before", partition=0, timeout=600)
     producer.send_async("t", b"parent", partition=0, timeout=600)
-    concerned: list[Forked] = [client.control, *client._senders, client]
+    concerned: list[Forked] = [client.control, *client.senders._senders, client.senders, client]
     for one in concerned:
         one.forked()  # what the child does first
     producer.send_async("t", b"child", partition=0, timeout=600)

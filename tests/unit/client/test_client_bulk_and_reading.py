@@ -8,7 +8,8 @@ import pytest
 
 import txmq
 from tests.unit.client.scripted import ScriptedBroker
-from txmq.client.client import Client, parse_bootstrap
+from txmq.addresses import parse_bootstrap
+from txmq.client.client import Client
 from txmq.client.producer.bulk import SLICE_COUNT_MAX, SendResults
 from txmq.errors import (
     ConfigError,

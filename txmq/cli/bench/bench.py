@@ -136,7 +136,7 @@ def _loads(names: str | None) -> tuple[Load, ...]:
 
 def _settings(server: str | None, sync: str | None, assignments: list[str] | None) -> dict[str, object]:
     """Settings of our own broker, checked here; a running broker has its own."""
-    from txmq.client.client import parse_bootstrap
+    from txmq.addresses import parse_bootstrap
     from txmq.config import load_settings, parse_assignments
 
     if server is not None and len(parse_bootstrap(server)) > 1:

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
-from txmq.addresses import is_loopback
-from txmq.client.client import parse_bootstrap
+from txmq.addresses import is_loopback, parse_bootstrap
 from txmq.errors import TxmqError
 from txmq.testing.bench.limits import SECONDS_MAX, bare_limits, facts
 from txmq.testing.bench.model import Figures, Load, Run, Target

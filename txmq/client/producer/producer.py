@@ -12,13 +12,14 @@ from itertools import count
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from txmq.client.arguments import require_transaction_timeout, require_wait
+from txmq.client.arguments import WAIT_S_MAX, require_choice, require_number, require_transaction_timeout, require_wait
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer import bulk
-from txmq.client.producer.batches import Record
+from txmq.client.producer.batches import ProducerLimits, Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
 from txmq.client.producer.headers import REQUEST_SIZE_BYTES_MAX, Content, checked_headers
 from txmq.client.producer.sender import Sender
+from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.transaction.block import Resource, Transaction
 from txmq.client.transaction.broker_side import raise_rolled_back
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
@@ -32,6 +33,7 @@ from txmq.errors import (
     TransactionStateError,
     TxmqError,
 )
+from txmq.log.compression import CODECS
 from txmq.model import Message, ParkedMessage, SendResult
 from txmq.runtime.threads import Future
 
@@ -49,11 +51,9 @@ class ProducerClient(Broker, Protocol):
     def topics(self) -> TopicDirectory:
         """The topics."""
 
-    def take_sender(self, producer: Producer) -> Sender:
-        """Called once, at the first send outside a transaction."""
-
-    def give_back_sender(self, sender: Sender) -> None:
-        """Nothing of the producer's is left in it."""
+    @property
+    def senders(self) -> SenderPool:
+        """What a producer sends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,26 @@ class ProducerSettings:
     max_in_flight: int = 8
     compression: str | None = None
     timeout: float = 5.0
+
+    def check(self) -> None:
+        """Raises ConfigError for what is out of range."""
+        for name, low, high in (
+            ("linger_ms", 0.0, 60_000.0), ("batch_size_bytes", 1024, 16 << 20), ("buffer_size_bytes", 1024, 1 << 40),
+            ("max_in_flight", 1, 64), ("timeout", 0.001, WAIT_S_MAX),
+        ):  # fmt: skip
+            require_number(name, getattr(self, name), low, high)
+        if self.compression is not None:
+            require_choice("compression", self.compression, CODECS)
+
+    def limits(self) -> ProducerLimits:
+        """The settings that senders obey."""
+        return ProducerLimits(
+            linger_s=self.linger_ms / 1000,
+            batch_size_bytes=self.batch_size_bytes,
+            buffer_size_bytes=self.buffer_size_bytes,
+            in_flight_max=self.max_in_flight,
+            compression=self.compression,
+        )
 
 
 class Producer:
@@ -251,7 +271,7 @@ class Producer:
             try:
                 sender.flush(deadline)
             finally:
-                self.client.give_back_sender(sender)
+                self.client.senders.give_back(sender)
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -367,7 +387,7 @@ class Producer:
         if sender is None:
             if self._closed:
                 raise ClosedError("the producer is closed")
-            sender = self._sender = self.client.take_sender(self)
+            sender = self._sender = self.client.senders.take(self.settings.limits())
         return sender
 
     def _deadline(self, timeout: float | None) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from txmq.client.client import parse_bootstrap
+from txmq.addresses import parse_bootstrap
 from txmq.errors import ConfigError
 from txmq.log.compression import CODECS
 from txmq.model import is_valid_name

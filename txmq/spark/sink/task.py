@@ -18,7 +18,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from txmq.client.client import Client, parse_bootstrap
+from txmq.addresses import parse_bootstrap
+from txmq.client.client import Client
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Self
 
-from txmq.client.client import parse_bootstrap
+from txmq.addresses import parse_bootstrap
 from txmq.errors import TxmqError
 from txmq.log.records import encode_values
 
