@@ -170,7 +170,7 @@ def test_every_package_has_its_layer() -> None:
     [layers] = [
         contract["layers"]
         for contract in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-        if contract["type"] == "layers"
+        if contract["type"] == "layers" and "containers" not in contract  # those are exhaustive
     ]
     named = {name.removeprefix("txmq.") for layer in layers for name in layer.split(" | ")}
     assert {_name(path).split("/")[1].removesuffix(".py") for path in PACKAGE} == named | {"__init__"}
