@@ -18,8 +18,9 @@ from typing import Any
 
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.reading import DAMAGED
-from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.reply import Waiter
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,

@@ -21,8 +21,9 @@ from collections.abc import Callable
 
 from txmq.client.producer.batches import Batch, ProducerLimits, Record
 from txmq.client.producer.core import ProducerCore
-from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import BACKOFF_S_MAX, BACKOFF_S_MIN, IDLE_CHECK_S, ReconnectingConnection
+from txmq.client.transport.reply import Waiter
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConnectionLostError, RequestTimeoutError, TxmqError, broker_error
 from txmq.model import SendResult, SendStatus

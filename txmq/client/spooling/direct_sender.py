@@ -25,8 +25,9 @@ from txmq.client.producer.core import ProducerCore
 from txmq.client.producer.sender import Completion, Sender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool_rows import SpoolIdentity
-from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import IDLE_CHECK_S
+from txmq.client.transport.reply import Waiter
 from txmq.errors import BrokerError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
 from txmq.log import records
 from txmq.model import SendResult, SendStatus, TopicPartition

@@ -43,7 +43,7 @@ from txmq.client.spooling.log_lookup import Reader, StoredInLog, look_up
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool, Ticket
 from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity
-from txmq.client.transport.connection import Reply
+from txmq.client.transport.reply import Reply
 from txmq.errors import (
     BadRequestError,
     ClosedError,

@@ -34,105 +34,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Protocol
 
 from txmq.client.transport.broken_answer import BrokenAnswerError
+from txmq.client.transport.reply import Pending, Reply, Waiter
 from txmq.client.transport.session import ClientSession
-from txmq.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError, broker_error
+from txmq.errors import ConnectionLostError, RemoteProtocolError, TxmqError
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
 from txmq.protocol.commands import Stated, Word
 from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
 from txmq.runtime.ports import Buffer, Clock, Stream
-from txmq.runtime.threads import Lock, Signal
+from txmq.runtime.threads import Lock
 
 HELD_BACK_MAX = 8  # requests that wait to be written with those of threads about to wake up
 ABANDONED_MAX = 256  # requests given up on one link; a broker that answers none of them is as good as gone
 _JOINED_SIZE_BYTES_MAX = 16 << 10  # copying that much costs less than telling the system of many pieces
 _WRITE_WAIT_S = 0.05  # a follower with unsent bytes looks this often whether it can help
-
-
-class Pending(Protocol):
-    """Who is told about the answer to one request; called by whichever thread reads."""
-
-    def answered(self, code: int, body: bytes) -> None:
-        """The broker's answer."""
-
-    def lost(self, error: TxmqError) -> None:
-        """There will be none; whether the request was executed is not known."""
-
-
-class Waiter:
-    """Something one thread can wait for.
-
-    Attributes:
-        done: it has happened.
-        nudged: the thread is to come back and look what else there is to do; it resets this itself.
-    """
-
-    __slots__ = ("__weakref__", "done", "nudged", "signal")
-
-    def __init__(self) -> None:
-        self.done = self.nudged = False
-        self.signal = Signal()
-
-    def nudge(self) -> None:
-        """Have the thread come back from ``Connection.wait``."""
-        self.nudged = True
-        self.signal.set()
-
-    def finish(self) -> None:
-        """It has happened."""
-        self.done = True
-        self.signal.set()
-
-
-class Reply(Waiter):
-    """One request's answer, to be waited for."""
-
-    __slots__ = ("_body", "_code", "_deadline", "_error", "_link", "opaque")
-
-    def __init__(self, link: Connection, deadline: float, opaque: bytes) -> None:
-        self.done = self.nudged = False  # as ``Waiter``
-        self.signal = Signal()
-        self._link, self._deadline, self.opaque = link, deadline, opaque
-        self._code, self._body = 0, b""
-        self._error: TxmqError | None = None
-
-    def answered(self, code: int, body: bytes) -> None:
-        """See ``Pending``."""
-        self._code, self._body = code, body
-        self.done = True
-        self._link.is_answered(self)
-
-    def lost(self, error: TxmqError) -> None:
-        """See ``Pending``."""
-        if not self.done:
-            self._error = error
-            self.finish()
-
-    def result(self, timeout: float | None = None) -> bytes:
-        """Wait for the answer; its body.
-
-        Args:
-            timeout: seconds from now; by default what the request was given.
-
-        Raises:
-            BrokerError: the broker refused; its class says why.
-            ConnectionLostError, RequestTimeoutError: whether the request was executed is not known.
-        """
-        link = self._link
-        if not self.done:
-            link.wait(self, self._deadline if timeout is None else link.clock.monotonic() + timeout)
-        if not self.done:
-            if timeout is None:
-                link.abandon(self.opaque)
-            raise RequestTimeoutError(f"no answer from {link.address} in time")
-        if self._error is not None:
-            raise type(self._error)(*self._error.args)
-        if self._code != 200:
-            raise broker_error(self._code, self._body)
-        return self._body
 
 
 class Connection:

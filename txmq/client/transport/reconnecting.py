@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from txmq.client.transport.connection import Connection, Reply
+from txmq.client.transport.connection import Connection
+from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello
 from txmq.errors import (
     BrokerAwayError,

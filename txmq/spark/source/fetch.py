@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from txmq.client import Client
-from txmq.client.transport.connection import Reply
+from txmq.client.transport.reply import Reply
 from txmq.errors import (
     CorruptRecordError,
     DataLossError,

@@ -14,7 +14,8 @@ from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.sessions import Sessions, stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
-from txmq.client.transport.connection import Connection, Pending, Waiter
+from txmq.client.transport.connection import Connection
+from txmq.client.transport.reply import Pending, Waiter
 from txmq.errors import (
     BrokerError,
     ConnectionLostError,

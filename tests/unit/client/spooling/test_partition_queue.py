@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tests.unit.client.spooling.queue_world import PLACE, STEPS, Step, World
-from txmq.client.transport.connection import Waiter
+from txmq.client.transport.reply import Waiter
 from txmq.errors import (
     ConnectionLostError,
     DiskFullError,

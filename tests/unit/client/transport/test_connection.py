@@ -9,8 +9,9 @@ from contextlib import suppress
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, scripted_broker
-from txmq.client.transport.connection import ABANDONED_MAX, Connection, Waiter
+from txmq.client.transport.connection import ABANDONED_MAX, Connection
 from txmq.client.transport.reconnecting import AWAY_S_MAX, BACKOFF_S_MAX, SILENT_S, ReconnectingConnection
+from txmq.client.transport.reply import Waiter
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,

@@ -10,15 +10,17 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType
+from types import FrameType, ModuleType
 
 import pytest
 
 from tests.unit.client.scripted import scripted_broker
 from txmq.client.transport import connection as link_module
 from txmq.client.transport import reconnecting as connection_module
-from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport import reply
+from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.reply import Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.runtime.net import TcpStream
 from txmq.runtime.os_clock import OSClock
@@ -30,13 +32,13 @@ ANSWER = b"result 200 0 %b\r\n"
 
 
 class Strike:
-    """Raises KeyboardInterrupt behind the n-th call that is made, or function that is entered, in one file."""
+    """Raises KeyboardInterrupt behind the n-th call that is made, or function that is entered, in some files."""
 
-    def __init__(self, number: int, path: str) -> None:
-        self.left, self._path = number, path
+    def __init__(self, number: int, *modules: ModuleType) -> None:
+        self.left, self._paths = number, [module.__file__ for module in modules]
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename == self._path:
+        if event in ("call", "c_return") and frame.f_code.co_filename in self._paths:
             self.left -= 1
             if self.left == 0:
                 sys.setprofile(None)
@@ -52,7 +54,7 @@ def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
     link = Connection(TcpStream(ours), OSClock(), "broker")
     other = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
     broker.sendall(ANSWER % other.opaque + ANSWER % b"2")
-    sys.setprofile(Strike(number, link_module.__file__))
+    sys.setprofile(Strike(number, link_module, reply))
     with suppress(KeyboardInterrupt, ConnectionLostError):
         link.request(link.clock.monotonic() + DEADLINE_S, "ping").result()
     sys.setprofile(None)
@@ -89,7 +91,7 @@ def test_a_request_that_was_held_back_when_its_sender_was_interrupted_never_goes
 def test_an_interrupt_while_connecting_lets_the_next_one_connect(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = scripted_broker(monkeypatch)
     connection = ReconnectingConnection([("host", 1)], "test", broker.clock, 5.0)
-    sys.setprofile(Strike(number, connection_module.__file__))
+    sys.setprofile(Strike(number, connection_module))
     with suppress(KeyboardInterrupt, TxmqError):
         connection.session_link(broker.clock.now + 5.0)
     sys.setprofile(None)
