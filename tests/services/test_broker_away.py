@@ -136,6 +136,11 @@ class Shop:
         self.broker.kill()
         self._fall_silent()
 
+    def is_cut(self) -> bool:
+        """Whether the link is known to have ended; the resolver's thread may be about to read its end."""
+        link = self.client.control.live
+        return link is None or link.is_stale()
+
     def freeze_broker(self) -> None:
         """Frozen for so long that the client asks before a block begins."""
         self.broker.pause()
@@ -179,6 +184,7 @@ def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) 
 def test_a_block_does_not_begin_while_the_broker_is_dead_and_a_restarted_one_is_found(shop: Shop) -> None:
     shop.order()
     shop.broker.kill()
+    wait_until(shop.is_cut)
     for _ in range(4):
         assert isinstance(soon(shop.order), RolledBackError)
     assert shop.bodies == 1
