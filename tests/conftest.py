@@ -40,7 +40,7 @@ REHEARSED = (["txmq.cli.main", "broker", "--show-settings"],)
 
 @pytest.fixture(scope="session", autouse=True)
 def fork_server() -> Iterator[ForkServer]:
-    """Brokers, and the children of campaigns, are forked; tests/services/test_broker_process.py starts its own."""
+    """Brokers, and the children of campaigns, are forked; tests/services/broker/test_process.py starts its own."""
     with ForkServer(FORKED, REHEARSED) as server:
         yield server
 
@@ -64,8 +64,9 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDB]:
 LONGEST = (
     "tests/simulation/", "tests/spark/", "tests/crash/test_spark_campaign", "tests/crash/test_xa_campaign",
     "tests/crash/test_group_campaign", "tests/crash/test_ordered_campaign", "tests/crash/test_campaign",
-    "tests/services/test_bad_surroundings", "tests/services/test_cli.", "tests/services/test_consumers.",
-    "tests/images/", "tests/services/test_ordered_producer", "tests/services/test_xa.", "tests/examples/",
+    "tests/services/broker/test_bad_surroundings", "tests/services/cli/test_cli.",
+    "tests/services/consumer/test_consumers.", "tests/images/", "tests/services/producer/test_ordered_producer",
+    "tests/services/xa/test_xa.", "tests/examples/",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import txmq
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 
-from ..services.consuming import until
+from ..services.consumer.consuming import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WAIT_S = 60.0

@@ -22,7 +22,7 @@ from tools.crash.processes import Child, pause, wait_for
 from tools.crash.xa.world import TOTAL, XaWorld
 from txmq.runtime.crashpoints import POINTS
 
-# A branch that was prepared is rolled back only where another one fails: tests/services/test_xa.py goes there.
+# A branch that was prepared is rolled back only where another one fails: tests/services/xa/test_xa.py goes there.
 _RARE: Final = frozenset({"client.xa.fenced", "client.xa.rolled_back"})
 CLIENT_POINTS: Final = tuple(
     sorted(point for point in POINTS if point.startswith(("client.xa.", "client.tx.")) and point not in _RARE)

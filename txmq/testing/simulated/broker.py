@@ -2,10 +2,9 @@
 
 It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``, and for
 ``decide`` and ``complete`` of transactions that are decided one after the other (no watermark is held), and for
-``checks`` and ``resource report``; the
-same contract tests run against it and against a real broker (tests/services/test_home_contract.py). Faults are planned
-per verb: an answer lost before or behind the execution, or a refusal. The clock is turned by lost answers, so that
-deadlines pass without waiting.
+``checks`` and ``resource report``; the same contract tests run against it and against a real broker
+(tests/services/transaction/test_broker_contract.py). Faults are planned per verb: an answer lost before or behind the
+execution, or a refusal. The clock is turned by lost answers, so that deadlines pass without waiting.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ takes the calls that matter to a transaction manager (XA START, END, PREPARE, CO
 ...) and answers as MariaDB does, error numbers included. ``crash`` is a kill -9, ``start`` the restart. What a session
 writes is locked until its transaction ends; a lock that is held is an error at once (1205), nobody waits.
 
-The quirks, each of them seen on the real server, with which tests/services/test_simulated_xa.py compares every answer:
+The quirks, each of them seen on the real server (tests/services/xa/test_simulated_xa.py compares every answer):
 
     * a prepared branch survives its session and a crash; while its session lives it is listed, and not known to others;
     * on a connection that is not in autocommit nobody can end a branch that another one began (1400);

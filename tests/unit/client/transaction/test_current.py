@@ -353,7 +353,7 @@ def test_a_test_whose_fixture_holds_a_block_joins(shop: Shop, unit: Transaction)
 
 
 def test_who_uses_a_blocks_connection_without_standing_in_it_is_refused(shop: Shop) -> None:
-    """``tx.connection`` and the statements on what it returned; see also tests/services/test_fastapi.py."""
+    """``tx.connection`` and the statements on what it returned; see also tests/services/transaction/test_fastapi.py."""
     elsewhere = contextvars.copy_context()
     with shop.transaction() as tx:
         with pytest.raises(TransactionStateError, match="takes no part"):

@@ -37,7 +37,7 @@ from txmq.xa.resolver import Resolver
 
 from ..support import NAME, Quiet, World, at_point, crash_at, quiet_resolver
 
-# But for the one of drivers that send several statements in a packet: tests/services/test_last_resource_mysql.py.
+# But for the one of drivers that send several statements in a packet: tests/services/xa/test_last_resource_mysql.py.
 OWNER_POINTS = sorted({point for point in POINTS if point.startswith("client.tx.")} - {"client.tx.db_commit_sent"})
 BEFORE_THE_DECISION = [
     "client.tx.body_done", "client.tx.prepare_sent", "client.tx.prepared", "client.tx.marker_inserted",

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.mysql_world import NAME, MySQLWorld, wait_until
+from tests.services.xa.mysql_world import NAME, MySQLWorld, wait_until
 from txmq import BrokerAwayError, Outcome, RolledBackError
 from txmq.client.transport.reconnecting import SILENT_S
 from txmq.runtime import crashpoints

@@ -23,13 +23,13 @@ WAIT_S = 60.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """One that has loaded what is run, and has run a command."""
-    with ForkServer(["tests.services.child_facts"], [["txmq.cli.main", "version"]]) as made:
+    with ForkServer(["tests.services.programs.child_facts"], [["txmq.cli.main", "version"]]) as made:
         yield made
 
 
 def child_facts(directory: Path, *words: str, server: ForkServer | None = None, **env: str) -> tuple[int, list[str]]:
     """The exit status and the log of ``child_facts``, forked by ``server`` or started."""
-    log, command = directory / "log", [sys.executable, "-m", "tests.services.child_facts", *words]
+    log, command = directory / "log", [sys.executable, "-m", "tests.services.programs.child_facts", *words]
     ForkServer.running, before = server, ForkServer.running
     try:
         log.unlink(missing_ok=True)
@@ -68,7 +68,7 @@ def test_a_crash_point_is_armed_for_the_one_child_whose_environment_says_so(tmp_
 
 
 def test_what_an_interpreter_reads_when_it_starts_asks_for_an_interpreter(tmp_path: Path, server: ForkServer) -> None:
-    command = [sys.executable, "-m", "tests.services.child_facts", "0"]
+    command = [sys.executable, "-m", "tests.services.programs.child_facts", "0"]
     environment = dict(os.environ)
     assert server.can(command, environment | {"TXMQ_SYNC": "never"})
     assert not server.can(command, environment | {"PYTHONOPTIMIZE": "1"})

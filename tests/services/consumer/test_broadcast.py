@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consuming import WAIT_S, take, until, values
+from tests.services.consumer.consuming import WAIT_S, take, until, values
 from txmq.client.consumer.consumer import Consumer
 from txmq.testing.processes.broker import BrokerProcess
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consuming import until
+from tests.services.consumer.consuming import until
 from txmq.testing.processes.broker import BrokerProcess
 
 ACKNOWLEDGED, SPOOLED, PENDING = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED, txmq.SendStatus.PENDING

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consuming import until
-from tests.services.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
+from tests.services.consumer.consuming import until
+from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
 from txmq.client.consumer import failures
 from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.client.consumer.retry.redrive import Redrive

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import txmq
-from tests.services.wire import Wire
+from tests.services.broker.wire import Wire
 from txmq.broker.verbs.checks import UNFINISHED_OUTCOMES_MAX
 from txmq.errors import RolledBackError, SessionFullError
 from txmq.model import Outcome

@@ -1,14 +1,14 @@
 """The acceptance scenarios of MetaQ for producers, consumers, retries and the browser.
 
 Their name, and where it is here; a name without a file is a test of this one. What transactions do, and what the
-original fails at, is in ``test_metaq_scenarios_transactions``. Left out: ha, gregor, spring and ZooKeeper.
+original fails at, is in ``test_scenarios_transactions``. Left out: ha, gregor, spring and ZooKeeper.
 
 ======================================== ==============================================================================
 OneProducerOneConsumerTest               test_five_messages_arrive_as_they_were
 ...TwoBroker...                          none: one broker
 OneProducerOneConsumerWithFilterTest     test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest
 OneProducerTenConsumerOneGroupTest       test_six_members_that_join_one_after_another_get_each_of_100_messages_once;
-                                         tests/services/test_consumers.py::
+                                         tests/services/consumer/test_consumers.py::
                                          test_members_that_join_one_after_another_share_and_lose_nothing
 OneProducerTenConsumerTenGroup,          test_ten_producers_and_ten_groups_on_two_topics
 TenProducerTenConsumerTenGroup, TwoTopic,
@@ -49,7 +49,7 @@ FetchRequestQueueUnitTest                tests/unit/client/consumer/test_partiti
                                          test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up
 DefaultStrategy-, ConsistStrategyUnitTest tests/unit/registry/test_assignment.py::
                                          test_every_partition_of_metaqs_own_cases_is_consumed
-BaseOffset-, LocalOffsetStorageUnitTest  tests/services/test_offset_stores.py::
+BaseOffset-, LocalOffsetStorageUnitTest  tests/services/consumer/test_offset_stores.py::
                                          test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved
 RecoverStorageManagerUnitTest            tests/unit/client/consumer/retry/test_file_store.py::
                                          test_what_was_put_is_there_for_whoever_opens_the_file_next;
@@ -59,7 +59,7 @@ OrderedMessagePartitionSelectorUnitTest  tests/unit/client/test_partitioner.py::
                                          test_the_same_key_always_goes_the_same_way;
                                          tests/unit/client/test_partitioner.py::
                                          test_a_partition_that_is_not_there_is_refused;
-                                         tests/services/test_ordered_producer.py::
+                                         tests/services/producer/test_ordered_producer.py::
                                          test_a_closed_topic_and_a_new_one_under_its_name_are_waited_for
 OrderedMessageSenderUnitTest             tests/unit/client/spooling/test_partition_queue.py::
                                          test_direct_sending_goes_on_only_when_the_spool_is_empty;
@@ -86,7 +86,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.consuming import WAIT_S, take, until, values
+from tests.services.consumer.consuming import WAIT_S, take, until, values
 from txmq.client.consumer.consumer import Consumer
 from txmq.testing.processes.broker import BrokerProcess
 

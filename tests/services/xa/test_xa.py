@@ -19,8 +19,8 @@ import MySQLdb
 import pytest
 
 import txmq
-from tests.services.mysql_world import wait_until
-from tests.services.xa_owner import resources, transfer
+from tests.services.xa.mysql_world import wait_until
+from tests.services.xa.xa_owner import resources, transfer
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.client.transaction.block import Transaction
 from txmq.errors import RolledBackError, TopicClosedError
@@ -29,7 +29,7 @@ from txmq.runtime.crashpoints import POINTS
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SETTLED_WITHIN_S = 60.0  # the promise is 2 s once both sides can be reached; machines may be loaded
 OWNER_POINTS = sorted(point for point in POINTS if point.startswith("client.xa."))
 BRANCHES_ROLLED_BACK_POINTS = ("client.xa.fenced", "client.xa.rolled_back")  # reached by a decide that is refused
@@ -106,7 +106,7 @@ class Bank:
             "address": self.broker.address, "databases": self.addresses, "value": value, "topic": topic or self.topic,
             "timeout": timeout,
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.services.xa_owner", json.dumps(given)]
+        command = [sys.executable, "-m", "tests.services.xa.xa_owner", json.dumps(given)]
         return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TXMQ_CRASH": crash}, stderr=subprocess.PIPE)
 
 

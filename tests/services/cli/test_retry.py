@@ -18,8 +18,8 @@ from unittest import mock
 import pytest
 
 import txmq
-from tests.services.consuming import WAIT_S, until
-from tests.services.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, clear, listening, never, saved
+from tests.services.consumer.consuming import WAIT_S, until
+from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, clear, listening, never, saved
 from txmq.cli.main import main
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.redrive import Redrive

@@ -15,11 +15,11 @@ SimpleMessageProducerUnitTest:
                                        test_an_interrupt_in_the_commit_is_not_a_rollback
   server error                         tests/unit/client/transaction/test_block.py::
                                        test_a_refused_commit_is_a_rollback_with_its_cause
-  no partitions                        tests/services/test_metaq_scenarios.py::
+  no partitions                        tests/services/metaq/test_scenarios.py::
                                        test_sending_to_a_topic_that_is_not_there_is_refused
 TransactionContextUnitTest             tests/unit/client/transaction/test_foreign_branch.py::
                                        test_every_state_and_call_leads_somewhere_or_is_a_protocol_error;
-                                       tests/services/test_xa_resource.py::
+                                       tests/services/transaction/test_xa_resource.py::
                                        test_after_a_restart_of_the_broker_the_manager_recovers
 SimpleXAMessageProducerUnitTest        none: it intersects the partitions of several brokers
 -------------------------------------- ---------------------------------------------------------------------------------
@@ -31,16 +31,16 @@ Commit of a recovered transaction      test_a_recovered_transaction_is_committed
 Retention before recovery              test_retention_before_a_recovery_takes_no_transaction_along
 Connection drop inside a transaction   tests/unit/broker/verbs/test_put_streamed.py::
                                        test_a_stream_whose_owner_is_gone_is_rolled_back_for_good;
-                                       tests/services/test_xa_resource.py::
+                                       tests/services/transaction/test_xa_resource.py::
                                        test_a_disconnect_rolls_back_what_is_not_prepared_and_keeps_what_is
-Restart within the session timeout     tests/services/test_consumers.py::
+Restart within the session timeout     tests/services/consumer/test_consumers.py::
                                        test_a_broker_that_is_killed_and_restarted_is_consumed_on;
                                        tests/unit/broker/verbs/group/test_group.py::
                                        test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a_stop
 Mixed sizes around the group limit     test_mixed_sizes_around_the_limit_of_a_group_are_where_they_were_told_to_be
-Filter with alternating answers        tests/services/test_metaq_scenarios.py::
+Filter with alternating answers        tests/services/metaq/test_scenarios.py::
                                        test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest
-Order kept on disk over a restart      tests/services/test_ordered_producer.py::
+Order kept on disk over a restart      tests/services/producer/test_ordered_producer.py::
                                        test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing
 kill -9 at every step of commit        tests/crash/test_campaign.py::test_twenty_deaths_lose_nothing;
                                        tests/crash/test_xa_campaign.py::
@@ -60,12 +60,12 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services import test_metaq_scenarios
-from tests.services.consuming import take, until, values
+from tests.services.consumer.consuming import take, until, values
+from tests.services.metaq import test_scenarios
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import XAFlag
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SMALL_GROUP_BYTES = 65_536  # the least that the broker takes
 
 
@@ -125,9 +125,9 @@ def await_checkpoint(broker: BrokerProcess) -> None:
 
 
 def test_every_name_in_the_two_tables_is_a_test() -> None:
-    for module in (test_metaq_scenarios.__doc__, __doc__):
+    for module in (test_scenarios.__doc__, __doc__):
         assert module is not None
-        here = "test_metaq_scenarios_transactions.py" if module is __doc__ else "test_metaq_scenarios.py"
+        here = "test_scenarios_transactions.py" if module is __doc__ else "test_scenarios.py"
         table = re.sub(r"::\s+", "::", module[module.index("=====") :])
         named = re.findall(r"(?:(tests/[a-z_/]+\.py)::)?\b(test_[a-z0-9_]+)\b(?!\.py)", table)
         assert len(named) > 15

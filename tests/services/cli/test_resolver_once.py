@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.mysql_world import wait_until
-from tests.services.xa_owner import NAMES, resources
+from tests.services.xa.mysql_world import wait_until
+from tests.services.xa.xa_owner import NAMES, resources
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCHEMAS = ("bank_a", "bank_b")
 TIMEOUT_S = 60
 _numbers = itertools.count(1)
@@ -58,7 +58,7 @@ def owner_at(server: MariaDB, broker: BrokerProcess, crash: str) -> Iterator[sub
         "address": broker.address, "databases": addresses(server), "value": f"v{next(_numbers)}",
         "topic": "transfers", "timeout": 30,
     }  # fmt: skip
-    command = [sys.executable, "-m", "tests.services.xa_owner", json.dumps(given)]
+    command = [sys.executable, "-m", "tests.services.xa.xa_owner", json.dumps(given)]
     environment = os.environ | {"TXMQ_CRASH": crash}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as owner:
         yield owner

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consuming import WAIT_S, until
-from tests.services.retrying import GROUP, LATER, NOW, TOPIC, bad, listening, never, saved
+from tests.services.consumer.consuming import WAIT_S, until
+from tests.services.consumer.retrying import GROUP, LATER, NOW, TOPIC, bad, listening, never, saved
 from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.processes.broker import BrokerProcess

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.wire import Wire
+from tests.services.broker.wire import Wire
 from txmq.client.transport.session import resume_wish
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource

@@ -1,4 +1,4 @@
-"""The owner of one XA transaction, as a process that dies: ``python -m tests.services.xa_owner JSON``.
+"""The owner of one XA transaction, as a process that dies: ``python -m tests.services.xa.xa_owner JSON``.
 
 JSON: address, databases (connect arguments), value, topic, timeout. It dies where ``TXMQ_CRASH`` says.
 """

@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LOWEST = ROOT / ".venv" / "lowest"
 VECTORS = """
 import sys, aiokafka, pytest

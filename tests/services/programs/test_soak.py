@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.soak.broker import FILES, JOURNAL, MEMORY, STALL, THREADS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 200.0
 
 

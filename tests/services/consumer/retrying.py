@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import txmq
-from tests.services.consuming import WAIT_S, until
+from tests.services.consumer.consuming import WAIT_S, until
 from txmq.client.consumer.consumer import Consumer, ConsumerOptions
 from txmq.errors import UnknownGroupError
 from txmq.model import Message

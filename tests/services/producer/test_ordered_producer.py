@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.wire import Wire
+from tests.services.broker.wire import Wire
 from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
@@ -280,7 +280,7 @@ class _Child:
         command = [
             sys.executable,
             "-m",
-            "tests.services.ordered_child",
+            "tests.services.producer.ordered_child",
             broker.address,
             str(spool),
             str(life),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.consuming import take, until, values
+from tests.services.consumer.consuming import take, until, values
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 240
 NAMED = re.compile(r"(?:docs|examples)/[\w./-]+\.(?:md|py)|README\.md|ARCHITECTURE\.md")
 

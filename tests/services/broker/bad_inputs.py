@@ -116,9 +116,9 @@ ELSEWHERE = {
     44: "the broker never inflates; readers refuse it (tests/unit/log)",
     45: "the broker never inflates; readers refuse it (tests/unit/log)",
     46: "the broker never inflates; readers refuse it (tests/unit/log)",
-    67: "tests/services/test_bad_surroundings.py",
-    68: "tests/services/test_bad_surroundings.py",
+    67: "tests/services/broker/test_bad_surroundings.py",
+    68: "tests/services/broker/test_bad_surroundings.py",
     89: "the wrap at 2^31 needs 2^31 messages here: tests/unit/broker/state/test_producer_sequences.py",
-    131: "tests/services/test_bad_surroundings.py",
+    131: "tests/services/broker/test_bad_surroundings.py",
 }
 ASKED = {*range(1, 20), *range(24, 48), *range(50, 70), 86, 87, 88, 89, *range(93, 100), 131}
