@@ -89,13 +89,17 @@ def parse_parts(body: Buffer) -> list[Part]:
     ]
 
 
-def split_parts(body: Buffer) -> list[tuple[bytes, bytes, bytearray, bytes | None]]:
+WirePart = tuple[bytes, bytes, bytearray, bytes | None]
+"""Topic and partition as they stand on the wire, the batch, and the word behind ``keys=``."""
+
+
+def split_parts(body: Buffer) -> list[WirePart]:
     """The same, with topic, partition and keys as they stand on the wire; only their syntax is checked.
 
     Raises:
         BadRequestError: as ``parse_parts``.
     """
-    parts: list[tuple[bytes, bytes, bytearray, bytes | None]] = []
+    parts: list[WirePart] = []
     view, position, size = memoryview(body), 0, len(body)
     while position < size:
         match = _PART(body, position)

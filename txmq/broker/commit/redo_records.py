@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
-from txmq.broker.state.state import IN_JOURNAL, Places, State
+from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import PreparedPart, Transaction
 from txmq.errors import StorageError
 from txmq.log import batch as batches
@@ -180,7 +180,7 @@ class Redo:
             if partition is None:
                 continue
             places.setdefault(partition, (place.base_offset, place.segment_base, place.position))
-            if place.part == IN_JOURNAL:
+            if place.part == entries.IN_JOURNAL:
                 continue
             part = _part_of(transaction, entry, place.part)
             batches.stamp(part.batch, place.topic_id, place.partition, place.base_offset, part.crc)

@@ -33,7 +33,6 @@ from txmq.redo import entries
 from txmq.registry.topics import Topic, Topics
 
 Places = dict[Partition, LogPosition]  # where a transaction's messages begin
-IN_JOURNAL = 0xFFFFFFFF
 _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as long as a global name
 
 

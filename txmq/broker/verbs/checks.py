@@ -8,28 +8,19 @@ from functools import lru_cache
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
-from txmq.broker.state.transaction import Action, PreparedPart, Transaction, TransactionState
+from txmq.broker.state.transaction import Action, Transaction, TransactionState
+from txmq.broker.verbs.placing import Part, refuse_unready
 from txmq.errors import (
     BadRequestError,
-    DiskFullError,
     FencedError,
     ForbiddenError,
-    InvalidBatchError,
     NotOwnerError,
     OverloadedError,
     SessionFullError,
     TooLargeError,
-    TopicClosedError,
     TransactionConflictError,
-    UnavailableError,
-    UnknownTopicError,
     UnknownTransactionError,
 )
-from txmq.log import records
-from txmq.log.batch import check
-from txmq.log.partition import Partition
-from txmq.model import Storage
-from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
 from txmq.xid import TxId
 
@@ -51,22 +42,6 @@ def state_of(context: Context, session: BrokerSession, counter: int) -> Transact
     if counter in session.outcomes:
         return TransactionState.ROLLED_BACK if session.outcomes[counter] is None else TransactionState.COMMITTED
     return TransactionState.NONE
-
-
-def checked_part(context: Context, partition: Partition, batch: bytearray) -> PreparedPart:
-    """Check a batch that will be part of a transaction."""
-    count, max_timestamp_ms, _, _, sequence, _ = check(batch)
-    if sequence != -1:
-        raise InvalidBatchError("a transaction's batches have base sequence -1: the txid removes duplicates")
-    if context.settings.validate_records:
-        records.decode(batch, partition.topic, partition.number)
-    if partition.config.storage is Storage.MEMORY:
-        raise BadRequestError(f"topic {partition.topic!r} is in memory: it cannot take part in transactions")
-    if not partition.config.accept_publish:
-        raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
-    if len(batch) > context.settings.batch_size_bytes_max:
-        raise TooLargeError(f"a batch of {len(batch)} bytes is over {context.settings.batch_size_bytes_max}")
-    return PreparedPart(partition.topic_id, partition.number, batch, count, max_timestamp_ms)
 
 
 def locate(context: Context, text: bytes) -> tuple[TxId, BrokerSession]:
@@ -133,17 +108,13 @@ def refusal(action: Action, txid: bytes) -> Exception:
     return TransactionConflictError(f"transaction {name} is already decided or prepared otherwise")
 
 
-def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[PreparedPart]) -> None:
+def refuse_over_limits(context: Context, transaction: Transaction | None, added: Sequence[Part]) -> None:
     """Refuse a new transaction, or parts of one, where the disk, the broker or a limit does not take it."""
     settings = context.settings
-    if context.disk_full:
-        context.counters.refused_disk_full += 1
-        raise DiskFullError("free disk space is under the limit: new transactions are refused until space is freed")
-    if context.stopping:
-        raise UnavailableError("the broker is stopping")
+    refuse_unready(context)
     if transaction is None and context.state.unsettled >= settings.transactions_open_max:
         raise OverloadedError(f"transactions_open_max {settings.transactions_open_max} transactions are unsettled")
-    added_size = sum(len(part.batch) for part in added)
+    added_size = sum(len(batch) for _, _, batch, *_ in added)
     size = added_size + (transaction.size_bytes if transaction else 0)
     if size > settings.transaction_size_bytes_max:
         raise TooLargeError(f"the transaction is over transaction_size_bytes_max {settings.transaction_size_bytes_max}")
@@ -169,17 +140,6 @@ def refuse_over_outcomes(context: Context, session: BrokerSession, floor: int, *
             f"session {session.number:x} has {limit} outcomes above its floor: a client states floor= with its "
             "requests, or takes another session (hello session=new)"
         )
-
-
-def checked_parts(context: Context, parts: list[wire_parts.Part]) -> list[PreparedPart]:
-    """Check the batches of a request."""
-    checked = []
-    for part in parts:
-        partition = context.state.partitions.get((part.topic.encode(), b"%d" % part.partition))
-        if partition is None:
-            raise UnknownTopicError(f"no partition {part.partition} of topic {part.topic!r}")
-        checked.append(checked_part(context, partition, part.batch))
-    return checked
 
 
 def check_streamed(transaction: Transaction | None, given: dict[bytes, bytes]) -> None:

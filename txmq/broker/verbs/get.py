@@ -10,8 +10,8 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context, Read
-from txmq.broker.verbs.put import unknown_partition
-from txmq.errors import BadRequestError, OffsetOutOfRangeError, TopicClosedError
+from txmq.broker.verbs.partitions import readable
+from txmq.errors import BadRequestError, OffsetOutOfRangeError
 from txmq.log.partition import Partition
 from txmq.protocol import answers
 
@@ -41,7 +41,7 @@ def get(
     opaque: bytes,
 ) -> None:
     """Read whole batches, the first of which holds the offset."""
-    partition = _readable(context, arguments)
+    partition = readable(context, arguments[0], arguments[1])
     offset, size = int(arguments[2]), min(int(arguments[3]), READ_SIZE_BYTES_MAX)
     context.counters.get_requests += 1
     if not partition.log_start <= offset <= partition.high_watermark:
@@ -103,7 +103,7 @@ def offset(
     opaque: bytes,
 ) -> None:
     """Tell start, end, and the offset of ``earliest``, ``latest`` or a time."""
-    partition = _readable(context, arguments)
+    partition = readable(context, arguments[0], arguments[1])
     start, end = partition.log_start, partition.high_watermark
     if arguments[2] in (b"earliest", b"latest"):
         found = start if arguments[2] == b"earliest" else end
@@ -127,12 +127,3 @@ def meta(
     chosen = list(topics) if arguments[0] == b"*" else [topics.named(arguments[0].decode("ascii", "replace"))]
     body = json.dumps({"topics": [topic.to_json() for topic in chosen]}).encode()
     context.answer_settled(client, opaque, body)
-
-
-def _readable(context: Context, arguments: list[bytes]) -> Partition:
-    partition = context.state.partitions.get((arguments[0], arguments[1]))
-    if partition is None:
-        raise unknown_partition(context, arguments[0], arguments[1])
-    if not partition.config.accept_read:
-        raise TopicClosedError(f"topic {partition.topic!r} is closed for reading")
-    return partition

@@ -1,106 +1,261 @@
-"""How transactions end: their messages get their places, and prepared ones commit in order (``ordering``)."""
+"""Where messages go: what a batch is checked for, how it gets its place, how the parts of a transaction get theirs.
+
+``put`` and the verbs of transactions check their batches here, and each batch gets its offset in ``place`` (or, many
+plain puts at once, in ``place_run``). A decision places all parts of its transaction in one record. Prepared
+transactions commit in order (``commit_order``).
+
+Invariants:
+    * a batch is placed only after every check of its request: placing cannot refuse;
+    * the parts of a transaction are contiguous in each partition, those that the journal has already come first.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Run
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import BrokerSession, CommittedParts
-from txmq.broker.state.state import IN_JOURNAL, Places
-from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
-from txmq.log.batch import stamp
+from txmq.broker.state.state import Places, State
+from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction, TransactionState
+from txmq.broker.verbs.partitions import writable
+from txmq.errors import (
+    BadRequestError,
+    DiskFullError,
+    InvalidBatchError,
+    TooLargeError,
+    TopicClosedError,
+    UnavailableError,
+)
+from txmq.log import records
+from txmq.log.batch import check, stamp, stamp_run
+from txmq.log.partition import Partition
+from txmq.model import Storage
 from txmq.protocol import parts as wire_parts
 from txmq.redo import entries
+from txmq.redo.entries import IN_JOURNAL
+
+Part = tuple[int, Partition, bytearray, int, int, int]
+"""A checked part of a transaction: its number if the journal has it already, else IN_JOURNAL; partition, batch, count,
+max timestamp ms, CRC."""
+Keys = str | list[int]
+"""The keys of a part, as a prepared transaction's meta lists them: CRCs, or ANY_KEY."""
+PlainPut = tuple[bytearray, int, int, int, bytes]
+"""A checked batch without producer id: batch, count, max timestamp ms, CRC, opaque."""
+_MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as long as a global name
 
 
-class Placed(NamedTuple):
-    """One part with the place the decision assigned."""
-
-    part: PreparedPart
-    number: int  # of the journaled part, or IN_JOURNAL where the bytes are in a run of the same record
-    segment_base: int
-    position: int
-    base_offset: int
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def place_parts(context: Context, transaction: Transaction | None, fresh: list[PreparedPart]) -> list[Placed]:
-    """Assign offsets to all parts of a decided transaction: contiguous per partition, in one record.
+def check_parts(context: Context, stated: list[wire_parts.WirePart]) -> tuple[list[Part], list[Keys]]:
+    """Check the messages of a transaction. Hot (once a transaction): one loop, no call that only a refusal needs.
 
     Args:
-        transaction: what was streamed or prepared before (its bytes are in the journal already).
-        fresh: parts that came with the decision; their bytes go into this record.
+        stated: the parts as a request brought them (``protocol.parts.split_parts``).
 
     Returns:
-        The parts with their places; one whose topic was deleted meanwhile is left out, its messages went with the
-        topic.
+        The parts, and the keys of each.
+
+    Raises:
+        BrokerError: a part cannot be placed; the text says why.
     """
-    journaled = [(number, part) for number, part in enumerate(transaction.parts if transaction else ())]
-    placed = [_place(context, number, part) for number, part in [*journaled, *((IN_JOURNAL, part) for part in fresh)]]
-    return [item for item in placed if item is not None]
+    settings = context.settings
+    size_max, validates = settings.batch_size_bytes_max, settings.validate_records
+    parts: list[Part] = []
+    keys: list[Keys] = []
+    for topic, number, batch, key_words in stated:
+        partition = writable(context, topic, number)
+        count, max_timestamp_ms, _, _, sequence, crc = check(batch)
+        config = partition.config
+        if sequence != -1:
+            raise InvalidBatchError("a transaction's batches have base sequence -1: the txid removes duplicates")
+        if config.storage is _MEMORY:
+            raise BadRequestError(f"topic {partition.topic!r} is in memory: it cannot take part in transactions")
+        if not config.accept_publish or len(batch) > size_max:
+            refuse_batch(context, partition, len(batch))
+        if validates:
+            records.decode(batch, partition.topic, partition.number)
+        keys.append(_keys(key_words) if key_words is not None else [])
+        parts.append((IN_JOURNAL, partition, batch, count, max_timestamp_ms, crc))
+    return parts, keys
 
 
-def _place(context: Context, number: int, part: PreparedPart) -> Placed | None:
-    partition = context.state.partition(part.topic_id, part.partition)
-    if partition is None:
-        return None
-    segment_base, position, base_offset = partition.place(
-        part.count, len(part.batch), part.max_timestamp_ms, context.now_ms
-    )
-    stamp(part.batch, part.topic_id, part.partition, base_offset, part.crc)
-    group = context.group
-    if number == IN_JOURNAL:
-        run = group.run_at(partition, segment_base, position, base_offset)
-        group.size_bytes += len(part.batch)
-    else:
-        run = Run(partition, segment_base, position, base_offset)
-        group.place_journaled(run)
-    run.add(part.batch, part.count, part.max_timestamp_ms)
-    return Placed(part, number, segment_base, position, base_offset)
+def _keys(words: bytes) -> Keys:
+    listed = wire_parts.parse_keys(words)
+    return ANY_KEY if listed is None else sorted(listed)
 
 
-class _Assigned(NamedTuple):
-    """All parts of a transaction with their places; ``at`` is where in the group the decision must stand.
-
-    The decision stands before the runs of the fresh parts: redo places what was journaled before when it reads the
-    decision, and those messages come first in their partitions.
-    """
-
-    at: int
-    placements: list[entries.Placement]
-    outcome: CommittedParts
-    places: Places
-
-
-def _assign(context: Context, transaction: Transaction | None, fresh: list[PreparedPart]) -> _Assigned:
-    at = len(context.group.items)
-    placements: list[entries.Placement] = []
-    places: Places = {}
-    for part, number, segment_base, position, base_offset in place_parts(context, transaction, fresh):
-        placements.append(
-            entries.Placement(part.topic_id, part.partition, segment_base, position, base_offset, part.count, number)
+def refuse_batch(context: Context, partition: Partition, size: int) -> None:
+    """Refuse a new batch if its topic is closed or it is too large."""
+    if not partition.config.accept_publish:
+        raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
+    if size > context.settings.batch_size_bytes_max:
+        raise TooLargeError(
+            f"a batch of {size} bytes is over batch_size_bytes_max {context.settings.batch_size_bytes_max}"
         )
-        partition = context.state.partition(part.topic_id, part.partition)
+
+
+def refuse_unready(context: Context, *, in_memory: bool = False) -> None:
+    """Refuse what is new while free disk space is short (not for a topic in memory), or while the broker stops."""
+    if context.disk_full and not in_memory:
+        context.counters.refused_disk_full += 1
+        raise DiskFullError(
+            "free disk space is under the limit: new messages and transactions are refused until space is freed"
+        )
+    if context.stopping:
+        raise UnavailableError("the broker is stopping")
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+def place(
+    context: Context, partition: Partition, batch: bytearray, count: int, max_timestamp_ms: int, crc: int
+) -> tuple[Run, int]:
+    """Give a checked batch the next place in its partition, and add it to the group.
+
+    Returns:
+        The run that holds the batch, and its base offset.
+    """
+    group, size = context.group, len(batch)
+    segment_base, position, base_offset = partition.place(count, size, max_timestamp_ms, context.now_ms)
+    stamp(batch, partition.topic_id, partition.number, base_offset, crc)
+    run = group.run_at(partition, segment_base, position, base_offset)
+    run.add(batch, count, max_timestamp_ms)
+    group.size_bytes += size
+    group.message_count += count
+    return run, base_offset
+
+
+def place_run(context: Context, client: ClientConnection, partition: Partition, puts: list[PlainPut]) -> None:
+    """``place`` for many plain puts at once: the partition's assigned side moves once, not once a batch."""
+    batches, counts, timestamps_ms, crcs, opaques = zip(*puts, strict=True)
+    size, group = sum(map(len, batches)), context.group
+    context.counters.put_requests += len(batches)
+    context.counters.put_bytes += size
+    if not partition.has_room(size):
+        for batch, own_count, own_ms, crc, opaque in puts:
+            _, offset = place(context, partition, batch, own_count, own_ms, crc)
+            group.puts.append((client, opaque, offset))
+        return
+    count, newest_ms = sum(counts), max(timestamps_ms)
+    segment_base, position, base_offset = partition.place(count, size, newest_ms, context.now_ms)
+    run = group.run_at(partition, segment_base, position, base_offset)
+    run.buffers += batches
+    run.next_offset = base_offset + count
+    run.max_timestamp_ms = max(run.max_timestamp_ms, newest_ms)
+    group.size_bytes += size
+    group.message_count += count
+    offsets = stamp_run(batches, counts, crcs, (partition.topic_id, partition.number, base_offset))
+    group.puts += zip(repeat(client), opaques, offsets)
+
+
+Assigned = tuple[int, list[tuple[int, ...]], CommittedParts, bytes]
+"""Where in the group the decision must stand, the fields of each ``entries.Placement``, the outcome, the answer."""
+
+
+def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]) -> Assigned:
+    """Place the parts that are in the journal, then those that came with the decision. Hot: ``place``, in the loop.
+
+    A part whose topic was deleted meanwhile is left out: its messages went with the topic. The decision stands in front
+    of the runs of the fresh parts: redo places the journaled ones when it reads the decision, so that they come first.
+    """
+    group, now_ms = context.group, context.now_ms
+    at = len(group.items)
+    placements: list[tuple[int, ...]] = []
+    outcome: list[tuple[int, int, int, int]] = []
+    lines: list[str] = []
+    parts = fresh if transaction is None else [*_journaled(context.state, transaction), *fresh]
+    for part_number, partition, batch, count, max_timestamp_ms, crc in parts:
+        size, topic_id, number = len(batch), partition.topic_id, partition.number
+        segment_base, position, base_offset = partition.place(count, size, max_timestamp_ms, now_ms)
+        stamp(batch, topic_id, number, base_offset, crc)
+        if part_number == IN_JOURNAL:
+            run = group.run_at(partition, segment_base, position, base_offset)
+            group.size_bytes += size
+        else:
+            run = Run(partition, segment_base, position, base_offset)
+            group.place_journaled(run)
+        run.add(batch, count, max_timestamp_ms)
+        group.message_count += count
+        placements.append((topic_id, number, segment_base, position, base_offset, count, part_number))
+        outcome.append((topic_id, number, base_offset, count))
+        lines.append(f"{partition.topic} {number} {base_offset} {count}\n")
+    return at, placements, tuple(outcome), "".join(lines).encode("ascii")
+
+
+def _journaled(state: State, transaction: Transaction) -> list[Part]:
+    found: list[Part] = []
+    for number, part in enumerate(transaction.parts):
+        partition = state.partition(part.topic_id, part.partition)
+        if partition is not None:
+            found.append((number, partition, part.batch, part.count, part.max_timestamp_ms, part.crc))
+    return found
+
+
+def _places(state: State, placements: list[tuple[int, ...]]) -> Places:
+    """Where the messages begin in each partition."""
+    places: Places = {}
+    for topic_id, number, segment_base, position, base_offset, *_ in placements:
+        partition = state.partition(topic_id, number)
         if partition is not None:
             places.setdefault(partition, (base_offset, segment_base, position))
-        context.group.message_count += part.count
-    outcome = tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in placements)
-    return _Assigned(at, placements, outcome, places)
+    return places
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+def add_part(context: Context, session: int, counter: int, part: Part) -> Transaction:
+    """Journal and fold a part of an undecided transaction: stored, invisible, without a place."""
+    _, partition, batch, count, max_timestamp_ms, _ = part
+    topic_id, number = partition.topic_id, partition.number
+    known = context.state.transactions.get((session, counter))
+    context.group.add_entry(
+        entries.encode_payload(
+            session, counter, len(known.parts) if known else 0, topic_id, number, count, max_timestamp_ms, batch
+        )
+    )
+    prepared = PreparedPart(topic_id, number, batch, count, max_timestamp_ms)
+    return context.state.add_part(session, counter, prepared, context.now_ms)
+
+
+def prepare(
+    context: Context, session: int, counter: int, parts: list[Part], meta: dict[str, Any], text: bytes
+) -> Transaction:
+    """Journal and fold the parts and the prepare. Nothing here can refuse.
+
+    Args:
+        text: ``meta`` as JSON.
+    """
+    for part in parts:
+        add_part(context, session, counter, part)
+    context.group.add_entry(entries.encode_prepared(session, counter, text))
+    context.counters.prepared += 1
+    return context.state.prepare(session, counter, meta)
 
 
 def commit(
-    context: Context, session: int, counter: int, floor: int, transaction: Transaction | None, fresh: list[PreparedPart]
-) -> CommittedParts:
-    """Place all parts, journal and fold the decision. Nothing here can refuse."""
-    assigned = _assign(context, transaction, fresh)
-    context.group.insert_entry(assigned.at, entries.encode_committed(session, counter, floor, assigned.placements))
-    context.state.settle(session, counter, floor, assigned.outcome)
-    context.state.decisions.holds.add_behind((session, counter), assigned.places)
+    context: Context, session: int, counter: int, floor: int, transaction: Transaction | None, fresh: list[Part]
+) -> bytes:
+    """Place all parts, journal and fold the decision. Nothing here can refuse.
+
+    Returns:
+        The answer: where every part went.
+    """
+    at, placements, outcome, lines = _assign(context, transaction, fresh)
+    state = context.state
+    context.group.insert_entry(at, entries.encode_committed(session, counter, floor, placements))
+    state.settle(session, counter, floor, outcome)
+    if len(placements) > 1 and state.decisions.holds:
+        state.decisions.holds.add_behind((session, counter), _places(state, placements))
     context.counters.committed += 1
-    return assigned.outcome
+    return lines
 
 
 def decide(
@@ -108,45 +263,39 @@ def decide(
     name: Name,
     floor: int,
     transaction: Transaction | None,
-    fresh: list[PreparedPart],
+    fresh: list[Part],
     meta: dict[str, Any],
-) -> CommittedParts:
+) -> bytes:
     """The same, with branches that must complete before readers may see the messages."""
-    assigned = _assign(context, transaction, fresh)
-    entry = entries.encode_decided(*name, floor, assigned.placements, entries.json_body(meta))
-    context.group.insert_entry(assigned.at, entry)
-    context.state.decide(*name, floor, assigned.outcome, meta, assigned.places)
+    at, placements, outcome, lines = _assign(context, transaction, fresh)
+    entry = entries.encode_decided(*name, floor, placements, entries.json_body(meta))
+    context.group.insert_entry(at, entry)
+    context.state.decide(*name, floor, outcome, meta, _places(context.state, placements))
     context.counters.committed += 1
-    return assigned.outcome
+    return lines
 
 
 def commit_batch(context: Context, transactions: list[Transaction], meta: dict[str, Any]) -> None:
     """Place all messages of a query's batch, journal and fold its decision. Nothing here can refuse."""
     packed, placed = [], []
     for transaction in transactions:
-        assigned = _assign(context, transaction, [])
-        packed.append((transaction.session, transaction.counter, assigned.placements))
-        placed.append((transaction.session, transaction.counter, assigned.outcome, assigned.places))
+        _, placements, outcome, _ = _assign(context, transaction, [])
+        packed.append((*transaction.name, placements))
+        placed.append((*transaction.name, outcome, _places(context.state, placements)))
     context.group.add_entry(entries.encode_batch_committed(packed, json.dumps(meta).encode()))
     context.state.commit_batch(placed, meta)
     context.counters.committed += len(transactions)
 
 
-def committed_lines(context: Context, parts: CommittedParts) -> bytes:
-    """The answer to commit: where every part went."""
+def kept_lines(context: Context, session: BrokerSession, counter: int) -> bytes:
+    """The answer to a commit again, from what is kept of it."""
+    decided = context.state.decisions.incomplete.get((session.number, counter))
     lines = []
-    for topic_id, partition, base_offset, count in parts:
+    for topic_id, partition, base_offset, count in (decided.parts if decided else session.outcomes[counter]) or ():
         topic = context.state.topics.with_id(topic_id)
         name = topic.config.name if topic else f"deleted-{topic_id}"
         lines.append(wire_parts.encode_result_line(name, partition, base_offset, count))
     return b"".join(lines)
-
-
-def kept_lines(context: Context, session: BrokerSession, counter: int) -> bytes:
-    """The same answer again, from what is kept of a commit."""
-    decided = context.state.decisions.incomplete.get((session.number, counter))
-    parts = decided.parts if decided is not None else session.outcomes[counter]
-    return committed_lines(context, parts or ())
 
 
 def commit_in_order(
@@ -173,7 +322,7 @@ def wake(context: Context, transaction: Transaction) -> None:
 def _commit_all(context: Context, due: list[Transaction]) -> None:
     while due:
         transaction = due.pop()
-        if (transaction.session, transaction.counter) in context.state.transactions:
+        if transaction.name in context.state.transactions:
             _commit_prepared(context, transaction)
             context.group_with_room()  # thousands may have waited for one
             due.extend(context.state.order.behind(transaction))
@@ -181,7 +330,6 @@ def _commit_all(context: Context, due: list[Transaction]) -> None:
 
 def _commit_prepared(context: Context, transaction: Transaction) -> None:
     floor = max(stated for _, _, stated in transaction.waiting)
-    outcome = commit(context, transaction.session, transaction.counter, floor, transaction, [])
-    lines = committed_lines(context, outcome)
+    lines = commit(context, transaction.session, transaction.counter, floor, transaction, [])
     for client, opaque, _ in transaction.waiting:
         context.answer_when_forced(client, opaque, lines)

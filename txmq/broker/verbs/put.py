@@ -16,20 +16,18 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.verbs import transactions
+from txmq.broker.verbs.partitions import writable
+from txmq.broker.verbs.placing import place, refuse_batch, refuse_unready
 from txmq.errors import (
     BadRequestError,
-    DiskFullError,
     FencedError,
     ForbiddenError,
     InvalidBatchError,
     InvariantError,
     TooLargeError,
-    TopicClosedError,
-    UnavailableError,
-    UnknownTopicError,
 )
 from txmq.log import records
-from txmq.log.batch import check, stamp
+from txmq.log.batch import check
 from txmq.log.memory import MemoryPartition
 from txmq.log.partition import Partition
 from txmq.model import Storage
@@ -48,14 +46,13 @@ def put(
     opaque: bytes,
 ) -> None:
     """Take in one batch; the answer follows the journal."""
-    partition = context.state.partitions.get((arguments[0], arguments[1]))
-    if partition is None:
-        raise unknown_partition(context, arguments[0], arguments[1])
+    partition = writable(context, arguments[0], arguments[1])
     if body is None:
         raise BadRequestError("put needs a body")
     if extensions is not None:
         if b"tx" in extensions:
-            transactions.put_part(context, client, partition, extensions[b"tx"], body, opaque)
+            part = (arguments[0], arguments[1], body, None)
+            transactions.put_part(context, client, extensions[b"tx"], part, opaque)
             return
         body = _raw_batch(context, extensions, body)
     count, max_timestamp_ms, producer, epoch, sequence, crc = check(body)
@@ -68,21 +65,22 @@ def put(
             context.counters.duplicates += 1
             context.answer_settled(client, opaque, b"%d" % offset)
             return
-    refuse_if_closed(context, partition, len(body))
+    refuse_batch(context, partition, len(body))
+    is_in_memory = partition.config.storage is _MEMORY
+    refuse_unready(context, in_memory=is_in_memory)
     if context.settings.validate_records:
         records.decode(body, partition.topic, partition.number)
-    if partition.config.storage is _MEMORY:
+    if is_in_memory:
         base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
         context.answer(client, opaque, answers.put_result(opaque, base_offset))
         if producer >= 0:
             context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
         return
-    base_offset = place(context, partition, body, count, max_timestamp_ms, crc, idempotent=producer >= 0)
+    run, base_offset = place(context, partition, body, count, max_timestamp_ms, crc)
     if producer >= 0:
+        run.idempotent = True
         context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
-    group = context.group
-    group.puts.append((client, opaque, base_offset))
-    group.message_count += count
+    context.group.puts.append((client, opaque, base_offset))
 
 
 _NO_SEQUENCES = Sequences()
@@ -90,53 +88,9 @@ _NO_SEQUENCES = Sequences()
 
 def _duplicate_of(partition: Partition, producer: int, sequence: int, crc: int) -> int | None:
     known = partition.producers.get(producer)
-    if known is None and partition.config.storage is Storage.MEMORY:
+    if known is None and partition.config.storage is _MEMORY:
         return None  # what a restart forgot may go on at any sequence
     return (known or _NO_SEQUENCES).duplicate_of(sequence, crc)
-
-
-def place(
-    context: Context,
-    partition: Partition,
-    batch: bytearray,
-    count: int,
-    max_timestamp_ms: int,
-    crc: int,
-    *,
-    idempotent: bool,
-) -> int:
-    """Assign the next place in a partition and add the batch to the group. Returns its base offset."""
-    segment_base, position, base_offset = partition.place(count, len(batch), max_timestamp_ms, context.now_ms)
-    stamp(batch, partition.topic_id, partition.number, base_offset, crc)
-    group = context.group
-    run = group.run_at(partition, segment_base, position, base_offset)
-    run.add(batch, count, max_timestamp_ms)
-    if idempotent:
-        run.idempotent = True
-    group.size_bytes += len(batch)
-    return base_offset
-
-
-def refuse_if_closed(context: Context, partition: Partition, size: int) -> None:
-    """Refuse new messages where the topic, the disk or the broker does not take any."""
-    if not partition.config.accept_publish:
-        raise TopicClosedError(f"topic {partition.topic!r} is closed for publishing")
-    if size > context.settings.batch_size_bytes_max:
-        raise TooLargeError(
-            f"a batch of {size} bytes is over batch_size_bytes_max {context.settings.batch_size_bytes_max}"
-        )
-    if context.disk_full and partition.config.storage is Storage.DISK:
-        context.counters.refused_disk_full += 1
-        raise DiskFullError("free disk space is under the limit: new messages are refused until space is freed")
-    if context.stopping:
-        raise UnavailableError("the broker is stopping")
-
-
-def unknown_partition(context: Context, name: bytes, number: bytes) -> UnknownTopicError:
-    """The error for a partition that is not there; says which half is wrong."""
-    text = name.decode("ascii", "replace")
-    topic = context.state.topics.named(text)  # raises for an unknown topic
-    return UnknownTopicError(f"topic {text!r} has partitions 0 to {topic.config.partitions - 1}, not {number.decode()}")
 
 
 def _check_producer(client: ClientConnection, producer: int, epoch: int, sequence: int) -> None:

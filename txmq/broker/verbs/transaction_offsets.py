@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.broker.context import Context
-from txmq.broker.verbs.group.request import refuse_over_bytes
+from txmq.broker.verbs.group.request import place_of, refuse_over_bytes
 from txmq.errors import TransactionConflictError
 from txmq.protocol.offsets import GroupOffsets, split_offsets
 from txmq.redo import entries
@@ -64,10 +64,10 @@ def check_offsets(context: Context, stated: list[GroupOffsets]) -> Offsets:
 
 
 def _checked(context: Context, group: str, row: Any) -> list[Any]:
-    partition = context.state.partitions.get((row.topic.encode(), b"%d" % row.partition))
-    if partition is None:
+    place = place_of(context, (row.topic, row.partition))
+    if place is None:
         raise TransactionConflictError(f"no partition {row.partition} of topic {row.topic[:80]!r} to save an offset of")
-    saved, place = context.state.saved, (partition.topic_id, partition.number)
+    saved = context.state.saved
     newest = saved.generation(group, place)
     if not row.generation or row.generation != newest:
         raise TransactionConflictError(

@@ -21,18 +21,15 @@ from txmq.broker.state.session import ROLLED_BACK, BrokerSession
 from txmq.broker.state.transaction import (
     ANY_KEY,
     Action,
-    PreparedPart,
     Transaction,
     TransactionEvent,
     TransactionState,
     next_action,
 )
-from txmq.broker.verbs import check_backs, placing
+from txmq.broker.verbs import check_backs, fast_path, placing
 from txmq.broker.verbs.checks import (
     Extensions,
     check_streamed,
-    checked_part,
-    checked_parts,
     floor_of,
     locate,
     refusal,
@@ -41,13 +38,11 @@ from txmq.broker.verbs.checks import (
     require_owner,
     state_of,
 )
-from txmq.broker.verbs.local_commit import commit_plain
-from txmq.broker.verbs.prepared_commit import commit_prepared_plain, prepare_plain
 from txmq.broker.verbs.transaction_offsets import check_offsets, save_with_commit, take_offsets
 from txmq.errors import BadRequestError, OverloadedError, TransactionConflictError
-from txmq.log.partition import Partition
+from txmq.log.batch import checksum
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
-from txmq.protocol import parts as wire_parts
+from txmq.protocol.parts import Buffer, WirePart, split_parts
 from txmq.redo import entries
 from txmq.xid import TxId
 
@@ -56,20 +51,18 @@ _WITH_ROWS = (TransactionKind.LAST_RESOURCE.value, TransactionKind.XA.value)
 _FOREIGN_XID = re.compile(r"(?:0|[1-9][0-9]{0,9})\.(?:[0-9a-f]{2}){1,64}\.(?:[0-9a-f]{2}){0,64}\Z")
 
 
-def put_part(
-    context: Context, client: ClientConnection, partition: Partition, txid_text: bytes, batch: bytearray, opaque: bytes
-) -> None:
+def put_part(context: Context, client: ClientConnection, txid_text: bytes, stated: WirePart, opaque: bytes) -> None:
     """Stream one part of a large transaction: stored, invisible, until commit or prepare."""
     txid, session = locate(context, txid_text)
     require_owner(client, session)
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.PART)
     if action is not Action.ADD_PART:
         raise refusal(action, txid_text)
-    part = checked_part(context, partition, batch)
+    (part,), _ = placing.check_parts(context, [stated])
     transaction = context.state.transactions.get((session.number, txid.counter))
     refuse_over_limits(context, transaction, [part])
     refuse_over_outcomes(context, session, 0)
-    transaction = _add_part(context, session, txid.counter, part)
+    transaction = placing.add_part(context, session.number, txid.counter, part)
     context.answer_when_forced(client, opaque, b"%d" % (len(transaction.parts) - 1))
 
 
@@ -82,37 +75,33 @@ def prepare(
     opaque: bytes,
 ) -> None:
     """Force all parts and the prepare record; somebody else decides from now on."""
-    if prepare_plain(context, client, arguments, extensions, body, opaque):
+    if fast_path.prepare(context, client, arguments, extensions, body, opaque):
         return
     txid, session = locate(context, arguments[0])
     require_owner(client, session)
     given = extensions or {}
     offsets, messages = take_offsets(extensions, body)
-    parts = wire_parts.parse_parts(messages)
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.PREPARE)
     if action is Action.REPEAT:
-        _repeat_prepare(context, client, session, txid, parts, opaque)
+        _repeat_prepare(context, client, session, txid, messages, opaque)
         return
     if action is not Action.PREPARE:
         raise refusal(action, arguments[0])
     meta = _prepare_meta(context, client, arguments[1], given)
     transaction = context.state.transactions.get((session.number, txid.counter))
-    checked = checked_parts(context, parts)
+    parts, keys = placing.check_parts(context, split_parts(messages))
     check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, checked)
+    refuse_over_limits(context, transaction, parts)
     refuse_over_outcomes(context, session, floor_of(given, client, session))
     streamed = len(transaction.parts) if transaction else 0
     if meta["kind"] == TransactionKind.LAST_RESOURCE.value:
-        meta["keys"] = [ANY_KEY] * streamed + [ANY_KEY if part.keys is None else sorted(part.keys) for part in parts]
+        meta["keys"] = [ANY_KEY] * streamed + keys
     else:
         meta["keys"] = [[]] * (streamed + len(parts))  # rows of one database is all that is kept in order
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
-    for part in checked:
-        _add_part(context, session, txid.counter, part)
-    context.group.add_entry(entries.encode_prepared(session.number, txid.counter, entries.json_body(meta)))
-    check_backs.prepared(context, context.state.prepare(session.number, txid.counter, meta))
-    context.counters.prepared += 1
+    text = entries.json_body(meta)
+    check_backs.prepared(context, placing.prepare(context, session.number, txid.counter, parts, meta, text))
     context.answer_when_forced(client, opaque)
 
 
@@ -125,9 +114,9 @@ def commit(
     opaque: bytes,
 ) -> None:
     """Decide a local transaction, or settle a prepared one."""
-    if commit_plain(context, client, arguments, extensions, body, opaque):
+    if fast_path.commit_new(context, client, arguments, extensions, body, opaque):
         return
-    if commit_prepared_plain(context, client, arguments, extensions, body, opaque):
+    if fast_path.commit_prepared(context, client, arguments, extensions, body, opaque):
         return
     txid, session = locate(context, arguments[0])
     event = TransactionEvent.COMMIT_PARTS if body else TransactionEvent.COMMIT
@@ -305,37 +294,20 @@ _KINDS = {
 }
 
 
-def _add_part(context: Context, session: BrokerSession, counter: int, part: PreparedPart) -> Transaction:
-    known = context.state.transactions.get((session.number, counter))
-    number = len(known.parts) if known else 0
-    context.group.add_entry(
-        entries.encode_payload(
-            session.number,
-            counter,
-            number,
-            part.topic_id,
-            part.partition,
-            part.count,
-            part.max_timestamp_ms,
-            part.batch,
-        )
-    )
-    return context.state.add_part(session.number, counter, part, context.now_ms)
-
-
 def _repeat_prepare(
     context: Context,
     client: ClientConnection,
     session: BrokerSession,
     txid: TxId,
-    parts: list[wire_parts.Part],
+    messages: Buffer,
     opaque: bytes,
 ) -> None:
     transaction = context.state.transactions[session.number, txid.counter]
-    fresh = Transaction(session.number, txid.counter, 0)
-    for part in checked_parts(context, parts):
-        fresh.add(part)
-    if parts and (fresh.size_bytes, fresh.checksum) != (transaction.size_bytes, transaction.checksum):
+    parts, _ = placing.check_parts(context, split_parts(messages))
+    size = crc = 0
+    for _, _, batch, *_ in parts:
+        size, crc = size + len(batch), checksum(batch, crc)
+    if parts and (size, crc) != (transaction.size_bytes, transaction.checksum):
         raise TransactionConflictError(f"transaction {txid} is prepared with other messages")
     context.answer_settled(client, opaque, b"")
 
@@ -352,14 +324,14 @@ def _decide(
     require_owner(client, session)
     transaction = context.state.transactions.get((session.number, txid.counter))
     offsets, messages = take_offsets(given, body)
-    checked = checked_parts(context, wire_parts.parse_parts(messages))
+    parts, _ = placing.check_parts(context, split_parts(messages))
     check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, checked)
-    refuse_over_outcomes(context, session, floor_of(given, client, session))
-    floor, saved = floor_of(given, client, session), check_offsets(context, offsets)
-    outcome = placing.commit(context, session.number, txid.counter, floor, transaction, checked)
+    refuse_over_limits(context, transaction, parts)
+    floor = floor_of(given, client, session)
+    refuse_over_outcomes(context, session, floor)
+    saved = check_offsets(context, offsets)
+    lines = placing.commit(context, session.number, txid.counter, floor, transaction, parts)
     save_with_commit(context, saved)
-    lines = placing.committed_lines(context, outcome)
     if transaction is None and not saved:
         context.answer_relaxed(client, opaque, lines)
     else:

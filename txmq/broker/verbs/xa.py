@@ -24,7 +24,6 @@ from txmq.broker.verbs.checks import (
     Extensions,
     at_home,
     check_streamed,
-    checked_parts,
     floor_of,
     locate,
     refusal,
@@ -37,8 +36,8 @@ from txmq.broker.verbs.recover import txid_of
 from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
 from txmq.errors import BadRequestError, UnknownTransactionError
 from txmq.model import TransactionKind
-from txmq.protocol import parts as wire_parts
 from txmq.protocol.branches import split_branches
+from txmq.protocol.parts import split_parts
 from txmq.redo import entries
 from txmq.xid import TxId
 
@@ -76,17 +75,17 @@ def _decide(
     require_owner(client, session)
     branches, start = split_branches(body, int(given.get(b"branches", 0)))
     offsets, messages = take_offsets(given, body, start)
-    checked = checked_parts(context, wire_parts.parse_parts(messages))
+    parts, _ = placing.check_parts(context, split_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
     check_streamed(transaction, given)
-    refuse_over_limits(context, transaction, checked)
+    refuse_over_limits(context, transaction, parts)
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
     meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name, "branches": branches}
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
-    outcome = placing.decide(context, (session.number, txid.counter), floor, transaction, checked, meta)
-    context.answer_when_forced(client, opaque, placing.committed_lines(context, outcome))
+    lines = placing.decide(context, (session.number, txid.counter), floor, transaction, parts, meta)
+    context.answer_when_forced(client, opaque, lines)
 
 
 def complete(

@@ -9,15 +9,18 @@ import pytest
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import BrokerIdentity, new_state
 from txmq.broker.core import Core
-from txmq.broker.verbs import transactions
+from txmq.broker.verbs import fast_path, transactions
 from txmq.config import BrokerSettings
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
+from txmq.protocol.branches import encode_branch
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
 from txmq.testing.simulated.clock import SimRandom
 from txmq.xid import TxId
 
+UUID = "0123456789abcdef" * 2
+DETAILS = {"bqual": "b", "connection": None, "wrote": True, "marker": False, "table": "t"}
 SETTINGS = BrokerSettings(batch_size_bytes_max=2048, outcomes_kept=5, transaction_size_bytes_max=64 << 10)
 
 
@@ -86,10 +89,21 @@ def any_request(number: int, chance: random.Random) -> Request:
         return (b"put", [b"open", b"1"], {b"tx": txid}, batch_of(), opaque)
     if 0.19 <= kind < 0.21:
         return (b"rollback", [txid], None, None, opaque)
+    if 0.21 <= kind < 0.24:  # an XA decision, whose branch completes later or never
+        return decide(counter, chance, opaque)
+    if 0.24 <= kind < 0.26:
+        earlier = str(TxId(1, 2, 1, max(1, number - chance.randint(0, 12)))).encode()
+        return (b"complete", [earlier], {b"uuid": UUID.encode()}, None, opaque)
     floors: list[dict[bytes, bytes] | None] = [None, {b"floor": b"%d" % max(0, number - 3)}]
     more = chance.choice([*floors * 8, {b"floor": b"9" * 20}, {b"parts": b"1", b"floor": b"2"}, {b"parts": b"0"}])
     body = b"" if chance.random() < 0.03 else any_body(chance)
     return (b"commit", [txid], more, bytearray(body), opaque)
+
+
+def decide(counter: int, chance: random.Random, opaque: bytes) -> Request:
+    parts = [part(b"open", chance.randrange(3), batch_of()) for _ in range(chance.randint(1, 2))]
+    body = bytearray(b"".join([encode_branch("db", UUID, DETAILS), *parts]))
+    return (b"decide", [str(TxId(1, 2, 1, counter)).encode()], {b"branches": b"1"}, body, opaque)
 
 
 def copied(request: Request) -> Request:
@@ -106,7 +120,7 @@ def test_the_short_way_leaves_what_the_table_leaves(seed: int, monkeypatch: pyte
         request = any_request(number, chance)
         core.receive(client, [copied(request)])
         with monkeypatch.context() as without:
-            without.setattr(transactions, "commit_plain", lambda *_: False)
+            without.setattr(fast_path, "commit_new", lambda *_: False)
             reference.receive(other, [copied(request)])
         if number % 4 == 0:
             assert finish(core) == finish(reference)
@@ -116,19 +130,21 @@ def test_the_short_way_leaves_what_the_table_leaves(seed: int, monkeypatch: pyte
     assert core.context.counters.committed == reference.context.counters.committed > 0
 
 
-def test_it_is_taken_by_an_ordinary_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_decision_open", [False, True])
+def test_an_ordinary_commit_takes_it_also_beside_an_open_decision(
+    is_decision_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core, client, _ = new_core()
+    if is_decision_open:
+        core.receive(client, [decide(2, random.Random(1), b"d")])
+        finish(core)
+        client.out.clear()
     monkeypatch.setattr(transactions, "locate", None)  # the table's way would fail here
-    request = (
-        b"commit",
-        [str(TxId(1, 2, 1, 1)).encode()],
-        {b"floor": b"0"},
-        bytearray(part(b"open", 0, batch_of())),
-        b"1",
-    )
-    core.receive(client, [request])
+    body = bytearray(part(b"open", 0, batch_of()))
+    offset = core.context.state.partitions[b"open", b"0"].next_offset
+    core.receive(client, [(b"commit", [str(TxId(1, 2, 1, 1)).encode()], {b"floor": b"0"}, body, b"1")])
     finish(core)
-    assert client.out == [b"result 200 11 1\r\nopen 0 0 1\n"]
+    assert client.out == [b"result 200 11 1\r\nopen 0 %d 1\n" % offset]
 
 
 @pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])

@@ -9,7 +9,7 @@ import pytest
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import Core
 from txmq.broker.verbs import checks as transaction_checks
-from txmq.broker.verbs import transactions
+from txmq.broker.verbs import fast_path, transactions
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId
@@ -118,8 +118,8 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
             request = (*request[:3], request[3] and request[3].replace(b"open ", b"gone "), request[4])
         core.receive(clients[who], [copied(request)])
         with monkeypatch.context() as without:
-            for name in ("prepare_plain", "commit_prepared_plain"):
-                without.setattr(transactions, name, lambda *_: False)
+            for name in ("prepare", "commit_prepared"):
+                without.setattr(fast_path, name, lambda *_: False)
             reference.receive(others[who], [copied(request)])
         if number % 3 == 0:
             assert finish(core) == finish(reference), request
