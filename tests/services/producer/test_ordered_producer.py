@@ -126,7 +126,7 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
     # A row pinned to a number nobody answers for: its session is told from the one that stored it by the cluster only.
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
-        place = "t", SELECTOR.partition_of(b"k", 4)
+        partition = "t", SELECTOR.partition_of(b"k", 4)
         identity = producer._sender.core.identity
         session = producer._sessions.main.session
         assert identity is not None
@@ -137,9 +137,9 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
             hello = {"session": session.wish}
             other.control.call("hello", 1, "me", extensions=hello, timeout=5.0)
-            other.control.call("put", *place, body=[stamped(content, pin)], timeout=5.0)
+            other.control.call("put", *partition, body=[stamped(content, pin)], timeout=5.0)
     with Spool(tmp_path / "spool") as spool:
-        spool.append(place, content, 1, pin)
+        spool.append(partition, content, 1, pin)
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"2", b"k")
         producer.flush()
@@ -154,7 +154,7 @@ def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_
     """A spool of the version before: its session cannot be resumed, so the log says what became of the batch."""
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
-        place, identity = ("t", SELECTOR.partition_of(b"k", 4)), producer._sender.core.identity
+        partition, identity = ("t", SELECTOR.partition_of(b"k", 4)), producer._sender.core.identity
         session = producer._sessions.main.session
         assert identity is not None
         assert session is not None
@@ -162,9 +162,9 @@ def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_
     if was_stored:
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
             other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=5.0)
-            other.control.call("put", *place, body=[stamped(content, pin)], timeout=5.0)
+            other.control.call("put", *partition, body=[stamped(content, pin)], timeout=5.0)
     with Spool(tmp_path / "spool") as spool:
-        spool.append(place, content, 1, pin)
+        spool.append(partition, content, 1, pin)
         spool._database.execute("UPDATE sessions SET secret = ''")
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"2", b"k")

@@ -109,10 +109,10 @@ class OrderedCore(ProducerCore):
         super()._give_out(batch, sequence)
         batch.records = kept  # spooled one by one where the batch is refused
 
-    def give_up(self, place: TopicPartition) -> bool:
+    def give_up(self, partition: TopicPartition) -> bool:
         """Send no more of a partition until its lane has taken over; whether anything of it is under way."""
-        self.direct.discard(place)
-        queue = self._queue(*place)
+        self.direct.discard(partition)
+        queue = self._queue(*partition)
         self._give_up(queue)
         return bool(queue.batches)
 
@@ -169,16 +169,16 @@ class OrderedCore(ProducerCore):
         for queue in self._active:
             self._give_up(queue)
 
-    def begin(self, place: TopicPartition, sequence: int | None) -> None:
+    def begin(self, partition: TopicPartition, sequence: int | None) -> None:
         """A partition may be sent to; with a number to go on with, where nothing of it is under way."""
         if sequence is not None:
-            self._queue(*place).base_sequence = sequence
-        self.direct.add(place)
+            self._queue(*partition).base_sequence = sequence
+        self.direct.add(partition)
 
-    def hand_over(self, place: TopicPartition) -> TakenOver:
+    def hand_over(self, partition: TopicPartition) -> TakenOver:
         """Everything of a partition that is not acknowledged; it sends no more of this."""
-        queue = self._queue(*place)
-        self.direct.discard(place)
+        queue = self._queue(*partition)
+        self.direct.discard(partition)
         identity = self.given_up.pop(queue, self.identity)
         sequence, is_refused, unsent = queue.base_sequence, False, []
         for batch in list(queue.batches):
@@ -237,21 +237,21 @@ class OrderedSender(Sender):
         """Whether it was unused for so long that it has to be looked at."""
         return self.clock.monotonic() - link.used_at > IDLE_CHECK_S
 
-    def begin(self, place: TopicPartition, sequence: int | None) -> None:
+    def begin(self, partition: TopicPartition, sequence: int | None) -> None:
         """See ``OrderedCore.begin``."""
         with self._lock:
-            self.core.begin(place, sequence)
+            self.core.begin(partition, sequence)
 
     def start(
-        self, place: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None
+        self, partition: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int] | None:
         """Send one message behind all of its partition; None, and nothing is done, where its lane has to look first."""
         now = self._look_at_link()
         with self._lock:
             link = self._link
-            if link is None or link.failure is not None or place not in self.core.direct:
+            if link is None or link.failure is not None or partition not in self.core.direct:
                 return None
-            batch, number = self.core.append(*place, record, now, deadline)
+            batch, number = self.core.append(*partition, record, now, deadline)
             completion = batch.owner
             assert isinstance(completion, OrderedCompletion)
             if future is not None:
@@ -277,20 +277,20 @@ class OrderedSender(Sender):
         if link is not None and link.has_unsent:
             link.push(deadline)
 
-    def is_given_up(self, place: TopicPartition) -> bool:
+    def is_given_up(self, partition: TopicPartition) -> bool:
         """Whether its lane has to take over first."""
         if not self.core.given_up:
             return False
         with self._lock:
-            return self._is_given_up(place)
+            return self._is_given_up(partition)
 
-    def _is_given_up(self, place: TopicPartition) -> bool:
-        return any((queue.topic, queue.partition) == place for queue in self.core.given_up)
+    def _is_given_up(self, partition: TopicPartition) -> bool:
+        return any((queue.topic, queue.partition) == partition for queue in self.core.given_up)
 
-    def hand_over(self, place: TopicPartition) -> TakenOver:
+    def hand_over(self, partition: TopicPartition) -> TakenOver:
         """See ``OrderedCore.hand_over``."""
         with self._lock:
-            return self.core.hand_over(place)
+            return self.core.hand_over(partition)
 
     def finish(self, batch: Batch, outcomes: list[TxmqError | None]) -> None:
         """Tell those who wait for a batch that was handed over, message by message; None is spooled."""
@@ -309,10 +309,10 @@ class OrderedSender(Sender):
         with self._lock:
             return [(queue.topic, queue.partition) for queue in self.core.given_up]
 
-    def give_up(self, place: TopicPartition) -> bool:
+    def give_up(self, partition: TopicPartition) -> bool:
         """As if something of it had failed; whether anything of it is under way."""
         with self._lock:
-            return self.core.give_up(place)
+            return self.core.give_up(partition)
 
     def await_taken_over(self) -> None:
         """Let the lanes take over what is given up."""

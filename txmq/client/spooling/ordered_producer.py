@@ -202,31 +202,31 @@ class OrderedMessageProducer:
             where = checked(self._selector.select(topic, partitions, shown), topic, partitions)
         return (topic, where), (key, value, stored, now_ms), deadline
 
-    def send_to(self, place: TopicPartition, record: Record, deadline: float) -> SendResult:
+    def send_to(self, partition: TopicPartition, record: Record, deadline: float) -> SendResult:
         """For ``RetryingProducer``: as ``send``, of a message that is checked, to a partition that is chosen."""
         self._refuse_closed()
-        result = self._queue(place).send(record, deadline)
+        result = self._queue(partition).send(record, deadline)
         if result.status is SendStatus.SPOOLED:
-            self._say_spooled(_SPOOLED, place)
+            self._say_spooled(_SPOOLED, partition)
             self._wake.set()
         return result
 
-    def send_to_async(self, place: TopicPartition, record: Record, deadline: float) -> Future[SendResult]:
+    def send_to_async(self, partition: TopicPartition, record: Record, deadline: float) -> Future[SendResult]:
         """For ``RetryingProducer``: as ``send_async``, likewise."""
         self._refuse_closed()
         self._sender.wait_for_room(len(record[1]), deadline)
-        future = self._queue(place).send_async(record, deadline)
-        if self._spool.count(place):
-            self._say_spooled(_SPOOLED, place)
+        future = self._queue(partition).send_async(record, deadline)
+        if self._spool.count(partition):
+            self._say_spooled(_SPOOLED, partition)
             self._wake.set()
         return future
 
-    def _say_spooled(self, event: str, place: TopicPartition, **fields: object) -> None:
-        topic, partition = place
-        self._sparingly.warning(event, topic=topic, partition=partition, waiting=self._spool.count(place), **fields)
+    def _say_spooled(self, event: str, partition: TopicPartition, **fields: object) -> None:
+        waiting = self._spool.count(partition)
+        self._sparingly.warning(event, topic=partition[0], partition=partition[1], waiting=waiting, **fields)
 
-    def _shell_failed(self, event: str, place: TopicPartition, error: Exception) -> None:
-        self._log.error(event, topic=place[0], partition=place[1], error=repr(error), exc_info=error)
+    def _shell_failed(self, event: str, partition: TopicPartition, error: Exception) -> None:
+        self._log.error(event, topic=partition[0], partition=partition[1], error=repr(error), exc_info=error)
 
     def _forget_topic(self, topic: str) -> None:
         self._topics.pop(topic, None)
@@ -264,14 +264,14 @@ class OrderedMessageProducer:
         if known is not None and known[0] != count:
             self._log.warning("the topic has another number of partitions", topic=topic, was=known[0], now=count)
 
-    def _queue(self, place: TopicPartition) -> PartitionQueue:
-        queue = self._queues.get(place)
+    def _queue(self, partition: TopicPartition) -> PartitionQueue:
+        queue = self._queues.get(partition)
         if queue is None:
             with self._lock:
-                queue = self._queues.get(place)
+                queue = self._queues.get(partition)
                 if queue is None:
-                    queue = self._queues[place] = PartitionQueue(
-                        place, self._spool, self._sender, self._sessions, self._client, self._client.clock,
+                    queue = self._queues[partition] = PartitionQueue(
+                        partition, self._spool, self._sender, self._sessions, self._client, self._client.clock,
                         attempts_max=self._options.attempts_max, visibility_wait_s=self._options.visibility_wait_s,
                     )  # fmt: skip
         return queue
@@ -317,11 +317,11 @@ class OrderedMessageProducer:
         """Have the lanes take over what is given up; a thread of its own, because a flight takes its time."""
         while self._closed is None:
             self._given_up.wait(_IDLE_S)
-            for place in self._sender.given_up():
+            for partition in self._sender.given_up():
                 try:
-                    self._queue(place).take_over(self._client.clock.monotonic() + self._options.timeout)
+                    self._queue(partition).take_over(self._client.clock.monotonic() + self._options.timeout)
                 except Exception as error:  # noqa: BLE001  the thread is the shell: the others are still to be seen to
-                    self._shell_failed("taking over failed", place, error)
+                    self._shell_failed("taking over failed", partition, error)
             self._wake.set()
         self._kept.set()
 
@@ -335,25 +335,25 @@ class OrderedMessageProducer:
     def _drain_once(self) -> float:
         """One flight for each partition that is due; for how long there is nothing to do."""
         pause = _IDLE_S
-        for place in self._spool.waiting:
+        for partition in self._spool.waiting:
             now = self._client.clock.monotonic()
-            not_before, backoff = self._retries.get(place, (0.0, 0.0))
+            not_before, backoff = self._retries.get(partition, (0.0, 0.0))
             if now < not_before:
                 pause = min(pause, not_before - now)
                 continue
-            queue, drained = self._queue(place), self._queue(place).drained
+            queue, drained = self._queue(partition), self._queue(partition).drained
             try:
                 queue.flight(now + self._options.timeout)
             except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
                 if not isinstance(error, TxmqError):
-                    self._shell_failed("drain failed", place, error)
+                    self._shell_failed("drain failed", partition, error)
                 else:
-                    self._say_spooled("the spool cannot be drained yet; it is tried again", place, error=str(error))
+                    self._say_spooled("the spool cannot be drained yet; it is tried again", partition, error=str(error))
                 backoff = min(max(backoff * 2 * (queue.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
-                self._retries[place] = self._client.clock.monotonic() + backoff, backoff
+                self._retries[partition] = self._client.clock.monotonic() + backoff, backoff
                 pause = min(pause, backoff)
             else:
-                self._retries.pop(place, None)
+                self._retries.pop(partition, None)
                 pause = 0.0
                 if queue.drained != drained and not self.spooled:
                     self._log.info("the spool is empty again")

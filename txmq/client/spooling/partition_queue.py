@@ -75,11 +75,11 @@ class PartitionQueue:
     """See the module's docstring. Thread safety: ``send`` any thread, ``flight`` and ``take_over`` one thread each."""
 
     def __init__(
-        self, place: TopicPartition, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader,
+        self, partition: TopicPartition, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader,
         clock: Clock, *,
         attempts_max: int, visibility_wait_s: float = VISIBILITY_WAIT_S,
     ) -> None:  # fmt: skip
-        self.place = place
+        self.partition = partition
         self._spool, self._sender, self._sessions = spool, sender, sessions
         self._reader, self._clock = reader, clock
         self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
@@ -94,7 +94,7 @@ class PartitionQueue:
         ] = {}  # sessions whose numbers no longer count here, and since when
         self._is_closed = False
         self.drained = 0  # batches that went out of the spool to the broker
-        self._log = get_logger(topic=place[0], partition=place[1])
+        self._log = get_logger(topic=partition[0], partition=partition[1])
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -127,22 +127,22 @@ class PartitionQueue:
 
     def _spooled(self, ticket: Ticket) -> SendResult:
         self._spool.settle(ticket)
-        return SendResult(*self.place, None, SendStatus.SPOOLED)
+        return SendResult(*self.partition, None, SendStatus.SPOOLED)
 
     def _begin(
         self, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
         """Give the message its place in the order: behind what is sent directly, or in the spool."""
-        begun = self._sender.start(self.place, record, deadline, future)  # without the lock, where all is well
+        begun = self._sender.start(self.partition, record, deadline, future)  # without the lock, where all is well
         while begun is None:
             with self._lock:
                 if self._is_closed:
                     raise ClosedError("the producer is closed")
-                if not self._sender.is_given_up(self.place):
-                    begun = self._direct(record, deadline, future) if self._spool.count(self.place) == 0 else None
+                if not self._sender.is_given_up(self.partition):
+                    begun = self._direct(record, deadline, future) if self._spool.count(self.partition) == 0 else None
                     if begun is not None:
                         break
-                    if not self._sender.give_up(self.place):
+                    if not self._sender.give_up(self.partition):
                         return self._enqueued(record)
             self._sender.await_taken_over()
         return begun
@@ -158,14 +158,14 @@ class PartitionQueue:
             raise
         except TxmqError:
             return None
-        self._sender.begin(self.place, None if self._is_direct else ours)
+        self._sender.begin(self.partition, None if self._is_direct else ours)
         self._is_direct = True
-        return self._sender.start(self.place, record, deadline, future)
+        return self._sender.start(self.partition, record, deadline, future)
 
     def _enqueued(self, record: Record) -> Ticket:
         if self._is_direct:
-            self._go_on_from(self._sender.hand_over(self.place))
-        return self._spool.enqueue(self.place, self._sender.encoded(record), self._clock.now_ms())
+            self._go_on_from(self._sender.hand_over(self.partition))
+        return self._spool.enqueue(self.partition, self._sender.encoded(record), self._clock.now_ms())
 
     def _go_on_from(self, handed: TakenOver) -> None:
         self._is_direct = False
@@ -177,9 +177,9 @@ class PartitionQueue:
     def take_over(self, deadline: float) -> None:
         """Spool what was sent directly and is not acknowledged, if the sender has given it up; the keeper's thread."""
         with self._lock:
-            if not self._sender.is_given_up(self.place):
+            if not self._sender.is_given_up(self.partition):
                 return
-            handed = self._sender.hand_over(self.place)
+            handed = self._sender.hand_over(self.partition)
             self._go_on_from(handed)
             owed = [(unsent.batch, self._spooled_from(unsent)) for unsent in handed.batches]
         for taken, tickets in owed:
@@ -194,11 +194,13 @@ class PartitionQueue:
         if unsent.sequence is None:
             if _is_refused_for_good(taken):
                 return []
-            return [self._spool.enqueue(self.place, self._sender.encoded(record), now_ms) for record in taken.records]
+            return [
+                self._spool.enqueue(self.partition, self._sender.encoded(record), now_ms) for record in taken.records
+            ]
         assert self._identity is not None
         assert taken.content is not None
         pin = AssignedSequence(self._identity, unsent.sequence, self._floor or 0)
-        return [self._spool.enqueue(self.place, bytes(taken.content), now_ms, pin, taken.count)]
+        return [self._spool.enqueue(self.partition, bytes(taken.content), now_ms, pin, taken.count)]
 
     def _outcomes(self, taken: Batch, tickets: Sequence[Ticket]) -> list[TxmqError | None]:
         if not tickets:
@@ -216,7 +218,7 @@ class PartitionQueue:
     def _look_at_end(self, sequence: int) -> int:
         """How far the partition has got; anew where numbering begins: its topic may be another one than before."""
         if self._floor is None or sequence == 0:
-            self._floor = self._reader.offsets(*self.place).end
+            self._floor = self._reader.offsets(*self.partition).end
         return self._floor
 
     def _pins(self, identity: SpoolIdentity, entries: Sequence[Entry]) -> list[AssignedSequence]:
@@ -242,7 +244,7 @@ class PartitionQueue:
             TxmqError: the first of those left cannot be sent now; try again later.
         """
         self._spool.settle_all()
-        entries = self._spool.head(self.place, FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX)
+        entries = self._spool.head(self.partition, FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX)
         if not entries:
             return
         reason = _damage(entries[0])
@@ -277,7 +279,7 @@ class PartitionQueue:
             while failure is None and len(flying) < self._sessions.in_flight_max and (entry := next(waiting, None)):
                 assert entry.pin is not None
                 try:
-                    reply = self._sessions.start(entry.pin, self.place, entry.content, deadline)
+                    reply = self._sessions.start(entry.pin, self.partition, entry.content, deadline)
                 except TxmqError as error:
                     failure = entry, error
                 else:
@@ -351,7 +353,7 @@ class PartitionQueue:
         """Refuse what comes; what is under way is given up, and taken over here: the keeper has ended."""
         with self._lock:
             self._is_closed = True
-        self._sender.give_up(self.place)
+        self._sender.give_up(self.partition)
         with suppress(TxmqError):  # of a session that nobody needs any more; everybody has been told
             self.take_over(self._clock.monotonic())
 

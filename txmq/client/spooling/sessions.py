@@ -90,14 +90,14 @@ class Sessions:
                 self._spool.forget_session(identity)
                 self._former.pop()
 
-    def start(self, pin: AssignedSequence, place: TopicPartition, content: bytes, deadline: float) -> Reply:
+    def start(self, pin: AssignedSequence, partition: TopicPartition, content: bytes, deadline: float) -> Reply:
         """Send a batch by its number; the answer's body is its offset.
 
         Raises:
             FencedError: the session is no more; nothing was sent.
             ConnectionLostError, RequestTimeoutError: nothing was sent.
         """
-        return self._link(pin.identity, deadline).request(deadline, "put", *place, body=[stamped(content, pin)])
+        return self._link(pin.identity, deadline).request(deadline, "put", *partition, body=[stamped(content, pin)])
 
     def _link(self, identity: SpoolIdentity, deadline: float) -> Connection:
         if identity == self._noted:

@@ -71,12 +71,18 @@ class Ticket:
         error: why it was not.
     """
 
-    __slots__ = ("content", "created_ms", "error", "is_done", "messages", "number", "pin", "place")
+    __slots__ = ("content", "created_ms", "error", "is_done", "messages", "number", "partition", "pin")
 
     def __init__(
-        self, place: TopicPartition, content: bytes, created_ms: int, pin: AssignedSequence | None, messages: int
+        self, partition: TopicPartition, content: bytes, created_ms: int, pin: AssignedSequence | None, messages: int
     ) -> None:
-        self.place, self.content, self.created_ms, self.pin, self.messages = place, content, created_ms, pin, messages
+        self.partition, self.content, self.created_ms, self.pin, self.messages = (
+            partition,
+            content,
+            created_ms,
+            pin,
+            messages,
+        )
         self.number, self.is_done = 0, False
         self.error: TxmqError | None = None
 
@@ -135,12 +141,13 @@ class Spool:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def enqueue(
-        self, place: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None, messages: int = 1
+        self, partition: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None,
+        messages: int = 1,
     ) -> Ticket:  # fmt: skip
         """Take a place behind all of its partition, without I/O; ``settle`` says what becomes of it."""
-        ticket = Ticket(place, content, now_ms, pin, messages)
+        ticket = Ticket(partition, content, now_ms, pin, messages)
         with self._queue_lock:
-            self._queued[place] = self._queued.get(place, 0) + messages
+            self._queued[partition] = self._queued.get(partition, 0) + messages
             self._queue.append(ticket)
         return ticket
 
@@ -168,9 +175,11 @@ class Spool:
             with self._lock:
                 self._write_queue()
 
-    def append(self, place: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None) -> int:
+    def append(
+        self, partition: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None
+    ) -> int:
         """Add a batch behind all of its partition; its number. Raises as ``settle``."""
-        return self.settle(self.enqueue(place, content, now_ms, pin))
+        return self.settle(self.enqueue(partition, content, now_ms, pin))
 
     def _write_queue(self) -> None:
         """One transaction for those at the front of the queue; the caller holds the lock."""
@@ -200,9 +209,9 @@ class Spool:
                 "it empties when its partitions can be written"
             )
             return
-        values = (*ticket.place, ticket.content, ticket.created_ms, ticket.messages, *pin_row(ticket.pin))
+        values = (*ticket.partition, ticket.content, ticket.created_ms, ticket.messages, *pin_row(ticket.pin))
         ticket.error, ticket.number = None, int(self._database.execute(INSERT, values).lastrowid or 0)
-        changes.append((ticket.place, ticket.messages, len(ticket.content)))
+        changes.append((ticket.partition, ticket.messages, len(ticket.content)))
 
     def _holds(self, tickets: Sequence[Ticket]) -> bool:
         """Whether a transaction that was cut short is in the file: all of it is, or nothing."""
@@ -215,10 +224,10 @@ class Spool:
         with self._queue_lock:
             for ticket in tickets:
                 self._queue.popleft()
-                left = self._queued[ticket.place] - ticket.messages
-                self._queued[ticket.place] = left
+                left = self._queued[ticket.partition] - ticket.messages
+                self._queued[ticket.partition] = left
                 if not left:
-                    del self._queued[ticket.place]
+                    del self._queued[ticket.partition]
                 ticket.is_done = True
 
     def pin(self, pins: Sequence[tuple[Entry, AssignedSequence]]) -> None:
@@ -264,7 +273,7 @@ class Spool:
         counts = [((topic, partition), count) for topic, partition, _, count, *_ in self.summary() if count]
         with self._writing() as changes:
             self._database.execute(UNPARK)
-            changes.extend((place, count, 0) for place, count in counts)
+            changes.extend((partition, count, 0) for partition, count in counts)
         return sum(count for _, count in counts)
 
     def remember_topic(self, name: str, partitions: int) -> None:
@@ -305,8 +314,8 @@ class Spool:
             self._database.execute("BEGIN IMMEDIATE")
             yield changes
             self._commit()
-            for place, count, size in changes:
-                self._add(place, count, size)
+            for partition, count, size in changes:
+                self._add(partition, count, size)
         except BaseException as error:
             self._roll_back()
             self._recount()
@@ -324,11 +333,11 @@ class Spool:
             self._failure = f"{self.path}: {error}: what the disk holds is not known until the spool is opened anew"
             raise StorageError(self._failure) from error
 
-    def _add(self, place: TopicPartition, count: int, size: int) -> None:
+    def _add(self, partition: TopicPartition, count: int, size: int) -> None:
         self._size_bytes += size
-        self._counts[place] = self._counts.get(place, 0) + count
-        if not self._counts[place]:
-            del self._counts[place]
+        self._counts[partition] = self._counts.get(partition, 0) + count
+        if not self._counts[partition]:
+            del self._counts[partition]
 
     def _roll_back(self) -> None:
         with suppress(sqlite3.Error):
@@ -348,27 +357,27 @@ class Spool:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def count(self, place: TopicPartition) -> int:
+    def count(self, partition: TopicPartition) -> int:
         """How many messages of a partition wait."""
         # The queue first: what leaves it is in the file's count before.
-        return self._queued.get(place, 0) + self._counts.get(place, 0)
+        return self._queued.get(partition, 0) + self._counts.get(partition, 0)
 
     @property
     def waiting(self) -> dict[TopicPartition, int]:
         """The partitions with messages that wait, and how many."""
-        return {place: self.count(place) for place in (*self._queued.copy(), *self._counts.copy())}
+        return {partition: self.count(partition) for partition in (*self._queued.copy(), *self._counts.copy())}
 
     @property
     def size_bytes(self) -> int:
         """Of all batches, parked ones too."""
         return self._size_bytes
 
-    def head(self, place: TopicPartition, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
+    def head(self, partition: TopicPartition, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
         """The first batches of a partition that wait: as many as hold ``size_bytes_max`` together, one at least."""
         front = "WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?"
-        sizes = self._rows(f"SELECT length(content) FROM batches {front}", (*place, limit))  # noqa: S608  a constant
+        sizes = self._rows(f"SELECT length(content) FROM batches {front}", (*partition, limit))  # noqa: S608  a constant
         count = sum(1 for total in accumulate(size for (size,) in sizes) if total <= size_bytes_max)
-        return self._read(front, (*place, max(count, min(1, limit))))
+        return self._read(front, (*partition, max(count, min(1, limit))))
 
     def parked(self, limit: int = 1000) -> list[Entry]:
         """What was set aside."""

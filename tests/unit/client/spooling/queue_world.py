@@ -32,7 +32,7 @@ from txmq.model import PartitionRange, SendResult, TopicPartition
 from txmq.runtime.threads import Future
 from txmq.testing.simulated.clock import SimClock
 
-PLACE = ("t", 0)
+PARTITION = ("t", 0)
 OTHERS = b"of another producer"
 Step = str | BaseException
 STEPS: list[Step] = [
@@ -208,7 +208,7 @@ class Way:
             self._partition.session += 1
             self.link.fail(ConnectionLostError("the session was given up"))
 
-    def start(self, pin: AssignedSequence, _place: TopicPartition, content: bytes, _deadline: float) -> Answer:
+    def start(self, pin: AssignedSequence, _partition: TopicPartition, content: bytes, _deadline: float) -> Answer:
         """As ``Sessions``."""
         if self.is_away:
             raise ConnectionLostError("away")
@@ -235,7 +235,7 @@ class World:
         self.sender = OrderedSender(sessions, self.clock, ProducerLimits(), self._keep)
         self.sender._start_background = lambda: None  # type: ignore[method-assign]
         self.queue = PartitionQueue(
-            PLACE, self.spool, self.sender, sessions, cast(Any, partition), self.clock, attempts_max=2,
+            PARTITION, self.spool, self.sender, sessions, cast(Any, partition), self.clock, attempts_max=2,
             visibility_wait_s=0,
         )  # fmt: skip
 
@@ -259,10 +259,10 @@ class World:
     def drain(self, rounds: int = 20) -> None:
         """Flights until the spool is empty."""
         for _ in range(rounds):
-            if not self.spool.count(PLACE):
+            if not self.spool.count(PARTITION):
                 return
             try:
                 self.queue.flight(self.clock.monotonic() + 1.0)
             except TxmqError:
                 continue
-        pytest.fail(f"{self.spool.count(PLACE)} left: {self.spool.entries()}")
+        pytest.fail(f"{self.spool.count(PARTITION)} left: {self.spool.entries()}")

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tests.unit.client.spooling.queue_world import PLACE, STEPS, Step, World
+from tests.unit.client.spooling.queue_world import PARTITION, STEPS, Step, World
 from txmq.client.transport.reply import Waiter
 from txmq.errors import (
     ConnectionLostError,
@@ -132,7 +132,7 @@ def test_a_topic_that_is_gone_is_told_to_all_and_nothing_is_spooled(world: World
     for future in futures:
         with pytest.raises(UnknownTopicError):
             future.result()
-    assert world.spool.count(PLACE) == 0
+    assert world.spool.count(PARTITION) == 0
 
 
 def test_a_full_spool_refuses_message_by_message_what_it_cannot_take(world: World) -> None:
@@ -301,7 +301,7 @@ def test_the_log_is_read_only_when_everything_stored_is_visible(world: World) ->
 
 
 def test_a_row_that_is_damaged_is_parked_and_not_sent(world: World) -> None:
-    world.spool.append(PLACE, b"\0" * 70, 1)
+    world.spool.append(PARTITION, b"\0" * 70, 1)
     world.send(b"1")
     world.drain()
     assert "damaged in the spool" in world.spool.parked()[0].reason
@@ -396,8 +396,8 @@ def test_a_topic_made_anew_is_looked_at_from_its_own_beginning(world: World, sta
         world.drain()
         world.send(b"old 6")
     elif state == "given up":
-        world.sender.core._give_up(world.sender.core._queue(*PLACE))
-        world.sender.core.given_up[world.sender.core._queue(*PLACE)] = world.sender.core.identity
+        world.sender.core._give_up(world.sender.core._queue(*PARTITION))
+        world.sender.core.given_up[world.sender.core._queue(*PARTITION)] = world.sender.core.identity
     if state != "refused":
         another_session(world)
     world.queue.take_over(world.clock.monotonic() + 1.0)

@@ -19,7 +19,7 @@ from txmq.client.spooling.spool import FILE_NAME, Spool
 from txmq.client.spooling.spool_rows import EPOCH_MAX, AssignedSequence, Held, SpoolIdentity
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError
 
-PLACE = ("orders", 3)
+PARTITION = ("orders", 3)
 IDENTITY = SpoolIdentity(2**64 - 1, 2**63, 17, 0)
 SECRET = "5e" * 16
 
@@ -32,30 +32,30 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def _values(spool: Spool) -> list[bytes]:
-    return [entry.content for entry in spool.head(PLACE, 100)]
+    return [entry.content for entry in spool.head(PARTITION, 100)]
 
 
 def test_batches_come_out_in_the_order_in_which_they_went_in(spool: Spool) -> None:
     for value in (b"1", b"2", b"3"):
-        spool.append(PLACE, value, 1)
+        spool.append(PARTITION, value, 1)
     spool.append(("orders", 4), b"another partition's", 1)
     assert _values(spool) == [b"1", b"2", b"3"]
-    assert spool.waiting == {PLACE: 3, ("orders", 4): 1}
+    assert spool.waiting == {PARTITION: 3, ("orders", 4): 1}
 
 
 def test_a_batch_and_its_number_are_there_after_the_spool_is_opened_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     pin = AssignedSequence(IDENTITY, 2**31 - 1, 12)
-    spool.append(PLACE, b"sent", 5, pin)
-    spool.append(PLACE, b"not sent", 6)
+    spool.append(PARTITION, b"sent", 5, pin)
+    spool.append(PARTITION, b"not sent", 6)
     spool.remember_topic("orders", 4)
     spool.remember_session(IDENTITY, SECRET)
     spool.close()
     spool = Spool(tmp_path)
-    first, second = spool.head(PLACE, 10)
+    first, second = spool.head(PARTITION, 10)
     assert (first.pin, second.pin, first.created_ms) == (pin, None, 5)
     assert (spool.topics(), spool.sessions()) == ({"orders": 4}, [IDENTITY])
-    assert (spool.waiting, spool.size_bytes) == ({PLACE: 2}, 12)
+    assert (spool.waiting, spool.size_bytes) == ({PARTITION: 2}, 12)
     spool.close()
 
 
@@ -70,9 +70,9 @@ def test_what_was_appended_survives_kill_9(tmp_path: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
         seen += child.stdout.readlines()
     spool = Spool(tmp_path)
-    count = spool.count(PLACE)
+    count = spool.count(PARTITION)
     assert len([line for line in seen if line.endswith(b"\n")]) <= count
-    assert [entry.content for entry in spool.head(PLACE, 10**6)] == [b"%d" % number for number in range(count)]
+    assert [entry.content for entry in spool.head(PARTITION, 10**6)] == [b"%d" % number for number in range(count)]
     spool.close()
 
 
@@ -84,26 +84,26 @@ def test_every_append_is_synced(spool: Spool) -> None:
 
 def test_a_full_spool_refuses_and_says_so(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
-    spool.append(PLACE, b"12345678", 1)
+    spool.append(PARTITION, b"12345678", 1)
     with pytest.raises(SpoolFullError, match=r"8 bytes and cannot take 3 more \(spool_size_bytes_max 10\)"):
-        spool.append(PLACE, b"abc", 1)
+        spool.append(PARTITION, b"abc", 1)
     assert _values(spool) == [b"12345678"]
-    spool.done(spool.head(PLACE, 1))
-    spool.append(PLACE, b"abc", 1)
+    spool.done(spool.head(PARTITION, 1))
+    spool.append(PARTITION, b"abc", 1)
     assert (_values(spool), spool.size_bytes) == ([b"abc"], 3)
     spool.close()
 
 
 def test_a_batch_of_unknown_fate_finds_room_in_a_full_spool(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
-    spool.append(PLACE, b"1234567890", 1)
-    spool.append(PLACE, b"sent", 1, AssignedSequence(IDENTITY, 0, 0))
-    assert spool.count(PLACE) == 2
+    spool.append(PARTITION, b"1234567890", 1)
+    spool.append(PARTITION, b"sent", 1, AssignedSequence(IDENTITY, 0, 0))
+    assert spool.count(PARTITION) == 2
     spool.close()
 
 
 def test_a_second_owner_is_refused_and_a_reader_is_not(spool: Spool) -> None:
-    spool.append(PLACE, b"1", 1)
+    spool.append(PARTITION, b"1", 1)
     with pytest.raises(DirectoryInUseError, match=str(os.getpid())):
         Spool(spool.path)
     reader = Spool(spool.path, read_only=True)
@@ -149,20 +149,20 @@ def _open_files() -> list[str]:
 
 def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
     for value in (b"1", b"2", b"3"):
-        spool.append(PLACE, value, 1)
-    entries = spool.head(PLACE, 3)
+        spool.append(PARTITION, value, 1)
+    entries = spool.head(PARTITION, 3)
     pins = [AssignedSequence(IDENTITY, number, 0) for number in range(3)]
     spool.pin(list(zip(entries, pins, strict=True)))
-    assert [entry.pin for entry in spool.head(PLACE, 3)] == pins
+    assert [entry.pin for entry in spool.head(PARTITION, 3)] == pins
     spool.unpin(entries[0])
-    assert [entry.pin for entry in spool.head(PLACE, 3)] == [None, *pins[1:]]
+    assert [entry.pin for entry in spool.head(PARTITION, 3)] == [None, *pins[1:]]
 
 
 def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_renumbered(spool: Spool) -> None:
     for value in (b"poison", b"2", b"3"):
-        spool.append(PLACE, value, 1)
+        spool.append(PARTITION, value, 1)
     other = AssignedSequence(SpoolIdentity(1, 2, 3, 4), 9, 0)
-    entries = spool.head(PLACE, 3)
+    entries = spool.head(PARTITION, 3)
     spool.pin(
         [
             (entries[0], AssignedSequence(IDENTITY, 0, 0)),
@@ -170,27 +170,27 @@ def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_r
             (entries[2], other),
         ]
     )
-    spool.park(spool.head(PLACE, 1)[0], "too large", renumber=True)
-    assert [(entry.content, entry.pin) for entry in spool.head(PLACE, 3)] == [(b"2", None), (b"3", other)]
+    spool.park(spool.head(PARTITION, 1)[0], "too large", renumber=True)
+    assert [(entry.content, entry.pin) for entry in spool.head(PARTITION, 3)] == [(b"2", None), (b"3", other)]
     (parked,) = spool.parked()
     assert (parked.content, parked.reason, parked.is_parked) == (b"poison", "too large", True)
-    assert (spool.count(PLACE), spool.unpark(), spool.count(PLACE)) == (2, 1, 3)
-    assert spool.head(PLACE, 1)[0].content == b"poison"
+    assert (spool.count(PARTITION), spool.unpark(), spool.count(PARTITION)) == (2, 1, 3)
+    assert spool.head(PARTITION, 1)[0].content == b"poison"
 
 
 def test_counts_follow_the_file_after_a_write_that_was_cut_short(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool.append(PLACE, b"1", 1)
+    spool.append(PARTITION, b"1", 1)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(spool, "_add", interrupted)  # behind the commit
     with pytest.raises(KeyboardInterrupt):
-        spool.append(PLACE, b"2", 1)
+        spool.append(PARTITION, b"2", 1)
     monkeypatch.undo()
-    assert (spool.count(PLACE), spool.size_bytes, _values(spool)) == (2, 2, [b"1", b"2"])
-    spool.append(PLACE, b"3", 1)
-    assert spool.count(PLACE) == 3
+    assert (spool.count(PARTITION), spool.size_bytes, _values(spool)) == (2, 2, [b"1", b"2"])
+    spool.append(PARTITION, b"3", 1)
+    assert spool.count(PARTITION) == 3
 
 
 def _commits(spool: Spool) -> list[str]:
@@ -203,7 +203,7 @@ def _commits(spool: Spool) -> list[str]:
 def test_threads_that_spool_at_the_same_time_share_one_synced_transaction(spool: Spool) -> None:
     commits = _commits(spool)
     tickets = [spool.enqueue(("orders", number % 4), b"%d" % number, 1) for number in range(100)]
-    assert (spool.count(PLACE), spool.head(PLACE, 100)) == (25, [])
+    assert (spool.count(PARTITION), spool.head(PARTITION, 100)) == (25, [])
     threads = [threading.Thread(target=spool.settle, args=(ticket,)) for ticket in reversed(tickets)]
     for thread in threads:
         thread.start()
@@ -217,12 +217,12 @@ def test_threads_that_spool_at_the_same_time_share_one_synced_transaction(spool:
 
 def test_one_that_does_not_fit_is_refused_and_its_company_is_written(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
-    small, large, other = (spool.enqueue(PLACE, content, 1) for content in (b"1234", b"12345678", b"5678"))
+    small, large, other = (spool.enqueue(PARTITION, content, 1) for content in (b"1234", b"12345678", b"5678"))
     assert spool.settle(other) == 2
     with pytest.raises(SpoolFullError, match="4 bytes and cannot take 8 more"):
         spool.settle(large)
     assert spool.settle(small) == 1
-    assert (_values(spool), spool.waiting, spool.size_bytes) == ([b"1234", b"5678"], {PLACE: 2}, 8)
+    assert (_values(spool), spool.waiting, spool.size_bytes) == ([b"1234", b"5678"], {PARTITION: 2}, 8)
     spool.close()
 
 
@@ -239,29 +239,29 @@ def _interrupted_behind(commit: Callable[[], None]) -> None:
 def test_what_others_enqueued_is_written_once_though_the_writer_was_interrupted(
     spool: Spool, monkeypatch: pytest.MonkeyPatch, interrupted: Callable[[Callable[[], None]], None]
 ) -> None:
-    tickets = [spool.enqueue(PLACE, b"%d" % number, 1) for number in range(3)]
+    tickets = [spool.enqueue(PARTITION, b"%d" % number, 1) for number in range(3)]
     commit = spool._commit
     monkeypatch.setattr(spool, "_commit", lambda: interrupted(commit))
     with pytest.raises(KeyboardInterrupt):
         spool.settle(tickets[1])
-    assert spool.count(PLACE) == 3
+    assert spool.count(PARTITION) == 3
     monkeypatch.undo()
     spool.settle(tickets[2])
     assert _values(spool) == [b"0", b"1", b"2"]
     assert all(ticket.is_done for ticket in tickets)
-    assert (spool.count(PLACE), spool.size_bytes) == (3, 3)
+    assert (spool.count(PARTITION), spool.size_bytes) == (3, 3)
 
 
 def test_what_nobody_waits_for_is_written_at_the_end(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    spool.enqueue(PLACE, b"1", 1)
+    spool.enqueue(PARTITION, b"1", 1)
     spool.close()
     with Spool(tmp_path, read_only=True) as reader:
         assert _values(reader) == [b"1"]
 
 
 def test_a_disk_that_fails_is_told_to_all_who_wait(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    tickets = [spool.enqueue(PLACE, b"1", 1) for _ in range(2)]
+    tickets = [spool.enqueue(PARTITION, b"1", 1) for _ in range(2)]
 
     def failed() -> None:
         raise StorageError("failed")
@@ -270,25 +270,25 @@ def test_a_disk_that_fails_is_told_to_all_who_wait(spool: Spool, monkeypatch: py
     for ticket in tickets:
         with pytest.raises(StorageError, match="failed"):
             spool.settle(ticket)
-    assert spool.count(PLACE) == 0
+    assert spool.count(PARTITION) == 0
 
 
 def test_a_row_of_several_messages_counts_as_many(spool: Spool) -> None:
-    spool.settle(spool.enqueue(PLACE, b"three", 1, AssignedSequence(IDENTITY, 5, 0), 3))
-    spool.append(PLACE, b"one", 1)
-    assert (spool.count(PLACE), [entry.messages for entry in spool.entries()]) == (4, [3, 1])
+    spool.settle(spool.enqueue(PARTITION, b"three", 1, AssignedSequence(IDENTITY, 5, 0), 3))
+    spool.append(PARTITION, b"one", 1)
+    assert (spool.count(PARTITION), [entry.messages for entry in spool.entries()]) == (4, [3, 1])
     assert spool.summary()[0][2:4] == (4, 0)
     spool._recount()
-    assert spool.count(PLACE) == 4
-    spool.done(spool.head(PLACE, 1))
-    assert spool.count(PLACE) == 1
+    assert spool.count(PARTITION) == 4
+    spool.done(spool.head(PARTITION, 1))
+    assert spool.count(PARTITION) == 1
 
 
 def test_the_head_is_cut_by_its_size_and_holds_one_at_least(spool: Spool) -> None:
     for value in (b"1234", b"5678", b"9"):
-        spool.append(PLACE, value, 1)
+        spool.append(PARTITION, value, 1)
     for size, contents in ((9, [b"1234", b"5678", b"9"]), (8, [b"1234", b"5678"]), (7, [b"1234"]), (1, [b"1234"])):
-        assert [entry.content for entry in spool.head(PLACE, 10, size)] == contents
+        assert [entry.content for entry in spool.head(PARTITION, 10, size)] == contents
 
 
 _TO_VERSION_2 = """
@@ -305,20 +305,20 @@ def test_a_spool_of_an_older_version_is_taken_on_whole_and_its_sessions_have_no_
     tmp_path: Path, change: str
 ) -> None:
     spool = Spool(tmp_path)
-    spool.append(PLACE, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
+    spool.append(PARTITION, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
     spool._database.executescript(_TO_VERSION_2 + change)
     spool.close()
     for _ in range(2):
         with Spool(tmp_path) as taken:
             (entry,) = taken.entries()
-            assert (entry.messages, entry.pin, taken.count(PLACE)) == (1, AssignedSequence(IDENTITY, 5, 0), 1)
+            assert (entry.messages, entry.pin, taken.count(PARTITION)) == (1, AssignedSequence(IDENTITY, 5, 0), 1)
             assert taken.sessions() == [IDENTITY]
             assert taken.take_session(IDENTITY).secret == ""
 
 
 def test_who_only_looks_reads_the_version_before(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    spool.append(PLACE, b"1", 1)
+    spool.append(PARTITION, b"1", 1)
     spool._database.executescript(_TO_VERSION_2)
     spool.close()
     with Spool(tmp_path, read_only=True) as seen:
@@ -338,7 +338,7 @@ def test_each_life_that_takes_a_session_has_a_higher_epoch_than_all_before(tmp_p
 
 def test_a_session_that_is_over_keeps_its_secret_while_a_batch_names_it(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
-        spool.append(PLACE, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
+        spool.append(PARTITION, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
         spool.remember_session(IDENTITY, SECRET)
         spool.forget_session(IDENTITY)
         assert spool.sessions() == []
