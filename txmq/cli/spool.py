@@ -118,7 +118,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
     row = {
         "number": entry.number, "topic": entry.topic, "partition": entry.partition,
         "created": output.moment(entry.created_ms),
-        "state": "parked" if entry.is_parked else "waiting" if entry.pin is None else "sent, no answer",
+        "state": "parked" if entry.is_parked else "waiting" if entry.assigned is None else "sent, no answer",
         "attempts": entry.attempts, "reason": entry.reason, "size_bytes": len(entry.content),
     }  # fmt: skip
     try:

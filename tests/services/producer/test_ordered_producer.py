@@ -89,7 +89,7 @@ def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
         producer.send("t", b"1", b"k", timeout=1.0)
         producer.send("t", b"2", b"k", timeout=1.0)
     with Spool(tmp_path / "spool", read_only=True) as spool:
-        assert [entry.pin is not None for entry in spool.entries()] == [True, False]
+        assert [entry.assigned is not None for entry in spool.entries()] == [True, False]
     broker.resume()  # what lies in its sockets is stored now
     with _ordered(client, tmp_path) as producer:
         producer.flush()
@@ -131,15 +131,15 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
         session = producer._sessions.main.session
         assert identity is not None
         assert session is not None
-    pin = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
+    assigned = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
     content = bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
             hello = {"session": session.wish}
             other.control.call("hello", 1, "me", extensions=hello, timeout=5.0)
-            other.control.call("put", *partition, body=[stamped(content, pin)], timeout=5.0)
+            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=5.0)
     with Spool(tmp_path / "spool") as spool:
-        spool.append(partition, content, 1, pin)
+        spool.append(partition, content, 1, assigned)
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"2", b"k")
         producer.flush()
@@ -158,13 +158,13 @@ def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_
         session = producer._sessions.main.session
         assert identity is not None
         assert session is not None
-    pin, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
+    assigned, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
         with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
             other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=5.0)
-            other.control.call("put", *partition, body=[stamped(content, pin)], timeout=5.0)
+            other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=5.0)
     with Spool(tmp_path / "spool") as spool:
-        spool.append(partition, content, 1, pin)
+        spool.append(partition, content, 1, assigned)
         spool._database.execute("UPDATE sessions SET secret = ''")
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"2", b"k")

@@ -47,11 +47,11 @@ def look_up(reader: Reader, entry: Entry) -> StoredInLog:
         UnknownTopicError: the partition is gone, and with it whatever it held.
         TxmqError: it cannot be read now.
     """
-    assert entry.pin is not None
-    wanted = _identity(stamped(entry.content, entry.pin))
+    assert entry.assigned is not None
+    wanted = _identity(stamped(entry.content, entry.assigned))
     held = reader.offsets(entry.topic, entry.partition)
     # An end below the floor: the topic was made anew under its name.
-    floor = entry.pin.floor if entry.pin.floor <= held.end else 0
+    floor = entry.assigned.floor if entry.assigned.floor <= held.end else 0
     offset = max(held.start, floor)
     while offset < held.end:
         body = reader.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)

@@ -199,8 +199,8 @@ class PartitionQueue:
             ]
         assert self._identity is not None
         assert taken.content is not None
-        pin = AssignedSequence(self._identity, unsent.sequence, self._floor or 0)
-        return [self._spool.enqueue(self.partition, bytes(taken.content), now_ms, pin, taken.count)]
+        assigned = AssignedSequence(self._identity, unsent.sequence, self._floor or 0)
+        return [self._spool.enqueue(self.partition, bytes(taken.content), now_ms, assigned, taken.count)]
 
     def _outcomes(self, taken: Batch, tickets: Sequence[Ticket]) -> list[TxmqError | None]:
         if not tickets:
@@ -221,7 +221,7 @@ class PartitionQueue:
             self._floor = self._reader.offsets(*self.partition).end
         return self._floor
 
-    def _pins(self, identity: SpoolIdentity, entries: Sequence[Entry]) -> list[AssignedSequence]:
+    def _next_sequences(self, identity: SpoolIdentity, entries: Sequence[Entry]) -> list[AssignedSequence]:
         floor = self._look_at_end(self._sequence if identity == self._identity else 0)
         if identity != self._identity:
             self._identity, self._sequence = identity, 0
@@ -252,7 +252,7 @@ class PartitionQueue:
             self._park(entries[0], reason, renumber=False)
             return
         try:
-            entries = self._pinned(entries, deadline) if entries[0].pin is None else _same_session(entries)
+            entries = self._numbered(entries, deadline) if entries[0].assigned is None else _same_session(entries)
         except POISON as error:
             self._failed(entries[0], error, deadline)
             return
@@ -260,15 +260,15 @@ class PartitionQueue:
         if failure is not None:
             self._failed(*failure, deadline)
 
-    def _pinned(self, entries: list[Entry], deadline: float) -> list[Entry]:
+    def _numbered(self, entries: list[Entry], deadline: float) -> list[Entry]:
         """Number the unpinned batches at the front, on disk before any of them is sent."""
-        front = _front(entries, lambda entry: entry.pin is None and _damage(entry) is None)
-        pins = self._pins(self._sessions.current(deadline), front)
-        self._spool.pin(list(zip(front, pins, strict=True)))
+        front = _front(entries, lambda entry: entry.assigned is None and _damage(entry) is None)
+        sequences = self._next_sequences(self._sessions.current(deadline), front)
+        self._spool.assign(list(zip(front, sequences, strict=True)))
         self._certain = {entry.number for entry in front}
         crash_point("client.ordered.pinned")
-        self._sequence = pins[-1].sequence + front[-1].messages & SEQUENCE_MASK
-        return [replace(entry, pin=pin) for entry, pin in zip(front, pins, strict=True)]
+        self._sequence = sequences[-1].sequence + front[-1].messages & SEQUENCE_MASK
+        return [replace(entry, assigned=assigned) for entry, assigned in zip(front, sequences, strict=True)]
 
     def _fly(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
         """Send them in order, as many at a time as the broker tells apart; the first that failed, and why."""
@@ -277,9 +277,9 @@ class PartitionQueue:
         waiting, flying, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
         while True:
             while failure is None and len(flying) < self._sessions.in_flight_max and (entry := next(waiting, None)):
-                assert entry.pin is not None
+                assert entry.assigned is not None
                 try:
-                    reply = self._sessions.start(entry.pin, self.partition, entry.content, deadline)
+                    reply = self._sessions.start(entry.assigned, self.partition, entry.content, deadline)
                 except TxmqError as error:
                     failure = entry, error
                 else:
@@ -310,7 +310,7 @@ class PartitionQueue:
             if entry.attempts + 1 < self._attempts_max:
                 self._spool.failed(entry, str(error))
                 raise error
-            if entry.pin is not None and entry.number not in self._certain:
+            if entry.assigned is not None and entry.number not in self._certain:
                 self._settle(entry, error, deadline)
             else:
                 self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
@@ -321,8 +321,8 @@ class PartitionQueue:
 
     def _settle(self, entry: Entry, error: TxmqError, deadline: float) -> None:
         """The batch's number no longer counts: the log says what became of it."""
-        assert entry.pin is not None
-        identity = entry.pin.identity
+        assert entry.assigned is not None
+        identity = entry.assigned.identity
         self._sessions.renew(identity, deadline)
         now = self._clock.monotonic()
         if now - self._contradicted.setdefault(identity, now) < self._visibility_wait_s:
@@ -334,7 +334,7 @@ class PartitionQueue:
         if stored is StoredInLog.STORED:
             self._spool.done([entry])
         elif stored is StoredInLog.ABSENT:
-            self._spool.unpin(entry)
+            self._spool.unassign(entry)
         else:
             why = f"may or may not be stored, and the part of the log that would tell is gone: {error}"
             self._park(entry, why, renumber=False)
@@ -343,8 +343,8 @@ class PartitionQueue:
         """Set it aside. A certain refusal leaves its number unused, and so all behind it: ``renumber``."""
         with self._lock:  # else a direct send might begin between the two
             self._spool.park(entry, reason, renumber=renumber)
-            if renumber and entry.pin is not None and entry.pin.identity == self._identity:
-                self._sequence = entry.pin.sequence
+            if renumber and entry.assigned is not None and entry.assigned.identity == self._identity:
+                self._sequence = entry.assigned.sequence
         self._log.warning("message parked", number=entry.number, reason=reason)
 
     # --- ends --------------------------------------------------------------------------------------------------------
@@ -381,10 +381,13 @@ def _is_refused_for_good(taken: Batch) -> bool:
 
 def _same_session(entries: Sequence[Entry]) -> list[Entry]:
     """The front of the queue that was sent before, in one session."""
-    first = entries[0].pin
+    first = entries[0].assigned
     assert first is not None
     return _front(
-        entries, lambda entry: entry.pin is not None and entry.pin.identity == first.identity and _damage(entry) is None
+        entries,
+        lambda entry: (
+            entry.assigned is not None and entry.assigned.identity == first.identity and _damage(entry) is None
+        ),
     )
 
 

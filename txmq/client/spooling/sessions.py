@@ -90,14 +90,16 @@ class Sessions:
                 self._spool.forget_session(identity)
                 self._former.pop()
 
-    def start(self, pin: AssignedSequence, partition: TopicPartition, content: bytes, deadline: float) -> Reply:
+    def start(self, assigned: AssignedSequence, partition: TopicPartition, content: bytes, deadline: float) -> Reply:
         """Send a batch by its number; the answer's body is its offset.
 
         Raises:
             FencedError: the session is no more; nothing was sent.
             ConnectionLostError, RequestTimeoutError: nothing was sent.
         """
-        return self._link(pin.identity, deadline).request(deadline, "put", *partition, body=[stamped(content, pin)])
+        return self._link(assigned.identity, deadline).request(
+            deadline, "put", *partition, body=[stamped(content, assigned)]
+        )
 
     def _link(self, identity: SpoolIdentity, deadline: float) -> Connection:
         if identity == self._noted:
@@ -159,8 +161,8 @@ class Sessions:
         self._other.close()
 
 
-def stamped(content: bytes, pin: AssignedSequence) -> bytearray:
+def stamped(content: bytes, assigned: AssignedSequence) -> bytearray:
     """The batch as it goes out: the same bytes for the same pin."""
     batch = bytearray(content)
-    records.set_sequence(batch, pin.identity.session, pin.identity.epoch, pin.sequence)
+    records.set_sequence(batch, assigned.identity.session, assigned.identity.epoch, assigned.sequence)
     return batch

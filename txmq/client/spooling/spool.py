@@ -39,9 +39,9 @@ from txmq.client.spooling.spool_rows import (
     INSERT,
     RAISE_EPOCH,
     READABLE,
+    UNASSIGN,
+    UNASSIGN_BEHIND,
     UNPARK,
-    UNPIN,
-    UNPIN_BEHIND,
     VERSION,
     AssignedSequence,
     Change,
@@ -50,7 +50,7 @@ from txmq.client.spooling.spool_rows import (
     SpoolIdentity,
     entry_of,
     identity_row,
-    pin_row,
+    sequence_row,
 )
 from txmq.errors import SpoolFullError, StorageError, TxmqError
 from txmq.model import TopicPartition
@@ -71,18 +71,14 @@ class Ticket:
         error: why it was not.
     """
 
-    __slots__ = ("content", "created_ms", "error", "is_done", "messages", "number", "partition", "pin")
+    __slots__ = ("assigned", "content", "created_ms", "error", "is_done", "messages", "number", "partition")
 
     def __init__(
-        self, partition: TopicPartition, content: bytes, created_ms: int, pin: AssignedSequence | None, messages: int
-    ) -> None:
-        self.partition, self.content, self.created_ms, self.pin, self.messages = (
-            partition,
-            content,
-            created_ms,
-            pin,
-            messages,
-        )
+        self, partition: TopicPartition, content: bytes, created_ms: int, assigned: AssignedSequence | None,
+        messages: int,
+    ) -> None:  # fmt: skip
+        self.partition, self.content, self.created_ms = partition, content, created_ms
+        self.assigned, self.messages = assigned, messages
         self.number, self.is_done = 0, False
         self.error: TxmqError | None = None
 
@@ -141,11 +137,11 @@ class Spool:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def enqueue(
-        self, partition: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None,
+        self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None,
         messages: int = 1,
     ) -> Ticket:  # fmt: skip
         """Take a place behind all of its partition, without I/O; ``settle`` says what becomes of it."""
-        ticket = Ticket(partition, content, now_ms, pin, messages)
+        ticket = Ticket(partition, content, now_ms, assigned, messages)
         with self._queue_lock:
             self._queued[partition] = self._queued.get(partition, 0) + messages
             self._queue.append(ticket)
@@ -176,10 +172,10 @@ class Spool:
                 self._write_queue()
 
     def append(
-        self, partition: TopicPartition, content: bytes, now_ms: int, pin: AssignedSequence | None = None
+        self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None
     ) -> int:
         """Add a batch behind all of its partition; its number. Raises as ``settle``."""
-        return self.settle(self.enqueue(partition, content, now_ms, pin))
+        return self.settle(self.enqueue(partition, content, now_ms, assigned))
 
     def _write_queue(self) -> None:
         """One transaction for those at the front of the queue; the caller holds the lock."""
@@ -202,14 +198,14 @@ class Spool:
 
     def _insert(self, ticket: Ticket, changes: list[Change]) -> None:
         size = self._size_bytes + sum(change[2] for change in changes) + len(ticket.content)
-        if ticket.pin is None and size > self.size_bytes_max:
+        if ticket.assigned is None and size > self.size_bytes_max:
             ticket.error = SpoolFullError(
                 f"{self.path} holds {size - len(ticket.content)} bytes and cannot take {len(ticket.content)} more "
                 f"(spool_size_bytes_max {self.size_bytes_max}): nothing was stored; "
                 "it empties when its partitions can be written"
             )
             return
-        values = (*ticket.partition, ticket.content, ticket.created_ms, ticket.messages, *pin_row(ticket.pin))
+        values = (*ticket.partition, ticket.content, ticket.created_ms, ticket.messages, *sequence_row(ticket.assigned))
         ticket.error, ticket.number = None, int(self._database.execute(INSERT, values).lastrowid or 0)
         changes.append((ticket.partition, ticket.messages, len(ticket.content)))
 
@@ -230,19 +226,19 @@ class Spool:
                     del self._queued[ticket.partition]
                 ticket.is_done = True
 
-    def pin(self, pins: Sequence[tuple[Entry, AssignedSequence]]) -> None:
+    def assign(self, sequences: Sequence[tuple[Entry, AssignedSequence]]) -> None:
         """Note the numbers that batches are about to be sent by."""
         with self._writing():
             self._database.executemany(
                 "UPDATE batches SET cluster = ?, home = ?, session = ?, epoch = ?, sequence = ?, floor = ?"
                 " WHERE number = ?",
-                [(*pin_row(pin), entry.number) for entry, pin in pins],
+                [(*sequence_row(assigned), entry.number) for entry, assigned in sequences],
             )
 
-    def unpin(self, entry: Entry) -> None:
+    def unassign(self, entry: Entry) -> None:
         """It is certain that this batch is not stored and never will be under its number."""
         with self._writing():
-            self._database.execute(UNPIN, (entry.number,))
+            self._database.execute(UNASSIGN, (entry.number,))
 
     def done(self, entries: Sequence[Entry]) -> None:
         """They are stored at the broker."""
@@ -261,10 +257,10 @@ class Spool:
         """Set a batch aside; with ``renumber``, those behind it of its session were refused because of it."""
         with self._writing() as changes:
             changes.append(((entry.topic, entry.partition), -entry.messages, 0))
-            if renumber and entry.pin is not None:
+            if renumber and entry.assigned is not None:
                 self._database.execute(
-                    UNPIN_BEHIND,
-                    (entry.topic, entry.partition, entry.number, *pin_row(entry.pin)[:4]),
+                    UNASSIGN_BEHIND,
+                    (entry.topic, entry.partition, entry.number, *sequence_row(entry.assigned)[:4]),
                 )
             self._database.execute("UPDATE batches SET parked = 1, reason = ? WHERE number = ?", (reason, entry.number))
 

@@ -44,11 +44,11 @@ INSERT = (
     "INSERT INTO batches (topic, partition, content, created_ms, messages, cluster, home, session, epoch, sequence,"
     " floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_UNPINNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
-UNPIN = "UPDATE batches SET " + _UNPINNED + " WHERE number = ?"  # noqa: S608  constants
-UNPARK = "UPDATE batches SET parked = 0, attempts = 0, " + _UNPINNED + " WHERE parked"  # noqa: S608
-UNPIN_BEHIND = (
-    "UPDATE batches SET " + _UNPINNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
+_UNASSIGNED = "cluster = NULL, home = NULL, session = NULL, epoch = NULL, sequence = NULL, floor = NULL"
+UNASSIGN = "UPDATE batches SET " + _UNASSIGNED + " WHERE number = ?"  # noqa: S608  constants
+UNPARK = "UPDATE batches SET parked = 0, attempts = 0, " + _UNASSIGNED + " WHERE parked"  # noqa: S608
+UNASSIGN_BEHIND = (
+    "UPDATE batches SET " + _UNASSIGNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
     " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
 )
 Change = tuple[TopicPartition, int, int]  # how many messages and bytes more
@@ -103,7 +103,7 @@ class Entry:
     reason: str
     is_parked: bool
     messages: int
-    pin: AssignedSequence | None
+    assigned: AssignedSequence | None
 
     def as_parked(self) -> ParkedMessage:
         """The row as a producer shows it."""
@@ -117,16 +117,17 @@ def identity_row(identity: SpoolIdentity) -> tuple[str, str, str, int]:
     return f"{identity.cluster:x}", f"{identity.home:x}", f"{identity.session:x}", identity.epoch
 
 
-def pin_row(pin: AssignedSequence | None) -> tuple[object, ...]:
+def sequence_row(assigned: AssignedSequence | None) -> tuple[object, ...]:
     """Its columns."""
-    return (None,) * 6 if pin is None else (*identity_row(pin.identity), pin.sequence, pin.floor)
+    return (None,) * 6 if assigned is None else (*identity_row(assigned.identity), assigned.sequence, assigned.floor)
 
 
 def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
     """A row of ``COLUMNS``."""
-    number, topic, partition, content, created_ms, attempts, reason, parked, messages, *pin = row
-    pinned = None
-    if pin[0] is not None:
-        identity = SpoolIdentity(int(pin[0], 16), int(pin[1], 16), int(pin[2], 16), pin[3])
-        pinned = AssignedSequence(identity, pin[4], pin[5])
-    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, pinned)
+    number, topic, partition, content, created_ms, attempts, reason, parked, messages, *columns = row
+    assigned = None
+    if columns[0] is not None:
+        cluster, home, session, epoch, sequence, floor = columns
+        identity = SpoolIdentity(int(cluster, 16), int(home, 16), int(session, 16), epoch)
+        assigned = AssignedSequence(identity, sequence, floor)
+    return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, assigned)

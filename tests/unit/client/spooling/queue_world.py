@@ -208,11 +208,11 @@ class Way:
             self._partition.session += 1
             self.link.fail(ConnectionLostError("the session was given up"))
 
-    def start(self, pin: AssignedSequence, _partition: TopicPartition, content: bytes, _deadline: float) -> Answer:
+    def start(self, assigned: AssignedSequence, _partition: TopicPartition, content: bytes, _deadline: float) -> Answer:
         """As ``Sessions``."""
         if self.is_away:
             raise ConnectionLostError("away")
-        return Answer(self._partition.put(bytes(stamped(content, pin))))
+        return Answer(self._partition.put(bytes(stamped(content, assigned))))
 
     def reconnect(self) -> None:
         """As ``Sessions``."""

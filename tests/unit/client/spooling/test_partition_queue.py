@@ -152,8 +152,8 @@ def test_what_is_not_answered_in_time_is_spooled_with_its_number(world: World) -
     world.way.link.is_silent = True
     assert world.send(b"1") is None
     (entry,) = world.spool.entries()
-    assert entry.pin is not None
-    assert (entry.pin.sequence, entry.pin.floor) == (1, 1)
+    assert entry.assigned is not None
+    assert (entry.assigned.sequence, entry.assigned.floor) == (1, 1)
     world.drain()
     assert world.partition.values == [b"0", b"1"]
 
@@ -207,7 +207,7 @@ def test_the_end_spools_what_is_under_way(world: World) -> None:
     futures = [world.send_async(b"%d" % number) for number in (1, 2)]
     world.way.link.fail(ConnectionLostError("closed"))
     world.queue.close()
-    assert [entry.pin is not None for entry in world.spool.entries()] == [True, True]
+    assert [entry.assigned is not None for entry in world.spool.entries()] == [True, True]
     while world.sender._settled:
         world.sender._settled.popleft().settle_futures()
     assert {future.result().status for future in futures} == {SendStatus.SPOOLED}

@@ -45,15 +45,15 @@ def test_batches_come_out_in_the_order_in_which_they_went_in(spool: Spool) -> No
 
 def test_a_batch_and_its_number_are_there_after_the_spool_is_opened_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    pin = AssignedSequence(IDENTITY, 2**31 - 1, 12)
-    spool.append(PARTITION, b"sent", 5, pin)
+    assigned = AssignedSequence(IDENTITY, 2**31 - 1, 12)
+    spool.append(PARTITION, b"sent", 5, assigned)
     spool.append(PARTITION, b"not sent", 6)
     spool.remember_topic("orders", 4)
     spool.remember_session(IDENTITY, SECRET)
     spool.close()
     spool = Spool(tmp_path)
     first, second = spool.head(PARTITION, 10)
-    assert (first.pin, second.pin, first.created_ms) == (pin, None, 5)
+    assert (first.assigned, second.assigned, first.created_ms) == (assigned, None, 5)
     assert (spool.topics(), spool.sessions()) == ({"orders": 4}, [IDENTITY])
     assert (spool.waiting, spool.size_bytes) == ({PARTITION: 2}, 12)
     spool.close()
@@ -151,11 +151,11 @@ def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
     for value in (b"1", b"2", b"3"):
         spool.append(PARTITION, value, 1)
     entries = spool.head(PARTITION, 3)
-    pins = [AssignedSequence(IDENTITY, number, 0) for number in range(3)]
-    spool.pin(list(zip(entries, pins, strict=True)))
-    assert [entry.pin for entry in spool.head(PARTITION, 3)] == pins
-    spool.unpin(entries[0])
-    assert [entry.pin for entry in spool.head(PARTITION, 3)] == [None, *pins[1:]]
+    sequences = [AssignedSequence(IDENTITY, number, 0) for number in range(3)]
+    spool.assign(list(zip(entries, sequences, strict=True)))
+    assert [entry.assigned for entry in spool.head(PARTITION, 3)] == sequences
+    spool.unassign(entries[0])
+    assert [entry.assigned for entry in spool.head(PARTITION, 3)] == [None, *sequences[1:]]
 
 
 def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_renumbered(spool: Spool) -> None:
@@ -163,7 +163,7 @@ def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_r
         spool.append(PARTITION, value, 1)
     other = AssignedSequence(SpoolIdentity(1, 2, 3, 4), 9, 0)
     entries = spool.head(PARTITION, 3)
-    spool.pin(
+    spool.assign(
         [
             (entries[0], AssignedSequence(IDENTITY, 0, 0)),
             (entries[1], AssignedSequence(IDENTITY, 1, 0)),
@@ -171,7 +171,7 @@ def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_r
         ]
     )
     spool.park(spool.head(PARTITION, 1)[0], "too large", renumber=True)
-    assert [(entry.content, entry.pin) for entry in spool.head(PARTITION, 3)] == [(b"2", None), (b"3", other)]
+    assert [(entry.content, entry.assigned) for entry in spool.head(PARTITION, 3)] == [(b"2", None), (b"3", other)]
     (parked,) = spool.parked()
     assert (parked.content, parked.reason, parked.is_parked) == (b"poison", "too large", True)
     assert (spool.count(PARTITION), spool.unpark(), spool.count(PARTITION)) == (2, 1, 3)
@@ -311,7 +311,7 @@ def test_a_spool_of_an_older_version_is_taken_on_whole_and_its_sessions_have_no_
     for _ in range(2):
         with Spool(tmp_path) as taken:
             (entry,) = taken.entries()
-            assert (entry.messages, entry.pin, taken.count(PARTITION)) == (1, AssignedSequence(IDENTITY, 5, 0), 1)
+            assert (entry.messages, entry.assigned, taken.count(PARTITION)) == (1, AssignedSequence(IDENTITY, 5, 0), 1)
             assert taken.sessions() == [IDENTITY]
             assert taken.take_session(IDENTITY).secret == ""
 
