@@ -343,7 +343,7 @@ class OrderedMessageProducer:
                 continue
             queue, drained = self._queue(partition), self._queue(partition).drained
             try:
-                queue.flight(now + self._options.timeout)
+                queue.drain(now + self._options.timeout)
             except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
                 if not isinstance(error, TxmqError):
                     self._shell_failed("drain failed", partition, error)

@@ -3,8 +3,8 @@
 Theory of operation. While nothing of the partition waits, messages go out directly, pipelined, many of them in flight
 (``ordered_sender``). At the first failure the partition is given up, and the *keeper*, a thread of the producer, has
 the lane take over: what is not acknowledged goes to the spool, in order. What may be stored (no answer came) goes there
-*with its number*, and only ``flight``, the drain's part, sends it again: by that number, in that session, so that the
-broker knows it if it has it. What is sent afterwards queues behind it. ``flight`` pins the head of the queue on disk,
+*with its number*, and only ``drain``, the drain's part, sends it again: by that number, in that session, so that the
+broker knows it if it has it. What is sent afterwards queues behind it. ``drain`` pins the head of the queue on disk,
 sends it, and deletes what is acknowledged.
 
 What if the process dies right here:
@@ -66,13 +66,13 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock
 
-FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX = 256, 4 << 20  # numbered, and removed, by one synced transaction each
+DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered, and removed, by one synced transaction each
 VISIBILITY_WAIT_S = 35.0  # behind the broker's visibility_hold_ms_max: what is stored by then is visible
 POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, UnknownTopicError, LocalProtocolError)
 
 
 class PartitionQueue:
-    """See the module's docstring. Thread safety: ``send`` any thread, ``flight`` and ``take_over`` one thread each."""
+    """See the module's docstring. Thread safety: ``send`` any thread, ``drain`` and ``take_over`` one thread each."""
 
     def __init__(
         self, partition: TopicPartition, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader,
@@ -237,14 +237,14 @@ class PartitionQueue:
 
     # --- draining ----------------------------------------------------------------------------------------------------
 
-    def flight(self, deadline: float) -> None:
+    def drain(self, deadline: float) -> None:
         """Send the first batches of the queue and take in their answers.
 
         Raises:
             TxmqError: the first of those left cannot be sent now; try again later.
         """
         self._spool.settle_all()
-        entries = self._spool.head(self.partition, FLIGHT_BATCHES_MAX, FLIGHT_SIZE_BYTES_MAX)
+        entries = self._spool.head(self.partition, DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX)
         if not entries:
             return
         reason = _damage(entries[0])
@@ -256,7 +256,7 @@ class PartitionQueue:
         except POISON as error:
             self._failed(entries[0], error, deadline)
             return
-        failure = self._fly(entries, deadline)
+        failure = self._send_spooled(entries, deadline)
         if failure is not None:
             self._failed(*failure, deadline)
 
@@ -270,24 +270,24 @@ class PartitionQueue:
         self._sequence = sequences[-1].sequence + front[-1].messages & SEQUENCE_MASK
         return [replace(entry, assigned=assigned) for entry, assigned in zip(front, sequences, strict=True)]
 
-    def _fly(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
+    def _send_spooled(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
         """Send them in order, as many at a time as the broker tells apart; the first that failed, and why."""
         failure: tuple[Entry, TxmqError] | None = None
         certain, self._certain = self._certain, set()
-        waiting, flying, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
+        waiting, in_flight, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
         while True:
-            while failure is None and len(flying) < self._sessions.in_flight_max and (entry := next(waiting, None)):
+            while failure is None and len(in_flight) < self._sessions.in_flight_max and (entry := next(waiting, None)):
                 assert entry.assigned is not None
                 try:
                     reply = self._sessions.start(entry.assigned, self.partition, entry.content, deadline)
                 except TxmqError as error:
                     failure = entry, error
                 else:
-                    flying.append((entry, reply))
+                    in_flight.append((entry, reply))
                     crash_point("client.ordered.flown")
-            if not flying:
+            if not in_flight:
                 break
-            entry, reply = flying.popleft()
+            entry, reply = in_flight.popleft()
             try:
                 self._floor = _offset(reply) + entry.messages
             except TxmqError as error:

@@ -262,7 +262,7 @@ class World:
             if not self.spool.count(PARTITION):
                 return
             try:
-                self.queue.flight(self.clock.monotonic() + 1.0)
+                self.queue.drain(self.clock.monotonic() + 1.0)
             except TxmqError:
                 continue
         pytest.fail(f"{self.spool.count(PARTITION)} left: {self.spool.entries()}")

@@ -239,7 +239,7 @@ def test_a_flight_cut_short_anywhere_is_sent_again_by_the_same_numbers(world: Wo
         world.send(b"%d" % number)
     world.partition.plan = [*["store"] * lost, "lose", *[ConnectionLostError("lost")] * 8]
     with pytest.raises(ConnectionLostError):
-        world.queue.flight(world.clock.monotonic() + 1.0)
+        world.queue.drain(world.clock.monotonic() + 1.0)
     world.partition.session += 1  # the process was killed
     world.life()
     world.drain()
@@ -293,7 +293,7 @@ def test_the_log_is_read_only_when_everything_stored_is_visible(world: World) ->
     world.partition.session = 2
     for _ in range(2):
         with pytest.raises(FencedError):
-            world.queue.flight(world.clock.monotonic() + 1.0)
+            world.queue.drain(world.clock.monotonic() + 1.0)
         assert world.partition.values == []
     world.clock.sleep(35.0)
     world.drain()
@@ -329,7 +329,7 @@ def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: World, seed
             world.partition.session += 1
         elif happens < 0.6:
             with suppress(TxmqError):
-                world.queue.flight(world.clock.monotonic() + 1.0)
+                world.queue.drain(world.clock.monotonic() + 1.0)
         elif happens < 0.65:
             world.land()
         value = b"%d" % number
@@ -355,14 +355,14 @@ def test_a_batch_that_may_be_stored_is_not_parked_as_refused_nor_are_those_behin
         world.send(value)
     world.partition.plan = ["lose"]
     with pytest.raises(ConnectionLostError):
-        world.queue.flight(world.clock.monotonic() + 1.0)
+        world.queue.drain(world.clock.monotonic() + 1.0)
     assert world.partition.values == [b"1", b"2", b"3"]
     world.partition.session += 1  # the process was killed
     world.life()
     for _ in range(2):
         world.partition.plan = [TooLargeError("over the limit now")]
         with suppress(TooLargeError):
-            world.queue.flight(world.clock.monotonic() + 1.0)
+            world.queue.drain(world.clock.monotonic() + 1.0)
     world.drain()
     assert (world.spool.parked(), world.partition.values) == ([], [b"1", b"2", b"3"])
 
