@@ -69,7 +69,7 @@ class Completion:
         queue = batch.queue
         return SendResult(queue.topic, queue.partition, batch.base_offset + number, SendStatus.ACKNOWLEDGED)
 
-    def settle_futures(self) -> None:
+    def complete_futures(self) -> None:
         """Set the futures, which runs the application's callbacks: never on a thread that reads for others."""
         for number, future in self.futures:
             if not future.set_running_or_notify_cancel():
@@ -108,8 +108,8 @@ class Sender:
         self._failure: TxmqError | None = None  # why there is no link
         self._backoff_s = 0.0  # before the next link is asked for
         self._background: Waiter | None = None
-        self._futures = 0  # not settled
-        self._settled: deque[Completion] = deque()  # finished, their futures not settled
+        self._futures = 0  # not complete
+        self._completed: deque[Completion] = deque()  # finished, their futures not complete
         self._closed = False
         watch_forks(self)
 
@@ -298,7 +298,7 @@ class Sender:
             completion = _completion_of(batch)
             completion.finish()
             if completion.futures:
-                self._settled.append(completion)
+                self._completed.append(completion)
                 with_futures = True
         background = self._background
         if with_futures and background is not None:
@@ -359,11 +359,11 @@ class Sender:
     def _run_background(self, background: Waiter) -> None:
         while self._background is background and not self._closed:
             background.done = False
-            while self._settled:
-                completion = self._settled.popleft()
+            while self._completed:
+                completion = self._completed.popleft()
                 with self._lock:
                     self._futures -= len(completion.futures)
-                completion.settle_futures()
+                completion.complete_futures()
             if not self._futures:
                 background.signal.wait(_FOREVER_S)
                 continue
@@ -385,8 +385,8 @@ class Sender:
             self.core.abort("the client was closed")
             finished = self.core.take_finished()
         self._tell(finished)
-        while self._settled:
-            self._settled.popleft().settle_futures()
+        while self._completed:
+            self._completed.popleft().complete_futures()
         if self._background is not None:
             self._background.finish()
         self.connection.close()
@@ -397,7 +397,7 @@ class Sender:
         self.core = ProducerCore(self.core.limits)
         self._link = self._background = self._session = None
         self._futures = 0
-        self._settled.clear()
+        self._completed.clear()
 
 
 def _completion_of(batch: Batch) -> Completion:

@@ -126,7 +126,7 @@ class PartitionQueue:
         return future
 
     def _spooled(self, ticket: Ticket) -> SendResult:
-        self._spool.settle(ticket)
+        self._spool.wait_synced(ticket)
         return SendResult(*self.partition, None, SendStatus.SPOOLED)
 
     def _begin(
@@ -208,7 +208,7 @@ class PartitionQueue:
         outcomes: list[TxmqError | None] = []
         for ticket in tickets:
             try:
-                self._spool.settle(ticket)
+                self._spool.wait_synced(ticket)
             except TxmqError as error:
                 outcomes += [error] * ticket.messages
             else:
@@ -243,7 +243,7 @@ class PartitionQueue:
         Raises:
             TxmqError: the first of those left cannot be sent now; try again later.
         """
-        self._spool.settle_all()
+        self._spool.sync_all()
         entries = self._spool.head(self.partition, DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX)
         if not entries:
             return
@@ -305,13 +305,13 @@ class PartitionQueue:
 
     def _failed(self, entry: Entry, error: TxmqError, deadline: float) -> None:
         if isinstance(error, FencedError | SequenceError):
-            self._settle(entry, error, deadline)
+            self._resolve_from_log(entry, error, deadline)
         elif isinstance(error, POISON):
             if entry.attempts + 1 < self._attempts_max:
                 self._spool.failed(entry, str(error))
                 raise error
             if entry.assigned is not None and entry.number not in self._certain:
-                self._settle(entry, error, deadline)
+                self._resolve_from_log(entry, error, deadline)
             else:
                 self._park(entry, f"refused {self._attempts_max} times: {error}", renumber=True)
         else:
@@ -319,7 +319,7 @@ class PartitionQueue:
                 self._sessions.reconnect()
             raise error
 
-    def _settle(self, entry: Entry, error: TxmqError, deadline: float) -> None:
+    def _resolve_from_log(self, entry: Entry, error: TxmqError, deadline: float) -> None:
         """The batch's number no longer counts: the log says what became of it."""
         assert entry.assigned is not None
         identity = entry.assigned.identity

@@ -5,9 +5,9 @@ row is one encoded batch, kept as it was encoded; who sent it under which number
 in columns of its own, so that the same row and pin always give the same bytes, which is what the broker knows a
 duplicate by. A row without a pin was certainly never stored. What may be sent is pinned before it is sent.
 
-Appending is in two steps, so that many threads share one synced transaction: ``enqueue`` takes a place in the order,
-without I/O; ``settle`` waits for it, and whoever finds the file free writes for all who wait. So a thread waits for the
-transaction under way and for its own, however many there are (64 threads: one sync for some 30 messages).
+Appending is in two steps, so that many threads share one synced transaction. ``enqueue`` reserves the place in the
+order, without I/O. ``wait_synced`` waits for the row: the thread that finds the file free writes for all that wait. So
+a thread waits for the transaction under way and for its own, however many threads there are.
 
 Invariants:
     * Rows of a partition come out in the order in which they went in; parked ones stand aside.
@@ -140,14 +140,14 @@ class Spool:
         self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None,
         messages: int = 1,
     ) -> Ticket:  # fmt: skip
-        """Take a place behind all of its partition, without I/O; ``settle`` says what becomes of it."""
+        """Take a place behind all of its partition, without I/O; ``wait_synced`` says what becomes of it."""
         ticket = Ticket(partition, content, now_ms, assigned, messages)
         with self._queue_lock:
             self._queued[partition] = self._queued.get(partition, 0) + messages
             self._queue.append(ticket)
         return ticket
 
-    def settle(self, ticket: Ticket) -> int:
+    def wait_synced(self, ticket: Ticket) -> int:
         """Wait until a batch is written; its number. Whoever finds the file free writes what everybody enqueued.
 
         A pinned one finds room even in a full spool: nobody could be told what became of it.
@@ -165,7 +165,7 @@ class Spool:
         crash_point("client.ordered.spooled")
         return ticket.number
 
-    def settle_all(self) -> None:
+    def sync_all(self) -> None:
         """Write what was enqueued and nobody waits for, as after an interrupt."""
         while self._queue:
             with self._lock:
@@ -174,8 +174,8 @@ class Spool:
     def append(
         self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None
     ) -> int:
-        """Add a batch behind all of its partition; its number. Raises as ``settle``."""
-        return self.settle(self.enqueue(partition, content, now_ms, assigned))
+        """Add a batch behind all of its partition; its number. Raises as ``wait_synced``."""
+        return self.wait_synced(self.enqueue(partition, content, now_ms, assigned))
 
     def _write_queue(self) -> None:
         """One transaction for those at the front of the queue; the caller holds the lock."""
@@ -426,7 +426,7 @@ class Spool:
     def close(self) -> None:
         """Let go of the file; what is in it stays."""
         with suppress(StorageError):  # told to whoever waits for it
-            self.settle_all()
+            self.sync_all()
         with self._lock:
             self._database.close()
             self._release()

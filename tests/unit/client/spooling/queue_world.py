@@ -253,8 +253,8 @@ class World:
     def land(self) -> None:
         """Wait for everything that was sent without waiting."""
         self.sender.flush(self.clock.monotonic() + 60.0)
-        while self.sender._settled:
-            self.sender._settled.popleft().settle_futures()
+        while self.sender._completed:
+            self.sender._completed.popleft().complete_futures()
 
     def drain(self, rounds: int = 20) -> None:
         """Flights until the spool is empty."""

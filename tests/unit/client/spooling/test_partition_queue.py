@@ -208,8 +208,8 @@ def test_the_end_spools_what_is_under_way(world: World) -> None:
     world.way.link.fail(ConnectionLostError("closed"))
     world.queue.close()
     assert [entry.assigned is not None for entry in world.spool.entries()] == [True, True]
-    while world.sender._settled:
-        world.sender._settled.popleft().settle_futures()
+    while world.sender._completed:
+        world.sender._completed.popleft().complete_futures()
     assert {future.result().status for future in futures} == {SendStatus.SPOOLED}
 
 
@@ -227,8 +227,8 @@ def test_the_end_is_not_put_off_by_a_session_that_cannot_be_renewed(
     monkeypatch.setattr(world.sender, "_on_given_up", lambda: None)
     world.way.link.wait(Waiter(), world.clock.monotonic())
     world.queue.close()
-    while world.sender._settled:
-        world.sender._settled.popleft().settle_futures()
+    while world.sender._completed:
+        world.sender._completed.popleft().complete_futures()
     assert future.result().status is SendStatus.SPOOLED
 
 

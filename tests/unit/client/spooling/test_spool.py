@@ -204,7 +204,7 @@ def test_threads_that_spool_at_the_same_time_share_one_synced_transaction(spool:
     commits = _commits(spool)
     tickets = [spool.enqueue(("orders", number % 4), b"%d" % number, 1) for number in range(100)]
     assert (spool.count(PARTITION), spool.head(PARTITION, 100)) == (25, [])
-    threads = [threading.Thread(target=spool.settle, args=(ticket,)) for ticket in reversed(tickets)]
+    threads = [threading.Thread(target=spool.wait_synced, args=(ticket,)) for ticket in reversed(tickets)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -218,10 +218,10 @@ def test_threads_that_spool_at_the_same_time_share_one_synced_transaction(spool:
 def test_one_that_does_not_fit_is_refused_and_its_company_is_written(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
     small, large, other = (spool.enqueue(PARTITION, content, 1) for content in (b"1234", b"12345678", b"5678"))
-    assert spool.settle(other) == 2
+    assert spool.wait_synced(other) == 2
     with pytest.raises(SpoolFullError, match="4 bytes and cannot take 8 more"):
-        spool.settle(large)
-    assert spool.settle(small) == 1
+        spool.wait_synced(large)
+    assert spool.wait_synced(small) == 1
     assert (_values(spool), spool.waiting, spool.size_bytes) == ([b"1234", b"5678"], {PARTITION: 2}, 8)
     spool.close()
 
@@ -243,10 +243,10 @@ def test_what_others_enqueued_is_written_once_though_the_writer_was_interrupted(
     commit = spool._commit
     monkeypatch.setattr(spool, "_commit", lambda: interrupted(commit))
     with pytest.raises(KeyboardInterrupt):
-        spool.settle(tickets[1])
+        spool.wait_synced(tickets[1])
     assert spool.count(PARTITION) == 3
     monkeypatch.undo()
-    spool.settle(tickets[2])
+    spool.wait_synced(tickets[2])
     assert _values(spool) == [b"0", b"1", b"2"]
     assert all(ticket.is_done for ticket in tickets)
     assert (spool.count(PARTITION), spool.size_bytes) == (3, 3)
@@ -269,12 +269,12 @@ def test_a_disk_that_fails_is_told_to_all_who_wait(spool: Spool, monkeypatch: py
     monkeypatch.setattr(spool, "_commit", failed)
     for ticket in tickets:
         with pytest.raises(StorageError, match="failed"):
-            spool.settle(ticket)
+            spool.wait_synced(ticket)
     assert spool.count(PARTITION) == 0
 
 
 def test_a_row_of_several_messages_counts_as_many(spool: Spool) -> None:
-    spool.settle(spool.enqueue(PARTITION, b"three", 1, AssignedSequence(IDENTITY, 5, 0), 3))
+    spool.wait_synced(spool.enqueue(PARTITION, b"three", 1, AssignedSequence(IDENTITY, 5, 0), 3))
     spool.append(PARTITION, b"one", 1)
     assert (spool.count(PARTITION), [entry.messages for entry in spool.entries()]) == (4, [3, 1])
     assert spool.summary()[0][2:4] == (4, 0)
