@@ -298,7 +298,7 @@ class OrderedMessageProducer:
         require_wait(timeout)
         deadline = self._client.clock.monotonic() + timeout
         self._sender.flush(deadline)
-        while self.spooled or not self._has_ended_former_lives(deadline):
+        while self.spooled or not self._has_ended_former_sessions(deadline):
             self._refuse_closed()
             if self._client.clock.monotonic() >= deadline:
                 raise RequestTimeoutError(
@@ -306,9 +306,9 @@ class OrderedMessageProducer:
                 )
             self._client.clock.sleep(_POLL_S)
 
-    def _has_ended_former_lives(self, deadline: float) -> bool:
+    def _has_ended_former_sessions(self, deadline: float) -> bool:
         try:
-            self._sessions.end_former_lives(deadline)
+            self._sessions.end_former_sessions(deadline)
         except (ConnectionLostError, RequestTimeoutError):
             return False
         return True

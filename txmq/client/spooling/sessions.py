@@ -66,7 +66,7 @@ class Sessions:
 
         Raises as ``current``.
         """
-        self.end_former_lives(deadline)
+        self.end_former_sessions(deadline)
         link, session = self.main.session_link(deadline)
         noted = self._noted
         if session is not self._session or noted is None:
@@ -76,7 +76,7 @@ class Sessions:
             self._session, self._noted = session, noted
         return link, noted, session.in_flight_max
 
-    def end_former_lives(self, deadline: float) -> None:
+    def end_former_sessions(self, deadline: float) -> None:
         """What former processes sent is stored when this returns, or never. Raises as ``current``."""
         if not self._former:
             return
