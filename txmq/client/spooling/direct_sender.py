@@ -82,7 +82,7 @@ class TakenOver(NamedTuple):
     batches: list[Unsent]
     identity: SpoolIdentity | None
     sequence: int
-    floor: int | None
+    offset_at_least: int | None
 
 
 class OrderedCore(ProducerCore):
@@ -93,7 +93,7 @@ class OrderedCore(ProducerCore):
         self.identity: SpoolIdentity | None = None  # whose numbers are in use
         self.given_up: dict[BatchQueue, SpoolIdentity | None] = {}
         self.direct: set[TopicPartition] = set()  # partitions that may be sent to
-        self._floors: dict[BatchQueue, int] = {}
+        self._offsets_at_least: dict[BatchQueue, int] = {}
 
     def _new_batch(self, queue: BatchQueue, now: float, deadline: float) -> Batch:
         batch = super()._new_batch(queue, now, deadline)
@@ -124,7 +124,7 @@ class OrderedCore(ProducerCore):
     def answered(self, batch: Batch, base_offset: int) -> None:
         """As ``ProducerCore``."""
         if batch.queue.batches and batch is batch.queue.batches[0]:  # else one before it is stored at a lower offset
-            self._floors[batch.queue] = base_offset + batch.count
+            self._offsets_at_least[batch.queue] = base_offset + batch.count
         super().answered(batch, base_offset)
 
     def refused(self, batch: Batch, transmission: int, error: BrokerError, _now: float) -> None:
@@ -149,7 +149,11 @@ class OrderedCore(ProducerCore):
             return
         self._producer = (session, epoch)
         self.direct.clear()  # each lane looks first how far its partition has got
-        self._floors = {queue: floor for queue, floor in self._floors.items() if queue in self.given_up}
+        self._offsets_at_least = {
+            queue: offset_at_least
+            for queue, offset_at_least in self._offsets_at_least.items()
+            if queue in self.given_up
+        }
         for queue in self._queues.values():
             if queue not in self.given_up:
                 queue.base_sequence = 0
@@ -189,7 +193,7 @@ class OrderedCore(ProducerCore):
                 sequence = (sequence + batch.count) & SEQUENCE_MASK
             self._remove(batch)
         queue.stalled = False  # the next number comes with ``begin``
-        return TakenOver(unsent, identity, sequence, self._floors.pop(queue, None))
+        return TakenOver(unsent, identity, sequence, self._offsets_at_least.pop(queue, None))
 
     def finish_spooled(self, batch: Batch, error: TxmqError) -> None:
         """What its lane made of a batch that was handed over."""

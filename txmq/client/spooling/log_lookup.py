@@ -50,9 +50,9 @@ def look_up(reader: Reader, entry: Entry) -> StoredInLog:
     assert entry.assigned is not None
     wanted = _identity(stamped(entry.content, entry.assigned))
     held = reader.offsets(entry.topic, entry.partition)
-    # An end below the floor: the topic was made anew under its name.
-    floor = entry.assigned.floor if entry.assigned.floor <= held.end else 0
-    offset = max(held.start, floor)
+    # An end below it: the topic was made anew under its name.
+    offset_at_least = entry.assigned.offset_at_least if entry.assigned.offset_at_least <= held.end else 0
+    offset = max(held.start, offset_at_least)
     while offset < held.end:
         body = reader.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)
         found = list(records.decode_raw(body, entry.topic, entry.partition))
@@ -61,7 +61,7 @@ def look_up(reader: Reader, entry: Entry) -> StoredInLog:
         if not found:
             return StoredInLog.UNKNOWN
         offset = found[-1].base_offset + found[-1].record_count
-    return StoredInLog.ABSENT if held.start <= floor else StoredInLog.UNKNOWN
+    return StoredInLog.ABSENT if held.start <= offset_at_least else StoredInLog.UNKNOWN
 
 
 def _identity(batch: bytearray | memoryview) -> tuple[int, ...]:

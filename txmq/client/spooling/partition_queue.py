@@ -87,7 +87,7 @@ class PartitionQueue:
         self._is_direct = False  # then the sender has the next number, else it is here
         self._identity: SpoolIdentity | None = None  # the session that ``_sequence`` counts in
         self._sequence = 0
-        self._floor: int | None = None  # an offset the partition has reached
+        self._offset_at_least: int | None = None  # an offset the partition has reached
         self._certain: set[int] = set()  # rows that were sent and refused, and cannot have been stored
         self._contradicted: dict[
             SpoolIdentity, float
@@ -170,7 +170,7 @@ class PartitionQueue:
     def _go_on_from(self, handed: TakenOver) -> None:
         self._is_direct = False
         self._identity, self._sequence = handed.identity, handed.sequence
-        self._floor = max(self._floor or 0, handed.floor or 0)
+        self._offset_at_least = max(self._offset_at_least or 0, handed.offset_at_least or 0)
 
     # --- taking over -------------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class PartitionQueue:
             ]
         assert self._identity is not None
         assert taken.content is not None
-        assigned = AssignedSequence(self._identity, unsent.sequence, self._floor or 0)
+        assigned = AssignedSequence(self._identity, unsent.sequence, self._offset_at_least or 0)
         return [self._spool.enqueue(self.partition, bytes(taken.content), now_ms, assigned, taken.count)]
 
     def _outcomes(self, taken: Batch, tickets: Sequence[Ticket]) -> list[TxmqError | None]:
@@ -217,17 +217,17 @@ class PartitionQueue:
 
     def _look_at_end(self, sequence: int) -> int:
         """How far the partition has got; anew where numbering begins: its topic may be another one than before."""
-        if self._floor is None or sequence == 0:
-            self._floor = self._reader.offsets(*self.partition).end
-        return self._floor
+        if self._offset_at_least is None or sequence == 0:
+            self._offset_at_least = self._reader.offsets(*self.partition).end
+        return self._offset_at_least
 
     def _next_sequences(self, identity: SpoolIdentity, entries: Sequence[Entry]) -> list[AssignedSequence]:
-        floor = self._look_at_end(self._sequence if identity == self._identity else 0)
+        offset_at_least = self._look_at_end(self._sequence if identity == self._identity else 0)
         if identity != self._identity:
             self._identity, self._sequence = identity, 0
         # A number counts messages; a batch that was sent directly and is numbered anew may hold several.
         steps = accumulate((entry.messages for entry in entries[:-1]), initial=self._sequence)
-        return [AssignedSequence(identity, step & SEQUENCE_MASK, floor) for step in steps]
+        return [AssignedSequence(identity, step & SEQUENCE_MASK, offset_at_least) for step in steps]
 
     def _look_after_session(self, error: TxmqError, identity: SpoolIdentity, deadline: float) -> None:
         if isinstance(error, ForbiddenError):
@@ -289,7 +289,7 @@ class PartitionQueue:
                 break
             entry, reply = in_flight.popleft()
             try:
-                self._floor = _offset(reply) + entry.messages
+                self._offset_at_least = _offset(reply) + entry.messages
             except TxmqError as error:
                 failure = entry, error
                 break

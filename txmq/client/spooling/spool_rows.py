@@ -87,7 +87,7 @@ class AssignedSequence:
 
     identity: SpoolIdentity
     sequence: int
-    floor: int
+    offset_at_least: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,11 @@ def identity_row(identity: SpoolIdentity) -> tuple[str, str, str, int]:
 
 def sequence_row(assigned: AssignedSequence | None) -> tuple[object, ...]:
     """Its columns."""
-    return (None,) * 6 if assigned is None else (*identity_row(assigned.identity), assigned.sequence, assigned.floor)
+    return (
+        (None,) * 6
+        if assigned is None
+        else (*identity_row(assigned.identity), assigned.sequence, assigned.offset_at_least)
+    )
 
 
 def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
@@ -127,7 +131,7 @@ def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
     number, topic, partition, content, created_ms, attempts, reason, parked, messages, *columns = row
     assigned = None
     if columns[0] is not None:
-        cluster, home, session, epoch, sequence, floor = columns
+        cluster, home, session, epoch, sequence, offset_at_least = columns
         identity = SpoolIdentity(int(cluster, 16), int(home, 16), int(session, 16), epoch)
-        assigned = AssignedSequence(identity, sequence, floor)
+        assigned = AssignedSequence(identity, sequence, offset_at_least)
     return Entry(number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, assigned)

@@ -153,7 +153,7 @@ def test_what_is_not_answered_in_time_is_spooled_with_its_number(world: World) -
     assert world.send(b"1") is None
     (entry,) = world.spool.entries()
     assert entry.assigned is not None
-    assert (entry.assigned.sequence, entry.assigned.floor) == (1, 1)
+    assert (entry.assigned.sequence, entry.assigned.offset_at_least) == (1, 1)
     world.drain()
     assert world.partition.values == [b"0", b"1"]
 
