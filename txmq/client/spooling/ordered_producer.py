@@ -128,7 +128,7 @@ class OrderedMessageProducer:
         self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; of the drain
         self._lock = Lock()
         self._wake, self._stopped = Signal(), Signal()
-        self._given_up, self._kept = Signal(), Signal()
+        self._given_up, self._has_taken_over = Signal(), Signal()
         limits = ProducerLimits(compression=options.compression)
         self._sender = OrderedSender(self._sessions, client.clock, limits, self._given_up.set)
         self._sender.on_unknown_topic = self._forget_topic
@@ -137,7 +137,7 @@ class OrderedMessageProducer:
         self._sparingly = Sparingly(self._log, client.clock)
         watch_forks(self)
         start_daemon("txmq-spool", self._drain)
-        start_daemon("txmq-keeper", self._keep)
+        start_daemon("txmq-spooling", self._take_over)
 
     def __enter__(self) -> Self:
         return self
@@ -313,7 +313,7 @@ class OrderedMessageProducer:
             return False
         return True
 
-    def _keep(self) -> None:
+    def _take_over(self) -> None:
         """Have the lanes take over what is given up; a thread of its own, because a flight takes its time."""
         while self._closed is None:
             self._given_up.wait(_IDLE_S)
@@ -323,7 +323,7 @@ class OrderedMessageProducer:
                 except Exception as error:  # noqa: BLE001  the thread is the shell: the others are still to be seen to
                     self._shell_failed("taking over failed", partition, error)
             self._wake.set()
-        self._kept.set()
+        self._has_taken_over.set()
 
     def _drain(self) -> None:
         while self._closed is None:
@@ -378,7 +378,7 @@ class OrderedMessageProducer:
         self._wake.set()
         self._given_up.set()
         self._stopped.wait(_STOP_S)
-        self._kept.wait(_STOP_S)
+        self._has_taken_over.wait(_STOP_S)
         try:
             for queue in list(self._queues.values()):
                 queue.close()
