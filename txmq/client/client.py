@@ -114,7 +114,7 @@ class Client:
         self._former: tuple[ReconnectingConnection, ...] = ()  # what was ``control``, of sessions that were full
         self._reader = self.new_connection()
         self.topics = Topics(lambda: self.control, self.clock, timeout)
-        self.transactions = Transactions(lambda: self.control, timeout, self._told)
+        self.transactions = Transactions(lambda: self.control, timeout, self._known_outcome)
         self.groups = Groups(lambda: self.control, timeout)
         self._fetcher = Fetcher(lambda: self._reader, self.topics, self.clock, timeout)
         self._lock = Lock()
@@ -337,10 +337,10 @@ class Client:
         for connection in former[:-FORMER_MAX]:
             connection.rest()
 
-    def _told(self, txid: TxId) -> Outcome | None:
+    def _known_outcome(self, txid: TxId) -> Outcome | None:
         """What became of a transaction of ours that was lost and found."""
-        told = (connection.told(txid) for connection in (self.control, *self._former))
-        return next((outcome for outcome in told if outcome is not None), None)
+        known = (connection.known_outcome(txid) for connection in (self.control, *self._former))
+        return next((outcome for outcome in known if outcome is not None), None)
 
     def outcome(self, txid: TxId | str) -> Outcome:
         """What became of a transaction.

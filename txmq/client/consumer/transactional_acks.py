@@ -189,7 +189,7 @@ class PendingAcks:
 
     def _ask(self, txid: str) -> Outcome | None:
         control = self.client.control
-        told: Outcome | None = control.told(TxId.parse(txid))
+        told: Outcome | None = control.known_outcome(TxId.parse(txid))
         if told is not None:
             return told
         reply = control.call("outcome", txid, extensions={"fence": None}, timeout=ASK_TIMEOUT_S)

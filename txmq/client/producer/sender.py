@@ -223,7 +223,7 @@ class Sender:
             finished = self.core.take_finished()
             wakeup = min(self.core.next_wakeup(), deadline)
             link = self._link
-        self._tell(finished)
+        self._notify(finished)
         if waiter.done or now >= deadline:
             return now
         if link is None or link.failure is not None or self.core.needs_session or self.core.needs_connection:
@@ -277,7 +277,7 @@ class Sender:
             concerned = [] if error is None else self._waiters()
         if error is not None and error.wire_name == "unknown-topic":
             self.on_unknown_topic(batch.queue.topic)
-        self._tell(finished)
+        self._notify(finished)
         for waiter in concerned:
             waiter.nudge()
 
@@ -292,7 +292,7 @@ class Sender:
                 self._link = None
                 self.core.disconnected()
 
-    def _tell(self, finished: list[Batch]) -> None:
+    def _notify(self, finished: list[Batch]) -> None:
         with_futures = False
         for batch in finished:
             completion = _completion_of(batch)
@@ -384,7 +384,7 @@ class Sender:
         with self._lock:
             self.core.abort("the client was closed")
             finished = self.core.take_finished()
-        self._tell(finished)
+        self._notify(finished)
         while self._completed:
             self._completed.popleft().complete_futures()
         if self._background is not None:

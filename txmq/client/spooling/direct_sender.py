@@ -304,7 +304,7 @@ class OrderedSender(Sender):
         with self._lock:
             self.core.finish_spooled(batch, SpooledError("spooled"))
             finished = self.core.take_finished()
-        self._tell(finished)
+        self._notify(finished)
 
     # --- of those who wait -------------------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class OrderedSender(Sender):
             finished = self.core.take_finished()
             wakeup = min(self.core.next_wakeup(), deadline, now + LOOK_AGAIN_S)
             link, is_given_up = self._link, bool(self.core.given_up)
-        self._tell(finished)
+        self._notify(finished)
         if is_given_up:
             self._on_given_up()
         if waiter.done or now >= deadline:

@@ -117,9 +117,9 @@ class Sessions:
         broker = self._hello(link, "none", deadline)
         if (broker.get("cluster"), broker.get("home")) != (f"{identity.cluster:016x}", f"{identity.home:016x}"):
             raise FencedError("another broker answers than the one that issued the session")
-        told = self._hello(link, self._wish(identity), deadline)
-        if told.get("session") != f"{identity.session:x}":
-            raise RemoteProtocolError(f"session {identity.session:x} was asked for, {told.get('session')} answered")
+        fields = self._hello(link, self._wish(identity), deadline)
+        if fields.get("session") != f"{identity.session:x}":
+            raise RemoteProtocolError(f"session {identity.session:x} was asked for, {fields.get('session')} answered")
         self._bound = link, identity
         return link
 

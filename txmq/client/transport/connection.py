@@ -78,7 +78,7 @@ class Connection:
         self._sending = Lock()
         self._leading = Lock()  # held for a moment, to become the leader
         self._leader: object = None  # who reads
-        self._telling: tuple[Pending, float] | None = None  # whose answer is being told
+        self._answering: tuple[Pending, float] | None = None  # whose answer is being told
         self._followers: dict[Waiter, bool] = {}
         self._woken: deque[Waiter] = deque()  # followers that were answered, to be woken in turn
         self._send_error: BaseException | None = None
@@ -350,14 +350,14 @@ class Connection:
             # Interrupted between reading an answer and telling it: what was read is gone, so all of it is.
             lost = ConnectionLostError("interrupted while reading answers")
             self.fail(lost)
-            if self._telling is not None:
-                self._telling[0].lost(lost)
+            if self._answering is not None:
+                self._answering[0].lost(lost)
             raise
 
     def _dispatch(self, arrived: memoryview) -> None:
         pop = self._pending.pop
         for code, opaque, body, _ in self._answers.feed(arrived):
-            self._telling = self._pending.get(opaque)
+            self._answering = self._pending.get(opaque)
             asked = pop(opaque, None)
             if asked is not None:
                 pending, self.lived_at = asked  # not the time of reading: an answer outlives a broker that freezes
@@ -367,7 +367,7 @@ class Connection:
             elif self.failure is None:
                 # A token of ``-`` comes before the broker closes; any other is not ours.
                 self.fail(BrokenAnswerError(f"{self.address} answered {opaque!r}: {body[:200]!r}"))
-        self._telling = None
+        self._answering = None
         if self._answers.failure is not None:
             self.fail(BrokenAnswerError(*self._answers.failure.args))
 

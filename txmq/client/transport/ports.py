@@ -35,7 +35,7 @@ class BrokerControl(Control, Protocol):
     def session(self) -> ClientSession | None:
         """The session in use, if there is one yet."""
 
-    def told(self, txid: TxId) -> Outcome | None:
+    def known_outcome(self, txid: TxId) -> Outcome | None:
         """What became of a transaction of this session whose end was not seen."""
 
     def session_link(self, deadline: float) -> tuple[object, ClientSession]:

@@ -217,11 +217,11 @@ class ReconnectingConnection:
         if known is not None and (known.cluster, known.home, known.id) == txid[:3]:
             known.saw_outcome(txid.counter)
 
-    def told(self, txid: TxId) -> Outcome | None:
+    def known_outcome(self, txid: TxId) -> Outcome | None:
         """What became of a transaction of this session that was lost and found."""
         known = self._session
         is_ours = known is not None and (known.cluster, known.home, known.id) == txid[:3]
-        return known.told(txid.counter) if known is not None and is_ours else None
+        return known.known_outcome(txid.counter) if known is not None and is_ours else None
 
     def renew_session(self, old: ClientSession, deadline: float) -> None:
         """Give up a session that contradicts itself; the next ``session_link`` has another."""

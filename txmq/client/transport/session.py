@@ -25,7 +25,7 @@ from txmq.runtime.threads import Lock
 from txmq.xid import TxId
 
 PROTOCOL = 1
-_TOLD_MAX = 4096  # outcomes of lost transactions
+_KNOWN_OUTCOMES_MAX = 4096  # outcomes of lost transactions
 
 
 class ClientSession:
@@ -62,7 +62,7 @@ class ClientSession:
         self._finished: list[int] = []  # heap of the finished counters above the floor
         self._kept: set[int] = set()  # those that somebody still needs the broker's word about
         self.lost: deque[int] = deque()
-        self._told: dict[int, Outcome] = {}
+        self._outcomes: dict[int, Outcome] = {}
 
     def next_txid(self) -> TxId:
         """A transaction id never used before."""
@@ -96,14 +96,14 @@ class ClientSession:
 
     def found(self, counter: int, outcome: Outcome) -> None:
         """The end of a lost transaction, for ``told``; the broker need not keep it."""
-        self._told[counter] = outcome
-        while len(self._told) > _TOLD_MAX:
-            del self._told[next(iter(self._told))]
+        self._outcomes[counter] = outcome
+        while len(self._outcomes) > _KNOWN_OUTCOMES_MAX:
+            del self._outcomes[next(iter(self._outcomes))]
         self.finished(counter)
 
-    def told(self, counter: int) -> Outcome | None:
+    def known_outcome(self, counter: int) -> Outcome | None:
         """What became of a transaction that was lost and found."""
-        return self._told.get(counter)
+        return self._outcomes.get(counter)
 
     @property
     def floor(self) -> int:

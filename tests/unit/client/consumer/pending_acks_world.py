@@ -43,7 +43,7 @@ class Control:
         self.answers = list(answers)
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
-    def told(self, txid: TxId) -> Outcome | None:
+    def known_outcome(self, txid: TxId) -> Outcome | None:
         """Nothing was lost and found."""
 
     def call(self, verb: str, txid: str, *, extensions: dict[str, Any], timeout: float) -> bytes:

@@ -172,7 +172,7 @@ def test_a_lost_outcome_is_asked_for_by_a_later_transaction_and_no_longer_holds_
         with block(home) as tx:
             tx.send("orders", b"2")
         assert (tx.outcome, home.session.floor) == (Outcome.COMMITTED, floor)
-    assert home.session.told(1) is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)
+    assert home.session.known_outcome(1) is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)
     assert home.values("orders") == [b"1"] * is_executed + [b"2"] * 2
     with pytest.raises(TransactionConflictError) if not is_executed else nullcontext():
         home.call("commit", lost_one.txid, timeout=1.0)  # fenced: what never arrived must not arrive now
@@ -184,7 +184,7 @@ def test_an_interrupted_commit_is_asked_for_too(home: SimulatedBroker) -> None:
         tx.send("orders", b"1")
     with block(home) as later:
         later.send("orders", b"2")
-    assert (tx.outcome, home.session.told(1), home.session.floor) == (Outcome.UNKNOWN, Outcome.COMMITTED, 2)
+    assert (tx.outcome, home.session.known_outcome(1), home.session.floor) == (Outcome.UNKNOWN, Outcome.COMMITTED, 2)
 
 
 def test_a_deadline_that_passed_in_the_body_sends_nothing(home: SimulatedBroker) -> None:
