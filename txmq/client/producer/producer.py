@@ -153,8 +153,8 @@ class Producer:
         Durability: an acknowledged message is on the broker's disk, unless its ``sync`` setting says otherwise.
         """
         transaction = enclosing(self.client)
-        patience = self._patience(timeout) if transaction is None else None
-        where, record = self._routed(topic, (key, value, headers, tag), partition, patience)
+        wait_s_max = self._timeout_s(timeout) if transaction is None else None
+        where, record = self._routed(topic, (key, value, headers, tag), partition, wait_s_max)
         if transaction is not None:
             return transaction.add(topic, where, *record)
         return self._send_alone(topic, where, record, self._deadline(timeout))
@@ -175,8 +175,8 @@ class Producer:
         Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done, PENDING.
         """
         transaction = enclosing(self.client)
-        patience = self._patience(timeout) if transaction is None else None
-        where, record = self._routed(topic, (key, value, headers, tag), partition, patience)
+        wait_s_max = self._timeout_s(timeout) if transaction is None else None
+        where, record = self._routed(topic, (key, value, headers, tag), partition, wait_s_max)
         if transaction is not None:
             future: Future[SendResult] = Future()
             future.set_result(transaction.add(topic, where, *record))
@@ -237,7 +237,7 @@ class Producer:
         return assigned
 
     def _assign(self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None) -> array[int]:
-        partitions = self._partitions_of(topic, self._patience(timeout))
+        partitions = self._partitions_of(topic, self._timeout_s(timeout))
         if self._key_hash is not None:
             return bulk.assign_by_key(pairs, partitions, next(self._spare_partitions))
         chosen = (self._select(topic, partitions, (key, value, (), now_ms), None) for key, value in pairs)
@@ -312,7 +312,7 @@ class Producer:
         refuse_enclosed(self.client, "a half message is a transaction of its own: send it outside of this block")
         require_transaction_timeout(timeout)
         half = HalfMessage(self.client, self._checks, timeout, self.settings.compression).reach()
-        where, record = self._routed(topic, (key, value, headers, tag), partition, self._patience(None))
+        where, record = self._routed(topic, (key, value, headers, tag), partition, self._timeout_s(None))
         self._checks.start()  # a forked child has no thread yet
         return half.prepare(topic, where, record)
 
@@ -320,42 +320,42 @@ class Producer:
 
     def _routed(
         self, topic: str, message: Content,
-        partition: int | None, patience_s: float | None,
+        partition: int | None, wait_s_max: float | None,
     ) -> tuple[int, Record]:  # fmt: skip
         """Check a message (key, value, headers, tag); its partition, and what is stored of it.
 
         Args:
-            patience_s: as ``_asked``.
+            wait_s_max: as ``_asked``.
         """
         if self._closed:
             raise ClosedError("the producer is closed")
         key, value, _, tag = message
         headers = checked_headers(message, self._batch_size_bytes_max(self._sender))
         record = (key, value, headers, self.client.clock.now_ms())
-        return self._partition_for(topic, record, tag, partition, patience_s), record
+        return self._partition_for(topic, record, tag, partition, wait_s_max), record
 
-    def _patience(self, timeout: float | None) -> float:
+    def _timeout_s(self, timeout: float | None) -> float:
         require_wait(timeout)
         return self.settings.timeout if timeout is None else timeout
 
-    def _partitions_of(self, topic: str, patience_s: float | None) -> int:
+    def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:
         topics = self.client.topics
-        held = topics.held(topic) or self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s)
+        held = topics.held(topic) or self._asked(lambda seconds: topics.refresh(topic, seconds), wait_s_max)
         return held.config.partitions
 
-    def _asked(self, ask: Callable[[float], T], patience_s: float | None) -> T:
+    def _asked(self, ask: Callable[[float], T], wait_s_max: float | None) -> T:
         """What the broker says within so many seconds.
 
         Args:
-            patience_s: how long to wait; None in a block, where rows are locked: no longer than the broker is alive.
+            wait_s_max: how long to wait; None in a block, where rows are locked: no longer than the broker is alive.
 
         Raises:
             BrokerAwayError: it says nothing; in a block a ``TransactionAwayError``.
         """
-        if patience_s is not None:
-            return ask(patience_s)
+        if wait_s_max is not None:
+            return ask(wait_s_max)
         try:
-            return ask(self.client.control.patience_s)
+            return ask(self.client.control.wait_s_max)
         except BrokerAwayError as error:
             raise_rolled_back(error, None)
 
@@ -365,13 +365,13 @@ class Producer:
 
     def _partition_for(
         self, topic: str, record: Record, tag: str | None, partition: int | None,
-        patience_s: float | None,
+        wait_s_max: float | None,
     ) -> int:  # fmt: skip
-        partitions = self._partitions_of(topic, patience_s)
+        partitions = self._partitions_of(topic, wait_s_max)
         if partition is not None:
             if not isinstance(partition, int) or not 0 <= partition < partitions:  # it may have grown
                 topics = self.client.topics
-                partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), patience_s).config.partitions
+                partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), wait_s_max).config.partitions
             return checked(partition, topic, partitions)
         return self._select(topic, partitions, record, tag)
 
@@ -391,7 +391,7 @@ class Producer:
         return sender
 
     def _deadline(self, timeout: float | None) -> float:
-        return self.client.clock.monotonic() + self._patience(timeout)
+        return self.client.clock.monotonic() + self._timeout_s(timeout)
 
 
 def _raise_first(slices: list[Slice]) -> None:

@@ -103,8 +103,8 @@ class RetryingProducer(Producer):
             future.set_exception(error)
             return future
 
-    def _partitions_of(self, topic: str, patience_s: float | None) -> int:
-        return self._asked(lambda seconds: self._kept.partitions_of(topic, self._deadline(seconds)), patience_s)
+    def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:
+        return self._asked(lambda seconds: self._kept.partitions_of(topic, self._deadline(seconds)), wait_s_max)
 
     def _batch_size_bytes_max(self, _sender: Sender | None) -> int:
         return self._kept.request_size_bytes_max

@@ -134,8 +134,8 @@ class ReconnectingConnection:
 
     # --- the link ----------------------------------------------------------------------------------------------------
 
-    def link(self, deadline: float, patience_s: float = float("inf")) -> Connection:
-        """The live link, made if need be, within ``patience_s``.
+    def link(self, deadline: float, wait_s_max: float = float("inf")) -> Connection:
+        """The live link, made if need be, within ``wait_s_max``.
 
         Raises:
             BrokerAwayError: no address could be connected to.
@@ -143,13 +143,13 @@ class ReconnectingConnection:
         """
         link, now = self._link, self._clock.monotonic()
         if link is None or link.failure is not None or (now - link.used_at > IDLE_CHECK_S and link.is_stale()):
-            link = self._make(min(deadline, now + patience_s))
+            link = self._make(min(deadline, now + wait_s_max))
             now = self._clock.monotonic()
         link.used_at = now
         return link
 
     @property
-    def patience_s(self) -> float:
+    def wait_s_max(self) -> float:
         """How long to wait for the broker before something that locks rows."""
         link = self._link
         is_known_away = self._is_away or (link is not None and link.failure is not None)
@@ -165,7 +165,7 @@ class ReconnectingConnection:
         link, now = self._link, self._clock.monotonic()
         if link is not None and not link.is_stale() and now - link.lived_at <= SILENT_S:
             return
-        until, is_away = min(deadline, now + self.patience_s), True
+        until, is_away = min(deadline, now + self.wait_s_max), True
         try:
             self.regain(until)
             self._ask(until)

@@ -33,7 +33,7 @@ class Shop(Producer):
         super().__init__(self.home, None, ProducerSettings())  # type: ignore[arg-type]  # it asks no broker
         self.alone: list[bytes] = []
 
-    def _partitions_of(self, topic: str, patience_s: float | None) -> int:
+    def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:
         return 1
 
     def _send_alone(self, topic: str, partition: int, record: Any, deadline: float) -> SendResult:
