@@ -35,7 +35,7 @@ ENVIRONMENT_PREFIX = "TXMQ_"
 OTHER_VARIABLES = ("TXMQ_BOOTSTRAP", "TXMQ_CRASH")
 OTHER_PREFIXES = ("TXMQ_TEST_", "TXMQ_BENCH_")
 _DAY_MS = 24 * 3600 * 1000
-_TIME_MS_MAX = 10**12  # 31 years: a limit that nobody means to reach, and sums stay far from 2^63
+_TIME_MS_MAX = 10**12  # 31 years: far above any real setting, and sums stay far from 2^63
 
 
 def _number(default: int | None, low: int, high: int, text: str, *, section: str, none: str | None = None) -> Any:
@@ -268,7 +268,7 @@ class Setting:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    none: str | None = None  # what "none" means, where it is allowed
+    none: str | None = None  # what "none" means, if it is allowed
 
     @property
     def variable(self) -> str:
@@ -277,7 +277,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """What may stand there, for people."""
+        """The allowed values, for people."""
         if self.kind is bool:
             return "true or false"
         if self.choices:
@@ -384,13 +384,13 @@ def _known(name: str, source: str) -> Setting:
 
 
 def near_miss(word: str, known: Iterable[str]) -> str | None:
-    """The question after the known word that was most likely meant; None where none is near."""
+    """The question after the known word that was most likely meant; None if none is near."""
     near = difflib.get_close_matches(word[:80], list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else None
 
 
 def _parse(setting: Setting, text: str) -> object:
-    """Read a value given as text; what cannot be read is left to ``_check``, which refuses it."""
+    """Read a value given as text; ``_check`` refuses text that cannot be read."""
     text = text.strip()
     if setting.none is not None and text == "none":
         return None
@@ -420,7 +420,7 @@ def _check(setting: Setting, value: object) -> None:
 
 
 def _check_together(settings: BrokerSettings) -> None:
-    """What single ranges cannot say."""
+    """Check the settings that limit each other."""
     host, _ = split_address(settings.listen)
     if not (settings.insecure or is_loopback(host)):
         raise ConfigError(

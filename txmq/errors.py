@@ -223,7 +223,7 @@ class NotOwnerError(BrokerError):
 class SequenceError(BrokerError):
     """A batch's sequence leaves a gap, or repeats a number with other content; nothing was written.
 
-    Producers of this library deal with it themselves; who numbers by hand goes on where the text says.
+    Producers of this library deal with it themselves. A client that numbers by hand goes on at the number in the text.
     """
 
     code, wire_name = 409, "sequence"
@@ -241,7 +241,7 @@ class TransactionConflictError(BrokerError):
 class FencedError(BrokerError):
     """The session, epoch or transaction id is fenced or no longer kept: never executed, never called rolled back.
 
-    Connect anew; what a transaction wrote is to be looked up where it wrote.
+    Connect anew, and look up what the transaction wrote in the database.
     """
 
     code, wire_name = 410, "fenced"
@@ -324,7 +324,7 @@ class XAError(TxmqError):
 
 
 class TransactionError(TxmqError):
-    """Something about one transaction; ``txid`` names it (None where it never got one)."""
+    """Something about one transaction; ``txid`` names it, or is None before it got one."""
 
     def __init__(self, text: str, txid: str | None = None) -> None:
         super().__init__(text if txid is None else f"{text} (transaction {txid})")
@@ -385,4 +385,4 @@ class HeuristicCommitError(HeuristicError):
 
 
 class HeuristicHazardError(HeuristicError):
-    """What a resource did cannot be known."""
+    """A resource ended its part of a transaction, and nothing can say how."""

@@ -1,4 +1,4 @@
-"""The values everybody shares: messages, results, topics, outcomes. No I/O, no third party."""
+"""The values of every layer: messages, results, topics, outcomes. No I/O, no third party."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_valid_table(name: str) -> bool:
 
 
 class Outcome(enum.Enum):
-    """What became of a transaction, as far as the one who answers knows durably."""
+    """The outcome of a transaction, as durably known to the answering side."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled-back"
@@ -53,7 +53,7 @@ class SendStatus(enum.Enum):
 
 
 class TransactionKind(enum.Enum):
-    """Who decides, and so who can prove an outcome."""
+    """The kind of a transaction: which side decides, and so can prove the outcome."""
 
     LOCAL = "local"
     LAST_RESOURCE = "last-resource"
@@ -175,7 +175,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """What of a partition can be read: ``start <= offset < end`` (``end`` is the high watermark)."""
+    """The readable offsets of a partition: ``start <= offset < end`` (``end`` is the high watermark)."""
 
     topic: str
     partition: int

@@ -45,7 +45,7 @@ HEADER_SIZE = 61
 MAGIC = 2
 CODEC_NONE, CODEC_GZIP, CODEC_LZ4, CODEC_ZSTD = 0, 1, 3, 4
 RECORD_SIZE_MIN = 7  # seven varints of one byte each
-TIMESTAMP_MS_MAX = 253_402_300_799_999  # the year 9999: what every calendar behind us can show
+TIMESTAMP_MS_MAX = 253_402_300_799_999  # the year 9999: the last that Python's and SQL's calendars can show
 
 Placed = tuple[int, int, int, int, int]  # (position, length, base offset, count, max timestamp ms)
 
@@ -53,8 +53,8 @@ _ATTRIBUTES = frozenset({CODEC_NONE, CODEC_GZIP, CODEC_LZ4, CODEC_ZSTD})
 _unpack = HEADER.unpack_from
 _BASE_OFFSET = Struct(">q")
 _U32 = Struct(">I")
-_STORED = Struct(">qiIbIhi8xq14xi")  # what walking needs of a header
-_PLACE = Struct(">IIqibI")  # what the placement CRC covers
+_STORED = Struct(">qiIbIhi8xq14xi")  # the fields of a header that walking needs
+_PLACE = Struct(">IIqibI")  # the fields that the placement CRC covers
 _pack_base_offset = _BASE_OFFSET.pack_into
 _pack_u32 = _U32.pack_into
 _pack_place = _PLACE.pack
@@ -169,11 +169,11 @@ def place_checksum(topic_id: int, partition: int, base_offset: int, length: int,
 def fault(
     buffer: Buffer, position: int, place: tuple[int, int] | None, expected_offset: int | None, *, full: bool
 ) -> str | None:
-    """What is wrong with the stored batch at ``position``; None where it is whole and in its place.
+    """The fault of the stored batch at ``position``; None if it is whole and in its place.
 
     Args:
-        place: (topic id, partition) to check the placement CRC for; None where they are not known.
-        expected_offset: last offset before it + 1; None where that is not known.
+        place: (topic id, partition) to check the placement CRC for; None if they are not known.
+        expected_offset: last offset before it + 1; None if that is not known.
         full: also the CRC over all its bytes.
     """
     left = len(buffer) - position

@@ -33,7 +33,7 @@ _GUESS_FACTOR: Final = 4
 
 
 def compress(codec: int, content: Buffer) -> bytes | None:
-    """Compress; None where that gains nothing, or so much that ``inflate`` would refuse it."""
+    """Compress; None if that gains nothing, or gains so much that ``inflate`` would refuse it."""
     packed = bytes(_LIBRARY[codec].compress(content, _LEVEL))
     if len(packed) >= len(content) or len(content) > _allowed(len(packed), INFLATED_SIZE_BYTES_MAX):
         return None

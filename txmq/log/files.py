@@ -3,7 +3,7 @@
 Theory of operation. ``write`` and ``read`` borrow a handle (*pinned* while it is used) from an LRU cache. A write marks
 its file dirty with a growing number once it is done; a sync takes note of the number, syncs, and clears the mark only
 if the number is still the same. So writes may go on during a checkpoint's ``sync_dirty``, and what was written before
-it began is synced when it returns, whoever wrote it.
+it began is synced when it returns, from any thread.
 
 Invariants:
     * a dirty file is synced before its descriptor is closed (a later descriptor may never hear of a failed write-back);
@@ -13,7 +13,7 @@ Invariants:
       an earlier process did it (``distrust``): until then the journal has all that may be lost with an entry;
     * a failed sync is never repeated and never forgotten: the kernel marks the pages clean, so a second one would lie.
       All later syncs fail too; the bytes are safe in the journal, a restart writes them again;
-    * a handle is closed by whoever unpins it last, so nobody reads another file's bytes through a reused descriptor.
+    * the last user of a handle closes it, so that no reader gets another file's bytes through a reused descriptor.
 
 Thread safety: any thread; the lock given to the constructor is held for the bookkeeping, never during I/O.
 """
@@ -57,7 +57,7 @@ class FileCache:
     # --- use ---------------------------------------------------------------------------------------------------------
 
     def write(self, path: str, position: int, data: Buffer) -> None:
-        """Write, creating the file where it is absent. Durability: none before ``sync_dirty``.
+        """Write, creating the file if it is absent. Durability: none before ``sync_dirty``.
 
         Raises:
             OSError: the file may hold a part of it; writing the same again is fine.
@@ -69,7 +69,7 @@ class FileCache:
             self._unpin(handle, wrote=path)
 
     def read(self, path: str, size: int, position: int) -> bytes:
-        """Up to ``size`` bytes; shorter only at the end of the file; FileNotFoundError where it is absent."""
+        """Up to ``size`` bytes; shorter only at the end of the file; FileNotFoundError if it is absent."""
         handle = self._pin(path, create=False)
         try:
             return handle.file.pread(size, position)
@@ -77,7 +77,7 @@ class FileCache:
             self._unpin(handle)
 
     def try_read(self, path: str, size: int, position: int) -> bytes | None:
-        """As ``read``, only from the page cache; None where it would have to wait for the disk."""
+        """As ``read``, only from the page cache; None if it would have to wait for the disk."""
         if not self.takes(1) and path not in self._handles:
             return None
         handle = self._pin(path, create=False)
@@ -152,7 +152,7 @@ class FileCache:
         self._clear(self._entries, directory, number)
 
     def _fail(self, error: OSError, path: str) -> None:
-        """Never ENOSPC, which would invite a retry: what the cache holds of the lost pages looks clean now."""
+        """Never ENOSPC, which would invite a retry: the lost pages look clean in the cache now."""
         self._failed = OSError(errno.EIO, f"sync failed ({error.strerror}); restart, the journal has the bytes", path)
         raise self._failed from error
 
@@ -171,7 +171,7 @@ class FileCache:
         """Remove a file. Durability: with the next ``sync_dirty``; until then a crash may bring it back."""
         self._forget(path)
         self._disk.unlink(path)
-        self._forget(path)  # what a sync or reader opened in between
+        self._forget(path)  # a sync or reader may have opened it in between
         self._changed(parent(path))
 
     def archive(self, path: str, target: str) -> None:
@@ -263,7 +263,7 @@ class FileCache:
         return handle
 
     def _pin_victim(self) -> tuple[str, _Handle] | None:
-        """The least recently used that is clean, else the least recently used; None where all is within the limit."""
+        """The least recently used that is clean, else the least recently used; None if all is within the limit."""
         with self._lock:
             if len(self._handles) <= self._open_max:
                 return None
@@ -278,7 +278,7 @@ class FileCache:
             return victim
 
     def _evict(self, path: str, handle: _Handle) -> bool:
-        """Close a pinned victim; False where somebody took it up meanwhile, and it stays."""
+        """Close a pinned victim; False if another thread pinned it meanwhile: it stays."""
         number = self._dirty.get(path)
         try:
             if number is not None:

@@ -33,7 +33,7 @@ _offset, _position, _timestamp_ms = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class End(NamedTuple):
-    """Up to where a segment was walked."""
+    """The end of the walked part of a segment."""
 
     offset: int
     position: int
@@ -41,7 +41,7 @@ class End(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """What a step of walking found; ``adopt`` adds it."""
+    """The finds of one step of walking; ``adopt`` adds them."""
 
     start_position: int
     entries: list[Entry]
@@ -98,7 +98,7 @@ def extend(index: SegmentIndex, start: End, content: bytes, stop_position: int, 
         stop_position: where the segment's durable part ends.
 
     Raises:
-        CorruptRecordError: what stands there is no chain of batches with dense offsets.
+        CorruptRecordError: the bytes are no chain of batches with dense offsets.
     """
     offset, position, timestamp_ms = start
     last_entry = index.entries[-1][1]

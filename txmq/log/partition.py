@@ -264,9 +264,10 @@ class Partition:
     # --- retention ---------------------------------------------------------------------------------------------------
 
     def expired_segments(self, now_ms: int) -> tuple[int, list[str]]:
-        """What retention lets go: (new log start, files below it). Never a segment with messages not yet published.
+        """The files that retention removes: (new log start, files below it). Never a segment with messages not yet
+        published.
 
-        A segment is as old as its newest message, or as the next segment's first moment where that was earlier (a
+        A segment is as old as its newest message, or as the next segment's creation if that was earlier (a
         timestamp from the future must not keep it for ever) or where no message has a time. By age the active segment
         goes too: the next batch begins another. By size, the oldest go while the others hold at least
         ``retention_size_bytes``.

@@ -1,7 +1,7 @@
 """Reading one segment: whole batches from an offset on, and the offset for a time.
 
 Theory of operation. The index says where to begin and where to stop, both at batch boundaries, so that a full chunk is
-one ``pread`` that nobody looks into. Only what the index does not know yet is walked (headers, 1 MiB a step), and what
+one ``pread`` without parsing. Only bytes that the index does not know yet are walked (headers, 1 MiB a step), and what
 it knows too coarsely is trimmed (at most 32 KiB of headers, or one batch).
 
 Invariants:
@@ -33,7 +33,7 @@ class Extent(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What was read, and where the batch behind it begins."""
+    """The bytes read, and the position of the next batch."""
 
     batches: bytes
     end_offset: int
@@ -93,7 +93,7 @@ def _trim(content: bytes, start: int, offset: int, size_bytes_max: int) -> Chunk
 
 
 def find_time(files: FileCache, extent: Extent, timestamp_ms: int) -> int | None:
-    """Base offset of the first batch whose max timestamp is not below ``timestamp_ms``; None where all are older."""
+    """Base offset of the first batch whose max timestamp is not below ``timestamp_ms``; None if all are older."""
     index = files.indexes.get(extent.path, extent.base_offset)
     while index.end.position < extent.end_position and index.end.timestamp_ms < timestamp_ms:
         _take_step(files, index, extent, -1)

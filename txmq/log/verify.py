@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What was read, and what was found."""
+    """Counts of what was verified, and the damage found."""
 
     partitions: int = 0
     segments: int = 0
@@ -84,7 +84,7 @@ def verify_partition(
 
 
 class _Scan:
-    """One pass over one partition; ``expected`` is the offset that follows, None where that is not known."""
+    """One pass over one partition; ``expected`` is the offset that follows, None if that is not known."""
 
     def __init__(
         self, disk: Disk, topic_id: int, partition: int, end_offset: int | None, verdict: Verdict,
@@ -140,7 +140,7 @@ class _Scan:
 
     @staticmethod
     def _load(file: File, position: int, size: int) -> bytes:
-        """A step's worth of bytes, or the whole first batch where that is longer (and lies within the file)."""
+        """A step's worth of bytes, or the whole first batch if that is longer and lies within the file."""
         content = file.pread(STEP_BYTES, position)
         if len(content) >= HEADER_SIZE:
             length = 12 + int.from_bytes(content[_LENGTH_FIELD], "big")

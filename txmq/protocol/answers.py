@@ -1,4 +1,4 @@
-"""Answers, both ways: what the broker writes, and the client's reader.
+"""Answers: the broker's encoders and the client's reader.
 
 Byte layout
     ``result <code> <length> <opaque>\\r\\n<body>`` with code 200 or 400 to 599. The body is empty or lines of text, the
@@ -94,7 +94,7 @@ class AnswerReader:
     """Reads one connection's answers; see the module's docstring.
 
     Attributes:
-        failure: what ended the connection, or None.
+        failure: the error that ended the connection, or None.
     """
 
     __slots__ = ("_body", "_body_size_bytes_max", "_head", "_line", "_missing", "failure")

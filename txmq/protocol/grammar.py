@@ -1,14 +1,15 @@
-"""The grammar of requests as one table: what every verb takes, and the parser that obeys it. Source: docs/protocol.md.
+"""The grammar of requests as one table: the arguments of every verb, and the parser that obeys it. Source:
+docs/protocol.md.
 
 Theory of operation
     ``<verb> <arguments...> [<extensions...>] [<body length>] <opaque>``: words of printable ASCII parted by single
     spaces. A verb has a fixed number of arguments; the last word is the opaque, the one before it the length of the
-    body, where the verb has one; what stands between is extensions, ``name=value`` or a declared bare word. The
+    body, if the verb has one; the words between are extensions, ``name=value`` or a declared bare word. The
     server's reader, the client's encoder, ``help`` and the page (a test holds it against this table) know verbs from
     here only.
 
     ``stats version help quit`` are typed by people and need no opaque. ``stats`` and ``help`` take one optional word,
-    so their only word is that; ``*`` (or ``-``) stands for "everything" where an opaque must follow, as in
+    so their only word is that; ``*`` (or ``-``) stands for "everything" if an opaque must follow, as in
     ``stats * 7``, and is handed over as no argument.
 
 Invariants
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 LINE_SIZE_BYTES_MAX = 4096  # with its end; memcached takes 2048, HTTP servers 8190
 OPAQUE_SIZE_MAX = 16
-NO_OPAQUE = b"-"  # what an answer carries where the request had none
+NO_OPAQUE = b"-"  # in an answer to a request that had none
 ERROR_SIZE_BYTES_MAX = 1024
 OFFSETS_SIZE_BYTES_MAX = 256 << 10  # what ``offsets=`` may say
 GROUP_SIZE_BYTES_MAX = 256 << 10  # two texts about what is deferred, 64 KiB each, with all of it escaped; 2 ms to parse
@@ -59,9 +60,9 @@ class Verb:
         extensions: name -> kind of value: ``flag`` (a bare word) or a key of ``_KINDS``.
         any_extension: also words that are not listed (topic settings).
         has_body: a length stands before the opaque.
-        body_size_bytes_max: of that body, where it is less than what a record batch or the parts of a transaction may
-            have; 0 where it is not. What is read as JSON, or line by line, has a limit of its own: it costs 100 times
-            its size in memory and the loop's time before anybody can say what is wrong with it.
+        body_size_bytes_max: of that body, if it is less than a record batch or the parts of a transaction may
+            have, else 0. A body that is read as JSON, or line by line, has a limit of its own: it costs 100 times
+            its size in memory, and the loop's time, before a fault in it is found.
         number_max: of an extension that is a number.
         opaque_optional: ``stats version help quit``: the answer may carry ``-``.
         optional: a word that may stand before that opaque.
@@ -274,7 +275,7 @@ def _parse_extensions(verb: Verb, words: list[bytes], opaque: bytes) -> dict[byt
 
 
 def too_large(parsed: Parsed) -> str:
-    """Why the line's body is more than its verb takes, whatever else the broker's limits are; empty where it is not."""
+    """Why the line's body is more than its verb takes, before the broker's limits are asked; empty if it is not."""
     verb, length = VERBS[parsed.verb], parsed.length or 0
     if verb.body_size_bytes_max and length > verb.body_size_bytes_max:
         return f"a body of {length} bytes: {parsed.verb.decode()} takes at most {verb.body_size_bytes_max}"

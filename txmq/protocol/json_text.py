@@ -20,7 +20,7 @@ Fields = dict[str, Any]  # an object, as ``docs/protocol.md`` lists its fields
 
 
 def read_json(text: Buffer) -> Any:
-    """The value; None where it is no JSON, or nested too deeply."""
+    """The value; None if it is no JSON, or nested too deeply."""
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError):

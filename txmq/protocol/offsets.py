@@ -47,7 +47,7 @@ class GroupOffsets(NamedTuple):
 
 
 def encode_offsets(groups: Sequence[GroupOffsets]) -> bytes:
-    """The JSON in front of the parts; empty where there are none."""
+    """The JSON in front of the parts; empty if there are none."""
     return json.dumps(groups, separators=(",", ":")).encode() if groups else b""
 
 
@@ -56,7 +56,7 @@ def split_offsets(body: Buffer, start: int, size: int) -> tuple[list[GroupOffset
 
     Args:
         start: where they begin.
-        size: what ``offsets=`` says; 0 where the word is absent.
+        size: what ``offsets=`` says; 0 if the word is absent.
 
     Returns:
         The offsets, and where the parts begin.

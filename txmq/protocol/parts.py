@@ -47,12 +47,12 @@ class Part(NamedTuple):
 
 
 class PartResult(NamedTuple):
-    """Where a part went: offsets ``base_offset`` to ``base_offset + count - 1``."""
+    """The place of a part: offsets ``base_offset`` to ``base_offset + count - 1``."""
 
     topic: str
     partition: int
     base_offset: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks a result for
+    count: int  # type: ignore[assignment]  # hides tuple.count, which no caller uses
 
 
 def encode_part(topic: str, partition: int, batch: Buffer, keys: Collection[int] | None = NO_KEYS) -> list[Buffer]:

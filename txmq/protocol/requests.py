@@ -14,7 +14,7 @@ Theory of operation
 Invariants
     * Items do not depend on how the stream was cut into reads, errors and their texts included (only 429 does, see
       below): what is wrong first in the stream is what is told.
-    * An unknown verb in a well-formed line is refused, and the next line is read: somebody types. In capitals (HTTP,
+    * An unknown verb in a well-formed line is refused, and the next line is read: a person types. In capitals (HTTP,
       SSH) it is another protocol.
     * What may be a body is never read as requests: a line of an unknown verb (a newer peer's) that ends as if one
       followed ends the connection.
@@ -22,11 +22,12 @@ Invariants
       (TLS, zero bytes) or a line of 4 KiB ends the connection at once, not at the end of the line.
     * A declared length allocates nothing; bodies grow with the bytes that arrive.
     * Bodies that span reads count against one ``ByteBudget`` of the process, beyond the first 4 KiB of each connection,
-      which are its own: a flood of large bodies does not refuse anybody's small request. Where the budget is used up
-      the connection gets 429 and is closed rather than paused: paused connections would each hold part of a body, and
-      none of them could finish and give its bytes back.
+      which are its own: a flood of large bodies does not refuse another client's small request. If the budget is used
+      up the connection gets 429 and is closed rather than paused: paused connections would each hold part of a body,
+      and none of them could finish and give its bytes back.
     * Whole requests belong to the caller and no longer count. ``close`` gives back what an unfinished one holds.
-    * Empty lines between requests are skipped (as RFC 9112, section 2.2, has it): who types a value in telnet ends it
+    * Empty lines between requests are skipped (as RFC 9112, section 2.2, has it): a person who types a value in
+      telnet ends it
       with Enter.
 """
 
@@ -134,7 +135,7 @@ class RequestReader:
         self._line = b""  # the unfinished line
         self._pending: tuple[Parsed, bytearray] | None = None  # the request whose body is arriving
         self._missing = 0  # bytes of that body, or of one that is read past
-        self._reserved = 0  # what it has taken from the budget
+        self._reserved = 0  # bytes it has taken from the budget
         self._dead = False
 
     @property
@@ -224,7 +225,7 @@ class RequestReader:
         return self._take_body(parsed, chunk, line_end + 1, found)
 
     def _plain_xa(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
-        """Take a plain ``decide`` or ``complete`` that is whole; returns where it ends, 0 where there is none."""
+        """Take a plain ``decide`` or ``complete`` that is whole; returns its end, 0 if there is none."""
         match = _PLAIN_COMPLETE(chunk, position)
         if match is not None:
             found.append((b"complete", [match[1]], {b"uuid": match[2]}, None, match[3]))

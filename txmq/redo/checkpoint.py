@@ -93,7 +93,7 @@ def _write_file(disk: Disk, path: str, checkpoint: Checkpoint, node_id: int) -> 
 
 
 def load_newest(disk: Disk, *, node_id: int) -> tuple[Checkpoint | None, str | None]:
-    """The newest good checkpoint, and a note where a damaged one was passed over.
+    """The newest good checkpoint, and a note if a damaged one was passed over.
 
     Leftovers of a write that was cut off are removed, and the directory is forced: what was found is as durable as what
     will be built on it. None and a note: checkpoints exist, all damaged (with the journal from 0 on, nothing is lost).

@@ -1,4 +1,5 @@
-"""What journal records hold: a sequence of entries, each ``type u8 · flags u8 · reserved u16 · length u32 · body``.
+"""The content of journal records: a sequence of entries, each ``type u8 · flags u8 · reserved u16 · length u32 ·
+body``.
 
 Theory of operation. A record's payload is entries one behind the other; its CRC has been checked before anyone looks
 inside, so an entry that does not parse was written by other software and is refused, never skipped. The state of a
@@ -8,7 +9,7 @@ Invariants:
 
 * little endian throughout; no padding between entries;
 * decoding what encoding made gives equal values, and bytes that encoding cannot make are refused;
-* bodies and batches are handed out as views of the payload: valid as long as somebody holds them, never written to.
+* bodies and batches are handed out as views of the payload: valid as long as they are referenced, never written to.
 
 Bodies::
 
@@ -30,7 +31,7 @@ Bodies::
     12 DECIDED        as COMMITTED, then meta (JSON): branches that must hear of it; messages are placed, not shown
     13 COMPLETED      JSON: one branch has heard of it
     14 SHOWN          JSON: messages of a decision are shown before all its branches have completed
-    15 HEURISTIC      JSON: somebody decided alone; kept until forgotten
+    15 HEURISTIC      JSON: a heuristic decision; kept until forgotten
     16 FORGOTTEN      JSON
     17 SAVED          JSON: offsets of a consumer group
     18 HANDED_OVER    JSON: partitions of a consumer group got a new owner and generation
@@ -107,7 +108,7 @@ _LOG_START: Final = struct.Struct("<IIQ")
 _SESSION_ENDED: Final = struct.Struct("<Q")
 
 FRAME_SIZE: Final = _FRAME.size
-RUN_OVERHEAD_BYTES: Final = _RUN_ENTRY.size  # what run_header takes
+RUN_OVERHEAD_BYTES: Final = _RUN_ENTRY.size  # the size of run_header's result
 
 
 class Run(NamedTuple):
@@ -131,7 +132,7 @@ class Payload(NamedTuple):
     number: int
     topic_id: int
     partition: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks
+    count: int  # type: ignore[assignment]  # hides tuple.count, which no caller uses
     max_timestamp_ms: int
     batch: Buffer
 
@@ -312,7 +313,7 @@ def decode_prepared(body: Buffer) -> Prepared:
 
 
 def encode_committed(session: int, counter: int, floor: int, placements: Iterable[tuple[int, ...]]) -> bytes:
-    """A COMMITTED entry; placements are ``Placement``, or tuples of the same fields where that is too slow."""
+    """A COMMITTED entry; placements are ``Placement``, or plain tuples of the same fields (faster to make)."""
     packed = [_PLACEMENT.pack(*placement) for placement in placements]
     return frame(COMMITTED, _COMMITTED.pack(session, counter, floor, len(packed)) + b"".join(packed))
 
@@ -420,8 +421,3 @@ def encode_log_start(topic_id: int, partition: int, offset: int) -> bytes:
 def decode_log_start(body: Buffer) -> LogStart:
     """A LOG_START's body."""
     return LogStart(*_fixed(LOG_START, _LOG_START, body))
-
-
-def encode_epoch_drawn(fields: bytes) -> bytes:
-    """An EPOCH_DRAWN entry; ``fields`` is JSON."""
-    return frame(EPOCH_DRAWN, fields)

@@ -16,7 +16,7 @@ Invariants:
 * a ``.redo`` name stands for a file whose header and size were forced before, and whose predecessor was forced to its
   end: a header that fails its check is damage, no crash makes it;
 * a full disk (ENOSPC, EDQUOT) before the rename leaves the journal as it was and raises ``JournalFullError``;
-* spares and ballast hold nothing that anybody needs; any of them may vanish in a crash.
+* spares and ballast hold no data; any of them may vanish in a crash.
 
 Thread safety: ``make_spare`` and ``keep_ballast`` may run beside everything else; the table of spares is changed and
 copied by single operations of a dict only.
@@ -56,7 +56,7 @@ _BALLAST_SIZE_BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What shapes a journal's files.
+    """The sizes that shape a journal's files.
 
     Args:
         file_size_bytes: of a file from here on; a multiple of 4096, at least 8192. Files of other sizes stay readable.
@@ -218,7 +218,7 @@ class JournalFiles:
     # --- going -------------------------------------------------------------------------------------------------------
 
     def release(self, bases: Iterable[int]) -> None:
-        """Recycle or unlink journal files that nobody needs. Durability: the names are gone when this returns."""
+        """Recycle or unlink journal files that are not needed. Durability: the names are gone when this returns."""
         bases = list(bases)
         for base in bases:
             path = file_path(base)
@@ -234,7 +234,7 @@ class JournalFiles:
     # --- ballast -----------------------------------------------------------------------------------------------------
 
     def keep_ballast(self) -> bool:
-        """Make the ballast where it is missing and there is ample room; says whether it is there."""
+        """Make the ballast if it is missing and there is ample room; says whether it is there."""
         if self._disk.exists(BALLAST):
             return True
         size = self.settings.ballast_size_bytes
@@ -247,7 +247,7 @@ class JournalFiles:
         return True
 
     def use_ballast(self) -> bool:
-        """Turn the ballast into a spare; False where it is already given up."""
+        """Turn the ballast into a spare; False if it is already given up."""
         if not self._disk.exists(BALLAST):
             return False
         size = self._size(BALLAST)

@@ -66,13 +66,13 @@ def load_or_create(
 
     Args:
         expected_node_id: refuse any other.
-        cluster_id: of a new identity; drawn where it is None.
+        cluster_id: of a new identity; drawn if it is None.
 
     Durability: the identity is forced when this returns.
 
     Raises:
         DirectoryInUseError: it belongs to another node than expected.
-        CorruptRecordError: damaged, or missing where there is a journal.
+        CorruptRecordError: damaged, or missing although there is a journal.
         StorageError: a newer version wrote it.
     """
     node = load(disk)
@@ -82,14 +82,14 @@ def load_or_create(
         drawn_node = expected_node_id if expected_node_id is not None else random.bits(64)
         node = Node(drawn_cluster, drawn_node, clock.now_ms())
         _write(disk, node)
-    disk.sync_directory(_ROOT)  # also where an earlier process died between the rename and this
+    disk.sync_directory(_ROOT)  # also if an earlier process died between the rename and this
     if expected_node_id is not None and node.node_id != expected_node_id:
         raise DirectoryInUseError(f"{PATH}: belongs to node {node.node_id:016x}, not to {expected_node_id:016x}")
     return node
 
 
 def load(disk: Disk) -> Node | None:
-    """The directory's identity; None where there is none.
+    """The directory's identity; None if there is none.
 
     Raises:
         CorruptRecordError: damaged.

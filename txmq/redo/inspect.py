@@ -33,7 +33,7 @@ from txmq.redo.scan import Cursor, is_valid_at, open_file
 from txmq.runtime.ports import Disk, File
 
 _JSON_SHOWN_MAX: Final = 400
-_SECRET: Final = re.compile(r'("secret": )"[^"]*"')  # whoever has it can speak in the session's name
+_SECRET: Final = re.compile(r'("secret": )"[^"]*"')  # its holder can speak in the session's name
 
 
 class Record(NamedTuple):
@@ -99,7 +99,7 @@ def dump(disk: Disk, *, from_lsn: int = 0) -> Iterator[Record]:
     """Every record from ``from_lsn`` on, in order.
 
     Raises:
-        StorageError: what recovery would raise, after the records before it.
+        StorageError: the error that recovery would raise, after the records before it.
     """
     walk = _walk(disk)
     if walk is None:

@@ -1,9 +1,9 @@
 """The redo journal's one writer: append, sync, mark, release.
 
 Theory of operation. ``append`` writes one record with one system call at ``next_lsn``; ``sync`` forces all of them;
-nobody is told before. When the next record does not fit, the file is forced, and a prepared one (``redo.files``) takes
-over under the next base LSN; its header repeats where the stream stood. So the end of every file but the newest is
-durable, and says so on disk.
+no request is answered before. When the next record does not fit, the file is forced, and a prepared one
+(``redo.files``) takes over under the next base LSN; its header repeats where the stream stood. So the end of every
+file but the newest is durable, and says so on disk.
 
 Every record carries ``durable_lsn``: everything below it was forced when the record was written. Recovery takes damage
 below the highest one for what it is and not for a torn tail. ``mark`` writes one where no record follows.
@@ -43,7 +43,7 @@ from txmq.runtime.ports import Buffer, File
 
 
 class Head(NamedTuple):
-    """Where a journal is continued.
+    """The place at which a journal is continued.
 
     Attributes:
         base_lsn, size_bytes: of the file that is written.
@@ -58,13 +58,13 @@ class Head(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What recovery found on the way to the journal's end.
+    """The finds of recovery on the way to the journal's end.
 
     Attributes:
         rule: label of the row of ``redo.recovery``'s decision table that ended it; "new" for a new journal.
         records: valid group records read.
-        highest_epoch: among the records and file headers read; 0 where there was none.
-        cut_lsn: where a torn tail was cut off; None where nothing was.
+        highest_epoch: among the records and file headers read; 0 if there was none.
+        cut_lsn: the end of the journal, if a torn tail was cut off; else None.
     """
 
     rule: str = "new"
@@ -82,7 +82,7 @@ class Journal:
         chain: CRC of the last record; a checkpoint at ``next_lsn`` keeps it.
         epoch: of this incarnation of the writer.
         node_id: whose journal it is.
-        found: what recovery found.
+        found: the finds of recovery.
         failed: True once a write or sync has failed; nothing works from then on.
         payload_size_bytes_max: the longest payload.
     """
@@ -189,9 +189,9 @@ class Journal:
         return payload_length <= self._end - self.next_lsn - RECORD_HEADER_SIZE  # both are aligned, as records are
 
     def prepare_next(self) -> bool:
-        """Make the next file ahead of need, and the ballast. False where the disk is full.
+        """Make the next file ahead of need, and the ballast. False if the disk is full.
 
-        Thread safety: may run beside all other calls. What fails here (OSError) fails nothing of the journal.
+        Thread safety: may run beside all other calls. An OSError here does not fail the journal.
         """
         self._check()
         try:
@@ -203,7 +203,7 @@ class Journal:
         return True
 
     def use_ballast(self) -> bool:
-        """After ``JournalFullError``: give up the ballast as the next, smaller file; False where it is gone already."""
+        """After ``JournalFullError``: give up the ballast as the next, smaller file; False if it is gone already."""
         self._check()
         try:
             return self._files.use_ballast()

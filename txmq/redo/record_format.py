@@ -2,8 +2,8 @@
 
 Theory of operation. The journal is one endless stream of bytes; an LSN is an address in it. A file named after its
 base LSN holds the addresses ``[base, base + file size)``, and the record at file position ``p`` has the LSN
-``base + p``. So a record states where it belongs, and what an earlier use of a recycled file left behind states a
-place where it is not.
+``base + p``. So a record states its own address, and a leftover of an earlier use of a recycled file states an
+address that it is not at.
 
 Invariants:
 
@@ -81,7 +81,7 @@ SUFFIX: Final = ".redo"
 
 
 class FileHeader(NamedTuple):
-    """What a journal file says about itself."""
+    """The header of a journal file."""
 
     epoch: int
     base_lsn: int

@@ -58,7 +58,7 @@ _ZERO_PIECE_BYTES: Final = 1 << 20
 
 
 class Next(enum.Enum):
-    """What follows the file."""
+    """The file that follows."""
 
     NONE = "no later file"
     CONTINUES = "the next file begins from here"
@@ -68,7 +68,7 @@ class Next(enum.Enum):
 
 
 class Mark(enum.Enum):
-    """What whole records behind the place say about it."""
+    """The evidence of whole records behind the place."""
 
     NONE = "nothing behind"
     SILENT = "something behind, which does not say that the place was forced"
@@ -76,7 +76,7 @@ class Mark(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What recovery does."""
+    """The action of recovery."""
 
     CONTINUE = "go on in the next file"
     END = "the end"
@@ -86,7 +86,7 @@ class Action(enum.Enum):
 
 
 class Observation(NamedTuple):
-    """What ends the records; the order of the questions is that of the table."""
+    """The end of the records, classified; the order of the questions is that of the table."""
 
     at: At
     next: Next
@@ -150,7 +150,7 @@ def open_journal(
     disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, on_record: OnRecord,
     file_size_bytes: int = FILE_SIZE_BYTES, on_progress: OnProgress | None = None,
 ) -> Journal:  # fmt: skip
-    """``recover``, or ``create`` where there is no journal and none is expected (``from_lsn`` 0)."""
+    """``recover``, or ``create`` if there is no journal and none is expected (``from_lsn`` 0)."""
     settings = Settings(file_size_bytes)
     if from_lsn == 0 and not list_bases(disk):
         return create(disk, node_id=node_id, settings=settings, epoch=epoch)
@@ -221,7 +221,7 @@ def _repaired(disk: Disk, walk: Walk, rule: Rule, epoch: int, settings: Settings
 
 
 def _zero(file: File, start: int, end: int) -> None:
-    """What was cut must not become valid again behind shorter new records."""
+    """Zero the tail: bytes that were cut must not become valid again behind shorter new records."""
     zeros = bytes(min(_ZERO_PIECE_BYTES, end - start))
     for position in range(start, end, _ZERO_PIECE_BYTES):
         file.pwrite(zeros[: end - position], position)
@@ -267,7 +267,7 @@ class Walk:
                 return rule
 
     def advance(self) -> Rule | None:
-        """Judge what stopped the records; None where the next file continues them, and the walk now stands there.
+        """Judge what stopped the records; None if the next file continues them, and the walk now stands there.
 
         Raises:
             CorruptRecordError, StorageError, DirectoryInUseError: as ``recover``.

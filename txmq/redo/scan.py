@@ -62,7 +62,7 @@ class At(enum.Enum):
 
 
 class Behind(NamedTuple):
-    """What claims an address of this file behind a place: nothing, torn or whole records, and their highest mark."""
+    """The records that claim an address of this file behind a place: none, torn or whole, and their highest mark."""
 
     claims: bool
     durable_lsn: int
@@ -71,7 +71,7 @@ class Behind(NamedTuple):
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a scan stands.
+    """The position of a scan.
 
     Attributes:
         lsn: of the next record.
@@ -214,7 +214,7 @@ def look_behind(file: File, header: FileHeader, lsn: int) -> Behind:
     """Whether anything behind ``lsn`` claims an address of this file, and the highest mark of whole records there."""
     claims, durable_lsn, at = False, -1, 0
     position = lsn - header.base_lsn + ALIGNMENT
-    for found, record in _claims(file, header, position):
+    for found, record in _stated_positions(file, header, position):
         claims = True
         if found < position or not is_valid_at(file, header, found, record):
             continue  # inside a whole record: its payload is not looked at
@@ -224,8 +224,9 @@ def look_behind(file: File, header: FileHeader, lsn: int) -> Behind:
     return Behind(claims, durable_lsn, at)
 
 
-def _claims(file: File, header: FileHeader, position: int) -> Iterator[tuple[int, RecordHeader]]:
-    """Places from ``position`` on where a record header states its own address. ``bytes.find`` does the walking."""
+def _stated_positions(file: File, header: FileHeader, position: int) -> Iterator[tuple[int, RecordHeader]]:
+    """Positions from ``position`` on at which a record header states its own address. ``bytes.find`` does the
+    walking."""
     size = header.file_size_bytes
     while position + RECORD_HEADER_SIZE <= size:
         window = file.pread(min(WINDOW_BYTES, size - position), position)

@@ -1,1 +1,1 @@
-"""Who owns what. ``topics``: the topics of a broker that is alone (the embedded registry)."""
+"""Owners of topics and partitions. ``topics``: the topics of a broker that is alone (the embedded registry)."""

@@ -1,20 +1,22 @@
-"""Who of a group consumes which partition: pure functions, used by the broker's coordinator and by ZooKeeper clients.
+"""Assignment of a group's partitions to its members: pure functions, used by the broker's coordinator and by
+ZooKeeper clients.
 
 A strategy gets the members with the topics they want, the partitions there are, and who has them now; it answers one
-owner a partition. Its result depends on nothing else, so that everybody who computes it from the same facts comes to
-the same end.
+owner a partition. Its result depends on nothing else, so that every process that computes it from the same facts
+comes to the same end.
 
 Invariants of every strategy:
-    * each partition of a topic that somebody wants has exactly one owner, who wants it; surplus members have none;
-    * partitions of topics that nobody wants have none.
+    * each partition of a subscribed topic has exactly one owner, which subscribed to it; surplus members have none;
+    * partitions of topics without a subscriber have none.
 
-=================  ====================================================================================================
-range              per topic, contiguous ranges of partitions; the first members get one more (MetaQ's default)
-round-robin        all partitions of all topics dealt out in turn
-consistent-hash    a ring of hashes: who comes or goes moves only his own share; shares differ (MetaQ's second strategy)
-sticky             who has a partition keeps it; only what balance asks for moves (the default here)
-exclusive          who has most has everything, the others stand by (a named member of a broadcast)
-=================  ====================================================================================================
+=================
+==================================================================================================== range
+per topic, contiguous ranges of partitions; the first members get one more (MetaQ's default) round-robin        all
+partitions of all topics dealt out in turn consistent-hash    a ring of hashes: a member that comes or goes moves only
+its own share; shares differ (MetaQ's second strategy) sticky             who has a partition keeps it; only what
+balance asks for moves (the default here) exclusive          who has most has everything, the others stand by (a named
+member of a broadcast) =================
+====================================================================================================
 
 Sources: Kafka, "partition.assignment.strategy"; MetaQ, DefaultLoadBalanceStrategy, ConsisHashStrategy.
 """
@@ -73,7 +75,7 @@ def consistent_hash(members: Members, partitions: Mapping[str, int], _current: M
 
 
 class _Share:
-    """What a member has: numbers by topic, the newest last."""
+    """A member's partitions: numbers by topic, the newest last."""
 
     __slots__ = ("load", "numbers", "wants")
 
@@ -135,7 +137,7 @@ def _level(shares: Sequence[_Share]) -> bool:
     Members with the same wishes stand in one heap; an entry whose load is not its member's (any more) is passed over.
 
     Returns:
-        False where nothing is to be moved.
+        False if nothing is to be moved.
     """
     richest = [(-share.load, rank, share) for rank, share in enumerate(shares)]
     heapify(richest)
@@ -165,7 +167,7 @@ def _first(heap: list[tuple[int, int, _Share]]) -> tuple[int, int, _Share]:
 
 
 def exclusive(members: Members, partitions: Mapping[str, int], current: Mapping[TopicPartition, str]) -> Owners:
-    """Everything to one member: who has most already, else the first by name."""
+    """Everything to one member: the one that has most already, else the first by name."""
     held = Counter(owner for (topic, _), owner in current.items() if topic in partitions)
     ranking = sorted(members, key=lambda member: (-held[member], member))
     firsts = {topic: next((member for member in ranking if topic in members[member]), "") for topic in partitions}
@@ -177,7 +179,7 @@ def _wanting(members: Members, topic: str) -> list[str]:
 
 
 def _slots(members: Members, partitions: Mapping[str, int]) -> list[TopicPartition]:
-    """All partitions that somebody wants, in order of topic and number."""
+    """All partitions of subscribed topics, in order of topic and number."""
     return [(topic, n) for topic in sorted(partitions) if _wanting(members, topic) for n in range(partitions[topic])]
 
 

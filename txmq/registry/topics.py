@@ -70,7 +70,7 @@ class Topics:
         return topic
 
     def with_id(self, topic_id: int) -> Topic | None:
-        """Look up by id; None where it was deleted."""
+        """Look up by id; None if it was deleted."""
         return self._by_id.get(topic_id)
 
     def plan(self, config: TopicConfig) -> Topic:

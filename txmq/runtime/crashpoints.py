@@ -1,4 +1,4 @@
-"""Named places where a test can kill the process.
+"""Named places at which a test can kill the process.
 
 ``crash_point(name)`` does nothing unless the environment variable ``TXMQ_CRASH`` was set when this module was
 imported, or a hook is installed. ``TXMQ_CRASH=<point>:<nth>[:<mode>]`` acts when the point is reached the nth time
@@ -163,7 +163,7 @@ def _parse(text: str) -> _Plan:
 
 
 def arm(text: str | None) -> None:
-    """What happens when this module is imported: for a process forked from one that has imported it.
+    """Arm the points again as an import does: for a process forked from one that has imported it.
 
     Args:
         text: as in ``TXMQ_CRASH``; None disarms.

@@ -50,7 +50,7 @@ def needed(connections: int, files: int) -> int:
 
 
 def divide(limit: int, connections: int, files: int) -> Budget | None:
-    """What of ``connections`` and ``files`` fits under ``limit``; None where a broker cannot live under it."""
+    """The part of ``connections`` and ``files`` that fits under ``limit``; None if a broker cannot live under it."""
     backlog = max(8, min(BACKLOG_MAX, limit // 8))
     free = limit - OWN - backlog
     if free < FILES_MIN + CONNECTIONS_MIN:

@@ -41,7 +41,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class Logger(Protocol):
-    """What callers use of a structlog logger. ``exc_info=error`` among the fields adds the traceback."""
+    """The methods of a structlog logger that are used. ``exc_info=error`` among the fields adds the traceback."""
 
     def debug(self, event: str, **fields: object) -> None:
         """For those who change txmq."""
@@ -107,7 +107,7 @@ class _Standard:
         self._logger = logging.getLogger(name)
 
     def is_enabled(self, method: str) -> bool:
-        """Whether anybody wants to know."""
+        """Whether a line of this level would be written."""
         return self._logger.isEnabledFor(LEVELS.get(method, logging.ERROR))
 
     def debug(self, event: str, **fields: Any) -> None:

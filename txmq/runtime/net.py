@@ -1,7 +1,7 @@
 """The door to the network: one TCP stream, never blocking except in ``wait``.
 
 ``send`` does what can be done at once and says how much that was; ``receive`` and ``wait`` may sleep. So a caller that
-holds a lock around ``send`` never sleeps with it, and whoever reads can also write.
+holds a lock around ``send`` never sleeps with it, and the reading thread can also write.
 
 The socket itself blocks, for ``SLEEP_S_MAX`` at most, and every call that must not carries MSG_DONTWAIT. So waiting for
 an answer and reading it is one system call: poll before it costs 1 to 3 us, and a second hand-over of the
@@ -64,10 +64,11 @@ class TcpStream:
             return 0
 
     def receive(self, timeout: float = 0.0) -> memoryview | None:
-        """What arrives within ``timeout`` seconds: a view that the next call overwrites; empty at the stream's end.
+        """The bytes that arrive within ``timeout`` seconds: a view that the next call overwrites; empty at the
+        stream's end.
 
         Returns:
-            None where nothing has come, which may be after ``SLEEP_S_MAX``. Raises OSError.
+            None if nothing has come, which may be after ``SLEEP_S_MAX``. Raises OSError.
         """
         flags = 0
         if timeout < SLEEP_S_MAX:
@@ -97,14 +98,14 @@ class TcpStream:
         return not poll.poll(0)
 
     def shut_down(self) -> None:
-        """End the conversation, for every process that shares it; whoever waits wakes up."""
+        """End the conversation, for every process that shares it; a waiting thread wakes up."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # the peer was faster
             pass
 
     def close(self) -> None:
-        """Give back the descriptor. Not while another thread waits: the number may be somebody else's at once."""
+        """Give back the descriptor. Not while another thread waits: the number may be another file's at once."""
         self._socket.close()
 
 
@@ -141,7 +142,7 @@ def connect(host: str, port: int, timeout: float) -> TcpStream:
     connected = socket.create_connection((host, port), timeout=timeout)
     try:
         if connected.getsockname() == connected.getpeername():
-            # A port nobody listens on can be picked as our own and connect to itself.
+            # A port without a listener can be picked as our own and connect to itself.
             raise ConnectionRefusedError(f"{host}:{port} is this socket itself")
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connected)

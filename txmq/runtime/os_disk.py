@@ -89,7 +89,7 @@ def _return_scratch(buffer: bytearray) -> None:
 class OSFile:
     """An open file (port ``File``).
 
-    Thread safety: calls may come from several threads; whoever writes sees to it that writes do not overlap.
+    Thread safety: calls may come from several threads; the callers see to it that writes do not overlap.
     """
 
     def __init__(self, descriptor: int, path: str) -> None:
@@ -115,7 +115,7 @@ class OSFile:
         return b"".join(pieces)
 
     def try_pread(self, size: int, position: int) -> bytes | None:
-        """As ``pread`` but only from the page cache; None where it would have to wait for the disk."""
+        """As ``pread`` but only from the page cache; None if it would have to wait for the disk."""
         if not self._nowait or _RWF_NOWAIT is None:
             return self.pread(size, position)
         buffer = _take_scratch(size)
@@ -179,7 +179,7 @@ class OSFile:
 
     def close(self) -> None:
         """Close; does not sync. Closing twice is harmless."""
-        descriptor, self._descriptor = self._descriptor, -1  # -1: a later call gets EBADF, never somebody else's file
+        descriptor, self._descriptor = self._descriptor, -1  # -1: a later call gets EBADF, never another file
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -247,7 +247,7 @@ class OSDisk:
             return []
 
     def make_directories(self, path: str) -> None:
-        """Create a directory and its parents (mode 0700), each entry synced; no error where it exists."""
+        """Create a directory and its parents (mode 0700), each entry synced; no error if it exists."""
         parts = split(path)
         for depth in range(1, len(parts) + 1):
             if parts[:depth] not in self._synced_directories:

@@ -1,4 +1,4 @@
-"""Who runs: the process and the thread. Things that must not change hands (database connections) are kept by it."""
+"""The running process and thread. Things that must not change hands (database connections) are kept by it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class File(Protocol):
         """Up to ``size`` bytes at ``position``; shorter only at the end of the file."""
 
     def try_pread(self, size: int, position: int) -> bytes | None:
-        """As ``pread`` but only from the page cache; None where it would have to wait for the disk."""
+        """As ``pread`` but only from the page cache; None if it would have to wait for the disk."""
 
     def pwrite(self, data: Buffer, position: int) -> None:
         """Write all of ``data`` (short writes are continued). Not durable before ``fdatasync``."""
@@ -97,7 +97,7 @@ class Disk(Protocol):
         """Sorted names; an absent directory lists as empty."""
 
     def make_directories(self, path: str) -> None:
-        """Create a directory and its parents (mode 0700), each entry synced; no error where it exists."""
+        """Create a directory and its parents (mode 0700), each entry synced; no error if it exists."""
 
     def add_directories(self, path: str) -> list[str]:
         """Create a directory and its parents (mode 0700) where they are missing; none of it is durable yet.
@@ -132,7 +132,7 @@ class Stream(Protocol):
         """Hand over what the system takes at once; how many bytes that was. Raises OSError."""
 
     def receive(self, timeout: float = 0.0) -> memoryview | None:
-        """What arrives within ``timeout`` seconds; None where nothing has, empty at the end. Raises OSError."""
+        """The bytes that arrive within ``timeout`` seconds; None if none did, empty at the end. Raises OSError."""
 
     def wait(self, timeout: float, *, writable: bool) -> bool:
         """Sleep until there is something to read (or room to write); False if ``timeout`` seconds passed first."""
@@ -144,7 +144,7 @@ class Stream(Protocol):
         """Whether nothing has arrived, neither bytes nor an end nor an error."""
 
     def shut_down(self) -> None:
-        """End the conversation; whoever waits wakes up."""
+        """End the conversation; a waiting thread wakes up."""
 
     def close(self) -> None:
         """Give back the descriptor."""

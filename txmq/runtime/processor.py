@@ -8,7 +8,7 @@ import os
 class ProcessorWaits:
     """How long a thread was ready to run and had no processor: the thread that makes this object.
 
-    Source: Linux, Documentation/scheduler/sched-stats: the second field of ``schedstat``, ns. Always 0 where there is
+    Source: Linux, Documentation/scheduler/sched-stats: the second field of ``schedstat``, ns. Always 0 if there is
     none.
     """
 

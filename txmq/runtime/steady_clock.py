@@ -1,4 +1,4 @@
-"""The broker's clock: wall time that does not jump when somebody sets the machine's.
+"""The broker's clock: wall time that does not jump when the machine's is set.
 
 Theory of operation. A broker measures by the wall what is told to others or kept over restarts: deadlines, how long an
 owner, a member or a session is gone, how long messages wait for their rows. Set an hour ahead, all of that would be
