@@ -9,6 +9,7 @@
 # make crash     CYCLES=300 XA_CYCLES=400 GROUP_SECONDS=180 ORDERED_CYCLES=200 SPARK_KILLS=20: kill -9 of broker, clients, ...
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
+# make docs      the API reference out of the docstrings, into build/api
 # make house     the layout of txmq/ in figures, and the places that break its rules
 # make clean     remove what the above made
 # PY=python3.12 chooses the interpreter that .venv is made with.
@@ -30,7 +31,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-audit test test-compiled check compiled bench crash soak simulate house clean
+.PHONY: demo demo-audit test test-compiled check compiled bench crash soak simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -44,6 +45,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # The clients of NATS and RabbitMQ; where they cannot be had, their rows say so.
 .venv/.bench: .venv/.dev
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]' || echo "goes on without its peers' clients"
+	@touch $@
+
+.venv/.docs: .venv/.dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 demo: .venv/.core
@@ -104,6 +109,9 @@ soak: .venv/.dev
 
 simulate: .venv/.dev
 	$(BIN)/python -m tools.simulation --seeds $(SEEDS)
+
+docs: .venv/.docs
+	@$(BIN)/python -m tools.api_docs
 
 house: .venv/.dev
 	@$(BIN)/python -m tools.house

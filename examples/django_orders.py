@@ -23,7 +23,6 @@ from django.db import DEFAULT_DB_ALIAS, Error, connection, connections, models, 
 
 import txmq
 from txmq import LastResource
-from txmq.client.transaction.block import Transaction
 
 
 class _TakenBackError(Exception):
@@ -33,7 +32,7 @@ class _TakenBackError(Exception):
 @contextmanager
 def together(
     producer: txmq.Producer, orders_db: LastResource, alias: str = DEFAULT_DB_ALIAS, timeout: float = 10.0
-) -> Iterator[Transaction]:
+) -> Iterator[txmq.Transaction]:
     """A block in which what the ORM writes and what ``tx.send`` sends commit together; Django sees ``atomic(durable)``.
 
     ``transaction.atomic`` inside is a savepoint. Hooks of ``transaction.on_commit`` run behind the commit; they are

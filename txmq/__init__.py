@@ -64,6 +64,7 @@ __all__ = [
     "Storage",
     "StoredOffset",
     "TopicConfig",
+    "Transaction",
     "TransactionKind",
     "TxId",
     "TxmqError",

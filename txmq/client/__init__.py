@@ -1,7 +1,9 @@
-"""The client: ``connect``, ``Client``, ``Producer`` and the partition selectors; see ``client``."""
+"""The client: the public names that ``txmq`` has as well, and the types of what their calls return."""
 
 from __future__ import annotations
 
+from txmq.client.admin.groups import Groups
+from txmq.client.admin.transactions import Transactions
 from txmq.client.client import Client, connect
 from txmq.client.consumer.consumer import Consumer, ConsumerOptions
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
@@ -14,18 +16,24 @@ from txmq.client.partitioner import (
     PartitionSelector,
     RoundRobinSelector,
 )
+from txmq.client.producer.bulk import SendResults
 from txmq.client.producer.producer import Producer
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
+from txmq.client.topics import Topics
+from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.check_backs import CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.xa_resource import BrokerXAResource
 
 __all__ = [
+    "BrokerXAResource",
     "CheckRequest",
     "Client",
     "Consumer",
     "ConsumerOptions",
     "FileOffsetStore",
     "FixedSelector",
+    "Groups",
     "HalfMessage",
     "KafkaPartitionSelector",
     "KeyHashSelector",
@@ -38,6 +46,10 @@ __all__ = [
     "PartitionSelector",
     "Producer",
     "RoundRobinSelector",
+    "SendResults",
     "StoredOffset",
+    "Topics",
+    "Transaction",
+    "Transactions",
     "connect",
 ]
