@@ -27,7 +27,8 @@ everything up to there is in the partition files.
 Invariants:
     * append, sync, answer: an answer that tells of durable things is released when its record is *stable*, a relaxed
       one when it is written;
-    * the loop waits for no disk but for short syncs of the journal: ``place`` of each step; what threads cannot keep up
+    * the loop waits for no disk but for short syncs of the journal: ``thread`` of each step; what threads cannot keep
+      up
       with holds back the next group;
     * files that applied groups let go of are removed in front of the next checkpoint;
     * only stable groups are applied, in the order of the journal; watermarks move after that;
@@ -55,11 +56,11 @@ from txmq.broker.commit.steps import (
     Checkpoint,
     JournalStep,
     Mark,
-    Place,
     Prepare,
     Release,
     Remove,
     Step,
+    StepThread,
 )
 from txmq.broker.commit.store import PendingCheckpoint, Store, is_lacking
 from txmq.broker.commit.upkeep import Upkeep
@@ -303,7 +304,7 @@ class CommitPipeline:
         if self._checkpoint is not None and self._checkpoint_phase is _Phase.WRITTEN:
             return Release(self._store, self._checkpoint)
         if self._unstable and self._is_sync_due(now):
-            return Append(self._store, Place.WRITER, None, True, self._clock)
+            return Append(self._store, StepThread.WRITER, None, True, self._clock)
         if self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
             return Mark(self._store)
         return None
@@ -337,11 +338,11 @@ class CommitPipeline:
         self._unstable.append(group)
         crash_point("broker.put.accepted")
         syncs = not self._is_relaxed or group.forced
-        place = self._place(group.size_bytes, syncs)
-        self._journal_step = step = Append(self._store, place, group, syncs, self._clock)
+        thread = self._thread(group.size_bytes, syncs)
+        self._journal_step = step = Append(self._store, thread, group, syncs, self._clock)
         return step
 
-    def _place(self, size_bytes: int, syncs: bool) -> Place:
+    def _thread(self, size_bytes: int, syncs: bool) -> StepThread:
         """The loop itself if that is faster than a hop to the writer thread (figures: ``broker/shell/server.py``)."""
         if syncs:
             # A disk that syncs the files of a checkpoint makes the journal wait (docs/benchmarks.md, "Stalls").
@@ -352,7 +353,7 @@ class CommitPipeline:
             )
         else:
             is_fast = size_bytes <= INLINE_WRITE_SIZE_BYTES
-        return LOOP if is_fast and self._store.journal.has_room(size_bytes) else Place.WRITER  # another file
+        return LOOP if is_fast and self._store.journal.has_room(size_bytes) else StepThread.WRITER  # another file
 
     def _journal_done(self, step: JournalStep) -> None:
         if isinstance(step, Mark):
@@ -409,8 +410,8 @@ class CommitPipeline:
     def _next_apply(self) -> Apply:
         # The loop itself if that waits for no disk: into the page cache, no file synced to close it for another.
         is_small = self._stable and self._stable_bytes <= INLINE_APPLY_SIZE_BYTES
-        place = LOOP if is_small and self._store.files.takes(self._stable_runs) else Place.FILES
-        self._apply = step = Apply(self._store, place, self._stable)
+        thread = LOOP if is_small and self._store.files.takes(self._stable_runs) else StepThread.FILES
+        self._apply = step = Apply(self._store, thread, self._stable)
         self._stable, self._stable_bytes, self._stable_runs = [], 0, 0
         return step
 

@@ -1,7 +1,7 @@
 """The steps of the commit pipeline: the I/O that the pipeline asks for and a driver carries out.
 
 Theory of operation. ``CommitPipeline.next_step`` hands out a step; its driver runs it, all at once (``run``) or part by
-part (``parts``; the simulation lets time pass between them), and reports it to ``done`` or ``failed``. ``place`` says
+part (``parts``; the simulation lets time pass between them), and reports it to ``done`` or ``failed``. ``thread`` says
 where the server runs it; other drivers need not ask. A step touches the store and itself, never the core: what it
 found out stands in its attributes when it is done.
 
@@ -27,8 +27,8 @@ Part = Callable[[], None]
 GIVE_WAY_S: Final = 0.0001
 
 
-class Place(enum.Enum):
-    """Where the server runs a step."""
+class StepThread(enum.Enum):
+    """The thread in which the server runs a step."""
 
     LOOP = "loop"  # short enough that a hop to a thread would cost more
     WRITER = "writer"  # the one thread that may wait for the journal
@@ -36,16 +36,16 @@ class Place(enum.Enum):
     HELPER = "helper"  # one that runs beside both
 
 
-LOOP: Final = Place.LOOP  # Python 3.11 looks a member up three times as long as a global name
+LOOP: Final = StepThread.LOOP  # Python 3.11 looks a member up three times as long as a global name
 
 
 class Step:
     """One piece of I/O; see the module's docstring. Inits call no ``super``: it would be called for each group."""
 
-    __slots__ = ("place", "store")
+    __slots__ = ("store", "thread")
 
-    def __init__(self, store: Store, place: Place) -> None:
-        self.store, self.place = store, place
+    def __init__(self, store: Store, thread: StepThread) -> None:
+        self.store, self.thread = store, thread
 
     def parts(self) -> Sequence[Part]:
         """What is to be called, in this order."""
@@ -66,8 +66,8 @@ class JournalStep(Step):
 
     __slots__ = ("syncs",)
 
-    def __init__(self, store: Store, place: Place, *, syncs: bool) -> None:
-        self.store, self.place, self.syncs = store, place, syncs
+    def __init__(self, store: Store, thread: StepThread, *, syncs: bool) -> None:
+        self.store, self.thread, self.syncs = store, thread, syncs
 
 
 class Append(JournalStep):
@@ -79,8 +79,8 @@ class Append(JournalStep):
 
     __slots__ = ("_clock", "group", "sync_ms")
 
-    def __init__(self, store: Store, place: Place, group: CommitGroup | None, syncs: bool, clock: Clock) -> None:
-        self.store, self.place, self.group, self.syncs, self.sync_ms = store, place, group, syncs, 0.0
+    def __init__(self, store: Store, thread: StepThread, group: CommitGroup | None, syncs: bool, clock: Clock) -> None:
+        self.store, self.thread, self.group, self.syncs, self.sync_ms = store, thread, group, syncs, 0.0
         self._clock = clock
 
     def parts(self) -> Sequence[Part]:
@@ -105,7 +105,7 @@ class Mark(JournalStep):
     __slots__ = ()
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, Place.WRITER, syncs=True)
+        super().__init__(store, StepThread.WRITER, syncs=True)
 
     def parts(self) -> Sequence[Part]:
         """Mark."""
@@ -122,7 +122,7 @@ class Prepare(Step):
     __slots__ = ("has_room",)
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, Place.HELPER)
+        super().__init__(store, StepThread.HELPER)
         self.has_room = False
 
     def parts(self) -> Sequence[Part]:
@@ -139,7 +139,7 @@ class Remove(Step):
     __slots__ = ()
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, Place.HELPER)
+        super().__init__(store, StepThread.HELPER)
 
     def parts(self) -> Sequence[Part]:
         """Remove."""
@@ -152,7 +152,7 @@ class Release(JournalStep):
     __slots__ = ("_pending",)
 
     def __init__(self, store: Store, pending: PendingCheckpoint) -> None:
-        super().__init__(store, Place.WRITER, syncs=False)
+        super().__init__(store, StepThread.WRITER, syncs=False)
         self._pending = pending
 
     def parts(self) -> Sequence[Part]:
@@ -172,8 +172,8 @@ class Apply(Step):
 
     __slots__ = ("applied", "groups")
 
-    def __init__(self, store: Store, place: Place, groups: list[CommitGroup]) -> None:
-        self.store, self.place, self.groups = store, place, groups
+    def __init__(self, store: Store, thread: StepThread, groups: list[CommitGroup]) -> None:
+        self.store, self.thread, self.groups = store, thread, groups
         self.applied: list[CommitGroup] = []
 
     def parts(self) -> Sequence[Part]:
@@ -195,7 +195,7 @@ class Checkpoint(Step):
     __slots__ = ("_clock", "_pending")
 
     def __init__(self, store: Store, pending: PendingCheckpoint, clock: Clock) -> None:
-        super().__init__(store, Place.HELPER)
+        super().__init__(store, StepThread.HELPER)
         self._pending, self._clock = pending, clock
 
     def parts(self) -> Sequence[Part]:

@@ -33,7 +33,7 @@ from typing import Any
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.pipeline import CommitPipeline
 from txmq.broker.commit.retention import retire
-from txmq.broker.commit.steps import LOOP, Place, Step
+from txmq.broker.commit.steps import LOOP, Step, StepThread
 from txmq.broker.commit.store import Store
 from txmq.broker.context import Read
 from txmq.broker.core import Core
@@ -67,8 +67,10 @@ class Server:
         self.connections: set[Connection] = set()
         self.stopped: asyncio.Future[BaseException | None]
         self._loop: asyncio.AbstractEventLoop
-        self._pools: dict[Place, ThreadPoolExecutor] = {
-            place: ThreadPoolExecutor(1, f"txmq-{place.value}") for place in Place if place is not Place.LOOP
+        self._pools: dict[StepThread, ThreadPoolExecutor] = {
+            thread: ThreadPoolExecutor(1, f"txmq-{thread.value}")
+            for thread in StepThread
+            if thread is not StepThread.LOOP
         }
         self._reads = Reads(core, store.files, self._from_thread, self._flush)
         self._listener: asyncio.Server | None = None
@@ -199,7 +201,7 @@ class Server:
         started = self.clock.monotonic()
         pipeline, context = self.pipeline, self.context
         while (step := pipeline.next_step(started)) is not None:
-            if step.place is not LOOP:
+            if step.thread is not LOOP:
                 self._run_in_thread(step)
                 continue
             try:
@@ -227,7 +229,7 @@ class Server:
     def _run_in_thread(self, step: Step) -> None:
         self._jobs += 1
         done = partial(self._from_thread, self._ran_in_thread, step)
-        self._pools[step.place].submit(step.run).add_done_callback(done)
+        self._pools[step.thread].submit(step.run).add_done_callback(done)
 
     def _ran_in_thread(self, step: Step, done: Future[None]) -> None:
         self._jobs -= 1

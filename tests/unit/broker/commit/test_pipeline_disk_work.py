@@ -9,7 +9,7 @@ import pytest
 from tools.images.node import Client, Node
 from txmq.broker.commit import pipeline
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, UNAPPLIED_GROUPS_MAX
-from txmq.broker.commit.steps import Append, Apply, Checkpoint, Place, Prepare, Remove, Step
+from txmq.broker.commit.steps import Append, Apply, Checkpoint, Prepare, Remove, Step, StepThread
 from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
 from txmq.testing.simulated.file import Kind
 
@@ -42,22 +42,22 @@ def kinds(steps: list[Step]) -> list[type[Step]]:
     return [type(step) for step in steps]
 
 
-def place_of(kind: type[Step], steps: list[Step]) -> Place:
-    (place,) = {step.place for step in steps if type(step) is kind}
-    return place
+def thread_of(kind: type[Step], steps: list[Step]) -> StepThread:
+    (thread,) = {step.thread for step in steps if type(step) is kind}
+    return thread
 
 
 def test_a_group_that_begins_a_journal_file_is_not_appended_by_the_loop() -> None:
     broker = node()
     client = broker.connect()
-    places = []
+    threads = []
     for _ in range(12):
         send(client, 4000)
         base = broker.store.journal.next_lsn // broker.settings.journal_file_size_bytes
-        place = place_of(Append, run(broker))
+        thread = thread_of(Append, run(broker))
         began = broker.store.journal.next_lsn // broker.settings.journal_file_size_bytes > base
-        places.append((began, place))
-    assert set(places) == {(False, Place.LOOP), (True, Place.WRITER)}
+        threads.append((began, thread))
+    assert set(threads) == {(False, StepThread.LOOP), (True, StepThread.WRITER)}
 
 
 def test_the_loop_waits_for_no_sync_beside_those_of_a_checkpoint() -> None:
@@ -65,31 +65,31 @@ def test_the_loop_waits_for_no_sync_beside_those_of_a_checkpoint() -> None:
     producer = broker.connect()
     producer.ask("topic", "create", "a")
 
-    def place_of_a_put() -> Place:
+    def thread_of_a_put() -> StepThread:
         send(producer)
-        return place_of(Append, run(broker))
+        return thread_of(Append, run(broker))
 
-    assert place_of_a_put() is Place.LOOP
+    assert thread_of_a_put() is StepThread.LOOP
     with checkpoint_under_way(broker):
-        assert place_of_a_put() is Place.WRITER
-    assert place_of_a_put() is Place.LOOP
+        assert thread_of_a_put() is StepThread.WRITER
+    assert thread_of_a_put() is StepThread.LOOP
 
 
 def test_partition_files_are_written_by_the_loop_only_if_no_other_must_be_synced_and_closed() -> None:
     broker = node(open_files_max=64)
     client = broker.connect()
     client.ask("topic", "create", "w", extensions={"partitions": 70})
-    places = []
+    threads = []
     for number in range(70):
         client.send("put", "w", number, body=batch(b"1"))
         syncs = broker.disk.counts["sync"]
-        place = place_of(Apply, run(broker))
-        places.append(place)
-        assert place is Place.FILES or broker.disk.counts["sync"] == syncs + 1  # the journal's
-    assert places == [Place.LOOP] * 60 + [Place.FILES] * 10
+        thread = thread_of(Apply, run(broker))
+        threads.append(thread)
+        assert thread is StepThread.FILES or broker.disk.counts["sync"] == syncs + 1  # the journal's
+    assert threads == [StepThread.LOOP] * 60 + [StepThread.FILES] * 10
     broker.checkpoint()
     client.send("put", "w", 0, body=batch(b"1"))
-    assert place_of(Apply, run(broker)) is Place.LOOP
+    assert thread_of(Apply, run(broker)) is StepThread.LOOP
 
 
 def test_a_large_group_is_written_to_its_partition_files_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +97,9 @@ def test_a_large_group_is_written_to_its_partition_files_by_a_thread(monkeypatch
     broker = node()
     client = broker.connect()
     send(client, 5000)
-    assert place_of(Apply, run(broker)) is Place.FILES
+    assert thread_of(Apply, run(broker)) is StepThread.FILES
     send(client, 1000)
-    assert place_of(Apply, run(broker)) is Place.LOOP
+    assert thread_of(Apply, run(broker)) is StepThread.LOOP
 
 
 def test_groups_do_not_pile_up_in_front_of_slow_partition_files() -> None:
@@ -124,7 +124,7 @@ def test_a_deleted_topics_files_go_in_a_thread_behind_its_record_and_in_front_of
     client.send("topic", "delete", "a")
     seen = run(broker, until=Remove)
     assert kinds(seen) == [Append, Apply, Remove]
-    assert seen[-1].place is Place.HELPER
+    assert seen[-1].thread is StepThread.HELPER
     assert broker.disk.list_directory("log") == ["1"]
     assert broker.store.journal.durable_lsn == broker.store.journal.next_lsn
     broker.pipeline.want_checkpoint()
@@ -255,7 +255,7 @@ def test_the_next_journal_file_is_prepared_beside_the_load() -> None:
     broker.clock.advance(CHECK_S)
     send(client)
     preparing = run(broker, until=Prepare)[-1]
-    assert (type(preparing), preparing.place) == (Prepare, Place.HELPER)
+    assert (type(preparing), preparing.thread) == (Prepare, StepThread.HELPER)
     for _ in range(12):  # the load goes on meanwhile, over several files
         send(client, 4000)
         assert Apply in kinds(run(broker))

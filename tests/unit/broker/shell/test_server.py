@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.commit.steps import Place
+from txmq.broker.commit.steps import StepThread
 from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.server import Server
@@ -76,7 +76,7 @@ class Load:
         self.checkpoints: set[int] = set()
         self._groups = self._requests = 0
         self._helper = CountedThread(lambda: self._groups)
-        self.server._pools[Place.HELPER] = self._helper  # type: ignore[assignment]
+        self.server._pools[StepThread.HELPER] = self._helper  # type: ignore[assignment]
 
     def request(self, verb: str, *words: str | int, body: bytes | None = None) -> None:
         self._requests += 1
