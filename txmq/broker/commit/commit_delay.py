@@ -1,4 +1,4 @@
-"""Groups that nobody is in a hurry for wait a moment for company, so that they need no sync of their own.
+"""A group whose requests tolerate a delay waits a moment for others, so that it needs no sync of its own.
 
 Theory of operation. The owner of an XA transaction does not wait for the answer to ``complete``, and what a lost one
 costs is that the resolver reports the branch again. So a group that holds nothing else

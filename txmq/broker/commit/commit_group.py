@@ -54,7 +54,7 @@ class Run:
 
 
 class CommitGroup:
-    """What one journal record will hold, and who waits for it.
+    """The entries of one journal record in the making, and the answers that wait for it.
 
     Attributes:
         items: entries (bytes) and runs, in order of acceptance.
@@ -63,7 +63,7 @@ class CommitGroup:
         waiters: whole answers released when the record is forced.
         forced: True if some answer needs the sync whatever ``sync`` says.
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
-        ended_holds: what readers may see once the record is forced (``holds``).
+        ended_holds: messages that readers may see once the record is synced (``holds``).
         deleted: partitions whose files go once the record is forced.
         unlinked: segment files that retention drops once the record is forced.
         end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
@@ -107,7 +107,7 @@ class CommitGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write and nobody waiting."""
+        """Whether there is nothing to write and no answer waiting."""
         return not (self.items or self.waiters or self.relaxed_waiters or self.puts)
 
     @property
@@ -126,7 +126,7 @@ class CommitGroup:
         self.size_bytes += len(entry)
 
     def run_at(self, partition: Partition, segment_base: int, position: int, base_offset: int) -> Run:
-        """The partition's open run, or a new one where there is none or the segment rolled."""
+        """The partition's open run, or a new one if there is none or the segment rolled."""
         open_run = self.open_runs.get(partition)
         if open_run is not None and open_run.segment_base == segment_base:
             return open_run
@@ -138,7 +138,7 @@ class CommitGroup:
         return run
 
     def place_journaled(self, run: Run) -> None:
-        """Bytes that an earlier record holds get their place; what comes next for the partition starts a new run."""
+        """Place bytes that an earlier record holds; the next batch for the partition starts a new run."""
         self.open_runs.pop(run.partition, None)
         self.placed.append(run)
 

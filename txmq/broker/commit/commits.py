@@ -1,4 +1,4 @@
-"""What the commit pipeline needs of the core: groups to commit, and somebody to tell what became of them."""
+"""The core as the commit pipeline sees it: it makes groups, and hears what became of them."""
 
 from __future__ import annotations
 

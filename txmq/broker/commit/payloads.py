@@ -32,7 +32,7 @@ class PayloadFiles:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._referenced = set(disk.list_directory(DIRECTORY))  # by the checkpoint before; all, where that is not known
+        self._referenced = set(disk.list_directory(DIRECTORY))  # by the checkpoint before; all, if that is not known
 
     def write(self, payloads: list[tuple[Transaction, int]]) -> None:
         """Write so many parts of each transaction. Durability: files and entries are synced when this returns."""

@@ -16,13 +16,13 @@ this loop and differ in where and when a step runs:
 ```
 One step at a time in each lane. *Stable* is the lsn up to which the journal can be lost no more (``_stable_lsn``).
 
-Groups are sealed one behind the other; what arrives while the journal is busy is the next group, which is what makes
+Groups are sealed one behind the other. Requests that arrive while the journal is busy make the next group: that is
 group commit. Answers are released in ``done``; the driver hands them to the sockets before it asks for the next step,
 which is then ``Apply``.
 
 A checkpoint is taken between two requests, at any load: the group in the making is closed, the state behind it is
-copied, and the checkpoint belongs to the place in the journal where that group's record ends. It is written when
-everything up to there is in the partition files.
+copied, and the checkpoint belongs to the end of that group's record in the journal. It is written when everything
+before that end is in the partition files.
 
 Invariants:
     * append, sync, answer: an answer that tells of durable things is released when its record is *stable*, a relaxed
@@ -182,7 +182,7 @@ class CommitPipeline:
         if (
             now >= self._look_at
             or self.is_stopping
-            # Only the newest can be told after its seal that somebody waits for it (``Context.send_settled``).
+            # Only for the newest can a waiter turn up after its seal (``Context.send_settled``).
             or (self._unstable and self._unstable[-1].forced)
         ) and (step := self._next_due(now)) is not None:
             return step
@@ -191,7 +191,7 @@ class CommitPipeline:
         return self._next_append(group, now)
 
     def _next_due(self, now: float) -> Step | None:
-        """What goes before the next group. If there is nothing, ``_look_at`` is when time makes something due.
+        """The step that goes before the next group. If there is none, ``_look_at`` is when time makes one due.
 
         What else can make something due sets ``_look_at`` to 0, or is asked for in ``next_step`` itself.
         """
@@ -300,7 +300,7 @@ class CommitPipeline:
     # --- journal -----------------------------------------------------------------------------------------------------
 
     def _due_on_journal(self, now: float) -> JournalStep | None:
-        """What goes before the next group."""
+        """The step in the journal that goes before the next group."""
         if self._checkpoint is not None and self._checkpoint_phase is _Phase.WRITTEN:
             return Release(self._store, self._checkpoint)
         if self._unstable and self._is_sync_due(now):

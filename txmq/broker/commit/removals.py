@@ -1,14 +1,15 @@
 """Files that go: segments below a log start, and the directories of deleted topics.
 
-Theory of operation. What applied groups let go of is queued, in their order, and carried out beside everything else:
-nothing is written to such a file any more. A checkpoint waits for it: only the journal behind it makes the next start
-look for files that are left.
+Theory of operation. The files that applied groups let go of are queued, in their order, and removed beside everything
+else: nothing is written to such a file any more. A checkpoint waits for it: only the journal behind it makes the next
+start look for files that are left.
 
 Invariants:
     * what is removed here was journaled and forced before, so that a crash in between leaves files, never holes: the
       next start finds them below the log start, or under no topic, and removes them;
     * a segment is archived when its bytes are forced, under a name that nothing replaces;
-    * what is removed early, to make room, is removed once more in its turn: what waits for room writes there again;
+    * a file that is removed early, to make room, is removed once more in its turn: a group that waited for room
+      writes it again;
     * what is queued leaves the queue when it is done: a failure for want of descriptors or space is tried again.
 
 Thread safety: one thread queues, one carries out.
@@ -69,7 +70,7 @@ class Removals:
     def _archive(self, path: str) -> None:
         target = "archive" + path[len("log") :]
         if self._disk.exists(target):
-            self._files.unlink(path)  # archived before a crash; what redo made of it again is not whole
+            self._files.unlink(path)  # archived before a crash; the file that redo made anew is not whole
         else:
             self._files.archive(path, target)
 
@@ -95,7 +96,8 @@ class Removals:
         self._drop_if_empty(directory)
 
     def _drop_if_empty(self, directory: str) -> None:
-        """It is not where a group that waits for space has written there again meanwhile: then it goes in its turn."""
+        """It is not if a group that waited for space has written the file again meanwhile: then the file goes in its
+        turn."""
         try:
             if self._disk.exists(directory):
                 self._disk.remove_directory(directory)

@@ -51,7 +51,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
 
 _NOT_PINNED = Lsn(0)
-# What the system lacks now and may have later. Without a descriptor nothing was written at all.
+# Resources that the system lacks now and may have later. Without a descriptor nothing was written at all.
 _LACKING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
@@ -77,7 +77,7 @@ class PendingCheckpoint:
 
 @dataclass(slots=True)
 class Recovered:
-    """What opening a data directory found."""
+    """The finds of opening a data directory."""
 
     identity: BrokerIdentity
     state: State
@@ -362,7 +362,7 @@ class _Opening:
         journal.sync()
         self._state.started(journal.epoch, fields["time_ms"])
         for session in self._state.sessions.values():
-            session.gone_ms = self._clock.now_ms()  # nobody can have come back before now
+            session.gone_ms = self._clock.now_ms()  # no client can have come back before now
 
 
 def _append(journal: Journal, payload: bytes) -> None:

@@ -1,6 +1,6 @@
 """Work beside the path of a group: files that go, and the next journal file ahead of need.
 
-Theory of operation. Part of the commit pipeline, as deterministic as the rest. Nobody waits for these steps but a
+Theory of operation. Part of the commit pipeline, as deterministic as the rest. No request waits for these steps but a
 checkpoint, which waits for removals. Whether a journal file is lacking is looked at now and then, not at each group,
 and not at once: a checkpoint that ends gives files back.
 

@@ -1,16 +1,16 @@
 """Who is given a long answer, where peers do not take theirs: one budget of bytes over all connections. No I/O.
 
-Theory of operation. What a peer does not take stays in this process's memory. So a request whose answer may be long,
-and a read for a poll, are carried out only where there is room:
+Theory of operation. Answers that a client does not take stay in this process's memory. So a request whose answer may
+be long, and a read for a poll, are carried out only if there is room:
 
     * who has taken everything gets an answer while less than the whole budget is in use;
     * who has left some gets another one while less than half is: those who do not read leave room to those who do;
     * the others wait, in order, and are asked one at a time, since each answer may use up the room there is.
 
-Room is made, too: where somebody waits who does take answers, or the budget is overdrawn, connections that have taken
+Room is made, too: if a client that does take its answers waits, or the budget is overdrawn, connections that have taken
 nothing for ``STALLED_MS`` are cut off, the one that has stood still for longest first, until half is free.
 
-How much a connection holds is known from when it was last looked at; before anybody is told to wait, all are looked at
+How much a connection holds is known from when it was last looked at; before a request has to wait, all are looked at
 anew. The first ``OWN_BYTES`` of each connection are its own and do not count.
 
 Invariants:
@@ -40,7 +40,7 @@ class Taker(Protocol):
 
 
 class _Held:
-    """What a connection had left when it was last looked at, and since when it has taken nothing."""
+    """The bytes that a connection had left when it was last looked at, and since when it has taken none."""
 
     __slots__ = ("since_ms", "size_bytes", "taken_bytes")
 
@@ -70,8 +70,8 @@ class AnswerBudget:
         """A connection was looked at.
 
         Args:
-            size_bytes: what it has not taken.
-            taken_bytes: what it has taken, all its life.
+            size_bytes: bytes that it has not taken.
+            taken_bytes: bytes that it has taken since it was opened.
             now_ms: by the clock of ``liveness``.
         """
         held = self._held.get(taker)

@@ -27,11 +27,11 @@ log = get_logger()
 RECEIVE_SIZE_BYTES = 64 << 10
 _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 1 << 20
-RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: what a long body must keep up, over handshake_timeout_ms
+RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: the least rate of a long body, over handshake_timeout_ms
 
 
 class Host(Protocol):
-    """What a connection needs of its server."""
+    """The server as a connection sees it."""
 
     core: Core
     context: Context
@@ -40,7 +40,7 @@ class Host(Protocol):
     budget: ByteBudget
     answers: AnswerBudget
     connections: set[Connection]
-    paused: bool  # too much is queued: nobody is read
+    paused: bool  # too much is queued: no connection is read
 
     def received(self) -> None:
         """Requests were taken in."""
@@ -63,7 +63,7 @@ class Connection(asyncio.BufferedProtocol):
         limits = Limits(host.settings.request_size_bytes_max, host.settings.batch_size_bytes_max)
         self._reader = RequestReader(limits, host.budget)
         self._greeted = False
-        # By the clock of ``liveness``, and 0 where there is none: the end of the unfinished request's time, or of the
+        # By the clock of ``liveness``, and 0 if there is none: the end of the unfinished request's time, or of the
         # first one's; when answers stopped being taken.
         self._deadline_ms = self._stalled_ms = 0.0
         self._taken = 0  # requests, since it last let others have their turn
@@ -76,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self.client: ClientConnection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept, or refuse where there are too many."""
+        """Accept, or refuse if there are too many."""
         host = self._host
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._taken += len(requests)
                 if self._taken >= REQUESTS_A_TURN:
                     self._taken = 0
-                    self.hold()  # libuv would read 2 MiB in a row, 0.4 s for everybody else
+                    self.hold()  # libuv would read 2 MiB in a row, 0.4 s for the other connections
                     asyncio.get_running_loop().call_soon(self.release)
             self._greeted = True
         if self._reader.is_idle:
@@ -118,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         elif requests or not self._deadline_ms:
             self._deadline_ms = self._latest_ms()
         elif self._greeted:
-            # What came fast earns no time for later: 16 bodies that stop short would hold the budget for 4 minutes.
+            # A fast beginning earns no time for later: 16 bodies that stop short would hold the budget for 4 minutes.
             earned_ms = nbytes * 1000 / RECEIVE_RATE_BYTES_MIN
             self._deadline_ms = min(self._deadline_ms + earned_ms, self._latest_ms())
 
@@ -176,7 +176,7 @@ class Connection(asyncio.BufferedProtocol):
             self.release()
 
     def eof_received(self) -> bool:
-        """The peer sends no more; what it asked is still answered."""
+        """The client sends no more; its requests are still answered."""
         self.client.closing = True
         self.send()
         return True

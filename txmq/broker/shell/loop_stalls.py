@@ -1,8 +1,8 @@
 """The longest stall of the event loop in the last minute: how long it took nothing up.
 
-Two things are seen: a timer that fires late, and a callback that takes long. What the loop's thread waited for a
-processor since the last timer is told apart; the rest is the broker's own: its work, and its waits for the disk and the
-interpreter's lock.
+Two things are seen: a timer that fires late, and a callback that takes long. The time that the loop's thread waited
+for a processor since the last timer is told apart; the rest is the broker's own: its work, and its waits for the disk
+and the interpreter's lock.
 """
 
 from __future__ import annotations

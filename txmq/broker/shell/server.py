@@ -1,10 +1,10 @@
 """The broker's sockets, threads and clock: the shell around the core and the commit pipeline.
 
-One event loop (uvloop where there is one). What one read brought goes through the core at once; what it left in the
-group is committed at the end of the loop's iteration, together with what other connections brought meanwhile
+One event loop (uvloop if it is installed). The requests of one read go through the core at once. Their group is
+committed at the end of the loop's iteration, together with the requests of other connections
 (``commit/pipeline.py`` says in which steps; this module runs them).
 
-*Where a step runs.* The loop itself syncs when the group is small (``inline_sync_size_bytes``) and recent syncs were
+*The thread of a step.* The loop itself syncs when the group is small (``inline_sync_size_bytes``) and recent syncs were
 fast (``inline_sync_ms``): a hop to the writer thread and back costs more than the sync (p50 0.11 ms against 0.20;
 beside a database that syncs the same disk, so that ours take 0.3 to 0.9 ms, 8 threads' XA transactions cost the broker
 0.35 ms of processor time each against 0.43, last-resource ones 0.29 against 0.43, under load). Otherwise the one
@@ -151,7 +151,7 @@ class Server:
             await asyncio.sleep(0.001)
 
     def fail(self, error: BaseException) -> None:
-        """The journal or a file failed: tell everybody who waits that the outcome is unknown, and end."""
+        """The journal or a file failed: answer every waiting request that the outcome is unknown, and end."""
         if self._failed:
             return
         self._failed = self.pipeline.has_failed = True
