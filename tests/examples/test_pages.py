@@ -1,4 +1,4 @@
-"""The programs in README.md and docs/quickstart.md run as they stand."""
+"""The programs in README.md, docs/quickstart.md and the pages on tests and errors run as they stand."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import txmq
 from txmq.testing.processes.broker import BrokerProcess
@@ -64,3 +65,29 @@ def test_the_last_program_of_the_quickstart_needs_nothing_of_those_before_it(bro
         shown = [(message.topic, message.value) for topic in ("payments", "audit") for message in client.browse(topic)]
         assert shown == [("payments", b"42 paid"), ("audit", b"ada paid 42")]
         assert len(list(client.browse("orders"))) == 11
+
+
+def test_the_tests_on_the_page_about_testing_pass(tmp_path: Path) -> None:
+    (tmp_path / "test_orders.py").write_text(_programs("docs/how-to/testing.md")[0], "utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout
+    assert "3 passed" in result.stdout
+
+
+def test_the_function_of_the_error_reference_tells_the_three_endings(broker: BrokerProcess, tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(_programs("docs/reference/errors.md")[0], names)
+    path = tmp_path / "rows.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE orders (customer TEXT)")
+    with txmq.connect(broker.address) as client, client.producer() as producer:
+        client.topics.create("orders")
+        shop = txmq.LastResource("shop", connect=lambda: sqlite3.connect(path))
+        shop.install(client)
+        txid = names["take"](producer, shop)
+        assert client.outcome(txid) is txmq.Outcome.COMMITTED
+        broker.kill()
+        assert names["take"](producer, shop) == "try again"
+    assert _rows(tmp_path) == ["ada"]

@@ -1,13 +1,16 @@
-"""The pages: links lead somewhere, and comments cite files that are there."""
+"""The pages: links lead somewhere, comments cite files that are there, and the error reference is that of the code."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+import txmq
 from tools.house import House
+from txmq import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -43,3 +46,30 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 def test_comments_cite_files_that_are_there() -> None:
     assert list(House(ROOT).missing_citations()) == []
+
+
+def _rows_of_the_error_reference() -> dict[str, tuple[list[str], str, str, bool]]:
+    """Of each error: its bases, the code and name on the wire or nothing, whether to retry, and whether it is bold."""
+    page = (ROOT / "docs/reference/errors.md").read_text("utf-8").split("<!-- errors: begin -->")[1]
+    rows = {}
+    for line in page.splitlines():
+        if match := re.match(r"\| (\**)`(\w+)`\1 \|", line):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            code = cells[2] if len(cells) == 6 else ""
+            rows[match[2]] = (re.findall(r"`(\w+)`", cells[1]), code, cells[-2], bool(match[1]))
+    return rows
+
+
+def _told_by_the_code(cls: type[errors.TxmqError]) -> tuple[list[str], str, str, bool]:
+    code = f"{cls.code} `{cls.wire_name}`" if issubclass(cls, errors.BrokerError) else ""
+    return (
+        [base.__name__ for base in cls.__bases__],
+        code,
+        "yes" if cls.retriable else "no",
+        hasattr(txmq, cls.__name__),
+    )
+
+
+def test_the_error_reference_has_every_error_as_the_code_has_it() -> None:
+    classes = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issubclass(cls, errors.TxmqError)]
+    assert _rows_of_the_error_reference() == {cls.__name__: _told_by_the_code(cls) for cls in classes}
