@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+XID_PART_BYTES_MAX = 64  # of a gtrid, and of a bqual
+FORMAT_ID_MAX = (1 << 31) - 1  # a long of X/Open's C interface; -1 stands for "no xid"
 FORMAT_ID = 0x74786D71  # "txmq"; marks our xids among those of other transaction managers
 _NUMBER = r"0|[1-9a-f][0-9a-f]"  # without leading zeros: an id has one form
 _TEXT = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{16}})-({_NUMBER}{{0,11}})-({_NUMBER}{{0,15}})\Z")
@@ -46,3 +48,19 @@ class Xid(NamedTuple):
     format_id: int
     gtrid: bytes
     bqual: bytes
+
+
+def xid_sql(xid: Xid) -> str:
+    """An xid as MySQL and MariaDB write it, in hex: ``X'..',X'..',7``.
+
+    Raises:
+        ValueError: a part is longer than XA allows, the gtrid is empty, or the format id is none.
+    """
+    sizes = len(xid.gtrid), len(xid.bqual)
+    if (
+        not 1 <= sizes[0] <= XID_PART_BYTES_MAX
+        or sizes[1] > XID_PART_BYTES_MAX
+        or not 0 <= xid.format_id <= FORMAT_ID_MAX
+    ):
+        raise ValueError(f"no xid: format id {xid.format_id}, gtrid of {sizes[0]} bytes, bqual of {sizes[1]}")
+    return f"X'{xid.gtrid.hex()}',X'{xid.bqual.hex()}',{xid.format_id}"

@@ -317,7 +317,7 @@ def _decided_alone(txids: list[str]) -> list[str]:
 
 def why(listed: Mapping[str, Any], names: Set[str]) -> str:
     """Why a transaction could not be settled in this round, and what helps."""
-    from txmq.xa.resolver import is_due
+    from txmq.xa.last_resource.resource_resolver import is_due
 
     if listed["kind"] in _OTHERS:
         return f"a resolver settles no such transaction: {_OTHERS[listed['kind']]}"

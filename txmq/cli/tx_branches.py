@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from txmq.cli.tx_explain import Row, age
-from txmq.xid import FORMAT_ID, Xid
+from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 STATE = "in-database"
 WHERE_TO_LOOK = "look: XA RECOVER in that database; txmq tx show TXID; docs/how-to/in-doubt-at-3am.md"
@@ -60,8 +60,6 @@ def of_transaction(resources: Sequence[Row], txid: str) -> list[dict[str, Any]]:
 
 def sql(branches: Sequence[Row], outcome: str) -> list[str]:
     """Statements to paste that end branches as the broker has decided; none while nothing is decided."""
-    from txmq.xa.two_phase.branch import xid_sql  # as in tx_explain
-
     verb = {"committed": "COMMIT", "rolled-back": "ROLLBACK"}.get(outcome)
     found = []
     for branch in branches:

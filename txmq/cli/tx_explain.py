@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.errors import ConfigError
-from txmq.xid import FORMAT_ID, Xid
+from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)\Z")
@@ -115,10 +115,6 @@ def sql(row: Row) -> list[str]:
 
 
 def _branch_sql(row: Row, branch: Row) -> list[str]:
-    from txmq.xa.two_phase.branch import (
-        xid_sql,  # with all of txmq.xa behind it, which every other command would load too
-    )
-
     xid = Xid(FORMAT_ID, row["txid"].encode("ascii"), branch["bqual"].encode("ascii"))
     lines = [f"-- in {branch['resource']}: is the branch listed?", "XA RECOVER FORMAT='SQL';"]
     if branch["connection"] is not None:

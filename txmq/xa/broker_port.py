@@ -13,6 +13,7 @@ POLL_S = 0.5
 FAILED_POLL_S_MAX = 0.5  # with the second that an owner has, settled within 2 s of both sides being there again
 OWNER_GONE_MS = 1000
 REQUEST_TIMEOUT_S = 5.0
+TELL_TIMEOUT_S = 2.0  # a commit may wait for an earlier one that is not due yet; it is told again
 FAILURES_PER_ROUND_MAX = 3  # each may wait a second for a lock
 PAGE_SIZE = 1000  # transactions in one answer to ``recover``
 DELETE_SIZE = 500  # rows in one DELETE
@@ -63,23 +64,32 @@ class Session(Protocol):
         """Id of the broker's journal."""
 
 
-class Client(Protocol):
-    """What a resolver needs of a client."""
+class Stop(Protocol):
+    """Ends ``Resolver.run`` (a ``threading.Event`` is one)."""
 
-    @property
-    def control(self) -> Control:
-        """A connection to the broker."""
+    def wait(self, timeout: float) -> bool:
+        """Sleep so long at most; True when it is time to end."""
+
+
+class SessionOwner(Protocol):
+    """What knows its broker: a client."""
 
     @property
     def session(self) -> Session:
         """Who the broker is."""
 
 
-class Stop(Protocol):
-    """Ends ``Resolver.run`` (a ``threading.Event`` is one)."""
+class Client(SessionOwner, Protocol):
+    """What a resolver needs of a client."""
 
-    def wait(self, timeout: float) -> bool:
-        """Sleep so long at most; True when it is time to end."""
+    @property
+    def control(self) -> Control:
+        """A connection to the broker."""
+
+
+def cluster_of(client: SessionOwner) -> str:
+    """The cluster id of a client's broker, 16 hex digits."""
+    return f"{client.session.cluster:016x}"
 
 
 def is_at_home(session: Session, text: str) -> bool:

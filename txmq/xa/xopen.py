@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import enum
 
-GTRID_BYTES_MAX = BQUAL_BYTES_MAX = 64
-FORMAT_ID_MAX = (1 << 31) - 1  # a long of the C interface; -1 stands for "no xid"
-
 
 class XAFlag(enum.IntFlag):
     """What a transaction manager says with a call."""

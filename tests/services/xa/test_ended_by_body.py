@@ -17,7 +17,7 @@ from txmq.errors import HeuristicHazardError, RolledBackError
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
-from txmq.xa.two_phase.branch import xid_sql
+from txmq.xid import xid_sql
 
 from .mysql_world import wait_until
 from .test_last_resource_mysql import Shop
@@ -184,7 +184,7 @@ def test_behind_it_such_a_lock_explains_nothing_where_the_server_keeps_the_trans
 
 
 def _end_by_hand(tx: Any, connection: Any, *verbs: str) -> None:
-    xid = xid_sql(tx._databases._branches[0].xid)
+    xid = xid_sql(tx._ending._branches[0].xid)
     for verb in verbs:
         name, _, rest = verb.partition(" ")
         connection.cursor().execute(f"XA {name} {xid} {rest}")

@@ -27,7 +27,7 @@ from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa import LastResource
 from txmq.xa.database.installation import CHECK_EVERY_S, DatabaseSession
-from txmq.xa.last_resource.resource import BEGUN_FRESH_S
+from txmq.xa.last_resource.branch import BEGUN_FRESH_S
 
 from .mysql_world import wait_until
 

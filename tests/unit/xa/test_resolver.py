@@ -19,11 +19,12 @@ from txmq.state_machine import next_step
 from txmq.testing.simulated.broker import Fault, lost
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa import broker_port
-from txmq.xa import resolver as module
 from txmq.xa.database import marker_sweep
 from txmq.xa.last_resource import proof as settle
+from txmq.xa.last_resource import resource_resolver as module
 from txmq.xa.last_resource.proof import Found, Step
-from txmq.xa.resolver import Resolver, is_due
+from txmq.xa.last_resource.resource_resolver import is_due
+from txmq.xa.resolver import Resolver
 
 from .support import World, abandon, crash_at, quiet_resolver
 
@@ -251,7 +252,7 @@ def test_a_file_that_is_gone_is_unreachable_and_not_made_anew(world: World) -> N
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
 def test_a_locked_database_leaves_it_undecided(world: World, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.xa.last_resource.resource.SETTLE_WAIT_S", 0.01)
+    monkeypatch.setattr("txmq.xa.last_resource.resource.RESOLVE_WAIT_S", 0.01)
     txid = abandon(world, b"x", point)
     resolver = world.resolver()
     with world.outside() as other:

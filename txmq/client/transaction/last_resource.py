@@ -25,6 +25,7 @@ from txmq.model import TransactionKind
 from txmq.protocol.parts import parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.database.hazard import Hazard
+from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,
     LastResourceEffect,
@@ -32,7 +33,6 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceState,
 )
 from txmq.xa.last_resource.proof import Step, prove
-from txmq.xa.last_resource.resource import Branch
 
 SETTLE_S_MIN = 1.0  # after the decision, and for looking it up, even where the deadline is closer
 LOOK_UP_PAUSE_S = 0.05

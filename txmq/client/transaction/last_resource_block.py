@@ -23,8 +23,10 @@ from txmq.model import Outcome
 from txmq.runtime.logging import get_logger
 from txmq.xa import LastResource
 from txmq.xa.database import marker
+from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
-from txmq.xa.last_resource.resource import Branch, Unsettled, UsedConnection
+from txmq.xa.last_resource.resolving import Unsettled
+from txmq.xa.last_resource.resource import UsedConnection
 
 
 class LastResourceBlock:

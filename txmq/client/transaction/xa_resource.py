@@ -46,8 +46,8 @@ from txmq.errors import (
 from txmq.model import Resolution, TransactionKind
 from txmq.runtime.threads import Lock
 from txmq.xa.broker_port import Wanted, recover_rows
-from txmq.xa.xopen import BQUAL_BYTES_MAX, FORMAT_ID_MAX, GTRID_BYTES_MAX, XACode, XAFlag
-from txmq.xid import Xid
+from txmq.xa.xopen import XACode, XAFlag
+from txmq.xid import FORMAT_ID_MAX, XID_PART_BYTES_MAX, Xid
 
 _UNREACHABLE = (ConnectionLostError, RequestTimeoutError, UnavailableError, ClosedError)
 _LOST_SESSION = (TransactionConflictError, FencedError, ForbiddenError)
@@ -365,8 +365,8 @@ def _checked(xid: Xid) -> Xid:
         found = Xid(*xid)
         is_sound = (
             0 <= found.format_id <= FORMAT_ID_MAX
-            and 1 <= len(found.gtrid) <= GTRID_BYTES_MAX
-            and len(found.bqual) <= BQUAL_BYTES_MAX
+            and 1 <= len(found.gtrid) <= XID_PART_BYTES_MAX
+            and len(found.bqual) <= XID_PART_BYTES_MAX
         )
         if is_sound:
             return Xid(int(found.format_id), bytes(found.gtrid), bytes(found.bqual))

@@ -18,8 +18,7 @@ from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import driver_of, innermost, run, text
 from txmq.xa.database.dialects import mysql_variables
 from txmq.xa.database.mysql_driver import mysql_driver
-from txmq.xa.two_phase.branch import xid_sql
-from txmq.xid import Xid
+from txmq.xid import Xid, xid_sql
 
 NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
 RMFAIL: Final = 1399  # not in this state

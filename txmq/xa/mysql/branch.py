@@ -47,8 +47,8 @@ from txmq.xa.database.mysql_server import (
     is_answer_of_server,
     send,
 )
-from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual, xid_sql
-from txmq.xid import FORMAT_ID, Xid
+from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual
+from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 _SAVEPOINT = "txmq_body"
 # Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.

@@ -23,20 +23,19 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from txmq.errors import ConfigError
-from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
-from txmq.xa.database.connection_pool import ConnectionPool, close_connection
-from txmq.xa.database.installation import Demands, Installation, Lent
+from txmq.xa.database.connection_pool import close_connection
+from txmq.xa.database.installation import Demands
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
-from txmq.xa.last_resource.resource import cluster_of
+from txmq.xa.database.resource import DatabaseResource
 from txmq.xa.mysql.branch import MySQLBranch, MySQLSession
 from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xa.two_phase.branch import UsedXAConnection
 from txmq.xid import TxId
 
 
-class MySQLResource:
+class MySQLResource(DatabaseResource[MySQLSession]):
     """A MySQL or MariaDB database that takes part in two-phase commits. See ``branch.XAResource``.
 
     Args:
@@ -60,42 +59,10 @@ class MySQLResource:
         random: Random | None = None,
     ) -> None:  # fmt: skip
         mysql_driver()
-        self.name, self.has_marker, self._connect = name, marker, connect
         demands = Demands(allow_weak_durability, ignore_tables, two_phase=True)
-        self.installation = Installation(name, table, None, demands, clock or OSClock())
-        self._random: Random = random or OSRandom()
-        self._lent = Lent()
-        self._pool: ConnectionPool[MySQLSession] = ConnectionPool()
+        super().__init__(name, connect, table, None, demands, clock, random)
+        self.has_marker = marker
         self._is_server_checked = False
-
-    def __repr__(self) -> str:
-        return f"MySQLResource({self.name!r})"
-
-    @property
-    def uuid(self) -> str | None:
-        """Identity of the database, 32 hex digits; None before the first connection."""
-        return self.installation.uuid
-
-    def install(self, client: Any = None, *, adopt: bool = False) -> None:
-        """Create the marker and identity tables where they are missing. Idempotent.
-
-        Args:
-            client: binds the database to this client's cluster now; without it the first transaction does.
-            adopt: this server or file is the database from now on, whichever was: it was moved, restored or failed
-                over, and the old one is off for good (docs/how-to/move-a-database.md).
-
-        Raises:
-            ConfigError: another resource or another cluster has been installed there, or the user may not.
-
-        Durability: the tables are committed when this returns.
-        """
-        connection = self._connect()
-        try:
-            require_driver(connection, self.name)
-            cluster = None if client is None else cluster_of(client)
-            self.installation.install(connection, cluster, self._random, adopt=adopt)
-        finally:
-            close_connection(connection)
 
     def using(self, connection: Any) -> UsedXAConnection:
         """This resource with a connection of the caller's, to be enlisted in place of one made by ``connect``.
@@ -145,30 +112,15 @@ class MySQLResource:
             close_connection(session.connection)
             raise
 
-    def close(self) -> None:
-        """Close the idle connections of this process."""
-        self._pool.close()
-
-    def give_back(self, session: MySQLSession) -> None:
-        """Keep a connection whose branch has ended."""
-        self._pool.give_back(session)
-
     def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
         return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own)
 
-    def _open(self, cluster: str) -> MySQLSession:
-        connection = self._connect()
-        try:
-            session = self._verified(connection, cluster)
-        except BaseException:
-            close_connection(connection)
-            raise
-        self.installation.keep(session)
-        return session
+    def _check_driver(self, connection: Any) -> None:
+        require_driver(connection, self.name)
 
     def _verified(self, connection: Any, cluster: str) -> MySQLSession:
-        require_driver(connection, self.name)
+        self._check_driver(connection)
         session = MySQLSession(self.installation.verify(connection, cluster), Server(connection))
         if not self._is_server_checked:
             self._check_server(session)

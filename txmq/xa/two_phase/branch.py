@@ -27,7 +27,6 @@ from txmq.errors import TransactionError
 from txmq.xa.database.marker_sweep import Markers
 from txmq.xid import FORMAT_ID, TxId, Xid
 
-XID_PART_BYTES_MAX = 64
 _BQUAL = re.compile(rb"([0-9a-f]{32})\.([0-9a-f]{1,15})\.([0-9a-f]{1,14})\Z")
 
 
@@ -87,18 +86,6 @@ def listed_xid(xid: Xid) -> ListedXid | None:
     except ValueError:
         return None
     return ListedXid(xid, txid, *bqual)
-
-
-def xid_sql(xid: Xid) -> str:
-    """An xid as MySQL and MariaDB write it, in hex: ``X'..',X'..',7``.
-
-    Raises:
-        ValueError: a part is longer than XA allows, the gtrid is empty, or the format id is none.
-    """
-    sizes = len(xid.gtrid), len(xid.bqual)
-    if not 1 <= sizes[0] <= XID_PART_BYTES_MAX or sizes[1] > XID_PART_BYTES_MAX or not 0 <= xid.format_id < 1 << 31:
-        raise ValueError(f"no xid: format id {xid.format_id}, gtrid of {sizes[0]} bytes, bqual of {sizes[1]}")
-    return f"X'{xid.gtrid.hex()}',X'{xid.bqual.hex()}',{xid.format_id}"
 
 
 class XABranch(Protocol):

@@ -14,9 +14,9 @@ import pytest
 from tests.logged import said
 from txmq.errors import ConfigError
 from txmq.xa import LastResource
+from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.fingerprint import fingerprint
-from txmq.xa.last_resource.resource import cluster_of
 from txmq.xa.resolver import Resolver
 
 from ..support import NAME, World, abandon, quiet_resolver

@@ -12,8 +12,8 @@ import pytest
 from txmq.errors import FencedError, NotOwnerError
 from txmq.testing.simulated.broker import Fault
 from txmq.xa import broker_port
+from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.marker_sweep import MarkerSweep
-from txmq.xa.last_resource.resource import cluster_of
 from txmq.xa.resolver import Resolver
 
 from ..support import World, abandon, quiet_resolver

@@ -177,7 +177,7 @@ def test_who_waited_for_a_turn_in_vain_does_not_wait_for_the_file_as_well(world:
 
 def test_a_turn_that_is_held_refuses_nobody_who_settles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.order(b"1")
-    monkeypatch.setattr(last_resource, "SETTLE_WAIT_S", 0.01)  # the busy timeout of who settles
+    monkeypatch.setattr(last_resource, "RESOLVE_WAIT_S", 0.01)  # the busy timeout of who settles
     assert world.resource.turns.take(0.0) is not None
     settling = world.resource.open_settling(f"{world.home.session.cluster:016x}")
     assert settling.table.delete_expired_rolled_back(settling.connection) == 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.xa.two_phase.branch import Bqual, ListedXid, decode_bqual, encode_bqual, listed_xid, xid_sql
-from txmq.xid import FORMAT_ID, TxId, Xid
+from txmq.xa.two_phase.branch import Bqual, ListedXid, decode_bqual, encode_bqual, listed_xid
+from txmq.xid import FORMAT_ID, TxId, Xid, xid_sql
 
 UUID = "0123456789abcdef" * 2
 TXID = TxId((1 << 64) - 1, (1 << 64) - 1, (1 << 48) - 1, (1 << 56) - 1)

@@ -1,0 +1,92 @@
+"""What every resource has: a way to its database, who that is, and idle connections.
+
+A connection is verified before its first use (``installation``). ``LastResource`` and ``MySQLResource`` begin
+transactions on it.
+
+Invariant: a forked child never uses, and never closes, its parent's connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.ports import Clock, Random
+from txmq.xa.broker_port import SessionOwner, cluster_of
+from txmq.xa.database.connection_pool import ConnectionPool, close_connection
+from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
+
+S = TypeVar("S", bound=DatabaseSession)
+
+
+class DatabaseResource(Generic[S]):
+    """See the module's docstring.
+
+    Thread safety: yes.
+    """
+
+    def __init__(
+        self, name: str, connect: Callable[[], Any], table: str, dialect: str | None, demands: Demands,
+        clock: Clock | None, random: Random | None,
+    ) -> None:  # fmt: skip
+        self.name, self._connect = name, connect
+        self.clock: Clock = clock or OSClock()
+        self.installation = Installation(name, table, dialect, demands, self.clock)
+        self._random: Random = random or OSRandom()
+        self._lent = Lent()
+        self._pool: ConnectionPool[S] = ConnectionPool()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @property
+    def uuid(self) -> str | None:
+        """Identity of the database, 32 hex digits; None before the first connection."""
+        return self.installation.uuid
+
+    def install(self, client: SessionOwner | None = None, *, adopt: bool = False) -> None:
+        """Create the marker and identity tables if they are missing. Idempotent.
+
+        Args:
+            client: binds the database to this client's cluster now; without it the first transaction does.
+            adopt: this server or file is the database from now on, whichever was: it was moved, restored or failed
+                over, and the old one is off for good (docs/how-to/move-a-database.md).
+
+        Raises:
+            ConfigError: another resource or another cluster has been installed there, the user may not, or an SQLite
+                database is in memory.
+
+        Durability: the tables are committed when this returns.
+        """
+        connection = self._connect()
+        try:
+            self._check_driver(connection)
+            cluster = None if client is None else cluster_of(client)
+            self.installation.install(connection, cluster, self._random, adopt=adopt)
+        finally:
+            close_connection(connection)
+
+    def close(self) -> None:
+        """Close the idle connections of this process."""
+        self._pool.close()
+
+    def give_back(self, session: S) -> None:
+        """Keep a connection whose transaction has ended."""
+        self._pool.give_back(session)
+
+    def _open(self, cluster: str, connect: Callable[[], Any] | None = None) -> S:
+        connection = (connect or self._connect)()
+        try:
+            session = self._verified(connection, cluster)
+        except BaseException:
+            close_connection(connection)
+            raise
+        self.installation.keep(session)
+        return session
+
+    def _check_driver(self, connection: Any) -> None:
+        """Any will do."""
+
+    def _verified(self, connection: Any, cluster: str) -> S:
+        raise NotImplementedError(f"{type(self).__name__} verifies its connections")

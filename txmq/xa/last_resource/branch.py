@@ -1,0 +1,278 @@
+"""One transaction's side in the database of a last resource: from BEGIN to its end.
+
+Through mysqlclient, statements that stand together go out in one packet (``mysql_server``), three round trips instead
+of six: the savepoint's release with the marker row; COMMIT with the next transaction's BEGIN and savepoint, so that a
+block that follows at once on the same connection of ours begins without asking (later, the server may have ended it:
+BEGIN is what notices). What comes of those two is read by that block. An empty transaction holds no locks and no
+snapshot.
+
+Invariants:
+    * rows and marker are in one transaction, opened here, ended here;
+    * a connection goes back only when its transaction has surely ended; in doubt it is closed.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Protocol
+
+from txmq.errors import HeuristicHazardError, RolledBackError, TransactionError, TransactionTimeoutError
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Lock
+from txmq.xa.database.connection_pool import close_connection
+from txmq.xa.database.dbapi import is_integrity_error, run
+from txmq.xa.database.guarded_connection import Guard, GuardedConnection
+from txmq.xa.database.installation import DatabaseSession, Installation
+from txmq.xa.database.mysql_server import discard_results, send
+from txmq.xa.database.sqlite_turns import WriterTurn
+from txmq.xa.last_resource.resolving import Settling
+
+_SAVEPOINT = "txmq_body"
+BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
+
+
+class BranchResource(Protocol):
+    """The resource, as its branches know it."""
+
+    @property
+    def name(self) -> str:
+        """As it is shown to people."""
+
+    @property
+    def uuid(self) -> str | None:
+        """Identity of the database."""
+
+    @property
+    def installation(self) -> Installation:
+        """Tables, clock and identity of the database."""
+
+    @property
+    def clock(self) -> Clock:
+        """This process's."""
+
+    def give_back(self, session: DatabaseSession) -> None:
+        """Keep a connection whose transaction has ended."""
+
+    def open_settling(self, cluster: str) -> Settling:
+        """A connection for looking up what became of a transaction."""
+
+
+class Branch:
+    """One transaction's side in its database: begun when made, ended by exactly one of ``commit`` and ``roll_back``."""
+
+    def __init__(self, resource: BranchResource, session: DatabaseSession, *, is_own: bool) -> None:
+        self.resource, self._session, self._is_own = resource, session, is_own
+        connection = session.connection
+        is_told = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
+        self._guard = Guard((lambda: connection.in_transaction) if is_told else None)
+        self._has_savepoint = True  # txmq has not released it
+        self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
+        is_begun, checked = self._is_begun(session), session.checked
+        # Before BEGIN: measuring takes a transaction of its own.
+        self._deadline_base_ms = resource.installation.deadline_ms(session, 0.0)
+        self.connection = GuardedConnection(session.connection, self._guard)
+        self._turn: Lock | None = None
+        if is_begun and session.checked == checked:
+            return
+        try:
+            self._begin(session.connection, session.table.dialect.begin, session.table.place)
+        except BaseException:
+            self._end_turn()
+            raise
+
+    def _begin(self, connection: Any, begin: str, place: WriterTurn | None) -> None:
+        if self._session.takes_packets:
+            _, error = send(connection, (begin, f"SAVEPOINT {_SAVEPOINT}"), in_one_packet=True)
+            if error is not None:
+                raise error
+            return
+        if place is not None:
+            self._turn = place.begin(connection, begin)
+        elif begin:
+            run(connection, begin)
+        run(connection, f"SAVEPOINT {_SAVEPOINT}")
+
+    def _is_begun(self, session: DatabaseSession) -> bool:
+        """Whether the COMMIT of the transaction before has begun this one; once."""
+        begun_at, session.begun_at = session.begun_at, float("-inf")
+        if begun_at == session.begun_at:
+            return False
+        discard_results(session.connection)
+        return self.resource.clock.monotonic() < begun_at + BEGUN_FRESH_S
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error a statement of the body raised: it dooms the transaction."""
+        return self._guard.error
+
+    def end_body(self) -> None:
+        """Take the connection from the body, and make sure that it left the transaction as it was.
+
+        Where the release of the savepoint goes with the marker row, ``insert_marker`` makes sure of the latter.
+
+        Raises:
+            RolledBackError: a statement failed, or the connection is lost.
+            HeuristicError: the body ended the transaction by itself: what it did before may be committed.
+        """
+        self._guard.end()
+        connection = self._session.connection
+        if self._guard.error is not None:
+            raise self._failed(f"a statement failed: {self._guard.error}", self._guard.error)
+        try:
+            if self._session.takes_packets:
+                discard_results(connection)  # of a statement that the body did not wait for
+            else:
+                run(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
+                self._has_savepoint = False
+        except Exception as error:
+            raise self._not_released(error) from error
+
+    def _failed(self, text: str, cause: BaseException, txid: str | None = None) -> RolledBackError:
+        error = RolledBackError(text, txid, retriable=self.is_retriable(cause))
+        error.__cause__ = cause
+        return error
+
+    def is_retriable(self, error: BaseException) -> bool:
+        """Whether a transaction that ended with this error of the database may succeed when it is run again."""
+        return self._session.table.dialect.is_retriable(self._session.connection, error)
+
+    def _not_released(self, error: Exception) -> TransactionError:
+        if self._session.table.dialect.is_lost(self._session.connection, error):
+            return self._failed(f"the connection to {self.resource.name!r} was lost: {error}", error)
+        if not self._session.table.dialect.has_no_savepoint(error):
+            return self._failed(f"a statement failed: {error}", error)
+        return HeuristicHazardError(f"{self.ended_by_body}: {error}")
+
+    @property
+    def ended_by_body(self) -> str:
+        """What is said where ``roll_back`` finds that."""
+        return (
+            f"the body ended the transaction in {self.resource.name!r} by itself (COMMIT, ROLLBACK, or a statement "
+            "that commits); its rows may be there, no message was sent"
+        )
+
+    def note(self, error: BaseException) -> None:
+        """The body raised this: behind it may stand what the guard did not see."""
+        self._guard.note(error)
+
+    def insert_marker(self, txid: str, timeout_s: float) -> None:
+        """Put the committed marker into the open transaction.
+
+        Args:
+            timeout_s: from the beginning of the transaction, by the database's clock.
+
+        Raises:
+            TransactionTimeoutError: the deadline has passed on the database's clock.
+            RolledBackError: a resolver was faster, or the statement failed.
+            HeuristicError: as ``end_body``.
+        """
+        session, deadline_ms = self._session, self._deadline_base_ms + int(timeout_s * 1000)
+        uuid = self.resource.uuid or ""
+        try:
+            if session.takes_packets:
+                is_in = self._insert_with_release(txid, uuid, deadline_ms)
+            else:
+                is_in = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
+        except TransactionError:
+            raise
+        except Exception as error:
+            if is_integrity_error(error):
+                raise RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid) from error
+            raise self._failed(f"the marker row was refused: {error}", error, txid) from error
+        if not is_in:
+            raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
+
+    def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int) -> bool:
+        """In one packet, of which the server does nothing behind what fails: no marker where the savepoint is gone."""
+        insert = self._session.table.insert_committed_statement(txid, uuid, deadline_ms)
+        released, error = send(
+            self._session.connection, (f"RELEASE SAVEPOINT {_SAVEPOINT}", insert), in_one_packet=True
+        )
+        self._has_savepoint = not released
+        if error is not None:
+            raise error if released else self._not_released(error) from error
+        return released[1] == 1
+
+    def commit(self) -> None:
+        """Commit rows and marker.
+
+        Raises:
+            Exception: see ``is_still_open``: only then is it surely not committed.
+        """
+        session = self._session
+        if not (session.takes_packets and self._is_own):
+            session.connection.commit()
+            return
+        # Returns with COMMIT's own answer. The other two are read by the block that needs them, not waited for while
+        # the broker has not heard of the decision.
+        session.connection.send_query(f"COMMIT; {session.table.dialect.begin}; SAVEPOINT {_SAVEPOINT}")
+        crash_point("client.tx.db_commit_sent")
+        session.connection.read_query_result()
+        session.begun_at = self.resource.clock.monotonic()
+
+    @property
+    def is_still_open(self) -> bool:
+        """Whether the driver knows that the transaction has not ended. False where it cannot tell."""
+        connection: Any = self._session.connection
+        return self._session.table.dialect.name == "sqlite" and bool(connection.in_transaction)
+
+    def roll_back(self) -> bool:
+        """Undo everything, or close the connection, which undoes it.
+
+        Returns:
+            False where the body had ended the transaction by itself: what it did before may be committed.
+        """
+        self._guard.end()
+        if self._was_intact is None:
+            self._was_intact = not self._has_savepoint or self._is_intact()
+        try:
+            self._session.connection.rollback()
+        except Exception:  # noqa: BLE001  whatever it was, a closed connection has no transaction
+            self.abandon()
+        else:
+            self.finish()
+        return self._was_intact
+
+    def _is_intact(self) -> bool:
+        """Whether the transaction was open to the end, or the database itself had rolled it back.
+
+        A savepoint that is gone, with no error that explains it, says that the body ended the transaction. Where
+        nothing can be asked (the connection is lost) nothing speaks for that.
+        """
+        guard, connection, dialect = self._guard, self._session.connection, self._session.table.dialect
+        if guard.was_ended or guard.was_rolled_back:
+            return not guard.was_ended
+        try:
+            if self._session.takes_packets:
+                self._discard_results()
+            run(connection, f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        except Exception as error:  # noqa: BLE001  the driver's; judged by what it says
+            if dialect.has_no_savepoint(error):
+                with suppress(Exception):  # lost meanwhile
+                    return any(dialect.rolls_back(connection, known) for known in guard.errors)
+        return True
+
+    def _discard_results(self) -> None:
+        try:
+            discard_results(self._session.connection)
+        except Exception as error:  # noqa: BLE001  of a statement that the body did not wait for
+            self._guard.note(error)
+
+    def finish(self) -> None:
+        """The transaction has ended: the connection may be used again."""
+        self._guard.end()
+        self._end_turn()
+        if self._is_own:
+            self.resource.give_back(self._session)
+
+    def abandon(self) -> None:
+        """Close the connection: what it was doing is not known."""
+        self._guard.end()
+        close_connection(self._session.connection)
+        self._end_turn()

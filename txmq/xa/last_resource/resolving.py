@@ -1,0 +1,51 @@
+"""What a last resource and its resolver hand to each other: a connection, and transactions that were left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from txmq.xa.database.connection_pool import close_connection
+from txmq.xa.database.dbapi import is_integrity_error
+from txmq.xa.database.marker import MarkerTable
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Unsettled(NamedTuple):
+    """A transaction of this process that the broker must still hear of."""
+
+    txid: str
+    outcome: str | None  # marker.COMMITTED, marker.ROLLED_BACK, or None: the marker table is to be asked
+    deadline_ms: int
+    on_settled: Callable[[], None] = _nothing
+
+
+class Settling(NamedTuple):
+    """A connection of one who settles."""
+
+    connection: Any
+    table: MarkerTable
+    uuid: str
+
+    def is_duplicate(self, error: Exception) -> bool:
+        """Whether an INSERT failed because the row is there."""
+        return is_integrity_error(error)
+
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
+        """See ``Markers``."""
+        return self.table.committed_before(self.connection, age_ms, after, limit)
+
+    def delete_committed(self, txids: Sequence[str]) -> None:
+        """See ``Markers``."""
+        self.table.delete_committed(self.connection, txids)
+
+    def delete_expired(self) -> None:
+        """Remove rolled-back markers that are old enough."""
+        self.table.delete_expired_rolled_back(self.connection)
+
+    def close(self) -> None:
+        """End the session."""
+        close_connection(self.connection)

@@ -1,0 +1,237 @@
+"""Resolves the transactions of one last resource that are in doubt, and removes marker rows that nobody needs.
+
+Theory of operation. A round asks the broker for the resource's prepared transactions. One is due if its owner has been
+gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy, the marker table is what
+makes it safe. Due ones are proved by the database (``proof.prove``), oldest first, and then all are reported to the
+broker at once: a commit may have to wait for an earlier one of the same rows, so none is waited for before the rest is
+sent. What this process itself left (``LastResource.unsettled``) is always due.
+
+Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
+
+Invariants:
+    * only transactions of this cluster, this broker and this database's uuid are touched, and only of the kind that the
+      marker table can prove;
+    * a committed marker leaves only after the broker has said that the commit is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from txmq.errors import (
+    BrokerError,
+    ClosedError,
+    FencedError,
+    TransactionConflictError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.model import TransactionKind
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.xa.broker_port import (
+    FAILURES_PER_ROUND_MAX,
+    PAGE_SIZE,
+    TELL_TIMEOUT_S,
+    Answer,
+    Client,
+    cluster_of,
+    is_at_home,
+    is_owner_gone,
+    list_transactions,
+)
+from txmq.xa.database import marker
+from txmq.xa.database.fingerprint import StrangeServerError
+from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.last_resource.proof import Step, prove
+from txmq.xa.last_resource.resolving import Settling, Unsettled
+from txmq.xa.last_resource.resource import LastResource
+from txmq.xa.reporter import Reporter
+
+
+class _Told(NamedTuple):
+    """A transaction that is told to the broker now."""
+
+    item: Unsettled
+    step: Step
+    answer: Answer
+
+
+def is_due(listed: Mapping[str, Any]) -> bool:
+    """Whether a transaction that ``recover`` lists may be settled by others than its owner. By the broker's clock."""
+    now_ms = int(listed["prepared_ms"]) + int(listed["age_ms"])
+    deadline_ms = int(listed["deadline_ms"])
+    is_late = 0 < deadline_ms <= now_ms
+    return is_late or is_owner_gone(listed)
+
+
+class LastResourceResolver:
+    """See the module's docstring. Used by one thread at a time."""
+
+    def __init__(self, client: Client, resource: LastResource, clock: Clock) -> None:
+        self.resource, self.has_failed = resource, False
+        self.problem: Exception | None = None  # what kept the last round from the database or the broker
+        self._client, self._clock = client, clock
+        self._database: Settling | None = None
+        self._sweep = MarkerSweep(client, clock, resource.finished, resource.name)
+        self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
+        self._is_reached = False  # in this round
+        self._is_strange = False  # the database may be a copy, and that was said
+        self._log = get_logger(resource=resource.name)
+
+    def round(self) -> set[str]:
+        """Settle what is due, then keep house; the txids that were settled."""
+        was_failing, self.has_failed, self.problem = self.has_failed, False, None
+        self._is_reached = False
+        settled: set[str] = set()
+        left = {item.txid: item for item in self._own()}
+        own = set(left)
+        try:
+            if self._reporter.is_unreachable:
+                self._open()
+            left.update((item.txid, item) for item in self._due() if item.txid not in own)
+            settled = self._settle(left)
+            self._keep_house()
+        except ClosedError:
+            raise
+        except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
+            self._failed("resource or broker away", error, is_new=not was_failing)
+        finally:
+            # What the broker listed it lists again; this process's own it may never call due.
+            self.resource.unsettled.extend(item for txid, item in left.items() if txid in own)
+        if self._is_reached or self.problem is not None:
+            self._reporter.tell(is_reachable=self._is_reached, problem=self.problem)
+        return settled
+
+    def end(self) -> None:
+        """Remove the last markers, if the database is there, and close the connection to it."""
+        with suppress(Exception):
+            self._sweep.delete_finished(self._open)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection to the database."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    # --- what is in doubt --------------------------------------------------------------------------------------------
+
+    def _own(self) -> list[Unsettled]:
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self.resource.unsettled.popleft())
+        return found
+
+    def _due(self) -> list[Unsettled]:
+        uuid = self.resource.uuid or self._open().uuid
+        return [
+            Unsettled(listed["txid"], None, int(listed["deadline_ms"]))
+            for listed in list_transactions(self._client, uuid, "prepared", PAGE_SIZE)
+            if self._is_ours(listed, uuid) and is_due(listed)
+        ]
+
+    def _is_ours(self, listed: Mapping[str, Any], uuid: str) -> bool:
+        return (
+            listed["kind"] == TransactionKind.LAST_RESOURCE.value
+            and listed["uuid"] == uuid
+            and is_at_home(self._client.session, listed["txid"])
+        )
+
+    # --- settling ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, left: dict[str, Unsettled]) -> set[str]:
+        """Prove, oldest first, then tell all; what is settled leaves ``left``, and is returned."""
+        told = [_Told(item, step, self._tell(item.txid, step)) for step, item in self._proved(list(left.values()))]
+        return {item.item.txid for item in told if self._conclude(item, left)}
+
+    def _proved(self, doubtful: list[Unsettled]) -> list[tuple[Step, Unsettled]]:
+        proved: list[tuple[Step, Unsettled]] = []
+        failures = 0
+        for item in doubtful:
+            step = self._prove(item)
+            if step is Step.UNDECIDED:
+                failures += not isinstance(self.problem, StrangeServerError)  # which waits for no lock
+                if failures >= FAILURES_PER_ROUND_MAX:
+                    break
+            else:
+                proved.append((step, item))
+        if self._is_strange:
+            self.close()  # of SQLite it may lead to a file that another one has taken the place of
+        return proved
+
+    def _prove(self, item: Unsettled) -> Step:
+        if item.outcome is not None:
+            return Step.TELL_COMMIT if item.outcome == marker.COMMITTED else Step.TELL_ROLLBACK
+        step, error = prove(self._open(), item.txid, item.deadline_ms)
+        if isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
+            self._failed("rollback not proved", error, is_new=not self._is_strange)
+            self._is_strange, self._is_reached = True, False
+        elif step is Step.UNDECIDED:
+            self._failed("transaction undecided", error, txid=item.txid)
+            self.close()
+        else:
+            self._is_reached = True
+            self._is_strange = self._is_strange and step is Step.TELL_COMMIT
+        return step
+
+    def _tell(self, txid: str, step: Step) -> Answer:
+        control = self._client.control
+        if step is Step.TELL_COMMIT:
+            return control.submit("commit", txid, body=(), timeout=TELL_TIMEOUT_S)
+        return control.submit("rollback", txid, timeout=TELL_TIMEOUT_S)
+
+    def _conclude(self, told: _Told, left: dict[str, Unsettled]) -> bool:
+        """Wait for the broker's word; whether the transaction is settled."""
+        txid = told.item.txid
+        try:
+            told.answer.result()
+        except (TransactionConflictError, UnknownTransactionError, FencedError) as error:
+            self._contradicted(txid, told.step, error)
+        except TxmqError as error:
+            self._failed("broker could not be told", error, txid=txid)
+            return False
+        else:
+            crash_point("resolver.told_broker")
+            is_committed = told.step is Step.TELL_COMMIT
+            self._log.info("transaction settled", txid=txid, outcome="committed" if is_committed else "rolled-back")
+            if is_committed:
+                self.resource.finished.append(txid)
+        told.item.on_settled()
+        del left[txid]
+        return True
+
+    def _contradicted(self, txid: str, step: Step, error: BrokerError) -> None:
+        if step is Step.TELL_COMMIT and not isinstance(error, FencedError):
+            # The rows are there and the broker has given the messages up: an operator did, or data was lost. The
+            # committed marker is kept as the proof.
+            self._log.error("heuristic: rows committed, messages are not", txid=txid, error=str(error))
+        else:
+            self._log.info("transaction was settled by somebody else", txid=txid, error=str(error))
+
+    # --- housekeeping ------------------------------------------------------------------------------------------------
+
+    def _keep_house(self) -> None:
+        try:
+            # A connection is not opened for others' markers alone.
+            if self._sweep.keep(self._open, sweeps=self._database is not None):
+                self._open().delete_expired()
+        except Exception:
+            self.close()
+            raise
+
+    def _open(self) -> Settling:
+        if self._database is None:
+            self._database = self.resource.open_settling(cluster_of(self._client))
+            self._is_reached = True
+        return self._database
+
+    def _failed(self, event: str, error: Exception | None, *, is_new: bool = True, **fields: object) -> None:
+        self.has_failed = True
+        self.problem = self.problem or error
+        say: Callable[..., None] = self._log.warning if is_new else self._log.debug
+        say(event, error=repr(error), **fields)
