@@ -70,7 +70,7 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
     if lazy:
         return client
     try:
-        client.control.link(client.clock.monotonic() + timeout)
+        client.control.connect(client.clock.monotonic() + timeout)
     except ConnectionLostError as error:
         client.close()
         raise BrokerAwayError(f"{error}; is a broker running there? start one with: txmq broker") from None
@@ -321,7 +321,7 @@ class Client:
         """The session of this client's transactions, made if need be. Errors as ``txmq.connect``."""
         session = self.control.session
         if session is None:
-            _, session = self.control.session_link(self.clock.monotonic() + self.timeout)
+            _, session = self.control.connect_with_session(self.clock.monotonic() + self.timeout)
         return session
 
     def leave_session(self, full: ClientSession) -> None:

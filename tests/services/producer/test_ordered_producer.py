@@ -111,7 +111,7 @@ def test_flush_ends_what_a_former_life_left_though_its_spool_is_empty(
             with pytest.raises(txmq.errors.RequestTimeoutError):
                 producer.flush(timeout=0.1)
             broker.start()
-            link, _ = former.control.session_link(former.clock.monotonic() + 30)
+            link, _ = former.control.connect_with_session(former.clock.monotonic() + 30)
             producer.flush()
             with pytest.raises(txmq.TxmqError):  # closed by the broker, as a killed process's would be
                 link.request(former.clock.monotonic() + 30, "ping").result()
@@ -134,7 +134,7 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
     assigned = AssignedSequence(replace(identity, cluster=identity.cluster ^ 1), 1, 1)
     content = bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
-        with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
+        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 5).address}") as other:
             hello = {"session": session.wish}
             other.control.call("hello", 1, "me", extensions=hello, timeout=5.0)
             other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=5.0)
@@ -160,7 +160,7 @@ def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_
         assert session is not None
     assigned, content = AssignedSequence(identity, 1, 1), bytes(records.encode([(b"k", b"1", (), 1)]))
     if was_stored:
-        with txmq.connect(f"txmq://{client.control.link(client.clock.monotonic() + 5).address}") as other:
+        with txmq.connect(f"txmq://{client.control.connect(client.clock.monotonic() + 5).address}") as other:
             other.control.call("hello", 1, "me", extensions={"session": session.wish}, timeout=5.0)
             other.control.call("put", *partition, body=[stamped(content, assigned)], timeout=5.0)
     with Spool(tmp_path / "spool") as spool:

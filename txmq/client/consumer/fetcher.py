@@ -41,7 +41,7 @@ TOLD_AGAIN_S = 60.0
 
 
 class _Fetch:
-    """One ``get`` on its way; ``link.Pending``."""
+    """One ``get`` on its way; ``connection.Pending``."""
 
     __slots__ = ("consumed", "fetching", "number")
 
@@ -80,25 +80,25 @@ class Fetching:
     def _run(self) -> None:
         while not self._is_closed:
             try:
-                link = self._connection.link(self._clock.monotonic() + self._client.timeout)
+                connection = self._connection.connect(self._clock.monotonic() + self._client.timeout)
             except ClosedError:
                 return
             except ConnectionLostError:
                 self._clock.sleep(FETCH_AGAIN_S)
                 continue
-            self.more(link)
-            link.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
+            self.more(connection)
+            connection.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
 
-    def more(self, link: Connection | None = None) -> None:
-        """Ask for more where there is room; any thread. Without a link the fetching thread does it soon."""
+    def more(self, connection: Connection | None = None) -> None:
+        """Ask for more where there is room; any thread. Without a connection the fetching thread does it soon."""
         try:
-            link = link or self._connection.live
-            if link is None:
+            connection = connection or self._connection.live
+            if connection is None:
                 return
             for consumed, number in self._to_fetch():
                 size = max(FETCH_SIZE_BYTES_MIN, self._share_bytes() // 2)
                 try:
-                    link.start(
+                    connection.start(
                         _Fetch(self, consumed, number), "get", *consumed.slot, consumed.next_fetch, size,
                         extensions={"wait": FETCH_WAIT_MS},
                     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What ``core`` decides about: batches, and the queue of one partition's unfinished batches."""
+"""The values that ``core`` decides about: batches, and the queue of a partition's unfinished batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timest
 
 
 class BatchState(enum.Enum):
-    """Where a batch of the queue stands."""
+    """The state of a batch in its queue."""
 
     WAITING = "waiting"
     IN_FLIGHT = "in flight"
@@ -30,7 +30,7 @@ class ProducerLimits:
     """Settings of a producer.
 
     Attributes:
-        linger_s: how long a batch waits for company before it is sent.
+        linger_s: how long a batch waits for more messages before it is sent.
         batch_size_bytes: a batch is closed when it would grow over this.
         buffer_size_bytes: all unfinished batches together.
         in_flight_max: unanswered batches a partition; the session's own limit counts as well.
@@ -45,14 +45,14 @@ class ProducerLimits:
 
 
 class Batch:
-    """Messages that share a partition, a request and a fate.
+    """Messages that share a partition, a request and an outcome.
 
     Attributes:
-        content: what is sent, once it is closed; its sequence is written when it is given out.
+        content: the record batch, once it is closed; its sequence is written when it is given out.
         transmission: how often it was given out; tells late answers apart.
-        was_uncertain: whether it was, before the present transmission.
-        base_offset, error: the end, once finished; exactly one of them is set.
-        owner: the shell's.
+        was_uncertain: whether it was uncertain before the present transmission.
+        base_offset, error: the outcome; exactly one of them is set once it is finished.
+        owner: for the shell.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Batch:
         self.is_uncertain = self.was_uncertain = self.is_finished = False
         self.base_offset: int | None = None
         self.error: TxmqError | None = None
-        self.refusal: TxmqError | None = None  # why it waits again
+        self.refusal: TxmqError | None = None  # the reason why it waits again
         self.owner: object = None
 
 
@@ -80,7 +80,7 @@ class BatchQueue:
     Attributes:
         base_sequence: the sequence of the queue's first message.
         open: the last batch of the queue while messages may still join it.
-        stalled: something was refused; nothing is sent until the rest of the flight is answered.
+        stalled: a batch was refused; nothing is sent until the rest in flight is answered.
         in_flight_max: 1 after a guess at the sequence, until the broker has taken it; 0 for the core's limit. A broker
             that lost what it had acknowledged (sync = never) would refuse the first and take the second.
         not_before: back-off; monotonic time.

@@ -1,8 +1,8 @@
-"""Many messages at once: cut, grouped by partition, encoded at C speed; results made when they are looked at.
+"""Many messages at once: cut, grouped by partition and encoded at C speed; results are made when they are read.
 
-0.5 us a message of 100 B with key (hash 0.1, group 0.1, encode 0.3), so the loops stand as they are. A list of pairs
-is cut into slices of bounded size; within a slice each partition gets one batch (several where it would be too large).
-What is kept per message for the results are the two bytes of its partition.
+The loops here run once for each message, so they are not split into functions. A list of pairs is cut into slices of
+bounded size. In a slice each partition gets one batch, or several if one would be too large. The results keep two bytes
+for each message: its partition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Slice:
-    """Some of the messages: where each went.
+    """A slice of the messages, and the batches they went into.
 
     Attributes:
         partitions: of each message, in order.
@@ -41,12 +41,12 @@ class Slice:
         self.batches: dict[int, list[Completion]] = {}
 
     def result(self, number: int) -> SendResult:
-        """Where message ``number`` of the slice went."""
+        """The result of message ``number`` of the slice."""
         partition = self.partitions[number]
         return self._nth(partition, self.partitions[:number].count(partition))
 
     def results(self) -> Iterator[SendResult]:
-        """Where each went, in order."""
+        """The results, in order."""
         seen = dict.fromkeys(self.batches, 0)
         for partition in self.partitions:
             yield self._nth(partition, seen[partition])
@@ -61,7 +61,7 @@ class Slice:
 
 
 class SendResults(Sequence[SendResult]):
-    """The results of ``send_many``, in the order of the messages; each is made when it is asked for."""
+    """The results of ``send_many``, in the order of the messages; each is made when it is read."""
 
     def __init__(self, slices: list[Slice], count: int) -> None:
         self._slices, self._count = slices, count
@@ -112,7 +112,7 @@ def assigned(partitions: Iterable[int]) -> array[int]:
 
 
 def assign_by_key(pairs: Sequence[Pair], partitions: int, next_number: int) -> array[int]:
-    """The partition of each by the default selector; those without a key go together, for the sake of full batches.
+    """The partition of each by the default selector; messages without a key share one, so that batches are full.
 
     Raises:
         TypeError: a key is neither bytes nor None.
@@ -154,7 +154,7 @@ def encode(
 def fitting(
     messages: Sequence[T], make: Callable[[Sequence[T]], bytearray], size_bytes_max: int
 ) -> Iterator[tuple[bytearray, int]]:
-    """Batches of at most ``size_bytes_max``, each with its count: what is too large together is halved.
+    """Batches of at most ``size_bytes_max``, each with its count: a batch that is too large is halved.
 
     Raises:
         TooLargeError: a single message does not fit.

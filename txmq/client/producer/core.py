@@ -1,31 +1,32 @@
 """What a producer decides: batches, sequences, retries, deadlines. Sans-I/O and deterministic.
 
-Theory of operation. Per partition there is one queue of batches in the order in which the application sent them; all
-of it is numbered by one dense sequence. ``poll`` gives out what may go on the wire now, at most ``in_flight_max``
-unanswered batches a partition; the shell sends those at once and in this order on one connection, and tells what became
-of them: ``answered``, ``refused``, or ``disconnected`` for all.
+Theory of operation. Each partition has one queue of batches, in the order in which the application sent them, numbered
+by one dense sequence. ``poll`` gives out what may be sent now, at most ``in_flight_max`` unanswered batches for each
+partition. The shell sends those at once and in this order on one connection, and reports what became of them:
+``answered``, ``refused``, or ``disconnected`` for all.
 
-A batch's sequence is what stands before it in the queue, so it is fixed when all before it are. It is *uncertain* from
-the moment it is given out until the broker answers:
+A batch's sequence is the number of messages before it in the queue, so it is fixed when all batches before it are. The
+batch is *uncertain* from the moment it is given out until the broker answers:
 
-* Lost connection: all in flight wait again and keep their sequences. They are sent again in order; what the broker has
-  already is answered as a duplicate.
-* Refused for certain: neither this batch nor any behind it was stored (those left a gap and are refused with
-  ``sequence``). The partition stalls until the rest of its flight is answered, then goes on from its head: with the
-  same number where the refused batch is tried again, renumbered where it was dropped.
-* "Unavailable" and "internal error" refuse, but say nothing about the fate; so does any refusal of a batch whose
-  earlier transmission is uncertain. Tried again.
-* Deadline: what was never stored for certain is withdrawn and says so. What is uncertain is reported as unknown to the
-  one who sent it, and still sent until it is known, because all behind it are numbered after it.
-* Another session: its numbers begin at 0, so what is uncertain can never be known. It is reported, never sent again.
-* ``sequence`` where nothing was refused before: the topic was made anew under its name (numbers begin at 0), or the
-  broker contradicts us; then another session is asked for.
+* Lost connection: all batches in flight wait again, keep their sequences, and are sent again in order. The broker
+  answers those that it has as duplicates.
+* Certain refusal: neither this batch nor any behind it was stored (those behind it left a gap and are refused with
+  ``sequence``). The partition stalls until the rest in flight is answered, then goes on from its head. A refused batch
+  that is tried again keeps its number; if it is dropped, the batches behind it are renumbered.
+* "Unavailable" and "internal error" refuse, but do not say whether the batch was stored; neither does any refusal of a
+  batch whose earlier transmission is uncertain. The batch is tried again.
+* Deadline: a batch that was certainly never stored is withdrawn, and its error says so. An uncertain one ends as
+  unknown for the caller, and is still sent until its outcome is known, because all batches behind it are numbered after
+  it.
+* Another session: its numbers begin at 0, so what is uncertain stays unknown. It is reported, and never sent again.
+* ``sequence`` without a refusal before it: the topic was created anew under its name (numbers begin at 0), or the
+  broker contradicts the core; then another session is requested.
 
 Invariants:
-    * batches of a partition are stored in queue order, each at most once;
-    * a batch is finished (``take_finished``) exactly once, as stored at an offset or with an error;
-    * an error that says "nothing was stored" is true;
-    * all queues together hold at most ``buffer_size_bytes`` (the shell waits before it adds) plus one message.
+    * Batches of a partition are stored in queue order, each at most once.
+    * A batch is finished (``take_finished``) exactly once, as stored at an offset or with an error.
+    * An error that says "nothing was stored" is true.
+    * All queues together hold at most ``buffer_size_bytes`` (the shell waits before it adds) and one message.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ from txmq.errors import (
 from txmq.log import records
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
-DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so a fate, only if their deadlines are this close
+DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so its outcome, only if their deadlines are this close
 
 
 class ProducerCore:
-    """See the module's docstring. All times are monotonic seconds, handed in."""
+    """The decisions; see the module's docstring. All times are monotonic seconds and come from the caller."""
 
     def __init__(self, limits: ProducerLimits) -> None:
         self.limits = limits
         self.buffered_bytes = 0
-        self.unfinished = 0  # batches that somebody waits for
-        self.needs_session = False  # the session contradicts itself: the shell gets another one
-        self.needs_connection = False  # the connection does not speak for the session: the shell makes another one
+        self.unfinished = 0  # batches whose callers wait
+        self.needs_session = False  # the session contradicts itself: the shell opens another one
+        self.needs_connection = False  # the connection is not bound to the session: the shell makes another one
         self._in_flight_max = limits.in_flight_max
-        self._producer: tuple[int, int] | None = None  # session id and epoch of the numbers in use
+        self._producer: tuple[int, int] | None = None  # session id and epoch that the sequences count in
         self._is_connected = False
         self._queues: dict[tuple[str, int], BatchQueue] = {}
         self._active: dict[BatchQueue, None] = {}  # those with batches
@@ -76,7 +77,7 @@ class ProducerCore:
     # --- what the application sends ----------------------------------------------------------------------------------
 
     def append(self, topic: str, partition: int, record: Record, now: float, deadline: float) -> tuple[Batch, int]:
-        """Add one message; its batch, and its number in it."""
+        """Add one message; returns its batch and its number in the batch."""
         queue = self._queue(topic, partition)
         key, value, headers, _ = record
         size = len(value) + RECORD_OVERHEAD_BYTES + (len(key) if key is not None else 0)
@@ -97,7 +98,7 @@ class ProducerCore:
         return batch, batch.count - 1
 
     def add(self, topic: str, partition: int, content: bytearray, count: int, now: float, deadline: float) -> Batch:
-        """Add a batch that is encoded already."""
+        """Add an encoded batch."""
         queue = self._queue(topic, partition)
         queue.open = None
         batch = self._new_batch(queue, now, deadline)
@@ -107,12 +108,12 @@ class ProducerCore:
         return batch
 
     def close_open(self) -> None:
-        """Let no further message join: what lingers may go (flush)."""
+        """Close the open batches, so that those that linger are sent (flush)."""
         for queue in self._active:
             queue.open = None
 
     def unfinished_batches(self) -> list[Batch]:
-        """All that somebody waits for."""
+        """All batches whose callers wait."""
         return [batch for queue in self._active for batch in queue.batches if not batch.is_finished]
 
     def _queue(self, topic: str, partition: int) -> BatchQueue:
@@ -133,7 +134,7 @@ class ProducerCore:
     # --- what goes on the wire ---------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> list[Batch]:
-        """What may be sent now, in the order of sending; each is in flight from here on."""
+        """The batches that may be sent now, in order; they are in flight from here on."""
         if not self._is_connected or self.needs_session or self.needs_connection:
             return []
         given: list[Batch] = []
@@ -198,7 +199,7 @@ class ProducerCore:
     # --- what became of it -------------------------------------------------------------------------------------------
 
     def answered(self, batch: Batch, base_offset: int) -> None:
-        """The broker stored it, now or before. True of whichever transmission the answer belongs to."""
+        """The broker stored it, now or before; that holds for an answer to any of its transmissions."""
         if batch.state in (BatchState.DONE, BatchState.GONE):
             return
         queue = batch.queue
@@ -219,7 +220,7 @@ class ProducerCore:
         batch.queue.in_flight -= 1
         batch.state = BatchState.WAITING
         if isinstance(error, FencedError | ForbiddenError):
-            # Not stored by this transmission: the numbers stand, and who speaks for them has to be found out.
+            # Not stored by this transmission: the numbers stand, and another session or connection is needed.
             batch.is_uncertain = batch.was_uncertain
             self.needs_session |= isinstance(error, FencedError)
             self.needs_connection |= isinstance(error, ForbiddenError)
@@ -233,12 +234,12 @@ class ProducerCore:
             self._refused_for_certain(batch, error, now)
 
     def _refused_sequence(self, batch: Batch) -> None:
-        """Behind a gap of ours this is what must come. Elsewhere our numbers and the broker's contradict each other."""
+        """Expected behind a gap that a refusal left. Anywhere else the broker's numbers contradict the core's."""
         queue = batch.queue
         if queue.stalled:
             return
         if batch is queue.batches[0] and not batch.was_uncertain and queue.base_sequence:
-            # A topic made anew under the name knows no producer yet; if it is not that, 0 is refused as well.
+            # A topic that was created anew knows no producer yet; if that is not the reason, 0 is refused as well.
             self._not_stored_from(batch)
             queue.base_sequence, queue.stalled, queue.in_flight_max = 0, True, 1
         else:
@@ -246,7 +247,7 @@ class ProducerCore:
             self.needs_session = True
 
     def _refused_with_topic(self, batch: Batch, error: BrokerError) -> None:
-        """There is no such partition, or no longer, and with it went the numbers that the broker knew."""
+        """The partition does not exist, or no longer, and with it went the numbers that the broker knew."""
         queue, was_uncertain = batch.queue, batch.was_uncertain
         self._not_stored_from(batch)
         queue.stalled = True
@@ -280,7 +281,7 @@ class ProducerCore:
         queue.not_before = now + queue.backoff_s
 
     def disconnected(self) -> None:
-        """The connection is lost: nothing of the flight will be answered on it."""
+        """The connection is lost: no batch in flight will be answered on it."""
         self._is_connected = False
         for queue in self._active:
             queue.stalled, queue.in_flight, queue.not_before = False, 0, 0.0
@@ -289,7 +290,7 @@ class ProducerCore:
                     batch.state = BatchState.WAITING
 
     def connected(self, session: int, epoch: int, in_flight_max: int) -> None:
-        """A connection that speaks for this session is there; everything unanswered goes out again, in order."""
+        """A connection is bound to this session; all unanswered batches are sent again, in order."""
         self._is_connected = True
         self.needs_session = self.needs_connection = False
         self._in_flight_max = min(self.limits.in_flight_max, in_flight_max)
@@ -306,7 +307,7 @@ class ProducerCore:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def expire(self, now: float, reason: TxmqError | None = None) -> None:
-        """Finish what is past its deadline; ``reason`` says why nothing could be sent, where that is so."""
+        """Finish what is past its deadline; ``reason`` says why nothing could be sent, if that is known."""
         if now < self.expires_at:
             return
         for queue in list(self._active):
@@ -320,7 +321,7 @@ class ProducerCore:
         self.expires_at = min(deadlines, default=float("inf"))
 
     def abort(self, reason: str) -> None:
-        """Finish everything (the producer is closed); zombies are forgotten as well."""
+        """Finish all batches: the producer is closed. Uncertain ones are not sent again."""
         for queue in list(self._active):
             for batch in list(queue.batches):
                 error = _unknown(batch, reason) if batch.is_uncertain else RequestTimeoutError(f"not sent: {reason}")
@@ -333,7 +334,7 @@ class ProducerCore:
         return finished
 
     def _finish(self, batch: Batch, base_offset: int | None, error: TxmqError | None) -> None:
-        if batch.is_finished:  # its sender was told "unknown" before
+        if batch.is_finished:  # it ended as "unknown" before
             return
         batch.is_finished = True
         batch.base_offset, batch.error = base_offset, error

@@ -1,6 +1,6 @@
-"""``client.producer(...)``: checks what is sent, chooses the partition, joins the transaction it stands in.
+"""``client.producer(...)``: checks a message, chooses its partition, and lets it join the transaction it is sent in.
 
-What happens to a message then is ``sender``'s (the shell) and ``producer_core``'s (the decisions).
+``sender`` (threads, deadlines) and ``core`` (decisions) send what joins no transaction.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ProducerClient(Broker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """What ``client.producer`` was told; see there."""
+    """The arguments of ``client.producer``; see there."""
 
     linger_ms: float = 0
     batch_size_bytes: int = 256 << 10
@@ -119,7 +119,7 @@ class Producer:
         try:
             self.close()
         except TxmqError:
-            if error is None:  # the body's own error says more
+            if error is None:  # the error of the block's body says more
                 raise
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -128,27 +128,27 @@ class Producer:
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
         tag: str | None = None, partition: int | None = None, timeout: float | None = None,
     ) -> SendResult:  # fmt: skip
-        """Send one message and wait until the broker acknowledges it; inside a transaction's block, join that.
+        """Send one message and wait until the broker acknowledges it; inside a transaction's block, join it.
 
         Args:
-            topic: where to.
+            topic: the topic's name.
             value: the content.
             key: chooses the partition: same key, same partition, same order.
-            headers: names and values that go along.
+            headers: names and values that are stored with the message.
             tag: short text that readers can filter by.
-            partition: where to, whatever the selector says.
+            partition: the partition, in place of the selector's choice.
             timeout: seconds; the producer's by default. Retries stay within it.
 
         Returns:
-            Where it is: ACKNOWLEDGED with its offset, PENDING in a transaction, or SPOOLED (``retry_store``).
+            ACKNOWLEDGED with its offset, PENDING in a transaction, or SPOOLED (``retry_store``).
 
         Raises:
             UnknownTopicError, TopicClosedError, TooLargeError, DiskFullError, ...: nothing was stored.
-            BrokerAwayError, RequestTimeoutError: it could not be sent in time; nothing was stored. Outside of a block
-                it is tried until ``timeout``; inside, a broker that is known to be away is not waited for.
+            BrokerAwayError, RequestTimeoutError: it could not be sent in time; nothing was stored. Outside a block the
+                producer tries until ``timeout``; inside, it does not wait for a broker that is known to be away.
             DeliveryUnknownError: no answer in time; it may or may not be stored.
-            TransactionStateError: the block stands in a transaction of another client; or this context has used a
-                block that it does not stand in (``client.current`` has the rules): ``tx.send`` names the block.
+            TransactionStateError: the block is a transaction of another client; or this context has used a block that
+                the call does not stand in (``client/transaction/current.py``): use ``tx.send``.
 
         Durability: an acknowledged message is on the broker's disk, unless its ``sync`` setting says otherwise.
         """
@@ -163,7 +163,7 @@ class Producer:
         self, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, tag: str | None,
         partition: int | None,
     ) -> tuple[int, Record]:  # fmt: skip
-        """For ``tx.send``: check a message that joins a transaction; its partition, and what is stored of it."""
+        """For ``tx.send``: check a message that joins a transaction; returns its partition and its record."""
         return self._routed(topic, (key, value, headers, tag), partition, None)
 
     def send_async(
@@ -172,7 +172,7 @@ class Producer:
     ) -> Future[SendResult]:  # fmt: skip
         """As ``send``, without waiting: the future holds the result or the error that ``send`` would raise.
 
-        Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done, PENDING.
+        Waits only while ``buffer_size_bytes`` is in use. Inside a transaction's block the future is done: PENDING.
         """
         transaction = enclosing(self.client)
         wait_s_max = self._timeout_s(timeout) if transaction is None else None
@@ -191,10 +191,10 @@ class Producer:
             timeout: seconds, for each batch.
 
         Returns:
-            One result a message, in order, each made when it is looked at.
+            One result for each message, in order, each made when it is read.
 
         Raises:
-            As ``send``: the first failure; its note says how many were acknowledged all the same.
+            As ``send``: the first failure; its note says how many messages were acknowledged.
         """
         require_wait(timeout)
         pairs = messages if isinstance(messages, list | tuple) else list(messages)
@@ -245,7 +245,7 @@ class Producer:
 
     @property
     def spooled(self) -> int:
-        """How many messages wait on local disk; without ``retry_store`` none ever do."""
+        """How many messages wait on local disk; 0 without ``retry_store``."""
         return 0
 
     def parked(self) -> Sequence[ParkedMessage]:
@@ -256,14 +256,14 @@ class Producer:
         """Wait until everything sent so far is acknowledged or failed (futures hold the failures).
 
         Raises:
-            RequestTimeoutError: not within ``timeout`` seconds; it goes on being sent.
+            RequestTimeoutError: not within ``timeout`` seconds; the rest is still sent.
         """
         deadline = self._deadline(timeout)
         if self._sender is not None:
             self._sender.flush(deadline)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush and end. Errors as ``flush``; what is then unfinished is given up when the client closes."""
+        """Flush and end. Raises as ``flush``; unfinished messages are given up when the client closes."""
         deadline = self._deadline(timeout)
         self._closed = True
         sender, self._sender = self._sender, None
@@ -276,12 +276,12 @@ class Producer:
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def transaction(self, *resources: Resource, timeout: float = 30.0) -> Transaction:
-        """A transaction, to be used as a block: what is sent inside becomes visible all or none.
+        """A transaction, to be used as a block: its messages become visible all or none.
 
         Args:
             resources: databases whose rows are part of it: one ``LastResource``, or any number of ``MySQLResource``, or
                 what their ``using`` answers.
-            timeout: seconds until the decision must have been taken.
+            timeout: seconds within which it must be decided.
         """
         if self._closed:
             raise ClosedError("the producer is closed")
@@ -295,16 +295,16 @@ class Producer:
     ) -> HalfMessage:  # fmt: skip
         """Send a half message: on the broker's disk when this returns, and invisible until you commit it.
 
-        Use it as a block around your own work, whose end commits, or call ``commit`` and ``rollback``. What nobody
-        decides, because you died or the block failed, the checker of your producer group decides.
+        Use it as a block around your own work, whose end commits, or call ``commit`` and ``rollback``. If the process
+        dies or the block fails before that, the checker of the producer group decides.
 
         Args:
-            timeout: seconds from now; for so long nobody asks the checker while this client is connected. The
-                other arguments are those of ``send``.
+            timeout: seconds from now in which the checker is not asked while this client is connected. The other
+                arguments are those of ``send``.
 
         Raises:
             ConfigError: the producer has no group and checker.
-            TransactionStateError: the call stands in a transaction's block.
+            TransactionStateError: the call stands in a transaction block.
             RolledBackError: the broker refused it; TransactionAwayError: it is away. Nothing happened.
         """
         if self._checks is None:
@@ -322,7 +322,7 @@ class Producer:
         self, topic: str, message: Content,
         partition: int | None, wait_s_max: float | None,
     ) -> tuple[int, Record]:  # fmt: skip
-        """Check a message (key, value, headers, tag); its partition, and what is stored of it.
+        """Check a message (key, value, headers, tag); returns its partition and its record.
 
         Args:
             wait_s_max: as ``_asked``.
@@ -344,13 +344,13 @@ class Producer:
         return held.config.partitions
 
     def _asked(self, ask: Callable[[float], T], wait_s_max: float | None) -> T:
-        """What the broker says within so many seconds.
+        """The broker's answer, within so many seconds.
 
         Args:
-            wait_s_max: how long to wait; None in a block, where rows are locked: no longer than the broker is alive.
+            wait_s_max: how long to wait; None in a block, which holds locks: no longer than the broker is alive.
 
         Raises:
-            BrokerAwayError: it says nothing; in a block a ``TransactionAwayError``.
+            BrokerAwayError: it did not answer; in a block a ``TransactionAwayError``.
         """
         if wait_s_max is not None:
             return ask(wait_s_max)
@@ -360,7 +360,7 @@ class Producer:
             raise_rolled_back(error, None)
 
     def _batch_size_bytes_max(self, sender: Sender | None) -> int:
-        session = None if sender is None else sender.connection.session
+        session = None if sender is None else sender.reconnecting.session
         return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
 
     def _partition_for(
@@ -377,7 +377,7 @@ class Producer:
 
     def _select(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:
         key, value, headers, now_ms = record
-        if self._key_hash is not None:  # needs no message made for it (1 us)
+        if self._key_hash is not None:  # needs no Message
             return self._key_hash.partition_of(key, partitions)
         message = Message(topic, -1, -1, key, value, dict(headers), tag, now_ms, None)
         return checked(self._selector.select(topic, partitions, message), topic, partitions)

@@ -1,17 +1,17 @@
-"""The shell around ``producer_core``: one connection, one core, the threads that wait.
+"""The shell around ``core``: one connection, one core, the threads that wait.
 
-Theory of operation. Whoever waits for a batch does the work (``drive``): connects, sends what ``poll`` gives out, reads
-answers, keeps the deadlines. A lone ``send`` so goes out and comes back on the caller's own thread. The background
-thread exists only once something was sent that nobody waits for (``send_async``), and it drives in the same way while
-such batches are unfinished.
+Theory of operation. The thread that waits for a batch does the work (``drive``): it connects, sends what ``poll`` gives
+out, reads answers, and keeps the deadlines. So a lone ``send`` goes out and comes back on the caller's own thread. A
+background thread is started by the first ``send_async``, for whose batches no thread waits, and drives in the same way
+while such batches are unfinished.
 
-A session numbers the batches of one core only, so each sender has a connection, and with it a session, of its own; the
-client's first one shares the transactions' (see ``client``).
+A session numbers the batches of one core only, so each sender has a connection and a session of its own; the client's
+first sender shares the transactions' (``sender_pool``).
 
 Invariants:
-    * the core is touched under ``_lock`` only, and what ``poll`` gives out is handed to the link under the same lock:
-      the wire has the order of the sequences;
-    * nothing sleeps and no user code runs while the lock is held.
+    * The core is used under ``_lock`` only, and what ``poll`` gives out is passed to the connection under the same
+      lock, so the order on the wire is the order of the sequences.
+    * Nothing sleeps, and no user code runs, while the lock is held.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FOREVER_S = 86_400.0
 
 
 class Completion:
-    """The end of one batch, for all who wait for it; ``Batch.owner``."""
+    """The end of one batch, for the threads and futures that wait for it; ``Batch.owner``."""
 
     __slots__ = ("batch", "done", "futures", "waiters")
 
@@ -47,21 +47,21 @@ class Completion:
         self.futures: list[tuple[int, Future[SendResult]]] = []
 
     def waiter(self) -> Waiter:
-        """Something for one thread to wait for: several may share a batch."""
+        """A waiter for one thread: several threads may share a batch."""
         waiter = Waiter()
         self.waiters.append(waiter)
-        if self.done:  # looked at second, as ``finish`` sets it first
+        if self.done:  # looked at second, because ``finish`` sets it first
             waiter.finish()
         return waiter
 
     def finish(self) -> None:
-        """The batch is finished."""
+        """End all waits for the batch."""
         self.done = True
         for waiter in self.waiters:
             waiter.finish()
 
     def result(self, number: int) -> SendResult:
-        """Where message ``number`` of the batch went; raises what became of it otherwise."""
+        """The result of message ``number`` of the batch. Raises the error it ended with."""
         batch = self.batch
         if batch.error is not None:
             raise type(batch.error)(*batch.error.args)
@@ -70,7 +70,7 @@ class Completion:
         return SendResult(queue.topic, queue.partition, batch.base_offset + number, SendStatus.ACKNOWLEDGED)
 
     def complete_futures(self) -> None:
-        """Set the futures, which runs the application's callbacks: never on a thread that reads for others."""
+        """Set the futures. That runs the application's callbacks, so never on a thread that reads for others."""
         for number, future in self.futures:
             if not future.set_running_or_notify_cancel():
                 continue
@@ -83,30 +83,30 @@ class Completion:
 class _PutReply:
     """Carries one transmission's answer to the core."""
 
-    __slots__ = ("batch", "link", "sender", "transmission")
+    __slots__ = ("batch", "connection", "sender", "transmission")
 
-    def __init__(self, sender: Sender, link: Connection, batch: Batch) -> None:
-        self.sender, self.link, self.batch, self.transmission = sender, link, batch, batch.transmission
+    def __init__(self, sender: Sender, connection: Connection, batch: Batch) -> None:
+        self.sender, self.connection, self.batch, self.transmission = sender, connection, batch, batch.transmission
 
     def answered(self, code: int, body: bytes) -> None:
         self.sender.take_answer(self.batch, self.transmission, code, body)
 
     def lost(self, error: TxmqError) -> None:
-        self.sender.take_loss(self.link)
+        self.sender.take_loss(self.connection)
 
 
 class Sender:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(self, connection: ReconnectingConnection, clock: Clock, limits: ProducerLimits) -> None:
-        self.connection, self.clock = connection, clock
+        self.reconnecting, self.clock = connection, clock
         self.core = ProducerCore(limits)
         self.on_unknown_topic: Callable[[str], None] = lambda _topic: None
         self._lock = Lock()
-        self._link: Connection | None = None
-        self._session: ClientSession | None = None  # whose numbers the core uses
-        self._failure: TxmqError | None = None  # why there is no link
-        self._backoff_s = 0.0  # before the next link is asked for
+        self._connection: Connection | None = None
+        self._session: ClientSession | None = None  # the core's sequences count in it
+        self._failure: TxmqError | None = None  # the reason why there is no connection
+        self._backoff_s = 0.0  # before the next attempt to connect
         self._background: Waiter | None = None
         self._futures = 0  # not complete
         self._completed: deque[Completion] = deque()  # finished, their futures not complete
@@ -115,7 +115,7 @@ class Sender:
 
     @property
     def limits(self) -> ProducerLimits:
-        """The core's settings; set while nothing is unfinished."""
+        """The core's settings; to be set only while nothing is unfinished."""
         return self.core.limits
 
     @limits.setter
@@ -135,16 +135,16 @@ class Sender:
         future: Future[SendResult] = Future()
         self._append(topic, partition, record, deadline, future)
         self._start_background()
-        link = self._link
-        if link is not None and link.has_unsent:
-            link.push(deadline)
+        connection = self._connection
+        if connection is not None and connection.has_unsent:
+            connection.push(deadline)
         return future
 
     def _append(
         self, topic: str, partition: int, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int]:
         self._wait_for_room(len(record[1]), deadline)
-        now = self._look_at_link()
+        now = self._look_at_connection()
         with self._lock:
             self._refuse_closed()
             batch, number = self.core.append(topic, partition, record, now, deadline)
@@ -156,9 +156,9 @@ class Sender:
         return completion, number
 
     def add(self, topic: str, partition: int, content: bytearray, count: int, deadline: float) -> Completion:
-        """Send a batch that is encoded already; waited for with ``drive``."""
+        """Send an encoded batch; ``drive`` waits for it."""
         self._wait_for_room(len(content), deadline)
-        now = self._look_at_link()
+        now = self._look_at_connection()
         with self._lock:
             self._refuse_closed()
             completion = _completion_of(self.core.add(topic, partition, content, count, now, deadline))
@@ -166,10 +166,10 @@ class Sender:
         return completion
 
     def take_arrived(self) -> None:
-        """Take in answers that have arrived, and send what they made room for."""
-        link = self._link
-        if link is not None:
-            link.take_arrived()
+        """Read answers that have arrived, and send what they made room for."""
+        connection = self._connection
+        if connection is not None:
+            connection.take_arrived()
 
     def _wait_for_room(self, size: int, deadline: float) -> None:
         """Wait until the buffer has room; one message always fits an empty buffer."""
@@ -186,16 +186,16 @@ class Sender:
             if oldest is not None:
                 self.drive(oldest, deadline)
             else:
-                # What fills it was told "unknown" and is still sent again until its fate is known: nobody else waits.
+                # The buffer is full of batches that ended as "unknown" and are still repeated: no other thread waits.
                 self._step(Waiter(), min(deadline, now + LEFTOVERS_POLL_S))
 
-    def _look_at_link(self) -> float:
-        """Find out that an idle link has ended before a message is entrusted to it. Returns the time."""
-        now, link = self.clock.monotonic(), self._link
-        if link is not None:
-            if now - link.used_at > IDLE_CHECK_S:
-                link.is_stale()
-            link.used_at = now
+    def _look_at_connection(self) -> float:
+        """Find out if an idle connection has ended before a message is sent on it. Returns the time."""
+        now, connection = self.clock.monotonic(), self._connection
+        if connection is not None:
+            if now - connection.used_at > IDLE_CHECK_S:
+                connection.is_stale()
+            connection.used_at = now
         return now
 
     def _refuse_closed(self) -> None:
@@ -205,7 +205,7 @@ class Sender:
     # --- waiting -----------------------------------------------------------------------------------------------------
 
     def drive(self, completion: Completion, deadline: float = float("inf")) -> None:
-        """Work until a batch is finished; its own deadline sees to that."""
+        """Work until a batch is finished, at its own deadline at the latest."""
         if completion.done:
             return
         waiter = completion.waiter()
@@ -222,14 +222,19 @@ class Sender:
             self._pump(now)
             finished = self.core.take_finished()
             wakeup = min(self.core.next_wakeup(), deadline)
-            link = self._link
+            connection = self._connection
         self._notify(finished)
         if waiter.done or now >= deadline:
             return now
-        if link is None or link.failure is not None or self.core.needs_session or self.core.needs_connection:
+        if (
+            connection is None
+            or connection.failure is not None
+            or self.core.needs_session
+            or self.core.needs_connection
+        ):
             self._connect(min(self.core.expires_at, deadline, now + _FOREVER_S))
         else:
-            link.wait(waiter, min(wakeup, now + _FOREVER_S))
+            connection.wait(waiter, min(wakeup, now + _FOREVER_S))
         return now
 
     def flush(self, deadline: float) -> None:
@@ -248,21 +253,25 @@ class Sender:
 
     def _pump(self, now: float) -> None:
         """Send what may be sent; the caller holds the lock. ``put`` neither blocks nor calls back."""
-        link = self._link
-        if link is None or link.failure is not None:
+        connection = self._connection
+        if connection is None or connection.failure is not None:
             return
         for batch in self.core.poll(now):
             assert batch.content is not None
             try:
-                link.put(_PutReply(self, link, batch), batch.queue.topic_bytes, batch.queue.partition, batch.content)
-            except TxmqError:  # the link failed between the two: nothing of this batch was sent, the rest is lost too
+                connection.put(
+                    _PutReply(self, connection, batch), batch.queue.topic_bytes, batch.queue.partition, batch.content
+                )
+            except (
+                TxmqError
+            ):  # the connection failed meanwhile: nothing of this batch was sent, and the others are lost
                 self.core.disconnected()
                 return
 
-    # --- answers, on whichever thread reads --------------------------------------------------------------------------
+    # --- answers, on the thread that reads ---------------------------------------------------------------------------
 
     def take_answer(self, batch: Batch, transmission: int, code: int, body: bytes) -> None:
-        """One transmission was answered."""
+        """The broker answered one transmission."""
         error = None if code == 200 else broker_error(code, body)
         now = self.clock.monotonic()
         with self._lock:
@@ -273,7 +282,7 @@ class Sender:
                 self.core.refused(batch, transmission, error, now)
             self._pump(now)
             finished = self.core.take_finished()
-            # A refusal moves the next wake-up: whoever waits has to look again.
+            # A refusal moves the next wake-up: the threads that wait have to look again.
             concerned = [] if error is None else self._waiters()
         if error is not None and error.wire_name == "unknown-topic":
             self.on_unknown_topic(batch.queue.topic)
@@ -285,11 +294,11 @@ class Sender:
         waiters = [waiter for batch in self.core.unfinished_batches() for waiter in _completion_of(batch).waiters]
         return waiters if self._background is None else [*waiters, self._background]
 
-    def take_loss(self, link: Connection) -> None:
-        """The link failed."""
+    def take_loss(self, connection: Connection) -> None:
+        """A connection failed."""
         with self._lock:
-            if self._link is link:
-                self._link = None
+            if self._connection is connection:
+                self._connection = None
                 self.core.disconnected()
 
     def _notify(self, finished: list[Batch]) -> None:
@@ -307,22 +316,22 @@ class Sender:
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def _connect(self, deadline: float) -> None:
-        """Get a link that speaks for the session; a failure is kept and shows when a batch expires.
+        """Get a connection that is bound to the session; a failure is kept, and shows when a batch expires.
 
-        Each time after the first since the broker last took something waits out a back-off: a broker that refuses the
-        session, or every batch of it, is asked now and then, not as fast as it can answer.
+        Attempts after the first one since the broker last took a batch wait for a back-off: a broker that refuses the
+        session, or each of its batches, is not asked as fast as it can answer.
         """
         self._wait_out_backoff(deadline)
         with self._lock:
-            link, session = self._link, self._session
+            connection, session = self._connection, self._session
             renews, reconnects = self.core.needs_session, self.core.needs_connection
         try:
             if renews and session is not None:
-                self.connection.renew_session(session, deadline)
-            elif reconnects and link is not None:
-                link.fail(ConnectionLostError("another connection took over the session"))
-            link, session = self.connection.session_link(deadline)
-        except RequestTimeoutError as error:  # of the greeting: nothing was sent
+                self.reconnecting.renew_session(session, deadline)
+            elif reconnects and connection is not None:
+                connection.fail(ConnectionLostError("another connection took over the session"))
+            connection, session = self.reconnecting.connect_with_session(deadline)
+        except RequestTimeoutError as error:  # the greeting's: nothing was sent
             self._failure = BrokerAwayError(str(error))
             return
         except TxmqError as error:
@@ -330,10 +339,10 @@ class Sender:
             return
         with self._lock:
             self._failure = None
-            if self._link is not link:
-                if self._link is not None:
+            if self._connection is not connection:
+                if self._connection is not None:
                     self.core.disconnected()
-                self._link, self._session = link, session
+                self._connection, self._session = connection, session
                 self.core.connected(session.id, session.epoch, session.in_flight_max)
 
     def _wait_out_backoff(self, deadline: float) -> None:
@@ -367,7 +376,7 @@ class Sender:
             if not self._futures:
                 background.signal.wait(_FOREVER_S)
                 continue
-            # A shorter linger than the one waited for now may begin meanwhile.
+            # A shorter linger may begin meanwhile.
             wait = max(self.limits.linger_s, 0.001) if self.limits.linger_s else BACKGROUND_WAIT_S_MAX
             self._step(background, self.clock.monotonic() + wait)
 
@@ -375,7 +384,7 @@ class Sender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued, not even what its sender has given up."""
+        """Whether nothing is queued, not even a batch that ended as "unknown"."""
         return not self.core.buffered_bytes
 
     def close(self) -> None:
@@ -389,13 +398,13 @@ class Sender:
             self._completed.popleft().complete_futures()
         if self._background is not None:
             self._background.finish()
-        self.connection.close()
+        self.reconnecting.close()
 
     def forked(self) -> None:
-        """In a forked child: begin anew; the parent sends what is its own."""
+        """In a forked child: start anew; the parent sends its own batches."""
         self._lock = Lock()
         self.core = ProducerCore(self.core.limits)
-        self._link = self._background = self._session = None
+        self._connection = self._background = self._session = None
         self._futures = 0
         self._completed.clear()
 

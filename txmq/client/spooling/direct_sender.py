@@ -224,22 +224,22 @@ class OrderedSender(Sender):
         Raises:
             ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
         """
-        known, followed = self._link, self.core.identity
-        # A session is given up by failing its link: one that has not failed speaks for it.
+        known, followed = self._connection, self.core.identity
+        # A session is given up by failing its connection: one that has not failed speaks for it.
         if followed is not None and known is not None and known.failure is None and not self._is_idle(known):
             return followed
-        link, identity, in_flight_max = self._sessions.bound(deadline)
+        connection, identity, in_flight_max = self._sessions.bound(deadline)
         with self._lock:
-            if self._link is not link or identity != self.core.identity:
-                if self._link is not None:
+            if self._connection is not connection or identity != self.core.identity:
+                if self._connection is not None:
                     self.core.disconnected()
-                self._link, self.core.identity = link, identity
+                self._connection, self.core.identity = connection, identity
                 self.core.connected(identity.session, identity.epoch, in_flight_max)
         return identity
 
-    def _is_idle(self, link: Connection) -> bool:
+    def _is_idle(self, connection: Connection) -> bool:
         """Whether it was unused for so long that it has to be looked at."""
-        return self.clock.monotonic() - link.used_at > IDLE_CHECK_S
+        return self.clock.monotonic() - connection.used_at > IDLE_CHECK_S
 
     def begin(self, partition: TopicPartition, sequence: int | None) -> None:
         """See ``OrderedCore.begin``."""
@@ -250,10 +250,10 @@ class OrderedSender(Sender):
         self, partition: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int] | None:
         """Send one message behind all of its partition; None, and nothing is done, where its lane has to look first."""
-        now = self._look_at_link()
+        now = self._look_at_connection()
         with self._lock:
-            link = self._link
-            if link is None or link.failure is not None or partition not in self.core.direct:
+            connection = self._connection
+            if connection is None or connection.failure is not None or partition not in self.core.direct:
                 return None
             batch, number = self.core.append(*partition, record, now, deadline)
             completion = batch.owner
@@ -277,9 +277,9 @@ class OrderedSender(Sender):
     def see_to_futures(self, deadline: float) -> None:
         """Have the background wait for what nobody else waits for."""
         self._start_background()
-        link = self._link
-        if link is not None and link.has_unsent:
-            link.push(deadline)
+        connection = self._connection
+        if connection is not None and connection.has_unsent:
+            connection.push(deadline)
 
     def is_given_up(self, partition: TopicPartition) -> bool:
         """Whether its lane has to take over first."""
@@ -331,16 +331,16 @@ class OrderedSender(Sender):
             self._pump(now)
             finished = self.core.take_finished()
             wakeup = min(self.core.next_wakeup(), deadline, now + LOOK_AGAIN_S)
-            link, is_given_up = self._link, bool(self.core.given_up)
+            connection, is_given_up = self._connection, bool(self.core.given_up)
         self._notify(finished)
         if is_given_up:
             self._on_given_up()
         if waiter.done or now >= deadline:
             return now
-        if is_given_up or link is None or link.failure is not None:
+        if is_given_up or connection is None or connection.failure is not None:
             waiter.signal.wait(TAKEN_OVER_S)
         else:
-            link.wait(waiter, wakeup)
+            connection.wait(waiter, wakeup)
         return now
 
     def _connect(self, deadline: float) -> None:

@@ -62,19 +62,19 @@ class Sessions:
         return self.bound(deadline)[1]
 
     def bound(self, deadline: float) -> tuple[Connection, SpoolIdentity, int]:
-        """The link that speaks for the current session, the session, and how many batches it tells apart.
+        """The connection that speaks for the current session, the session, and how many batches it tells apart.
 
         Raises as ``current``.
         """
         self.end_former_sessions(deadline)
-        link, session = self.main.session_link(deadline)
+        connection, session = self.main.connect_with_session(deadline)
         noted = self._noted
         if session is not self._session or noted is None:
             noted = SpoolIdentity(session.cluster, session.home, session.id, session.epoch)
             self._spool.remember_session(noted, session.secret)
             self._held[noted] = Held(session.secret, session.epoch)
             self._session, self._noted = session, noted
-        return link, noted, session.in_flight_max
+        return connection, noted, session.in_flight_max
 
     def end_former_sessions(self, deadline: float) -> None:
         """What former processes sent is stored when this returns, or never. Raises as ``current``."""
@@ -97,31 +97,31 @@ class Sessions:
             FencedError: the session is no more; nothing was sent.
             ConnectionLostError, RequestTimeoutError: nothing was sent.
         """
-        return self._link(assigned.identity, deadline).request(
+        return self._connection_of(assigned.identity, deadline).request(
             deadline, "put", *partition, body=[stamped(content, assigned)]
         )
 
-    def _link(self, identity: SpoolIdentity, deadline: float) -> Connection:
+    def _connection_of(self, identity: SpoolIdentity, deadline: float) -> Connection:
         if identity == self._noted:
-            link, session = self.main.session_link(deadline)
+            connection, session = self.main.connect_with_session(deadline)
             if session is self._session:
-                return link
+                return connection
         with self._lock:
             return self._resumed(identity, deadline)
 
     def _resumed(self, identity: SpoolIdentity, deadline: float) -> Connection:
-        link = self._other.link(deadline)
-        if self._bound == (link, identity):
-            return link
+        connection = self._other.connect(deadline)
+        if self._bound == (connection, identity):
+            return connection
         self._bound = None
-        broker = self._hello(link, "none", deadline)
+        broker = self._hello(connection, "none", deadline)
         if (broker.get("cluster"), broker.get("home")) != (f"{identity.cluster:016x}", f"{identity.home:016x}"):
             raise FencedError("another broker answers than the one that issued the session")
-        fields = self._hello(link, self._wish(identity), deadline)
+        fields = self._hello(connection, self._wish(identity), deadline)
         if fields.get("session") != f"{identity.session:x}":
             raise RemoteProtocolError(f"session {identity.session:x} was asked for, {fields.get('session')} answered")
-        self._bound = link, identity
-        return link
+        self._bound = connection, identity
+        return connection
 
     def _wish(self, identity: SpoolIdentity) -> str:
         held = self._held.get(identity)
@@ -134,8 +134,8 @@ class Sessions:
             )
         return resume_wish(identity.session, held.epoch, held.secret)
 
-    def _hello(self, link: Connection, wish: str, deadline: float) -> dict[str, object]:
-        reply = link.request(deadline, "hello", PROTOCOL, self._name, extensions={"session": wish})
+    def _hello(self, connection: Connection, wish: str, deadline: float) -> dict[str, object]:
+        reply = connection.request(deadline, "hello", PROTOCOL, self._name, extensions={"session": wish})
         return parse_hello(reply.result())
 
     def renew(self, identity: SpoolIdentity, deadline: float) -> None:
@@ -153,7 +153,7 @@ class Sessions:
 
     def reach(self, deadline: float) -> None:
         """Raises ConnectionLostError, soon, where the broker is away."""
-        self.main.link(deadline)
+        self.main.connect(deadline)
 
     def close(self) -> None:
         """Close the connections."""

@@ -98,7 +98,7 @@ class BrokerTransaction:
         self._control = control = self.client.control
         session = control.session
         if session is None:
-            _, session = control.session_link(self._clock.monotonic() + self.client.timeout)
+            _, session = control.connect_with_session(self._clock.monotonic() + self.client.timeout)
         self._session = session
         self._counter, self.txid = session.next_txid_text()
 

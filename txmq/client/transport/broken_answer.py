@@ -1,4 +1,4 @@
-"""What a link ends with when the broker's answers cannot be read.
+"""The failure of a connection whose answers cannot be read.
 
 A module of its own, because compiled modules (``docs/compiled.md``) have no classes with two bases.
 """
@@ -9,4 +9,4 @@ from txmq.errors import ConnectionLostError, RemoteProtocolError
 
 
 class BrokenAnswerError(ConnectionLostError, RemoteProtocolError):
-    """The broker's answers cannot be read: a fault of the peer, and for those who wait, a lost connection."""
+    """The broker's answers cannot be read: a fault of the broker, and a lost connection for the callers that wait."""

@@ -1,32 +1,32 @@
-"""One live conversation with a broker, shared by threads; no thread of its own.
+"""One live conversation with a broker, shared by threads; it has no thread of its own.
 
 Theory of operation.
 
-*Waiting* (leader and followers). A thread that waits for something becomes the *leader* and reads answers for
-everybody until its own has come; the others (*followers*) are listed and sleep. So a lone caller sends
-and reads the socket itself: no hand-over between threads on its way (0.03 ms a round trip less than through a reader).
-Followers whose answers one read brought wake each other in turn: the leader wakes the first, and whoever leaves the
-list wakes the next; the last of them, where nobody reads any more, wakes one to lead. All of them at once would fight
-for the interpreter's lock, which only one can have (24 us a hand-over between 64 threads; in turn 14).
+*Waiting* (leader and followers). A thread that waits for an answer becomes the *leader* if no other thread reads, and
+reads answers for all threads until its own has come. The other threads (*followers*) are listed and sleep. So a lone
+caller sends and reads the socket itself, and no other thread is woken on the way. One read can answer several
+followers. The leader wakes the first, and each follower wakes the next as it leaves. If nobody is reading when the last
+one leaves, it makes a waiting follower the leader. Followers are woken one by one because only one of them can have the
+interpreter's lock.
 
-*Sending*. A request is put into ``_out``; whoever finds the sending lock free writes what is there, his own and that of
-threads that come meanwhile, in one piece; the others go on to wait. While followers are being woken one after another,
-who are likely to send again, requests are held back, ``HELD_BACK_MAX`` at most: whoever takes the last name from the
-list of those to be woken writes them (64 threads: a write for 5 transactions instead of 1.3).
+*Sending*. A request is appended to ``_out``. The thread that finds the sending lock free writes everything that is in
+there, its own requests and those of other threads, in one piece; the other threads go on to wait. While followers are
+being woken one after another, which are likely to send again, requests are held back, at most ``HELD_BACK_MAX``. The
+thread that wakes the last of them writes them together.
 
-Nothing here blocks while it holds a lock: what the socket does not take at once stays (``_stuck``), and whoever waits
-writes it on. A callback (``Pending``) may therefore send.
+Nothing here blocks while it holds a lock. What the socket does not take at once is kept (``_stuck``), and a waiting
+thread writes it later. A callback (``Pending``) may therefore send.
 
 Invariants:
-    * Every request that ``start`` took is told exactly once: ``answered``, or ``lost`` with the link's failure. Where a
-      KeyboardInterrupt struck while it was told, it is told ``lost`` too.
-    * A link that failed stays failed; another one is made by ``connection``.
-    * A broker's answer to a request nobody waits for any more (``abandon``) is taken and dropped.
-    * A KeyboardInterrupt leaves no lock behind: what is held is held by ``with``, or is an attribute that a ``finally``
-      gives back before any call (CPython raises it behind calls, so behind ``acquire``, too).
-    * A follower in the list has a signal to come: where somebody is to be woken, a thread is awake that passes it on,
-      because everybody who leaves the list, however it came to that, calls ``_pass_on``. A KeyboardInterrupt right in
-      there could break the chain: therefore nobody sleeps longer than ``SLEEP_S_MAX`` without looking again.
+    * Each request that ``start`` took ends exactly once: with ``answered``, or with ``lost`` and the connection's
+      failure. If a KeyboardInterrupt strikes while ``answered`` is called, ``lost`` is called, too.
+    * A connection that failed stays failed; ``ReconnectingConnection`` makes another one.
+    * The answer to a request that was given up (``abandon``) is read and dropped.
+    * A KeyboardInterrupt leaves no lock behind. A lock is held by ``with``, or it is an attribute that a ``finally``
+      clears before any call: CPython raises the interrupt behind calls, so behind ``acquire``, too.
+    * A listed follower will be woken. While a follower has to be woken, a thread is awake that passes that on, because
+      every thread that leaves the list calls ``_pass_on``. A KeyboardInterrupt inside ``_pass_on`` could break the
+      chain, so no follower sleeps longer than ``SLEEP_S_MAX`` without looking again.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
 from txmq.runtime.ports import Buffer, Clock, Stream
 from txmq.runtime.threads import Lock
 
-HELD_BACK_MAX = 8  # requests that wait to be written with those of threads about to wake up
-ABANDONED_MAX = 256  # requests given up on one link; a broker that answers none of them is as good as gone
-_JOINED_SIZE_BYTES_MAX = 16 << 10  # copying that much costs less than telling the system of many pieces
-_WRITE_WAIT_S = 0.05  # a follower with unsent bytes looks this often whether it can help
+HELD_BACK_MAX = 8  # requests that wait to be written together with those of threads that wake up next
+ABANDONED_MAX = 256  # requests given up on one connection; a broker that answers none of them is gone
+_JOINED_SIZE_BYTES_MAX = 16 << 10  # copying this much costs less than one system call with many buffers
+_WRITE_WAIT_S = 0.05  # a follower with unsent bytes tries this often to write them
 
 
 class Connection:
-    """See the module's docstring.
+    """A connection to one broker; see the module's docstring.
 
     Attributes:
-        failure: what ended it, or None.
-        session: the session that ``hello`` bound it to, or None.
+        failure: the error that ended it, or None.
+        session: the session that ``hello`` bound to it, or None.
         used_at: monotonic time just before the last request.
-        lived_at: monotonic time at which the broker lived: what was sent then, or later, is answered.
+        lived_at: monotonic time at which the broker was alive: it has answered a request that was sent then.
     """
 
     def __init__(self, stream: Stream, clock: Clock, address: str) -> None:
@@ -69,16 +69,16 @@ class Connection:
         self.used_at = self.lived_at = clock.monotonic()
         self._stream = stream
         self._answers = AnswerReader()
-        self._pending: dict[bytes, tuple[Pending, float]] = {}  # and what ``used_at`` was
+        self._pending: dict[bytes, tuple[Pending, float]] = {}  # with ``used_at`` as it was then
         self._abandoned: set[bytes] = set()
         self._numbers = count(1)
-        self._out: deque[Sequence[Buffer]] = deque()  # requests nobody has begun to write
-        self._rest: list[Buffer] = []  # begun; of whoever holds ``_sending``
-        self._stuck = False  # the system takes no more for now
+        self._out: deque[Sequence[Buffer]] = deque()  # requests of which nothing is written yet
+        self._rest: list[Buffer] = []  # begun; only for the holder of ``_sending``
+        self._stuck = False  # the socket takes no more for now
         self._sending = Lock()
         self._leading = Lock()  # held for a moment, to become the leader
-        self._leader: object = None  # who reads
-        self._answering: tuple[Pending, float] | None = None  # whose answer is being told
+        self._leader: object = None  # the waiter that reads
+        self._answering: tuple[Pending, float] | None = None  # the request whose answer is being delivered
         self._followers: dict[Waiter, bool] = {}
         self._woken: deque[Waiter] = deque()  # followers that were answered, to be woken in turn
         self._send_error: BaseException | None = None
@@ -89,7 +89,11 @@ class Connection:
         self, deadline: float, verb: str, *arguments: Word,
         extensions: Mapping[str, Word | None] | None = None, body: Sequence[Buffer] | None = None,
     ) -> Reply:  # fmt: skip
-        """Send a request; its answer is awaited with ``Reply.result``. Raises the link's failure: nothing was sent."""
+        """Send a request; ``Reply.result`` waits for the answer.
+
+        Raises:
+            TxmqError: the connection's failure; nothing was sent.
+        """
         opaque = b"%x" % next(self._numbers)
         reply = Reply(self, deadline, opaque)
         self._start(reply, opaque, commands.request(verb, *arguments, extensions=extensions, body=body, opaque=opaque))
@@ -100,12 +104,12 @@ class Connection:
     def start(
         self, pending: Pending, verb: str, *arguments: Word, extensions: Mapping[str, Word | None] | None = None
     ) -> None:
-        """Send a request whose answer is told to ``pending``. Raises the link's failure: nothing was sent."""
+        """Send a request whose answer goes to ``pending``. Raises as ``request``."""
         opaque = b"%x" % next(self._numbers)
         self._start(pending, opaque, commands.request(verb, *arguments, extensions=extensions, opaque=opaque))
 
     def transaction(self, deadline: float, head: str, stated: Stated, body: Sequence[Buffer] | None) -> Reply:
-        """``request`` for the hot path of transactions; see ``commands.transaction_line``."""
+        """As ``request``, for the hot path of transactions; see ``commands.transaction_line``."""
         opaque = b"%x" % next(self._numbers)
         reply = Reply(self, deadline, opaque)
         length = None if body is None else sum(map(len, body))
@@ -115,36 +119,36 @@ class Connection:
         return reply
 
     def put(self, pending: Pending, topic: bytes, partition: int, batch: bytearray) -> None:
-        """Send one batch. Raises the link's failure: nothing was sent."""
+        """Send one batch. Raises as ``request``."""
         opaque = b"%x" % next(self._numbers)
         self._start(pending, opaque, (commands.put_line(topic, partition, len(batch), opaque), batch))
 
     def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer]) -> None:
         self._pending[opaque] = pending, self.used_at
-        # Listed first, looked second: ``fail`` either finds it in the list and tells it, or is seen here.
+        # Listed first, looked second: ``fail`` either finds the request in the list, or its failure is seen here.
         if self.failure is not None and self._pending.pop(opaque, None) is not None:
             raise type(self.failure)(*self.failure.args)
         try:
             self._out.append(buffers)
-            # Appended first, looked second: who empties the list of those to be woken looks at ``_out`` behind that.
+            # Appended first, looked second: the thread that empties ``_woken`` looks at ``_out`` after that.
             if not self._woken or len(self._out) >= HELD_BACK_MAX:
                 self._flush()
         except BaseException as error:
-            # Interrupted: else it might go out when its sender has long given it up.
+            # Interrupted: otherwise the request could go out long after its sender has given it up.
             self._give_up_sending(error)
             raise
 
     def _flush(self) -> None:
-        """Write what the system takes, unless another thread is at it, which then writes ours too."""
+        """Write what the socket takes, unless another thread is writing: it then writes these requests, too."""
         while self._out and not self._sending.locked():
-            with self._sending:  # if somebody was faster, for as long as a write takes, which does not block
+            with self._sending:  # another thread may hold it, for as long as a write takes, which does not block
                 self._write()
-            # Looked at again behind the release: who came in between found the lock taken and went to wait.
+            # Looked at again after the release: a thread that came in between found the lock taken and went to wait.
             if self._stuck:
                 return
 
     def _write(self) -> None:
-        """Write until all is written or the system takes no more; the caller holds ``_sending``."""
+        """Write until all is written or the socket takes no more; the caller holds ``_sending``."""
         out, rest = self._out, self._rest
         try:
             while True:
@@ -168,7 +172,7 @@ class Connection:
                     self._stuck = True
                     return
         except OSError as error:
-            # The reader finds the end of the stream and tells everybody: here the caller may hold locks of its own.
+            # The reader finds the end of the stream and fails the connection: the caller may hold locks of its own.
             self._give_up_sending(error)
         except BaseException as error:
             # Interrupted: how much of a request has been written is not known, so no other can follow it.
@@ -182,7 +186,7 @@ class Connection:
         self._stream.shut_down()
 
     def abandon(self, opaque: bytes) -> None:
-        """Nobody waits for this answer any more."""
+        """Give up waiting for an answer: it is dropped when it comes."""
         self._abandoned.add(opaque)
         if opaque not in self._pending:  # it came meanwhile
             self._abandoned.discard(opaque)
@@ -192,7 +196,10 @@ class Connection:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def wait(self, waiter: Waiter, deadline: float) -> None:
-        """Read answers, or sleep while another does, until ``waiter`` is done or nudged, the link fails, time is up."""
+        """Read answers, or sleep while another thread reads.
+
+        Returns when ``waiter`` is done or nudged, when the connection fails, or at the deadline.
+        """
         while not waiter.done and not waiter.nudged and self.failure is None:
             if self._leader is None:
                 self._lead(waiter, deadline)
@@ -207,7 +214,7 @@ class Connection:
             self._read_once(0.0)
 
     def push(self, deadline: float) -> None:
-        """Wait until all that was sent is with the system, reading answers meanwhile. Not from a callback."""
+        """Wait until the socket has taken all requests, and read answers meanwhile. Not from a callback."""
         while self._stuck and self.failure is None:
             remaining = min(deadline - self.clock.monotonic(), _WRITE_WAIT_S)
             if remaining <= 0:
@@ -218,7 +225,7 @@ class Connection:
                 self._write_on(remaining)
 
     def _write_on(self, timeout: float) -> None:
-        """Write when there is room, beside a leader who may be waiting for answers only."""
+        """Write when there is room, beside a leader that may be waiting for answers only."""
         if self._stream.wait_writable(timeout):
             self._write_stuck()
 
@@ -230,13 +237,13 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the system has not taken all yet; see ``push``."""
+        """Whether the socket has not taken all requests yet; see ``push``."""
         return self._stuck
 
     def is_stale(self) -> bool:
-        """Whether the link turns out to have ended, if nobody reads it; to be asked before it is used after a while."""
+        """Whether the connection has ended; asked before it is used after a while in which nobody read it."""
         while self._leader is None and self.failure is None and not self._stream.is_quiet():
-            self.take_arrived()  # the end stands behind answers that nobody waited for
+            self.take_arrived()  # the end of the stream comes after answers that nobody waited for
         return self.failure is not None
 
     def _lead(self, waiter: Waiter, deadline: float) -> None:
@@ -274,7 +281,7 @@ class Connection:
         followers = self._followers
         followers[waiter] = True
         try:
-            # Listed first, looked second: whoever ends the wait, or stops reading, in between sees us or is seen.
+            # Listed first, looked second: a thread that ends this wait meanwhile sees the entry, or is seen.
             if waiter.done or waiter.nudged or self.failure is not None or self._leader is None:
                 return
             remaining = min(deadline - self.clock.monotonic(), SLEEP_S_MAX)
@@ -287,19 +294,19 @@ class Connection:
             self._pass_on()
 
     def is_answered(self, waiter: Waiter) -> None:
-        """For ``Reply``, from a callback: its answer has come."""
-        if waiter in self._followers:  # else its thread has not gone to sleep, and looks before it does
+        """A follower's answer has come; called by ``Reply`` from a callback."""
+        if waiter in self._followers:  # otherwise its thread is awake, and looks before it sleeps
             self._woken.append(waiter)
 
     def _pass_on(self) -> None:
-        """Wake the next follower that was answered; where there is none and nobody reads, one to lead."""
+        """Wake the next follower that was answered; if there is none and nobody reads, wake one to lead."""
         woken, followers = self._woken, self._followers
         while woken:
             try:
                 waiter = woken.popleft()
             except IndexError:  # another thread took the last
                 break
-            if followers.pop(waiter, False):  # else it left by itself, and passed on
+            if followers.pop(waiter, False):  # otherwise it left by itself, and passed on
                 waiter.signal.set()
                 if not woken and self._out:
                     self._flush()
@@ -308,7 +315,7 @@ class Connection:
             self._flush()
         if followers and self._leader is None:
             try:
-                waiter, _ = followers.popitem()  # the latest: likely to be answered last, and so to lead for longest
+                waiter, _ = followers.popitem()  # the latest: probably answered last, so it leads for longest
             except KeyError:
                 return
             waiter.signal.set()
@@ -319,7 +326,7 @@ class Connection:
         self._pass_on()
 
     def _close(self) -> None:
-        """Give the descriptor back, once and when nobody uses it any more: a leader does it when it steps down."""
+        """Close the socket, once and when no thread uses it: a leader does it when it steps down."""
         with self._leading:
             if self._leader is not None:
                 return
@@ -347,7 +354,7 @@ class Connection:
         except RemoteProtocolError as error:
             self.fail(BrokenAnswerError(*error.args))
         except BaseException:
-            # Interrupted between reading an answer and telling it: what was read is gone, so all of it is.
+            # Interrupted between reading an answer and delivering it: the answer is gone, so the connection fails.
             lost = ConnectionLostError("interrupted while reading answers")
             self.fail(lost)
             if self._answering is not None:
@@ -360,12 +367,12 @@ class Connection:
             self._answering = self._pending.get(opaque)
             asked = pop(opaque, None)
             if asked is not None:
-                pending, self.lived_at = asked  # not the time of reading: an answer outlives a broker that freezes
+                pending, self.lived_at = asked  # not the time of reading: an answer may be read after its broker froze
                 if self._abandoned:
                     self._abandoned.discard(opaque)
                 pending.answered(code, body)
             elif self.failure is None:
-                # A token of ``-`` comes before the broker closes; any other is not ours.
+                # A token ``-`` comes before the broker closes; any other was never sent.
                 self.fail(BrokenAnswerError(f"{self.address} answered {opaque!r}: {body[:200]!r}"))
         self._answering = None
         if self._answers.failure is not None:
@@ -379,7 +386,7 @@ class Connection:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def fail(self, error: TxmqError) -> None:
-        """End the link; every unanswered request is told."""
+        """End the connection: every unanswered request is lost."""
         with self._sending:
             if self.failure is not None:
                 return
@@ -397,13 +404,13 @@ class Connection:
             follower.signal.set()
 
     def forget(self) -> None:
-        """In a forked child: give back the descriptor and nothing else; the parent goes on using the conversation."""
+        """In a forked child: close the descriptor and nothing else; the parent goes on using the connection."""
         self.failure = ConnectionLostError("the connection belongs to the parent process")
         self._stream.close()
 
 
 def _drop(buffers: list[Buffer], taken: int) -> None:
-    """Take the first ``taken`` bytes away."""
+    """Remove the first ``taken`` bytes."""
     whole = 0
     for buffer in buffers:
         size = memoryview(buffer).nbytes

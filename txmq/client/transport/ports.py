@@ -38,7 +38,7 @@ class BrokerControl(Control, Protocol):
     def known_outcome(self, txid: TxId) -> Outcome | None:
         """What became of a transaction of this session whose end was not seen."""
 
-    def session_link(self, deadline: float) -> tuple[object, ClientSession]:
+    def connect_with_session(self, deadline: float) -> tuple[object, ClientSession]:
         """Connect and open a session if need be."""
 
     def measure_clock(self, session: ClientSession, timeout: float) -> None:

@@ -1,18 +1,18 @@
-"""A connection that is remade when it is needed: addresses, back-off, the greeting, the session.
+"""A connection that is made again when it is needed: addresses, back-off, greeting, session.
 
-Theory of operation. ``link`` hands out the live ``Connection`` or makes one: it connects to the addresses in turn and
-sends ``hello``, which resumes the session before anybody else can send. A failed attempt is reported at once; the
-next one waits out a back-off first, so that callers may simply repeat. Nothing is sent again here: whoever asked
-knows whether that is safe (``repeat`` is for requests that only ask).
+Theory of operation. ``connect`` returns the live ``Connection`` or makes one: it tries the addresses in turn and sends
+``hello``, which resumes the session before any other request can be sent. A failed attempt is reported at once, and the
+next one waits for a back-off first, so that callers may simply repeat. No request is sent twice here: the caller knows
+whether that is safe (``repeat`` is for requests that only ask).
 
-*The broker is away.* A link that cannot be had is a ``BrokerAwayError``: nothing was sent. Who is about to lock rows
-asks first (``reach``): a dead link is made anew, a silent one is asked. A broker that is frozen, or cut off, is found
-out once, by a request that is not answered in time; from then until it answers, no block waits for it longer than
-``AWAY_S_MAX``.
+*The broker is away.* If no connection can be made, ``BrokerAwayError`` says so: nothing was sent. A caller that is
+about to lock rows asks first (``reach``): a dead connection is made again, a silent one is asked. A broker that is
+frozen or cut off is found out once, by a request that is not answered in time. From then on, until it answers, no block
+waits for it longer than ``AWAY_S_MAX``.
 
 Invariants:
-    * A ``Connection`` that is handed out has been greeted; its session, where the connection has one, is bound to it.
-    * After ``fork`` the child starts anew, with another session; the parent's conversation goes on untouched.
+    * A ``Connection`` that is returned has been greeted, and the session, if there is one, is bound to it.
+    * After ``fork`` the child starts anew, with another session; the parent's connection is left alone.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from txmq.runtime.threads import Lock, watch_forks
 from txmq.xid import TxId
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
-_TURN_S = 0.002  # who finds another thread connecting looks again that often
-IDLE_CHECK_S = 0.05  # a link unused for longer is looked at before it is used: the broker may have been restarted
-SILENT_S = 0.05  # a broker not known to have lived since is asked before rows are locked: it may be frozen
-AWAY_S_MAX = 1.0  # who holds locks, or is about to, waits no longer for a broker that is known to be away
+_TURN_S = 0.002  # a thread that finds another one connecting looks again this often
+IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted
+SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
+AWAY_S_MAX = 1.0  # a caller with locks waits no longer than this for a broker that is known to be away
 
 T = TypeVar("T")
 
 
 class ReconnectingConnection:
-    """See the module's docstring.
+    """A connection that comes back; see the module's docstring.
 
     Args:
         addresses: (host, port) pairs, tried in turn.
@@ -65,14 +65,14 @@ class ReconnectingConnection:
     ) -> None:
         self._addresses, self._name, self._clock = list(addresses), name, clock
         self._connect_timeout = connect_timeout
-        self._link: Connection | None = None
+        self._connection: Connection | None = None
         self._session: ClientSession | None = None
         self._lock = Lock()  # held for a moment
-        self._maker: object = None  # who makes or changes the link or the session
+        self._maker: object = None  # the thread that makes or changes the connection or the session
         self._backoff_s = 0.0
         self._retry_at = 0.0
         self._last_failure = "no time was left to connect"
-        self._is_away = False  # as the last ``reach`` found
+        self._is_away = False  # according to the last ``reach``
         self._closed = False
         watch_forks(self)
 
@@ -82,7 +82,7 @@ class ReconnectingConnection:
         self, verb: str, *arguments: Word, timeout: float,
         extensions: Mapping[str, Word | None] | None = None, body: Sequence[Buffer] | None = None,
     ) -> bytes:  # fmt: skip
-        """Send a request and wait for its answer; the answer's body.
+        """Send a request, wait for its answer and return the body.
 
         Raises:
             BrokerError: the broker refused; its class says why.
@@ -98,24 +98,24 @@ class ReconnectingConnection:
         """As ``call``, without waiting: the request is on its way when this returns; see ``Reply.result``."""
         deadline = self._clock.monotonic() + timeout
         while True:
-            link = self.link(deadline)
+            connection = self.connect(deadline)
             try:
-                return link.request(deadline, verb, *arguments, extensions=extensions, body=body)
+                return connection.request(deadline, verb, *arguments, extensions=extensions, body=body)
             except ConnectionLostError:
-                if link.failure is None:  # pragma: no cover - a link raises its own failure only
+                if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
 
     def submit_transaction(self, head: str, stated: Stated, body: Sequence[Buffer] | None, deadline: float) -> Reply:
         """``submit`` for a transaction's requests: unchecked (``transaction_line``), the deadline as monotonic time.
 
-        66 calls of Python less than ``submit``. A link is waited for no longer than ``AWAY_S_MAX``.
+        It waits for a connection no longer than ``AWAY_S_MAX``.
         """
         while True:
-            link = self.link(deadline, AWAY_S_MAX)
+            connection = self.connect(deadline, AWAY_S_MAX)
             try:
-                return link.transaction(deadline, head, stated, body)
+                return connection.transaction(deadline, head, stated, body)
             except ConnectionLostError:
-                if link.failure is None:  # pragma: no cover - a link raises its own failure only
+                if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
 
     def repeat(
@@ -132,38 +132,42 @@ class ReconnectingConnection:
                 if self._closed or self._clock.monotonic() >= deadline:
                     raise
 
-    # --- the link ----------------------------------------------------------------------------------------------------
+    # --- the connection ----------------------------------------------------------------------------------------------
 
-    def link(self, deadline: float, wait_s_max: float = float("inf")) -> Connection:
-        """The live link, made if need be, within ``wait_s_max``.
+    def connect(self, deadline: float, wait_s_max: float = float("inf")) -> Connection:
+        """Return the live connection; make it within ``wait_s_max`` if there is none.
 
         Raises:
             BrokerAwayError: no address could be connected to.
             ClosedError: the connection was closed.
         """
-        link, now = self._link, self._clock.monotonic()
-        if link is None or link.failure is not None or (now - link.used_at > IDLE_CHECK_S and link.is_stale()):
-            link = self._make(min(deadline, now + wait_s_max))
+        connection, now = self._connection, self._clock.monotonic()
+        if (
+            connection is None
+            or connection.failure is not None
+            or (now - connection.used_at > IDLE_CHECK_S and connection.is_stale())
+        ):
+            connection = self._make(min(deadline, now + wait_s_max))
             now = self._clock.monotonic()
-        link.used_at = now
-        return link
+        connection.used_at = now
+        return connection
 
     @property
     def wait_s_max(self) -> float:
-        """How long to wait for the broker before something that locks rows."""
-        link = self._link
-        is_known_away = self._is_away or (link is not None and link.failure is not None)
+        """How long to wait for the broker before rows are locked."""
+        connection = self._connection
+        is_known_away = self._is_away or (connection is not None and connection.failure is not None)
         return min(self._connect_timeout, AWAY_S_MAX) if is_known_away else self._connect_timeout
 
     def reach(self, deadline: float) -> None:
-        """Return if the broker is there, as far as can be known beforehand; for who is about to lock rows.
+        """Return if the broker is there, as far as that can be known; for callers that are about to lock rows.
 
         Raises:
             BrokerAwayError: it is away.
             ClosedError: the connection was closed.
         """
-        link, now = self._link, self._clock.monotonic()
-        if link is not None and not link.is_stale() and now - link.lived_at <= SILENT_S:
+        connection, now = self._connection, self._clock.monotonic()
+        if connection is not None and not connection.is_stale() and now - connection.lived_at <= SILENT_S:
             return
         until, is_away = min(deadline, now + self.wait_s_max), True
         try:
@@ -174,11 +178,11 @@ class ReconnectingConnection:
             self._is_away = is_away
 
     def regain(self, deadline: float) -> None:
-        """Have a link again: until ``deadline``, or for ``AWAY_S_MAX`` if that fails at once. Errors as ``link``."""
+        """Connect again; attempts that fail at once are repeated for ``AWAY_S_MAX``. Raises as ``connect``."""
         refused_until = min(deadline, self._clock.monotonic() + AWAY_S_MAX)
         while True:
             try:
-                self.link(deadline)
+                self.connect(deadline)
             except ConnectionLostError:
                 if self._clock.monotonic() >= refused_until:
                     raise
@@ -186,84 +190,84 @@ class ReconnectingConnection:
                 return
 
     def _ask(self, deadline: float) -> None:
-        link = self.link(deadline)
-        if self._clock.monotonic() - link.lived_at <= SILENT_S:
+        connection = self.connect(deadline)
+        if self._clock.monotonic() - connection.lived_at <= SILENT_S:
             return
         try:
-            link.request(deadline, "ping").result()
+            connection.request(deadline, "ping").result()
         except RequestTimeoutError as error:
-            raise BrokerAwayError(f"{link.address} does not answer") from error
+            raise BrokerAwayError(f"{connection.address} does not answer") from error
         except ConnectionLostError as error:
             raise BrokerAwayError(str(error)) from error
 
     @property
     def live(self) -> Connection | None:
-        """The link, if there is one that has not failed."""
-        link = self._link
-        return link if link is not None and link.failure is None else None
+        """The connection if it has not failed, or None."""
+        connection = self._connection
+        return connection if connection is not None and connection.failure is None else None
 
-    def session_link(self, deadline: float) -> tuple[Connection, ClientSession]:
-        """The live link with the session bound to it; makes both if need be. Errors: of ``link`` and of ``hello``."""
-        link = self.link(deadline)
-        session = link.session
+    def connect_with_session(self, deadline: float) -> tuple[Connection, ClientSession]:
+        """Return the live connection and the session bound to it; make what is missing. Raises as ``connect``."""
+        connection = self.connect(deadline)
+        session = connection.session
         if session is None:
-            session = self._alone(deadline, lambda: link.session or self._hello(link, deadline, wish="new"))
+            session = self._alone(deadline, lambda: connection.session or self._hello(connection, deadline, wish="new"))
         assert session is not None
-        return link, session
+        return connection, session
 
     def saw_outcome(self, txid: TxId) -> None:
-        """Somebody was told the end of a transaction; if it is of this session, the broker need not keep it for us."""
+        """A caller knows the outcome of a transaction: if it is of this session, the broker need not keep it."""
         known = self._session
         if known is not None and (known.cluster, known.home, known.id) == txid[:3]:
             known.saw_outcome(txid.counter)
 
     def known_outcome(self, txid: TxId) -> Outcome | None:
-        """What became of a transaction of this session that was lost and found."""
+        """The outcome of a transaction of this session whose end was not seen, once it was asked for."""
         known = self._session
         is_ours = known is not None and (known.cluster, known.home, known.id) == txid[:3]
         return known.known_outcome(txid.counter) if known is not None and is_ours else None
 
     def renew_session(self, old: ClientSession, deadline: float) -> None:
-        """Give up a session that contradicts itself; the next ``session_link`` has another."""
+        """Give up a session that contradicts itself; ``connect_with_session`` opens another one."""
         self._alone(deadline, lambda: self._drop_session(old))
 
     def _drop_session(self, old: ClientSession) -> None:
         if self._session is not None and self._session.is_same(old):
             self._session = None
-            if self._link is not None:
-                self._link.fail(ConnectionLostError("the session was given up"))
+            if self._connection is not None:
+                self._connection.fail(ConnectionLostError("the session was given up"))
 
     @property
     def session(self) -> ClientSession | None:
-        """The session in use, if there is one yet."""
+        """The session in use, or None."""
         return self._session
 
     def _make(self, deadline: float) -> Connection:
         return self._alone(deadline, lambda: self._made(deadline))
 
     def _made(self, deadline: float) -> Connection:
-        link = self._link
-        if link is not None and link.failure is None:
-            return link
+        connection = self._connection
+        if connection is not None and connection.failure is None:
+            return connection
         self._wait_out_backoff(deadline)
         if self._closed:
             raise ClosedError("the client is closed")
         if self._clock.monotonic() >= deadline:
-            # Nothing was tried, so this is no failure that the back-off counts: else callers with deadlines shorter
-            # than the back-off would push the next attempt away for ever.
+            # Nothing was tried, so the back-off does not count this: callers with deadlines shorter than the
+            # back-off would put off the next attempt for ever.
             raise BrokerAwayError(self._last_failure)
         try:
-            self._link = self._connected(deadline)
+            self._connection = self._connected(deadline)
         except TxmqError as error:
             self._last_failure = str(error)
             self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
             self._retry_at = self._clock.monotonic() + self._backoff_s
             raise
         self._backoff_s = 0.0
-        return self._link
+        return self._connection
 
     def _alone(self, deadline: float, work: Callable[[], T]) -> T:
-        """Do it while no other thread makes or changes the link or the session.
+        """Run ``work`` while no other thread makes or changes the connection or the session.
 
         Raises:
             BrokerAwayError: the deadline passed first.
@@ -280,7 +284,7 @@ class ReconnectingConnection:
                     raise BrokerAwayError(self._last_failure if self._backoff_s else "another thread is connecting")
                 self._clock.sleep(_TURN_S)
         finally:
-            # No lock that is held over calls: a KeyboardInterrupt behind its ``acquire`` would leave it taken for ever.
+            # A lock held over calls would stay taken if a KeyboardInterrupt struck behind its ``acquire``.
             if self._maker is me:
                 self._maker = None
 
@@ -301,80 +305,80 @@ class ReconnectingConnection:
             except OSError as error:
                 failures.append(f"{host}:{port}: {error}")
                 continue
-            link = Connection(stream, self._clock, f"{host}:{port}")
+            connection = Connection(stream, self._clock, f"{host}:{port}")
             try:
-                self._greet(link, deadline)
+                self._greet(connection, deadline)
             except BaseException as error:
-                link.fail(ConnectionLostError("the greeting failed"))
+                connection.fail(ConnectionLostError("the greeting failed"))
                 if isinstance(error, RemoteProtocolError) or not isinstance(
                     error, ConnectionLostError | RequestTimeoutError
                 ):
                     raise
                 failures.append(str(error))
                 continue
-            return link
+            return connection
         raise BrokerAwayError(f"cannot connect to {'; '.join(failures) or 'the broker in time'}")
 
     # --- hello -------------------------------------------------------------------------------------------------------
 
-    def _greet(self, link: Connection, deadline: float) -> None:
-        """Introduce this client; resume its session, or take a new one where the broker no longer knows it."""
+    def _greet(self, connection: Connection, deadline: float) -> None:
+        """Send ``hello``: resume the session, or open a new one if the broker does not know it any more."""
         known = self._session
         if known is None:
-            self._hello(link, deadline, wish="none")
+            self._hello(connection, deadline, wish="none")
             return
         try:
-            resumed = self._hello(link, deadline, wish=known.wish)
+            resumed = self._hello(connection, deadline, wish=known.wish)
         except FencedError:
             resumed = None
         if resumed is None or not resumed.is_same(known):
-            # Forgotten, or issued by another broker under this address.
+            # Forgotten, or another broker has this address now.
             self._session = None
-            self._hello(link, deadline, wish="new")
+            self._hello(connection, deadline, wish="new")
         else:
             known.clock_ahead_ms = resumed.clock_ahead_ms
-            self._session = link.session = known  # it counts the transactions
+            self._session = connection.session = known  # this object counts the transactions
 
-    def _hello(self, link: Connection, deadline: float, wish: str) -> ClientSession | None:
+    def _hello(self, connection: Connection, deadline: float, wish: str) -> ClientSession | None:
         attempt = min(deadline, self._clock.monotonic() + self._connect_timeout)
-        reply = link.request(attempt, "hello", PROTOCOL, self._name, extensions={"session": wish})
+        reply = connection.request(attempt, "hello", PROTOCOL, self._name, extensions={"session": wish})
         fields = parse_hello(reply.result())
         if fields.get("session") is None:
             return None
-        link.session = self._session = ClientSession(fields, int(self._clock.monotonic() * 1000))
-        return link.session
+        connection.session = self._session = ClientSession(fields, int(self._clock.monotonic() * 1000))
+        return connection.session
 
     def measure_clock(self, session: ClientSession, timeout: float) -> None:
-        """Ask once more what time it is at the broker, where the link speaks for the session: a clock was set.
+        """Ask the broker again what time it is, if the connection is bound to the session: a clock was set.
 
         Raises:
-            TxmqError: the broker does not say.
+            TxmqError: the broker did not answer.
         """
         deadline = self._clock.monotonic() + timeout
-        link = self.link(deadline)
-        if link.session is session:
+        connection = self.connect(deadline)
+        if connection.session is session:
             wish = {"session": session.wish}
-            fields = parse_hello(link.request(deadline, "hello", PROTOCOL, self._name, extensions=wish).result())
+            fields = parse_hello(connection.request(deadline, "hello", PROTOCOL, self._name, extensions=wish).result())
             session.clock_ahead_ms = ClientSession(fields, int(self._clock.monotonic() * 1000)).clock_ahead_ms
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """Let the link go; the next request makes another, which resumes the session."""
-        link = self.live
-        if link is not None:
-            link.fail(ConnectionLostError("the connection was not needed for long"))
+        """Close the connection; the next request makes another one, which resumes the session."""
+        connection = self.live
+        if connection is not None:
+            connection.fail(ConnectionLostError("the connection was not needed for long"))
 
     def close(self) -> None:
-        """Close; unanswered requests are told that the connection is lost."""
+        """Close for good; unanswered requests are lost."""
         self._closed = True
-        link, self._link = self._link, None
-        if link is not None:
-            link.fail(ConnectionLostError("the client was closed"))
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.fail(ConnectionLostError("the client was closed"))
 
     def forked(self) -> None:
         """In a forked child: start anew."""
-        link, self._link, self._session = self._link, None, None
+        connection, self._connection, self._session = self._connection, None, None
         self._lock, self._maker = Lock(), None
-        if link is not None:
-            link.forget()
+        if connection is not None:
+            connection.forget()

@@ -10,21 +10,21 @@ from txmq.runtime.threads import Signal
 
 
 class Pending(Protocol):
-    """Who is told about the answer to one request; called by whichever thread reads."""
+    """Receives the answer to one request; called by the thread that reads."""
 
     def answered(self, code: int, body: bytes) -> None:
-        """The broker's answer."""
+        """The answer has come."""
 
     def lost(self, error: TxmqError) -> None:
-        """There will be none; whether the request was executed is not known."""
+        """No answer will come; whether the request was executed is not known."""
 
 
 class Waiter:
     """Something one thread can wait for.
 
     Attributes:
-        done: it has happened.
-        nudged: the thread is to come back and look what else there is to do; it resets this itself.
+        done: the wait is over.
+        nudged: the thread has to come back from waiting and look again; it resets this itself.
     """
 
     __slots__ = ("__weakref__", "done", "nudged", "signal")
@@ -34,12 +34,12 @@ class Waiter:
         self.signal = Signal()
 
     def nudge(self) -> None:
-        """Have the thread come back from ``Connection.wait``."""
+        """Make the thread come back from ``Connection.wait``."""
         self.nudged = True
         self.signal.set()
 
     def finish(self) -> None:
-        """It has happened."""
+        """End the wait."""
         self.done = True
         self.signal.set()
 
@@ -54,14 +54,14 @@ class Conversation(Protocol):
         """Read answers, or sleep, until the waiter is done, the connection fails or time is up."""
 
     def is_answered(self, waiter: Waiter) -> None:
-        """The waiter's answer has come."""
+        """A waiter's answer has come."""
 
     def abandon(self, opaque: bytes) -> None:
-        """Nobody waits for this answer any more."""
+        """Give up waiting for an answer."""
 
 
 class Reply(Waiter):
-    """One request's answer, to be waited for."""
+    """The answer to one request, as a thread waits for it."""
 
     __slots__ = ("_body", "_code", "_conversation", "_deadline", "_error", "opaque")
 
@@ -73,22 +73,20 @@ class Reply(Waiter):
         self._error: TxmqError | None = None
 
     def answered(self, code: int, body: bytes) -> None:
-        """See ``Pending``."""
         self._code, self._body = code, body
         self.done = True
         self._conversation.is_answered(self)
 
     def lost(self, error: TxmqError) -> None:
-        """See ``Pending``."""
         if not self.done:
             self._error = error
             self.finish()
 
     def result(self, timeout: float | None = None) -> bytes:
-        """Wait for the answer; its body.
+        """Wait for the answer and return its body.
 
         Args:
-            timeout: seconds from now; by default what the request was given.
+            timeout: seconds from now; by default until the request's own deadline.
 
         Raises:
             BrokerError: the broker refused; its class says why.

@@ -1,14 +1,15 @@
-"""Who this client is to its broker: the session behind txids and producer sequences.
+"""The client's session at its broker, from which txids and producer sequences come.
 
-A session is made when the first one needs it, resumed by each new connection, and replaced when the broker no longer
-knows it (410) or is another broker than the one that issued it. What the old session left unanswered is then unknown
-for good, and whoever asked is told so.
+A session is opened when it is first needed, resumed by each new connection, and replaced if the broker does not know it
+any more (410) or is another broker than the one that issued it. Requests that the old session left unanswered then stay
+unknown, and their callers get that as an error.
 
 Invariants:
     * A counter is issued once per session: a txid never names two transactions.
-    * ``floor`` is the highest n with all counters up to n finished; it never falls.
-    * A counter whose end nobody saw holds the floor, and the broker keeps what is above it. It is *lost*: a later
-      transaction asks for it (``transaction/broker_side.py``), and the answer is kept here, for whoever asks by its id.
+    * ``finished_through`` is the highest n with all counters up to n finished; it never falls.
+    * A counter whose end was not seen holds ``finished_through``, and the broker keeps all outcomes above it. It is
+      *lost*: a later transaction asks for its outcome (``transaction/broker_side.py``), which is kept here for callers
+      that ask by txid.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from txmq.runtime.threads import Lock
 from txmq.xid import TxId
 
 PROTOCOL = 1
-_KNOWN_OUTCOMES_MAX = 4096  # outcomes of lost transactions
+_KNOWN_OUTCOMES_MAX = 4096  # outcomes of lost transactions that are kept
 
 
 class ClientSession:
-    """One session, as the broker's ``hello`` told it.
+    """One session, from the answer to ``hello``.
 
     Attributes:
         cluster, home: ids of the cluster and of the broker whose journal decides.
         id: the session's number; also the producer id of its batches.
-        epoch: rises where another process takes the session over; this one is fenced then.
-        secret: what resuming needs; never logged.
+        epoch: rises if another process takes the session over; this one is fenced then.
+        secret: needed to resume the session; never logged.
         in_flight_max: unanswered batches per partition that the broker tells apart from duplicates.
         request_size_bytes_max: largest body of a request.
-        clock_ahead_ms: the broker's wall clock less our monotonic one, when it was last asked; deadlines are told by
-            the broker's, and our wall clock may be set.
-        lost: counters of local transactions whose end was not seen, and which nobody else asks about.
+        clock_ahead_ms: the broker's wall clock less this process's monotonic clock, as last measured; deadlines are
+            sent in the broker's time, because this machine's wall clock may be set.
+        lost: counters of local transactions whose end was not seen and that no resolver asks about.
 
     Thread safety: any thread.
     """
@@ -59,32 +60,32 @@ class ClientSession:
         self._numbers = count(1)
         self._lock = Lock()
         self._floor = 0
-        self._finished: list[int] = []  # heap of the finished counters above the floor
-        self._kept: set[int] = set()  # those that somebody still needs the broker's word about
+        self._finished: list[int] = []  # heap of the finished counters above it
+        self._kept: set[int] = set()  # those whose outcome a resolver may still ask for
         self.lost: deque[int] = deque()
         self._outcomes: dict[int, Outcome] = {}
 
     def next_txid(self) -> TxId:
-        """A transaction id never used before."""
+        """A new transaction id."""
         return TxId(self.cluster, self.home, self.id, next(self._numbers))
 
     def next_txid_text(self) -> tuple[int, str]:
-        """The same as its counter and its text, which is what a transaction needs of it (0.3 us instead of 2)."""
+        """A new transaction id as counter and text, without making a ``TxId``."""
         counter = next(self._numbers)
         return counter, f"{self._txid_prefix}{counter:x}"
 
     def keep(self, counter: int) -> None:
-        """A branch in some database may come back: the broker must know the outcome until ``finished``."""
+        """Make the broker keep the outcome until ``finished``: a resolver may ask for it."""
         with self._lock:
             self._kept.add(counter)
 
     def saw_outcome(self, counter: int) -> None:
-        """Somebody was told the end; ``finished``, unless the outcome is still needed."""
+        """A caller knows the outcome: ``finished``, unless a resolver may still ask for it."""
         if counter not in self._kept:
             self.finished(counter)
 
     def finished(self, counter: int) -> None:
-        """The end of the transaction with this counter was seen; once per counter."""
+        """The outcome of a transaction was seen; once per counter."""
         with self._lock:
             self._kept.discard(counter)
             if counter == self._floor + 1 and not self._finished:  # one at a time, they end in order
@@ -95,14 +96,14 @@ class ClientSession:
                 self._floor = max(self._floor, heapq.heappop(self._finished))
 
     def found(self, counter: int, outcome: Outcome) -> None:
-        """The end of a lost transaction, for ``told``; the broker need not keep it."""
+        """Note the outcome of a lost transaction; the broker need not keep it any more."""
         self._outcomes[counter] = outcome
         while len(self._outcomes) > _KNOWN_OUTCOMES_MAX:
             del self._outcomes[next(iter(self._outcomes))]
         self.finished(counter)
 
     def known_outcome(self, counter: int) -> Outcome | None:
-        """What became of a transaction that was lost and found."""
+        """The outcome of a lost transaction that was asked for, or None."""
         return self._outcomes.get(counter)
 
     @property
@@ -112,7 +113,7 @@ class ClientSession:
 
     @property
     def wish(self) -> str:
-        """What ``hello`` takes to resume it."""
+        """The extension ``session`` of ``hello`` that resumes it."""
         return resume_wish(self.id, self.epoch, self.secret)
 
     def is_same(self, other: ClientSession) -> bool:
@@ -121,7 +122,7 @@ class ClientSession:
 
 
 def resume_wish(session: int, epoch: int, secret: str) -> str:
-    """What ``hello`` takes to resume a session; with a higher epoch than it has, to take it over."""
+    """The extension ``session`` of ``hello`` that resumes a session, or takes it over with a higher epoch."""
     return f"{session:x}.{epoch}.{secret}"
 
 
@@ -129,7 +130,7 @@ def parse_hello(body: bytes) -> dict[str, Any]:
     """Read the answer to ``hello``.
 
     Raises:
-        RemoteProtocolError: it is not one.
+        RemoteProtocolError: not such an answer.
     """
     try:
         fields = json.loads(body)

@@ -127,8 +127,8 @@ class SimulatedBroker:
         if self.session is full:
             self.session = self._new_session(full.id + 1)
 
-    def session_link(self, deadline: float) -> tuple[SimulatedBroker, ClientSession]:
-        """As ``Connection.session_link``."""
+    def connect_with_session(self, deadline: float) -> tuple[SimulatedBroker, ClientSession]:
+        """As ``Connection.connect_with_session``."""
         return self, self.session
 
     def measure_clock(self, session: ClientSession, timeout: float) -> None:

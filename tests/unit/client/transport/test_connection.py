@@ -38,7 +38,7 @@ def connection_to(broker: ScriptedBroker, addresses: int = 1) -> ReconnectingCon
 
 
 def link_of(connection: ReconnectingConnection, broker: ScriptedBroker) -> Connection:
-    return connection.link(broker.clock.now + 5)
+    return connection.connect(broker.clock.now + 5)
 
 
 # --- requests and answers --------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_the_session_is_made_when_it_is_first_needed(broker: ScriptedBroker) -> 
     connection = connection_to(broker)
     connection.call("ping", timeout=1)
     assert connection.session is None
-    _, session = connection.session_link(broker.clock.now + 1)
+    _, session = connection.connect_with_session(broker.clock.now + 1)
     assert session.id == 1
     assert connection.session is session
     assert broker.verbs == ["hello", "ping", "hello"]
@@ -327,13 +327,13 @@ def test_the_session_is_made_when_it_is_first_needed(broker: ScriptedBroker) -> 
 
 def test_a_new_connection_resumes_the_session(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
-    _, session = connection.session_link(broker.clock.now + 1)
+    _, session = connection.connect_with_session(broker.clock.now + 1)
     session.next_txid()
     ahead_ms = session.clock_ahead_ms
     broker.cut()
     broker.clock.now += 1
     broker.time_ms += 601_000
-    link, resumed = connection.session_link(broker.clock.now + 1)
+    link, resumed = connection.connect_with_session(broker.clock.now + 1)
     assert resumed is session
     assert (link.session, broker.streams[1].session) == (session, 1)
     assert session.clock_ahead_ms == ahead_ms + 600_000  # deadlines are told by the broker's clock of now
@@ -341,7 +341,7 @@ def test_a_new_connection_resumes_the_session(broker: ScriptedBroker) -> None:
 
 def test_the_brokers_clock_is_measured_again_on_the_link_that_is_there(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
-    link, session = connection.session_link(broker.clock.now + 1)
+    link, session = connection.connect_with_session(broker.clock.now + 1)
     ahead_ms, broker.time_ms = session.clock_ahead_ms, broker.time_ms + 600_000
     connection.measure_clock(session, 1.0)
     assert session.clock_ahead_ms == ahead_ms + 600_000
@@ -356,11 +356,11 @@ def test_the_brokers_clock_is_measured_again_on_the_link_that_is_there(broker: S
 
 def test_a_session_the_broker_no_longer_knows_is_replaced(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
-    connection.session_link(broker.clock.now + 1)
+    connection.connect_with_session(broker.clock.now + 1)
     broker.fenced.add(1)
     broker.cut()
     broker.clock.now += 1
-    _, session = connection.session_link(broker.clock.now + 1)
+    _, session = connection.connect_with_session(broker.clock.now + 1)
     assert session.id == 2
 
 
@@ -375,11 +375,11 @@ def test_a_refused_greeting_is_the_callers_error_and_leaves_no_link(broker: Scri
 
 def test_a_forked_child_begins_anew_and_leaves_the_parents_conversation_alone(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
-    connection.session_link(broker.clock.now + 1)
+    connection.connect_with_session(broker.clock.now + 1)
     connection.forked()
     assert connection.session is None
     assert (broker.streams[0].is_closed, broker.streams[0].is_over) == (True, False)
-    assert connection.session_link(broker.clock.now + 1)[1].id == 2
+    assert connection.connect_with_session(broker.clock.now + 1)[1].id == 2
 
 
 # --- leader and followers --------------------------------------------------------------------------------------------

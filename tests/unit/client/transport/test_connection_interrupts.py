@@ -93,6 +93,6 @@ def test_an_interrupt_while_connecting_lets_the_next_one_connect(number: int, mo
     connection = ReconnectingConnection([("host", 1)], "test", broker.clock, 5.0)
     sys.setprofile(Strike(number, connection_module))
     with suppress(KeyboardInterrupt, TxmqError):
-        connection.session_link(broker.clock.now + 5.0)
+        connection.connect_with_session(broker.clock.now + 5.0)
     sys.setprofile(None)
-    assert connection.session_link(broker.clock.now + 5.0)[1].id in (1, 2)
+    assert connection.connect_with_session(broker.clock.now + 5.0)[1].id in (1, 2)
