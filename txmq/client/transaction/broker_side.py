@@ -363,7 +363,7 @@ class BrokerTransaction:
         return _body(parts) if self.acks is None else [self.acks.encoded(), *_body(parts)]
 
     def _floor(self) -> Numbers:
-        floor = self._session.floor if self._session is not None else 0
+        floor = self._session.finished_through if self._session is not None else 0
         return {"floor": floor} if floor else {}
 
 

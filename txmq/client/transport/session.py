@@ -59,7 +59,7 @@ class ClientSession:
         self._txid_prefix = str(TxId(self.cluster, self.home, self.id, 0))[:-1]
         self._numbers = count(1)
         self._lock = Lock()
-        self._floor = 0
+        self._finished_through = 0
         self._finished: list[int] = []  # heap of the finished counters above it
         self._kept: set[int] = set()  # those whose outcome a resolver may still ask for
         self.lost: deque[int] = deque()
@@ -88,12 +88,12 @@ class ClientSession:
         """The outcome of a transaction was seen; once per counter."""
         with self._lock:
             self._kept.discard(counter)
-            if counter == self._floor + 1 and not self._finished:  # one at a time, they end in order
-                self._floor = counter
+            if counter == self._finished_through + 1 and not self._finished:  # one at a time, they end in order
+                self._finished_through = counter
                 return
             heapq.heappush(self._finished, counter)
-            while self._finished and self._finished[0] <= self._floor + 1:
-                self._floor = max(self._floor, heapq.heappop(self._finished))
+            while self._finished and self._finished[0] <= self._finished_through + 1:
+                self._finished_through = max(self._finished_through, heapq.heappop(self._finished))
 
     def found(self, counter: int, outcome: Outcome) -> None:
         """Note the outcome of a lost transaction; the broker need not keep it any more."""
@@ -107,9 +107,9 @@ class ClientSession:
         return self._outcomes.get(counter)
 
     @property
-    def floor(self) -> int:
+    def finished_through(self) -> int:
         """The highest n such that every counter up to n is finished; 0 if there is none."""
-        return self._floor
+        return self._finished_through
 
     @property
     def wish(self) -> str:

@@ -133,7 +133,7 @@ def test_ends_that_were_seen_raise_the_floor(home: SimulatedBroker) -> None:
     with pytest.raises(ZeroDivisionError), block(home) as tx:
         assert tx.txid
         _ = 1 / 0
-    assert home.session.floor == 4
+    assert home.session.finished_through == 4
 
 
 # --- answers that go missing -----------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_no_answer_until_the_deadline_is_an_unknown_outcome_by_id(
     with pytest.raises(OutcomeUnknownError) as caught, block(home, 5.0) as tx:
         tx.send("orders", b"1")
     assert (caught.value.txid, tx.outcome) == (tx.txid, Outcome.UNKNOWN)
-    assert home.session.floor == 0, "its outcome must stay to be asked for"
+    assert home.session.finished_through == 0, "its outcome must stay to be asked for"
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
@@ -171,7 +171,7 @@ def test_a_lost_outcome_is_asked_for_by_a_later_transaction_and_no_longer_holds_
     for floor in (0, 3):
         with block(home) as tx:
             tx.send("orders", b"2")
-        assert (tx.outcome, home.session.floor) == (Outcome.COMMITTED, floor)
+        assert (tx.outcome, home.session.finished_through) == (Outcome.COMMITTED, floor)
     assert home.session.known_outcome(1) is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)
     assert home.values("orders") == [b"1"] * is_executed + [b"2"] * 2
     with pytest.raises(TransactionConflictError) if not is_executed else nullcontext():
@@ -184,7 +184,11 @@ def test_an_interrupted_commit_is_asked_for_too(home: SimulatedBroker) -> None:
         tx.send("orders", b"1")
     with block(home) as later:
         later.send("orders", b"2")
-    assert (tx.outcome, home.session.known_outcome(1), home.session.floor) == (Outcome.UNKNOWN, Outcome.COMMITTED, 2)
+    assert (tx.outcome, home.session.known_outcome(1), home.session.finished_through) == (
+        Outcome.UNKNOWN,
+        Outcome.COMMITTED,
+        2,
+    )
 
 
 def test_a_deadline_that_passed_in_the_body_sends_nothing(home: SimulatedBroker) -> None:
@@ -277,7 +281,7 @@ def test_an_interrupt_in_the_commit_is_not_a_rollback(home: SimulatedBroker, mon
     with pytest.raises(KeyboardInterrupt), block(home) as tx:
         tx.send("orders", b"1")
     assert tx.outcome is Outcome.UNKNOWN
-    assert home.session.floor == 0
+    assert home.session.finished_through == 0
 
 
 # --- larger than one request -----------------------------------------------------------------------------------------

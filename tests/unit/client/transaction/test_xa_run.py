@@ -104,7 +104,7 @@ def test_rows_everywhere_and_a_message(world: XaWorld, notes: Notes) -> None:
         "body_done", "prepared", "all_prepared", "decide_sent", "decided", "committed", "all_committed",
         "complete_sent",
     )}  # fmt: skip
-    assert world.home.session.floor == 1
+    assert world.home.session.finished_through == 1
     world.check()
 
 
@@ -183,7 +183,7 @@ def test_a_database_that_cannot_be_reached_ends_what_was_begun(pair: XaWorld) ->
     with pytest.raises(ZeroDivisionError), pair.block():
         pytest.fail("the body does not run")
     assert pair.resources[0].branches[0].is_over
-    assert pair.home.session.floor == 1
+    assert pair.home.session.finished_through == 1
 
 
 # --- away from the decision ------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_branch_that_does_not_prepare_rolls_all_back(world: XaWorld, fault: st
     fenced, kept = 0 if is_alone else 1, 1 if fault == "by hand" else 0
     assert world.home.requests == ["rollback"] * (fenced + kept), "what may be prepared is fenced first"
     assert caught.value.txid is not None
-    assert (notes.watched, world.home.session.floor) == ([], 1)
+    assert (notes.watched, world.home.session.finished_through) == ([], 1)
     world.check()
 
 
@@ -221,10 +221,10 @@ def test_where_the_broker_cannot_fence_prepared_branches_are_left(pair: XaWorld,
         pair.transfer(b"1")
     assert "roll_back" not in pair.databases[0].calls
     assert pair.databases[0].prepared
-    assert pair.home.session.floor == 0, "the resolver needs the broker's word"
+    assert pair.home.session.finished_through == 0, "the resolver needs the broker's word"
     assert {name for name, _ in notes.watched} == {"a", "b"}
     notes.resolver.run_once()
-    assert pair.home.session.floor == 1
+    assert pair.home.session.finished_through == 1
     pair.check()
 
 
@@ -293,7 +293,7 @@ def test_a_rollback_that_is_not_answered_is_left_and_noted(pair: XaWorld, notes:
         pair.transfer(b"1")
     assert [name for name, _ in notes.watched] == ["b"]
     notes.resolver.run_once()
-    assert pair.home.session.floor == 1
+    assert pair.home.session.finished_through == 1
     pair.check()
 
 
@@ -318,13 +318,13 @@ def test_no_answer_to_decide_is_an_unknown_outcome_by_id(
     with pytest.raises(OutcomeUnknownError) as caught, world.block(5.0) as tx:
         world.insert(tx, b"1")
     assert (caught.value.txid, tx.outcome) == (tx.txid, Outcome.UNKNOWN)
-    assert world.home.session.floor == 0, "its outcome must stay to be asked for"
+    assert world.home.session.finished_through == 0, "its outcome must stay to be asked for"
     assert not any({"roll_back", "commit"} & set(database.calls) for database in world.databases)
     for _ in range(2):
         notes.resolver.run_once()
     world.check()
     assert world.databases[0].rows == ([b"1"] if is_executed else [])
-    assert world.home.session.floor == 1
+    assert world.home.session.finished_through == 1
 
 
 @pytest.mark.parametrize("refusal", [OverloadedError(""), TransactionConflictError("")])

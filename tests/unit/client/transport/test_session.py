@@ -43,7 +43,7 @@ def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> N
     for counter in order:
         session.finished(counter)
         finished.add(counter)
-        assert session.floor == next(n for n in range(30) if n + 1 not in finished)
+        assert session.finished_through == next(n for n in range(30) if n + 1 not in finished)
 
 
 @pytest.mark.parametrize("missing", ["cluster", "home", "session", "epoch", "secret", "in_flight_max"])
@@ -66,7 +66,7 @@ def test_a_counter_that_is_finished_twice_changes_nothing() -> None:
     session = ClientSession(FIELDS)
     for counter in (2, 1, 1, 2, 3):
         session.finished(counter)
-    assert session.floor == 3
+    assert session.finished_through == 3
 
 
 def test_a_session_knows_how_far_the_brokers_clock_is_ahead() -> None:
@@ -105,6 +105,6 @@ def test_an_outcome_that_a_resolver_needs_is_not_finished_by_whoever_asks_for_it
     session.keep(1)
     session.saw_outcome(1)
     session.saw_outcome(2)
-    assert session.floor == 0
+    assert session.finished_through == 0
     session.finished(1)
-    assert session.floor == 2
+    assert session.finished_through == 2

@@ -71,7 +71,7 @@ def test_one_row_and_one_message(world: World) -> None:
         "client.tx.body_done", "client.tx.prepare_sent", "client.tx.marker_inserted", "client.tx.prepared",
         "client.tx.db_committed", "client.tx.commit_sent", "client.tx.committed",
     ]  # fmt: skip
-    assert world.home.session.floor == 1
+    assert world.home.session.finished_through == 1
     world.check()
 
 
@@ -207,10 +207,10 @@ def test_a_prepare_and_a_rollback_without_an_answer_are_left_to_the_resolver(wor
     with pytest.raises(RolledBackError), world.block(5.0) as tx:
         world.insert(tx, b"x")
     assert (tx.outcome, world.home.states()[tx.txid], quiet.wakes) == (Outcome.ROLLED_BACK, "prepared", 1)
-    assert world.home.session.floor == 0
+    assert world.home.session.finished_through == 0
     world.heal()
     world.check()
-    assert world.home.session.floor == 1
+    assert world.home.session.finished_through == 1
 
 
 @pytest.mark.parametrize("refusal", [TransactionConflictError(""), FencedError(""), OverloadedError("")])
@@ -249,11 +249,11 @@ def test_a_broker_that_cannot_be_told_is_pending_not_an_error(
     world.home.faults["commit"].extend([Fault(error, is_executed)] * FOR_EVER)
     tx = world.order(b"x", timeout=5.0)
     assert (tx.outcome, tx.pending, world.rows(), quiet.wakes) == (Outcome.COMMITTED, ("broker",), [b"x"], 1)
-    assert world.home.session.floor == 0
+    assert world.home.session.finished_through == 0
     world.heal()
     world.check()
     assert tx.pending == ()
-    assert world.home.session.floor == 1
+    assert world.home.session.finished_through == 1
 
 
 def test_a_prepare_that_the_broker_calls_late_is_the_last_one(world: World) -> None:

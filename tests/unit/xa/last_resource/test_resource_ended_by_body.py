@@ -168,12 +168,12 @@ def test_what_the_broker_was_not_told_of_is_not_finished(world: World, quiet: Qu
         later.send("orders", b"y")
     session = world.home.session
     session.saw_outcome(1)
-    assert session.floor == 0
+    assert session.finished_through == 0
     resolver = Resolver(world.home, [], world.home.clock)
     resolver.report(*quiet.hazards[0])
     resolver.run_once()
     resolver.close()
-    assert session.floor == 2
+    assert session.finished_through == 2
 
 
 def test_a_broker_that_has_committed_is_not_asked_for_ever(world: World, quiet: Quiet) -> None:

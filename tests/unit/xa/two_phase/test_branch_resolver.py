@@ -408,9 +408,9 @@ def test_an_unknown_outcome_is_cleared_up_at_once_by_the_owners_own_process(worl
     world.home.faults["decide"].extend([lost(is_executed=False)] * 5000)
     with pytest.raises(OutcomeUnknownError):
         world.transfer(b"x", timeout=5.0)
-    assert world.home.session.floor == 0
+    assert world.home.session.finished_through == 0
     notes.resolver.run_once()
-    assert world.home.session.floor == 1
+    assert world.home.session.finished_through == 1
     world.check()
 
 
