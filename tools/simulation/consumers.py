@@ -17,8 +17,8 @@ from typing import Any
 
 from tools.images.node import Node
 from txmq.client.client import Client
-from txmq.client.consumer.options import ConsumerOptions
-from txmq.client.consumer.retry.dead_letters import HEADER, SUFFIX
+from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX, ConsumerOptions
+from txmq.client.consumer.retry.dead_letters import HEADER
 from txmq.client.consumer.retry.deferred import parsed
 from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import TxmqError
@@ -194,7 +194,7 @@ def check_dealt(shared: Shared, dealt: Dealt) -> None:
 def _dead_lettered(node: Node) -> dict[TopicPartition, set[int]]:
     found: dict[TopicPartition, set[int]] = defaultdict(set)
     for partition in node.state.all_partitions():
-        if partition.topic == GROUP + SUFFIX:
+        if partition.topic == GROUP + DEAD_LETTERS_SUFFIX:
             for message in node.messages(partition):
                 words = {name: message.headers[HEADER + name].decode() for name in ("topic", "partition", "offset")}
                 found[words["topic"], int(words["partition"])].add(int(words["offset"]))

@@ -18,7 +18,6 @@ from txmq.runtime.ports import Clock
 
 FETCH_SIZE_BYTES = 1 << 20
 POLL_WAIT_S_MAX = 30.0  # the longest the broker holds a get
-DAMAGED = "damaged where it was stored or made: look with txmq log verify there, or read on behind it"
 
 
 class Fetcher:
@@ -54,7 +53,7 @@ class Fetcher:
             # The topic may have been made anew since its id was learnt.
             current_id = self._topics.refresh(topic).topic_id
             if current_id == topic_id:
-                raise InvalidBatchError(f"at offset {offset}: {damage}; {DAMAGED}")
+                raise InvalidBatchError(f"at offset {offset}: {damage}; {records.DAMAGED}")
             messages = records.decode(body, topic, partition, topic_id=current_id)
         first = messages[0].offset
         if not first <= offset < first + len(messages):

@@ -37,6 +37,7 @@ Headers = Sequence[tuple[str, bytes]]
 Record = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, timestamp ms
 TAG_HEADER = "tag"
 TXID_HEADER = "txmq.txid"
+DAMAGED = "damaged where it was stored or made: look with txmq log verify there, or read on behind it"
 _SECTION_SIZE_BYTES_MAX = (1 << 31) - 1024  # lengths are signed 32 bits
 
 _Builder: Any = default_records.DefaultRecordBatchBuilder

@@ -120,7 +120,7 @@ def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transactio
             tx.ack(second)
             tx.ack(second)
             second.ack()  # is the transaction's to say
-            assert consumer._share.partitions[IN, 0].position == 1
+            assert consumer._assignment.partitions[IN, 0].position == 1
             third.ack()
         assert saved(client) == 3  # it looked when it was sent
         with (
@@ -195,7 +195,7 @@ def test_ack_that_waits_says_that_a_transaction_is_to_save_the_offset_first(
 ) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)
-    consumed = consumer._share.partitions[IN, 0]
+    consumed = consumer._assignment.partitions[IN, 0]
     first.ack()
     consumed.saving = owner = object()  # as between a transaction's request and its answer
     with pytest.raises(txmq.errors.StorageError, match="saved later"):
@@ -213,7 +213,7 @@ def test_a_partition_that_was_let_go_is_loaded_anew_where_the_group_stands(
     fill(client, 2)
     first, second = delivered(consumer, 2)
     first.ack(sync=True)
-    consumer._share.lost((IN, 0))
+    consumer._assignment.lost((IN, 0))
     with client.producer() as producer:
         with pytest.raises(txmq.RolledBackError), producer.transaction() as tx:
             tx.ack(second)
@@ -281,7 +281,7 @@ def test_an_unknown_outcome_is_asked_for_and_the_message_neither_saved_nor_deliv
             producer.send(OUT, b"a")
             tx.ack(first)
             broker.pause()
-        consumed = consumer._share.partitions[IN, 0]
+        consumed = consumer._assignment.partitions[IN, 0]
         second.ack()
         first.reject("unknown")  # not ours to say
         assert (consumed.is_in_doubt, consumed.position, consumer.poll(timeout=0.0)) == (True, 0, [])
@@ -329,7 +329,7 @@ with client.consumer("billing", ["orders"], options=options) as consumer:
                 break
             except txmq.errors.TransactionStateError:
                 break  # it was delivered again meanwhile, and done
-        if consumer.claims is not None and client.offsets("invoices", 0).end >= count:
+        if client.offsets("invoices", 0).end >= count:
             break
 client.close()
 """

@@ -168,7 +168,7 @@ def test_what_a_listener_has_in_hand_is_finished_before_the_group_is_left(client
     assert in_hand.wait(WAIT_S)
     closing = threading.Thread(target=again.close)
     closing.start()
-    until(lambda: again._share.is_closed, "it is being closed")
+    until(lambda: again._assignment.is_closed, "it is being closed")
     close_waits.set()
     closing.join(WAIT_S)
     thread.join(WAIT_S)

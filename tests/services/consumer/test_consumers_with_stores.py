@@ -70,7 +70,7 @@ def test_a_row_and_its_offset_commit_together_and_what_is_rolled_back_comes_agai
         assert store.saved(GROUP, (TOPIC, 0)) is None
         connection.commit()
         assert store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2)
-        until(lambda: consumer._share.partitions[TOPIC, 0].position == 2, "both count")
+        until(lambda: consumer._assignment.partitions[TOPIC, 0].position == 2, "both count")
         write(connection, third)
         third.ack(connection)
         connection.rollback()
@@ -95,7 +95,7 @@ def test_a_message_that_is_rejected_although_its_transaction_committed_is_dealt_
         first.ack(connection)
         connection.commit()
         first.reject("no answer")
-        assert consumer._share.partitions[TOPIC, 0].position == 1
+        assert consumer._assignment.partitions[TOPIC, 0].position == 1
         assert consumer.poll(timeout=0.3) == []
     connection.close()
 
@@ -112,7 +112,7 @@ def test_a_message_whose_commit_is_under_way_is_not_given_up_and_its_row_comes_o
         first.ack(connection)  # again: it is acknowledged
         first.reject("no answer")
         connection.commit()
-        until(lambda: consumer._share.partitions[TOPIC, 0].position == 1, "it counts")
+        until(lambda: consumer._assignment.partitions[TOPIC, 0].position == 1, "it counts")
         second.reject("bad")
         until(lambda: store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2), "the second is given up")
     connection.close()
@@ -220,10 +220,10 @@ def test_a_store_that_is_away_costs_neither_the_membership_nor_a_message(client:
         member = client.groups.describe(GROUP)["members"]
         with pytest.raises(txmq.errors.StorageError):
             consumer.ack(client.fetch(TOPIC, 0, 4)[0], sync=True)
-        consumed = consumer._share.partitions[TOPIC, 0]
+        consumed = consumer._assignment.partitions[TOPIC, 0]
         began = client.clock.monotonic()
         until(lambda: client.clock.monotonic() > began + 2 * QUICK.session_timeout, "some time passes")
-        assert consumer._share.partitions[TOPIC, 0] is consumed  # nobody took it for gone
+        assert consumer._assignment.partitions[TOPIC, 0] is consumed  # nobody took it for gone
         assert [row["member"] for row in client.groups.describe(GROUP)["members"]] == [row["member"] for row in member]
         store.is_away = False
         until(lambda: store.saved == 5, "it is saved in the end")

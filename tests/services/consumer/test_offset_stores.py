@@ -45,7 +45,7 @@ class BrokerMember:
         view = self._call("join", [], topics=",".join(TOPICS))
         for topic, partition, generation, offset, deferred in view["assigned"]:
             found = None if offset is None else StoredOffset(offset, deferred)
-            self.store.told((topic, partition), generation, found)
+            self.store.handed_over((topic, partition), generation, found)
             self.generations[topic, partition] = generation
 
     def leave(self) -> None:

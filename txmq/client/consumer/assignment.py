@@ -1,42 +1,47 @@
-"""A consumer's share: the partitions its group gives it, delivery from them, and what of them is to be saved.
+"""The partitions that a consumer has, and delivery from them.
 
-Theory of operation. The member's thread (``member``) says what is assigned, revoked and lost, and asks what to save;
-the application's threads take messages. Both meet here, under one lock, ``changed``, which is notified whenever there
-may be something to take, or nothing ever again.
+Theory of operation. The member's thread (``membership``, through ``handover``) adds and removes partitions, the fetcher
+fills their buffers, the application's threads take messages, acknowledge and reject them (``failures``,
+``transactional_acks``), and offsets are saved (``offsets/saver``). One lock guards all of it, ``Assignment.changed``:
+every ``ConsumedPartition``, and the dictionary that holds them. It is notified whenever there may be something to take,
+or nothing ever again. No request is sent and no file is written while it is held.
+
+The parts are made in one order, each with the ones before it in its constructor, so that no part needs a later one:
+assignment, deferred messages, offset saver, fetcher, transactional acks, failures, handover, member.
 
 Invariants:
-    * an offset is saved only when every message below it is acknowledged, deferred or in the dead-letter topic;
-    * nothing is delivered before where the group begins is saved, unless that is the log's start.
+    * an offset is saved only when every message below it is acknowledged, deferred or in the dead-letter topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Protocol
 
-from txmq.client.consumer.membership import Assigned
-from txmq.client.consumer.offsets.store import OffsetPosition, next_order
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition
-from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text, parsed
-from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message, TopicPartition
-from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.logging import Sparingly
+from txmq.runtime.logging import Logger, Sparingly
+from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Condition
 
 IDLE_S_MAX = 1.0
 REFUSED_MAX = 500  # by the filter, before others get the lock
-HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
+
+
+class Fetches(Protocol):
+    """``ConsumerFetcher``."""
+
+    def more(self) -> None:
+        """Fetch if there is room."""
 
 
 class Assignment:
-    """See the module's docstring; ``member.Partitions``. Thread safety: any thread.
+    """See the module's docstring. Thread safety: any thread.
 
     Attributes:
-        changed: guards everything here.
-        trackers: what is consumed now.
+        changed: the lock; see the module's docstring.
+        partitions: what is consumed now.
         paused: what the application wants no messages of.
         is_closed: nothing more is delivered.
         is_left: the group is being left.
@@ -44,24 +49,14 @@ class Assignment:
         failure: why it is over, where it was not the application that ended it.
     """
 
-    deferred: DeferredMessages
-    save_start: Callable[[OffsetPosition], bool]  # ``GroupMember.save_start``
-    wait_saved: Callable[[], None]  # ``GroupMember.wait_saved``
-    settle: Callable[[], None]  # ``Claims.settle``
-    rejected: Callable[[Message], bool]  # ``Claims.rejected``
-    may_give_up: Callable[[Message], bool]  # ``Claims.may_give_up``
-    more: Callable[[], None]  # ``Fetching.more``
-
-    def __init__(self, client: Any, consumer: Any, settings: ConsumerSettings, log: Any) -> None:
-        self._client, self._consumer, self._settings, self._log = client, consumer, settings, log
-        self._sparingly = Sparingly(log, client.clock)
-        self._clock = client.clock
+    def __init__(self, consumer: object, settings: ConsumerSettings, clock: Clock, log: Logger) -> None:
+        self._consumer, self._settings, self._log = consumer, settings, log
+        self._sparingly = Sparingly(log, clock)
         self.changed = Condition()
         self.partitions: dict[TopicPartition, ConsumedPartition] = {}
         self.paused: set[TopicPartition] = set()
         self.is_closed = self.is_left = self.has_behind = False
         self.failure: TxmqError | None = None
-        self._revoked_until: dict[TopicPartition, float] = {}
         self._turn = 0
         self._has_refused = False
 
@@ -71,8 +66,8 @@ class Assignment:
             self.is_closed = True
             self.changed.notify_all()
 
-    def refused(self, error: TxmqError) -> None:
-        """See ``Partitions``."""
+    def fail(self, error: TxmqError) -> None:
+        """Deliver nothing more, and raise the error in whoever asks for messages."""
         self.failure = error
         self.stop_delivery()
 
@@ -177,112 +172,19 @@ class Assignment:
         due += [consumed.behind_at for consumed in self.partitions.values() if consumed.behind]
         return max(min(due) - now, 0.0) if due else IDLE_S_MAX
 
-    # --- the group says (``member.Partitions``) ----------------------------------------------------------------------
-
-    def assigned(self, assigned: Assigned) -> None:
-        """See ``Partitions``."""
-        offset, saved = assigned.offset, assigned.offset
-        if offset is None:
-            # What came while a broadcast's member was there (or had its name) was sent to it from the first message on.
-            is_new = self._settings.broadcast and assigned.is_later
-            offset = self._starting_offset(assigned.slot, "earliest" if is_new else self._settings.start)
-            if self._settings.start != "earliest":
-                # Whoever has it next, should we die, would find another "latest" and skip what came between.
-                if not self.save_start(OffsetPosition(assigned.slot, assigned.generation, offset)):
-                    return  # lost meanwhile; the next view says whose it is
-                saved = offset
-        consumed = ConsumedPartition(assigned.slot, assigned.generation, offset, saved)
-        consumed.keeps_key_order = self._settings.options.keep_key_order
-        self.deferred.take_over(consumed, assigned.deferred)
-        with self.changed:
-            consumed.is_paused = assigned.slot in self.paused
-            self.partitions[assigned.slot] = consumed
-            self._revoked_until.pop(assigned.slot, None)
-        self.deferred.go_on(consumed, lambda: self._has(consumed), lambda: self.deferred_bytes < SIZE_BYTES_MAX)
-        self._log.info("partition assigned", topic=assigned.slot[0], partition=assigned.slot[1], offset=offset)
-        self.more()
-
-    def _has(self, consumed: ConsumedPartition) -> bool:
-        return not self.is_left and self.partitions.get(consumed.slot) is consumed
-
-    def _starting_offset(self, slot: TopicPartition, start: str | int) -> int:
-        if isinstance(start, int):
-            return int(self._client.offset_for(*slot, start))
-        held = self._client.offsets(*slot)
-        return int(held.start if start == "earliest" else held.end)
-
-    def revoked(self, slot: TopicPartition) -> None:
-        """See ``Partitions``."""
-        with self.changed:
-            consumed = self.partitions.get(slot)
-            if consumed is not None and not consumed.is_revoked:
-                consumed.is_revoked = True
-                self._revoked_until[slot] = self._clock.monotonic() + HAND_OVER_S
-
-    def kept(self, slot: TopicPartition) -> None:
-        """See ``Partitions``."""
-        with self.changed:
-            consumed = self.partitions.get(slot)
-            if consumed is None or not consumed.is_revoked:
-                return
-            consumed.is_revoked = False
-            self._revoked_until.pop(slot, None)
-            self.changed.notify_all()
-        self.more()
-
-    def lost(self, slot: TopicPartition) -> None:
-        """See ``Partitions``."""
-        with self.changed:
-            if self.partitions.pop(slot, None) is not None:
-                self._log.info("partition given up", topic=slot[0], partition=slot[1])
-            self._revoked_until.pop(slot, None)
+    # --- what the group gives and takes ------------------------------------------------------------------------------
 
     def held(self) -> list[tuple[TopicPartition, int]]:
-        """See ``Partitions``."""
+        """What is consumed now, with generations."""
         with self.changed:
             return [(slot, consumed.generation) for slot, consumed in self.partitions.items()]
 
-    def to_save(self, *, everything: bool) -> list[OffsetPosition]:
-        """See ``Partitions``."""
-        with self.changed:
-            order = next_order()
-            return [
-                OffsetPosition(slot, consumed.generation, consumed.position, text, order)
-                for slot, consumed in self.partitions.items()
-                if ((text := deferred_text(consumed)) != consumed.deferred_saved or consumed.position != consumed.saved)
-                and (everything or consumed.saved is not None or consumed.position)
-                and consumed.is_ready
-                and consumed.saving is None
-                and not (self._settings.offset_store is not None and (consumed.pending_acks or consumed.in_doubt))
-            ]
+    def has(self, consumed: ConsumedPartition) -> bool:
+        """Whether a partition is still consumed, under the same generation."""
+        return not self.is_left and self.partitions.get(consumed.slot) is consumed
 
-    def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
-        """See ``Partitions``."""
-        for position in positions:
-            with self.changed:
-                consumed = self.partitions.get(position.slot)
-                if consumed is None or consumed.generation != position.generation:
-                    continue
-                is_other = consumed.deferred_saved != position.deferred
-                consumed.saved, consumed.deferred_saved = position.offset, position.deferred
-            if is_other:
-                self._deferred_saved(consumed, parsed(position.deferred).keys())
-
-    def _deferred_saved(self, consumed: ConsumedPartition, named: Collection[int]) -> None:
-        crash_point("client.deferred.saved")
+    def lost(self, slot: TopicPartition) -> None:
+        """Consume a partition no longer: another member has it."""
         with self.changed:
-            done = [offset for offset in consumed.dealt if offset not in named]
-            consumed.dealt = [offset for offset in consumed.dealt if offset in named]
-        if done:
-            self.deferred.remove(consumed.slot, done)
-            crash_point("client.deferred.removed")
-
-    def drained(self) -> list[TopicPartition]:
-        """See ``Partitions``."""
-        now = self._clock.monotonic()
-        with self.changed:
-            return [
-                slot
-                for slot, until in self._revoked_until.items()
-                if now >= until or (slot in self.partitions and not self.partitions[slot].under_way)
-            ]
+            if self.partitions.pop(slot, None) is not None:
+                self._log.info("partition given up", topic=slot[0], partition=slot[1])

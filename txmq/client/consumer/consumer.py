@@ -1,11 +1,11 @@
-"""Consumers: a group's share of some topics, in order per partition, each message until it is acknowledged.
+"""Consumers: a group's partitions of some topics, in order per partition, each message until it is acknowledged.
 
-Theory of operation. The group's coordinator says which partitions are ours (``member``, a thread; ``share`` has them).
-A second thread keeps a ``get`` open at the broker for every partition that has room (``fetching``, a connection of its
-own), and decodes what comes into the partition's buffer (``consumed``). Whoever calls ``poll``, iterates, or works in
-``run`` (``listener``) takes from the buffers, partition by partition in turn. ``ack`` marks; marks are saved every
-``offset_save_interval``, and always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. What
-becomes of a message that fails is said in ``failures``.
+Theory of operation. The group's coordinator says which partitions are ours (``membership``, a thread). A second thread
+keeps a ``get`` open at the broker for every partition that has room (``fetcher``, a connection of its own), and decodes
+the answers into the partition's buffer (``partition``). ``poll``, iteration and ``run`` (``listener``) take from the
+buffers, partition by partition in turn (``assignment``). ``ack`` marks; marks are saved every ``offset_save_interval``,
+and always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. ``failures`` decides what becomes
+of a message that fails.
 
 Invariants:
     * at least once: what was delivered and not acknowledged is delivered again to whoever has the partition next;
@@ -21,15 +21,20 @@ from typing import Any, Self
 from txmq.client.arguments import WAIT_S_MAX, require_number
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.fetcher import Fetching
+from txmq.client.consumer.fetcher import ConsumerFetcher
+from txmq.client.consumer.group_requests import GroupRequests
+from txmq.client.consumer.handover import Handover
 from txmq.client.consumer.listener import Handle, Listener
-from txmq.client.consumer.membership import GroupMember, MemberSettings
-from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings
+from txmq.client.consumer.membership import GroupMember
+from txmq.client.consumer.offsets.saver import OffsetSaver
+from txmq.client.consumer.offsets.store import BrokerOffsetStore, NoOffsetStore
+from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings, MemberSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.client.consumer.ungrouped import UngroupedConsumer
+from txmq.client.transport.ports import Messaging
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message, TopicPartition
@@ -48,40 +53,49 @@ class Consumer:
     """
 
     def __init__(
-        self, client: Any, connections: tuple[ReconnectingConnection, ReconnectingConnection], settings:
-        ConsumerSettings, membership: MemberSettings,
+        self, client: Messaging, connections: tuple[ReconnectingConnection, ReconnectingConnection],
+        settings: ConsumerSettings, membership: MemberSettings,
     ) -> None:  # fmt: skip
         self._client, self.settings, self.name = client, settings, settings.options.name or membership.name
         self._clock = client.clock
         log = get_logger(group=settings.group, member=self.name)
-        self._share = share = Assignment(client, self, settings, log)
-        self._dead_letters = DeadLetters(client, settings.group, self.name, log)
-        if settings.offset_store is not None:
-            settings.offset_store.enter(settings.saved_as)
+        for_fetching, for_group = connections
+        requests = GroupRequests(for_group, membership)
+        is_ungrouped = settings.broadcast and settings.options.name is None
+        own_store = NoOffsetStore() if is_ungrouped else settings.offset_store
+        self._store = own_store if own_store is not None else BrokerOffsetStore(requests.save)
+        self._store.enter(settings.saved_as)
         try:
-            store = open_store(client, settings.saved_as, self.name, settings.retry_store)
+            contents = open_store(client, settings.saved_as, self.name, settings.retry_store)
         except BaseException:
-            self._leave_store()
+            self._store.leave(settings.saved_as)
             raise
-        self._deferred = share.deferred = DeferredMessages(
-            client, settings.saved_as, store, self._dead_letters, share.changed, log
+        # In the order that ``assignment`` says.
+        self._assignment = Assignment(self, settings, self._clock, log)
+        self._dead_letters = DeadLetters(client, settings.group, self.name, log)
+        self._deferred = DeferredMessages(
+            client, settings.saved_as, contents, self._dead_letters, self._assignment.changed, log
         )
-        self._failures = Failures(share, self._dead_letters, settings, self._clock, log)
-        self._listener: Listener | None = None
-        fetching, beating = connections
-        self._fetching = Fetching(client, fetching, share.changed, share.partitions, settings.options.buffer_size_bytes)
+        self._offsets = OffsetSaver(self._assignment, self._store, self._deferred, settings.saved_as, log)
+        self._fetcher = ConsumerFetcher(
+            client, for_fetching, self._assignment.changed, self._assignment.partitions,
+            settings.options.buffer_size_bytes, log,
+        )  # fmt: skip
+        self.pending_acks = PendingAcks(
+            client, self._assignment, self._offsets, self._fetcher, settings.saved_as, own_store
+        )
+        self._failures = Failures(
+            self._assignment, self._deferred, self._dead_letters, self.pending_acks, settings, self._clock, log
+        )
+        handover = Handover(self._assignment, self._deferred, self._offsets, self._fetcher, client, settings, log)
         self._member: GroupMember | UngroupedConsumer
-        is_alone = settings.broadcast and settings.options.name is None
-        if is_alone:
-            self._member = UngroupedConsumer(client.topics, membership, share)
+        if is_ungrouped:
+            self._member = UngroupedConsumer(client.topics, membership, handover)
         else:
-            self._member = GroupMember(beating, self._clock, membership, share, settings.offset_store)
-        share.more, share.save_start = self._fetching.more, self._member.save_start
-        self.pending_acks = PendingAcks(client, share, settings.saved_as, settings.offset_store, is_alone=is_alone)
-        share.wait_saved, share.settle = self._member.wait_saved, self.pending_acks.settle
-        share.rejected, share.may_give_up = self.pending_acks.rejected, self.pending_acks.may_give_up
+            self._member = GroupMember(requests, self._clock, membership, handover, self._offsets, self.pending_acks)
+        self._listener: Listener | None = None
         self._member.start()
-        self._fetching.start(log)
+        self._fetcher.start()
 
     # --- taking messages ---------------------------------------------------------------------------------------------
 
@@ -105,17 +119,17 @@ class Consumer:
     def _poll(self, max_records: int, timeout: float) -> list[Message]:
         deadline = self._clock.monotonic() + timeout
         while True:
-            with self._share.changed:
+            with self._assignment.changed:
                 self._refuse_closed()
                 now = self._clock.monotonic()
-                taken = self._share.take(max_records, now)
+                taken = self._assignment.take(max_records, now)
                 if not taken and now < deadline:
-                    self._share.changed.wait(min(deadline - now, self._share.next_retry_in(now)))
+                    self._assignment.changed.wait(min(deadline - now, self._assignment.next_retry_in(now)))
             self._failures.store_behind()
             if taken or now >= deadline:
                 break
         if taken:
-            self._fetching.more()
+            self._fetcher.more()
         return taken
 
     def __iter__(self) -> Iterator[Message]:
@@ -147,22 +161,21 @@ class Consumer:
         if connection is not None:
             self.pending_acks.pending_ack_in(message, connection)
             return
-        with self._share.changed:
-            consumed = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
         self._failures.acked(message)
         if sync:
             self._save_now(message, consumed)
 
     def _save_now(self, message: Message, consumed: ConsumedPartition | None) -> None:
-        with self._share.changed:
+        with self._assignment.changed:
             wanted = 0 if consumed is None else consumed.position
-        self._member.save()
+        self._offsets.save()
         name = f"{message.topic}-{message.partition}"
-        with self._share.changed:
-            if consumed is None or self._share.partitions.get(consumed.slot) is not consumed:
+        with self._assignment.changed:
+            if consumed is None or self._assignment.partitions.get(consumed.slot) is not consumed:
                 raise FencedError(f"{name} is not this consumer's any more: not saved")
-            is_saved = isinstance(self._member, UngroupedConsumer) or (consumed.saved or 0) >= wanted
-            if not is_saved and consumed.position >= wanted:  # else a seek went back
+            if (consumed.saved or 0) < wanted <= consumed.position:  # else a seek went back
                 raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")
 
     def reject(self, message: Message, reason: str = "rejected") -> None:
@@ -184,8 +197,8 @@ class Consumer:
             FencedError, GroupActiveError: as ``poll``.
         """
         require_number("threads", threads, 1, 1000)
-        listener = self._listener = Listener(self._share, self._failures, self._clock, handle)
-        with until_terminated(self._share.stop_delivery):
+        listener = self._listener = Listener(self._assignment, self._failures, self._fetcher, self._clock, handle)
+        with until_terminated(self._assignment.stop_delivery):
             start_threads(f"txmq-{self.settings.group}", threads, listener.work)
         self._leave()
         self._refuse_failed()
@@ -195,35 +208,37 @@ class Consumer:
     @property
     def assignment(self) -> list[TopicPartition]:
         """The partitions this consumer has now, as (topic, partition)."""
-        with self._share.changed:
-            return sorted(slot for slot, consumed in self._share.partitions.items() if not consumed.is_revoked)
+        with self._assignment.changed:
+            return sorted(
+                slot for slot, consumed in self._assignment.partitions.items() if consumed.revoked_until is None
+            )
 
     @property
     def stopped(self) -> dict[TopicPartition, str]:
         """Partitions that deliver nothing new because something is wrong, and what; it is tried again by itself."""
-        with self._share.changed:
-            held = self._share.partitions.items()
+        with self._assignment.changed:
+            held = self._assignment.partitions.items()
             return {
                 slot: why for slot, consumed in held if (why := consumed.stopped or consumed.fetch_error) is not None
             }
 
     def pause(self, slots: Iterable[TopicPartition] | None = None) -> None:
         """Deliver nothing of these partitions (default: all) until ``resume``; they stay ours."""
-        with self._share.changed:
-            for slot in self._share.partitions if slots is None else slots:
-                self._share.paused.add(slot)
-                if slot in self._share.partitions:
-                    self._share.partitions[slot].is_paused = True
+        with self._assignment.changed:
+            for slot in self._assignment.partitions if slots is None else slots:
+                self._assignment.paused.add(slot)
+                if slot in self._assignment.partitions:
+                    self._assignment.partitions[slot].is_paused = True
 
     def resume(self, slots: Iterable[TopicPartition] | None = None) -> None:
         """The reverse of ``pause``."""
-        with self._share.changed:
-            for slot in list(self._share.paused) if slots is None else slots:
-                self._share.paused.discard(slot)
-                if slot in self._share.partitions:
-                    self._share.partitions[slot].is_paused = False
-            self._share.changed.notify_all()
-        self._fetching.more()
+        with self._assignment.changed:
+            for slot in list(self._assignment.paused) if slots is None else slots:
+                self._assignment.paused.discard(slot)
+                if slot in self._assignment.partitions:
+                    self._assignment.partitions[slot].is_paused = False
+            self._assignment.changed.notify_all()
+        self._fetcher.more()
 
     def seek(self, topic: str, partition: int, offset: int | None = None, *, timestamp_ms: int | None = None) -> None:
         """Go on at an offset, or at the first message of a time.
@@ -236,16 +251,16 @@ class Consumer:
             raise ConfigError("seek takes an offset or timestamp_ms")
         if timestamp_ms is not None:
             offset = self._client.offset_for(topic, partition, timestamp_ms)
-        with self._share.changed:
+        with self._assignment.changed:
             goes_behind = max(self._seeking(topic, partition).deferred, default=-1) >= (offset or 0)
         if goes_behind:  # what is deferred there comes again from the log, but for what that has not any more
             offset = max(offset or 0, self._client.offsets(topic, partition).start)
-        with self._share.changed:
+        with self._assignment.changed:
             self._seeking(topic, partition).seek(offset or 0)
-        self._fetching.more()
+        self._fetcher.more()
 
     def _seeking(self, topic: str, partition: int) -> ConsumedPartition:
-        consumed = self._share.partitions.get((topic, partition))
+        consumed = self._assignment.partitions.get((topic, partition))
         if consumed is None:
             raise TransactionStateError(f"partition {partition} of {topic!r} is not assigned to this consumer")
         return consumed
@@ -256,18 +271,18 @@ class Consumer:
         What listeners have in hand is finished first, if that takes no longer than 5 seconds. A listener may call this:
         ``run`` ends when its message is dealt with.
         """
-        self._share.stop_delivery()
+        self._assignment.stop_delivery()
         if self._listener is None or self._listener.wait(CLOSE_S):
             self._leave()
 
     def _leave(self) -> None:
-        with self._share.changed:
-            if self._share.is_left:
+        with self._assignment.changed:
+            if self._assignment.is_left:
                 return
-            self._share.is_left = True
+            self._assignment.is_left = True
         self._member.stop(CLOSE_S)
-        self._leave_store()
-        self._fetching.close()
+        self._store.leave(self.settings.saved_as)
+        self._fetcher.close()
         self._deferred.close()
         self._dead_letters.close()
 
@@ -281,13 +296,9 @@ class Consumer:
 
     def _refuse_closed(self) -> None:
         self._refuse_failed()
-        if self._share.is_closed:
+        if self._assignment.is_closed:
             raise ClosedError("the consumer is closed")
 
-    def _leave_store(self) -> None:
-        if self.settings.offset_store is not None:
-            self.settings.offset_store.leave(self.settings.saved_as)
-
     def _refuse_failed(self) -> None:
-        if self._share.failure is not None:
-            raise anew(self._share.failure)
+        if self._assignment.failure is not None:
+            raise anew(self._assignment.failure)

@@ -13,18 +13,18 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
-from txmq.client.consumer.retry.dead_letters import DeadLetters
-from txmq.client.consumer.retry.deferred import DEFERRED_S_MAX, DeferredMessages
+from txmq.client.consumer.retry.deferred import DEFERRED_S_MAX
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.logging import Sparingly
+from txmq.runtime.logging import Logger, Sparingly
 from txmq.runtime.ports import Clock
 
 RETRY_S_MAX = 60.0
@@ -32,31 +32,58 @@ STORE_AGAIN_S = 1.0
 BEHIND = "waits behind another message of its key"
 
 
+class Deferred(Protocol):
+    """``DeferredMessages``."""
+
+    def store(self, messages: Sequence[Message], failures: int, reason: str) -> list[int | None] | None:
+        """Keep contents, all or none; the ``copy`` of each, None if there is no room."""
+
+    def update(self, message: Message, failures: int, reason: str) -> None:
+        """Note that a deferred message failed again."""
+
+
+class Sink(Protocol):
+    """``DeadLetters``."""
+
+    def dead_letter(self, message: Message, failures: int, reason: str) -> None:
+        """Send a message to the dead-letter topic."""
+
+
+class Acks(Protocol):
+    """``PendingAcks``."""
+
+    def rejected(self, message: Message) -> bool:
+        """Whether a transaction decides what becomes of a message that the application rejects."""
+
+    def may_give_up(self, message: Message) -> bool:
+        """Whether it is certain that no transaction has dealt with a message, nor will."""
+
+
 class Failures:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, share: Assignment, dead_letters: DeadLetters, settings: ConsumerSettings, clock: Clock, log: Any
-    ) -> None:
-        self._share, self._dead_letters, self._settings = share, dead_letters, settings
-        self._clock, self._log = clock, log
-        self._deferred: DeferredMessages = share.deferred
+        self, assignment: Assignment, deferred: Deferred, dead_letters: Sink, acks: Acks, settings: ConsumerSettings,
+        clock: Clock, log: Logger,
+    ) -> None:  # fmt: skip
+        self._assignment, self._deferred, self._dead_letters, self._acks = assignment, deferred, dead_letters, acks
+        self._settings, self._clock, self._log = settings, clock, log
         self._sparingly = Sparingly(log, clock)
 
     def acked(self, message: Message) -> None:
         """A message is dealt with: it waits nowhere any more."""
-        with self._share.changed:
-            consumed = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
             if consumed is None or consumed.is_of_another(message):
                 return
             consumed.give_up_retry(message.offset)
             consumed.ack(message.offset)
             if consumed.forget_deferred(message.offset) is not None or consumed.keeps_key_order:
-                self._share.changed.notify_all()  # something may have waited behind it
+                self._assignment.changed.notify_all()  # something may have waited behind it
 
     def returned(self, message: Message, consumed: ConsumedPartition) -> None:
         """A listener has returned: that acknowledges, but for a message that it has rejected itself."""
-        with self._share.changed:
+        with self._assignment.changed:
             if consumed.waits_again(message.offset):
                 return
         self.acked(message)
@@ -69,10 +96,10 @@ class Failures:
             reason: in a few words.
             error: what the listener raised; the log has its traceback.
         """
-        if self._share.rejected(message):
+        if self._acks.rejected(message):
             return
-        with self._share.changed:
-            consumed = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
             if consumed is None or consumed.is_of_another(message):
                 return  # somebody else has the partition, and will get the message
             if message.offset in consumed.failing or consumed.waits_again(message.offset):
@@ -81,12 +108,12 @@ class Failures:
         try:
             self._failed(consumed, message, reason, error)
         finally:
-            with self._share.changed:
+            with self._assignment.changed:
                 if consumed.failing.get(message.offset) is ours:  # else another thread has it again by now
                     del consumed.failing[message.offset]
 
     def _failed(self, consumed: ConsumedPartition, message: Message, reason: str, error: Exception | None) -> None:
-        with self._share.changed:
+        with self._assignment.changed:
             waiting = consumed.deferred_in_hand(message.offset)
             is_under_way = consumed.is_under_way(message.offset)
             count = consumed.count_failure(message) if is_under_way else 0
@@ -95,7 +122,7 @@ class Failures:
             self._failed_deferred(consumed, message, waiting, reason)
         elif is_under_way:
             self._say_failed(message, count, reason, error)
-            is_last = count > self._settings.max_retries and self._share.may_give_up(message)
+            is_last = count > self._settings.max_retries and self._acks.may_give_up(message)
             if not (is_last and self._is_given_up(consumed, message, count, reason)):
                 self._retry(consumed, message, count)
 
@@ -108,11 +135,11 @@ class Failures:
         )  # fmt: skip
 
     def _retry(self, consumed: ConsumedPartition, message: Message, count: int) -> None:
-        with self._share.changed:
+        with self._assignment.changed:
             if consumed.is_under_way(message.offset):
                 consumed.retry(message, self._clock.monotonic() + self._delay_s(count - 1))
                 consumed.failing.pop(message.offset, None)
-            self._share.changed.notify_all()
+            self._assignment.changed.notify_all()
 
     def _delay_s(self, failures: int) -> float:
         return float(min(self._settings.options.retry_delay * 2 ** min(max(failures, 0), 20), RETRY_S_MAX))
@@ -127,26 +154,26 @@ class Failures:
                 self._dead_letters.dead_letter(message, count, reason)
                 crash_point("client.dead_letter.sent")
         except TxmqError as error:
-            with self._share.changed:
-                self._share.stop(consumed, f"a message could be neither deferred nor made a dead letter: {error}")
+            with self._assignment.changed:
+                self._assignment.stop(consumed, f"a message could be neither deferred nor made a dead letter: {error}")
             return False
         if waiting is not None:
             self._sparingly.warning(
                 "message deferred: it is retried later, its partition goes on", topic=message.topic,
                 partition=message.partition, offset=message.offset, times=count, reason=reason[:200],
             )  # fmt: skip
-        with self._share.changed:
+        with self._assignment.changed:
             consumed.stopped = None
             consumed.failing.pop(message.offset, None)
             if consumed.is_under_way(message.offset) and waiting is not None:
                 consumed.defer(message, waiting)
             else:
                 consumed.ack(message.offset)
-            self._share.changed.notify_all()
+            self._assignment.changed.notify_all()
         return True
 
     def _stored(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> Waiting | None:
-        with self._share.changed:
+        with self._assignment.changed:
             if len(consumed.deferred) + len(consumed.behind) >= DEFERRED_MESSAGES_MAX or not self._has_room([message]):
                 return None
         copies = self._deferred.store([message], count, reason)
@@ -156,32 +183,34 @@ class Failures:
         return Waiting(message, count, key_crc(message), self._clock.monotonic() + self._deferred_s(count), copies[0])
 
     def _has_room(self, messages: list[Message]) -> bool:
-        return self._share.deferred_bytes + sum(len(message.value or b"") for message in messages) <= SIZE_BYTES_MAX
+        return (
+            self._assignment.deferred_bytes + sum(len(message.value or b"") for message in messages) <= SIZE_BYTES_MAX
+        )
 
     def _failed_deferred(self, consumed: ConsumedPartition, message: Message, waiting: Waiting, reason: str) -> None:
         failures = waiting.failures + 1
         limit = self._settings.max_retries + self._settings.options.deferred_retries
-        if failures > limit and self._share.may_give_up(message):
+        if failures > limit and self._acks.may_give_up(message):
             try:
                 self._dead_letters.dead_letter(message, failures, reason)
                 crash_point("client.dead_letter.sent")
             except TxmqError as error:
                 self._log.warning("dead letter could not be stored; it is tried again", error=repr(error))
             else:
-                with self._share.changed:
+                with self._assignment.changed:
                     if consumed.deferred.get(message.offset) is waiting:
                         consumed.forget_deferred(message.offset)
-                    self._share.changed.notify_all()
+                    self._assignment.changed.notify_all()
                 return
         try:
             self._deferred.update(message, failures, reason)
         except TxmqError as error:
             self._log.warning("retry store: the newest failure is not in it", error=repr(error))
-        with self._share.changed:
+        with self._assignment.changed:
             waiting.failures, waiting.is_out = failures, False
             consumed.failing.pop(message.offset, None)
             waiting.due_at = self._clock.monotonic() + self._deferred_s(failures)
-            self._share.changed.notify_all()
+            self._assignment.changed.notify_all()
 
     def _deferred_s(self, failures: int) -> float:
         """The pause after so many failures; one that waited behind another has those in place still to come."""
@@ -194,9 +223,9 @@ class Failures:
 
     def store_behind(self) -> None:
         """Defer what waits behind other messages of its key; for whoever takes messages, without the lock."""
-        if not self._share.has_behind:
+        if not self._assignment.has_behind:
             return
-        for consumed, messages in self._share.take_behind(self._clock.monotonic()):
+        for consumed, messages in self._assignment.take_behind(self._clock.monotonic()):
             copies, problem = None, "the retry store is full, and the next message has to wait behind one in it"
             try:
                 if self._has_room(messages):
@@ -204,17 +233,17 @@ class Failures:
             except TxmqError as error:
                 problem = f"a message that has to wait could not be deferred: {error}"
             finally:
-                with self._share.changed:
+                with self._assignment.changed:
                     consumed.behind_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
             if copies is not None:
                 self._sparingly.warning(
                     "messages deferred: they wait behind another one of their key", topic=consumed.slot[0],
                     partition=consumed.slot[1], offset=messages[0].offset, messages=len(messages),
                 )  # fmt: skip
-            with self._share.changed:
+            with self._assignment.changed:
                 if copies is None:
-                    self._share.stop(consumed, problem)
+                    self._assignment.stop(consumed, problem)
                 else:
                     consumed.stopped = None
                     consumed.set_behind(zip(messages, copies, strict=True))
-                self._share.changed.notify_all()
+                self._assignment.changed.notify_all()

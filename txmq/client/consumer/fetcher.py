@@ -14,11 +14,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from txmq.client.consumer.options import FETCH_SIZE_BYTES_MIN
 from txmq.client.consumer.partition import ConsumedPartition
-from txmq.client.reading import DAMAGED
 from txmq.client.transport.connection import Connection
+from txmq.client.transport.ports import Log
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.reply import Waiter
 from txmq.errors import (
@@ -30,11 +30,12 @@ from txmq.errors import (
     broker_error,
 )
 from txmq.log import records
+from txmq.log.records import DAMAGED
 from txmq.model import TopicPartition
+from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Condition, start_daemon
 
 FETCH_WAIT_MS = 1000
-FETCH_SIZE_BYTES_MIN = 64 << 10
 FETCH_AGAIN_S = 0.2  # after an error
 FETCH_DAMAGED_S = 5.0  # where the same bytes failed twice: each look reads up to the partition's share of the buffer
 TOLD_AGAIN_S = 60.0
@@ -45,7 +46,7 @@ class _Fetch:
 
     __slots__ = ("consumed", "fetching", "number")
 
-    def __init__(self, fetching: Fetching, consumed: ConsumedPartition, number: int) -> None:
+    def __init__(self, fetching: ConsumerFetcher, consumed: ConsumedPartition, number: int) -> None:
         self.fetching, self.consumed, self.number = fetching, consumed, number
 
     def answered(self, code: int, body: bytes) -> None:
@@ -55,21 +56,19 @@ class _Fetch:
         self.fetching.failed(self.consumed, self.number, error)
 
 
-class Fetching:
-    """See the module's docstring; ``changed`` guards ``partitions``, told of messages. Thread safety: any thread."""
+class ConsumerFetcher:
+    """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, connection: ReconnectingConnection, changed: Condition, partitions: dict[TopicPartition,
-        ConsumedPartition], buffer_size_bytes: int,
+        self, client: Log, connection: ReconnectingConnection, changed: Condition,
+        partitions: dict[TopicPartition, ConsumedPartition], buffer_size_bytes: int, log: Logger,
     ) -> None:  # fmt: skip
-        self._client, self._connection, self._clock = client, connection, client.clock
+        self._client, self._connection, self._clock, self._log = client, connection, client.clock, log
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
         self._waiter, self._numbers, self._is_closed = Waiter(), 0, False
-        self._log: Any = None
 
-    def start(self, log: Any) -> None:
+    def start(self) -> None:
         """Start the thread."""
-        self._log = log
         start_daemon("txmq-fetch", self._run)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.client.consumer.assignment import IDLE_S_MAX, Assignment
+from txmq.client.consumer.assignment import IDLE_S_MAX, Assignment, Fetches
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
@@ -20,29 +20,32 @@ Handle = Callable[[Message], object]
 class Listener:
     """See the module's docstring; ``work`` is for as many threads as one likes."""
 
-    def __init__(self, share: Assignment, failures: Failures, clock: Clock, handle: Handle) -> None:
-        self._share, self._failures, self._clock, self._handle = share, failures, clock, handle
+    def __init__(
+        self, assignment: Assignment, failures: Failures, fetcher: Fetches, clock: Clock, handle: Handle
+    ) -> None:
+        self._assignment, self._failures, self._fetcher = assignment, failures, fetcher
+        self._clock, self._handle = clock, handle
         self._working: set[int] = set()
 
     def work(self) -> None:
         """Call the listener until nothing is delivered any more."""
-        with self._share.changed:
+        with self._assignment.changed:
             self._working.add(thread_number())
         try:
             self._work()
         finally:
-            with self._share.changed:
+            with self._assignment.changed:
                 self._working.discard(thread_number())
-                self._share.changed.notify_all()
+                self._assignment.changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
         """Wait until what is in hand is dealt with, once nothing more is delivered; False for who has some itself."""
         deadline = self._clock.monotonic() + timeout
-        with self._share.changed:
+        with self._assignment.changed:
             if thread_number() in self._working:
                 return False
             while self._working and (now := self._clock.monotonic()) < deadline:
-                self._share.changed.wait(deadline - now)
+                self._assignment.changed.wait(deadline - now)
         return True
 
     def _work(self) -> None:
@@ -58,23 +61,22 @@ class Listener:
             else:
                 self._failures.failed(message, repr(failure), failure)
                 failure = None  # and with it the listener's frames
-            with self._share.changed:
+            with self._assignment.changed:
                 consumed.is_busy = False
-                self._share.changed.notify_all()
+                self._assignment.changed.notify_all()
 
     def _next(self) -> tuple[Message, ConsumedPartition] | None:
         """A message of a partition that nobody has in hand; None when it is over."""
-        share = self._share
         found = None
         while found is None:
             self._failures.store_behind()
-            with share.changed:
-                if share.is_closed:
+            with self._assignment.changed:
+                if self._assignment.is_closed:
                     return None
                 now = self._clock.monotonic()
-                found = share.take_in_order(now)
+                found = self._assignment.take_in_order(now)
                 if found is None:
-                    share.changed.wait(min(share.next_retry_in(now), IDLE_S_MAX))
+                    self._assignment.changed.wait(min(self._assignment.next_retry_in(now), IDLE_S_MAX))
         self._failures.store_behind()  # a transaction acknowledges in order, and nobody else can deal with these
-        share.more()
+        self._fetcher.more()
         return found

@@ -1,22 +1,22 @@
-"""What a consumer is told: its options, and all of its settings with their checks. Values, no I/O."""
+"""A consumer's options, and all of its settings with their checks. Values, no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from txmq.client.arguments import WAIT_S_MAX, require_choice, require_kind, require_name, require_number, require_path
-from txmq.client.consumer.fetcher import FETCH_SIZE_BYTES_MIN
-from txmq.client.consumer.membership import MemberSettings
 from txmq.client.consumer.offsets.store import OffsetStore
-from txmq.client.consumer.retry.dead_letters import SUFFIX as DEAD_LETTERS
-from txmq.client.consumer.retry.redrive import ACCOUNT_SUFFIX as REDRIVEN
 from txmq.errors import ConfigError
 from txmq.model import Message, is_valid_name
 from txmq.registry.assignment import STRATEGIES
 from txmq.registry.topics import RESERVED_PREFIX
 
 RETRIES_MAX = 1_000_000
+FETCH_SIZE_BYTES_MIN = 64 << 10
+DEAD_LETTERS_SUFFIX = ".dead-letter"  # of the topic that has a group's dead letters
+REDRIVEN_SUFFIX = ".redriven"  # behind that: of the topic that has the account of those sent again
 Filter = Callable[[Message], bool]
 
 
@@ -73,6 +73,23 @@ class ConsumerOptions:
 DEFAULTS = ConsumerOptions()
 
 
+class MemberSettings(NamedTuple):
+    """How a consumer takes part in its group. Times in seconds.
+
+    Attributes:
+        incarnation: tells processes apart that have the name one after another.
+    """
+
+    group: str
+    name: str
+    topics: tuple[str, ...]
+    strategy: str
+    heartbeat_interval_s: float
+    session_timeout_s: float
+    save_interval_s: float
+    incarnation: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """See ``Client.consumer``."""
@@ -112,7 +129,7 @@ class ConsumerSettings:
             raise ConfigError("topics = []: expected one at least")
         for topic in self.topics:
             require_name("topics", topic)
-        longest = self.group + DEAD_LETTERS + REDRIVEN  # of the topics that are made for the group
+        longest = self.group + DEAD_LETTERS_SUFFIX + REDRIVEN_SUFFIX  # of the topics that are made for the group
         if not is_valid_name(longest) or self.group.startswith(RESERVED_PREFIX):
             raise ConfigError(f"group = {self.group!r}: {longest!r} could be no topic: too long, or a reserved name")
         if self.start not in ("earliest", "latest") and not (type(self.start) is int and self.start >= 0):

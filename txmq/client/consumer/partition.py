@@ -77,6 +77,8 @@ class ConsumedPartition:
         attempts: how often each message under way failed.
         failing: by offset, who is about to retry a message, defer it or dead-letter it.
         retries: messages to be delivered again, with the time from which on.
+        revoked_until: monotonic time until which messages under way may be dealt with, if another member should have
+            the partition; None: it stays here.
         is_busy: a listener has a message of it in hand.
         deferred: messages that were deferred and acknowledged, by offset; they are delivered again when due.
         deferred_saved: the text about them that the group has.
@@ -117,13 +119,13 @@ class ConsumedPartition:
         "is_in_doubt",
         "is_paused",
         "is_ready",
-        "is_revoked",
         "keeps_key_order",
         "next_deliver",
         "next_fetch",
         "pending_acks",
         "position",
         "retries",
+        "revoked_until",
         "saved",
         "saving",
         "slot",
@@ -141,7 +143,8 @@ class ConsumedPartition:
         self.attempts: dict[int, int] = {}
         self.failing: dict[int, object] = {}
         self.retries: list[tuple[float, Message]] = []
-        self.is_paused = self.is_busy = self.is_revoked = False
+        self.is_paused = self.is_busy = False
+        self.revoked_until: float | None = None
         self.deferred: dict[int, Waiting] = {}
         self.deferred_saved: str | None = None
         self.behind: dict[int, Message] = {}
@@ -165,7 +168,7 @@ class ConsumedPartition:
     @property
     def is_silent(self) -> bool:
         """Nothing is delivered, whatever there is."""
-        return self.is_paused or self.is_revoked or self.is_in_doubt or not self.is_ready
+        return self.is_paused or self.revoked_until is not None or self.is_in_doubt or not self.is_ready
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.assignment import Assignment, Fetches
 from txmq.client.consumer.offsets.store import (
     OffsetPosition,
+    OffsetStore,
     OffsetStoreWithTransactions,
     StoredOffset,
     asked,
@@ -38,6 +39,7 @@ from txmq.client.consumer.offsets.store import (
 )
 from txmq.client.consumer.partition import Claim, ConsumedPartition
 from txmq.client.consumer.retry.deferred import deferred_text_with, parsed
+from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -66,19 +68,32 @@ class _From(NamedTuple):
     beside: StoredOffset | None = None
 
 
+class Offsets(Protocol):
+    """``OffsetSaver``."""
+
+    def wait_saved(self) -> None:
+        """Wait for a save that began before this call."""
+
+    def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
+        """Note that the group knows these positions."""
+
+
 class PendingAcks:
     """See the module's docstring. Thread safety: any thread.
 
     Args:
         group: the offsets are saved under it.
-        store: where, if not in the broker.
-        is_alone: nothing is saved at all.
+        store: where; None for the broker.
     """
 
-    def __init__(self, client: Any, share: Assignment, group: str, store: Any, *, is_alone: bool = False) -> None:
+    def __init__(
+        self, client: Broker, assignment: Assignment, offsets: Offsets, fetcher: Fetches, group: str,
+        store: OffsetStore | OffsetStoreWithTransactions | None,
+    ) -> None:  # fmt: skip
         self.client, self.group = client, group
-        self._share, self._is_alone = share, is_alone
-        self._store = store
+        self._assignment, self._offsets, self._fetcher = assignment, offsets, fetcher
+        self._is_in_broker = store is None
+        self._store = store if isinstance(store, OffsetStoreWithTransactions) else None
 
     # --- transactions of the broker ----------------------------------------------------------------------------------
 
@@ -90,13 +105,13 @@ class PendingAcks:
             TransactionStateError: the message is not under way, another transaction's, or not the next one.
             RolledBackError: its partition is somebody else's now, or an earlier transaction's outcome is not known.
         """
-        if self._store is not None or self._is_alone:
+        if not self._is_in_broker:
             raise ConfigError("tx.ack needs a consumer whose offsets are in the broker; see message.ack(connection)")
-        with self._share.changed:
+        with self._assignment.changed:
             return self._pending_ack(message, owner)
 
     def _pending_ack(self, message: Message, owner: object) -> ConsumedPartition:
-        consumed = self._share.partitions.get((message.topic, message.partition))
+        consumed = self._assignment.partitions.get((message.topic, message.partition))
         name = f"message {message.offset} of {message.topic}-{message.partition}"
         if consumed is None or consumed.is_of_another(message):
             raise RolledBackError(f"{name}: the partition is not this consumer's any more", retriable=False)
@@ -120,9 +135,9 @@ class PendingAcks:
         Raises:
             RolledBackError: a partition was lost, or a seek went elsewhere, since the claim.
         """
-        with self._share.changed:
+        with self._assignment.changed:
             for consumed in partitions:
-                is_ours = self._share.partitions.get(consumed.slot) is consumed
+                is_ours = self._assignment.partitions.get(consumed.slot) is consumed
                 if not is_ours or all(pending_ack.owner is not owner for pending_ack in consumed.pending_acks.values()):
                     lost = f"{consumed.slot[0]}-{consumed.slot[1]}"
                     raise RolledBackError(f"{lost} is not this consumer's any more", retriable=False)
@@ -139,7 +154,7 @@ class PendingAcks:
         """The outcome is known."""
         committed = {(row.topic, row.partition): row for row in rows if outcome is Outcome.COMMITTED}
         for consumed in partitions:
-            with self._share.changed:
+            with self._assignment.changed:
                 for message in _released(consumed, owner):
                     if outcome is Outcome.COMMITTED:
                         _acknowledge(consumed, message.offset)
@@ -147,11 +162,11 @@ class PendingAcks:
                         self._deliver_again(consumed, message)
                 if consumed.saving is owner:
                     consumed.saving, consumed.is_in_doubt = None, False
-                self._share.changed.notify_all()
+                self._assignment.changed.notify_all()
             row = committed.get(consumed.slot)
             if row is not None:
-                self._share.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.deferred)])
-        self._share.more()
+                self._offsets.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.deferred)])
+        self._fetcher.more()
 
     def _deliver_again(self, consumed: ConsumedPartition, message: Message) -> None:
         now = self.client.clock.monotonic()
@@ -163,19 +178,19 @@ class PendingAcks:
 
     def doubt(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
         """The outcome is not known: ask until it is."""
-        with self._share.changed:
+        with self._assignment.changed:
             for consumed in partitions:
                 consumed.is_in_doubt = True
-        start_daemon("txmq-doubt", lambda: self._settle(partitions, owner, txid, rows))
+        start_daemon("txmq-doubt", lambda: self._resolve(partitions, owner, txid, rows))
 
-    def _settle(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
+    def _resolve(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
         pause_s = ASK_AGAIN_S
-        while not self._share.is_left:
+        while not self._assignment.is_left:
             try:
                 outcome = self._ask(txid)
             except FencedError:
                 for consumed in partitions:
-                    self._share.lost(consumed.slot)  # and given anew, with the offset that is saved
+                    self._assignment.lost(consumed.slot)  # and given anew, with the offset that is saved
                 return
             except ClosedError:
                 return
@@ -197,6 +212,14 @@ class PendingAcks:
 
     # --- transactions of the application's database ------------------------------------------------------------------
 
+    @property
+    def _database(self) -> OffsetStoreWithTransactions:
+        if self._store is None:
+            raise ConfigError(
+                "ack(connection) needs a consumer with an offset_store in that database: MySQLOffsetStore"
+            )
+        return self._store
+
     def pending_ack_in(self, message: Message, connection: Any) -> None:
         """A transaction of the application's database acknowledges a message: its offset is saved there.
 
@@ -204,17 +227,13 @@ class PendingAcks:
             ConfigError: the consumer's offsets are not in that database.
             FencedError, TransactionStateError, RolledBackError: as ``pending_ack``; the transaction is doomed.
         """
-        store = self._store
-        if not isinstance(store, OffsetStoreWithTransactions):
-            raise ConfigError(
-                "ack(connection) needs a consumer with an offset_store in that database: MySQLOffsetStore"
-            )
+        store = self._database
         try:
             if self._is_acknowledged_in(message, connection, store):
                 return
-            self._settle_before(message)
+            self._look_up_before(message)
             position, from_, consumed = self._claimed(message)
-            self._share.wait_saved()  # a save that is under way must not come behind this one
+            self._offsets.wait_saved()  # a save that is under way must not come behind this one
             try:
                 if consumed.deferred_in_hand(message.offset) is not None:
                     from_ = _From(beside=self._still_deferred(consumed, message.offset))
@@ -222,19 +241,19 @@ class PendingAcks:
             except BaseException as error:
                 if isinstance(error, TransactionStateError):
                     self._try_look_up(consumed)  # it may be committed already: then it is dealt with
-                with self._share.changed:
+                with self._assignment.changed:
                     consumed.pending_acks.pop(message.offset, None)
                 raise
-            with self._share.changed:
+            with self._assignment.changed:
                 consumed.in_doubt.discard(message.offset)  # who has the row comes behind every transaction before
         except BaseException as error:
             store.doom(connection, error)
             raise
 
-    def _is_acknowledged_in(self, message: Message, connection: Any, store: Any) -> bool:
+    def _is_acknowledged_in(self, message: Message, connection: Any, store: OffsetStoreWithTransactions) -> bool:
         """Whether this transaction has acknowledged it before; another one may have, and was rolled back."""
-        with self._share.changed:
-            consumed = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
             pending_ack = consumed.pending_acks.get(message.offset) if consumed is not None else None
         if consumed is None or pending_ack is None or pending_ack.owner is not self or consumed.is_of_another(message):
             return False
@@ -244,8 +263,8 @@ class PendingAcks:
         return _has(consumed, inside, message.offset) and not _has(consumed, outside, message.offset)
 
     def _claimed(self, message: Message) -> tuple[OffsetPosition, _From, ConsumedPartition]:
-        with self._share.changed:
-            known = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            known = self._assignment.partitions.get((message.topic, message.partition))
             if known is None:
                 raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more")
             is_deferred = known.deferred_in_hand(message.offset) is not None
@@ -261,10 +280,10 @@ class PendingAcks:
             consumed.pending_acks[message.offset] = Claim(self, message, position)
         return position, found, consumed
 
-    def _settle_before(self, message: Message) -> None:
+    def _look_up_before(self, message: Message) -> None:
         """One that was deferred is acknowledged alone: those before it may be committed by now."""
-        with self._share.changed:
-            consumed = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
             waits = (
                 consumed is not None
                 and bool(consumed.pending_acks)
@@ -279,16 +298,16 @@ class PendingAcks:
         Raises:
             TransactionStateError: it does not name the message any more: its transaction was committed after all.
         """
-        store = self._store
+        store = self._database
         found: StoredOffset | None = asked(lambda: store.saved(self.group, consumed.slot))
         if found is not None and offset < found.offset and offset not in parsed(found.deferred):
             raise TransactionStateError(f"message {offset} was deferred: its transaction was committed after all")
         return found
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """See what of these has been committed; a store that is away is asked again later."""
-        with self._share.changed:
-            partitions = list(self._share.partitions.values())
+        with self._assignment.changed:
+            partitions = list(self._assignment.partitions.values())
             waiting = [(one, bool(one.in_doubt)) for one in partitions if one.in_doubt or self._has_pending_acks(one)]
         for consumed, is_in_doubt in waiting:
             self._try_look_up(consumed, is_final=is_in_doubt)
@@ -302,11 +321,11 @@ class PendingAcks:
 
     def _look_up(self, consumed: ConsumedPartition, *, is_final: bool = False) -> None:
         """Acknowledge what was committed; ``is_final``: and have what was not back for certain."""
-        store = self._store
-        with self._share.changed:
+        store = self._database
+        with self._assignment.changed:
             in_doubt = consumed.in_doubt.copy()  # what comes back from now on may be committed behind this look
         found = asked(lambda: (store.settled if is_final else store.saved)(self.group, consumed.slot))
-        with self._share.changed:
+        with self._assignment.changed:
             for offset, pending_ack in list(consumed.pending_acks.items()):
                 if pending_ack.owner is self and _has(consumed, found, offset):
                     del consumed.pending_acks[offset]
@@ -318,21 +337,21 @@ class PendingAcks:
                     continue
                 consumed.in_doubt.discard(offset)
             is_all = not (self._has_pending_acks(consumed) or consumed.in_doubt)
-            self._share.changed.notify_all()
+            self._assignment.changed.notify_all()
         if found is not None and is_all and consumed.position == found.offset:
-            self._share.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.deferred)])
+            self._offsets.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.deferred)])
 
     def rejected(self, message: Message) -> bool:
         """The application rejects a message; whether it is a transaction's to say what becomes of it."""
-        with self._share.changed:
-            consumed = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
             pending_ack = consumed.pending_acks.get(message.offset) if consumed is not None else None
         if consumed is None or pending_ack is None:
             return False
         if pending_ack.owner is not self:
             return True
         self._try_look_up(consumed)
-        with self._share.changed:
+        with self._assignment.changed:
             if consumed.pending_acks.pop(message.offset, None) is None:
                 return True  # it was committed
             consumed.in_doubt.add(message.offset)
@@ -340,13 +359,13 @@ class PendingAcks:
 
     def may_give_up(self, message: Message) -> bool:
         """Whether it is certain that no transaction has dealt with a message, nor will."""
-        with self._share.changed:
-            consumed = self._share.partitions.get((message.topic, message.partition))
+        with self._assignment.changed:
+            consumed = self._assignment.partitions.get((message.topic, message.partition))
             is_in_doubt = consumed is not None and message.offset in consumed.in_doubt
         if consumed is None or not is_in_doubt:
             return True
         self._try_look_up(consumed, is_final=True)
-        with self._share.changed:
+        with self._assignment.changed:
             is_here = consumed.is_under_way(message.offset) or consumed.deferred_in_hand(message.offset) is not None
             return is_here and message.offset not in consumed.in_doubt
 

@@ -14,9 +14,9 @@ Invariants:
 
 from __future__ import annotations
 
-from txmq.client.consumer.membership import RETRY_S, Assigned, MemberSettings, Partitions
-from txmq.client.consumer.offsets.store import OffsetPosition
-from txmq.client.topics import Topics
+from txmq.client.consumer.membership import RETRY_S, Assigned, Partitions
+from txmq.client.consumer.options import MemberSettings
+from txmq.client.transport.ports import TopicDirectory
 from txmq.errors import ClosedError, TxmqError, UnknownTopicError
 from txmq.model import TopicPartition
 from txmq.runtime.logging import get_logger
@@ -26,7 +26,7 @@ from txmq.runtime.threads import Signal, start_daemon
 class UngroupedConsumer:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, topics: Topics, settings: MemberSettings, partitions: Partitions) -> None:
+    def __init__(self, topics: TopicDirectory, settings: MemberSettings, partitions: Partitions) -> None:
         self._topics, self._settings, self._partitions = topics, settings, partitions
         self._log = get_logger(group=settings.group, member=settings.name)
         self._held: dict[TopicPartition, int] = {}  # with the topic's id
@@ -42,17 +42,6 @@ class UngroupedConsumer:
         self._is_closing = True
         self._wake.set()
         self._ended.wait(timeout)
-
-    def save(self, *, everything: bool = False) -> tuple[TopicPartition, ...]:
-        """Nothing: see the module's docstring."""
-        return ()
-
-    def wait_saved(self) -> None:
-        """Nothing is."""
-
-    def save_start(self, start: OffsetPosition) -> bool:
-        """Nothing, and the partition is ours."""
-        return True
 
     def _run(self) -> None:
         try:

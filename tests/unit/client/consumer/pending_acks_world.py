@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from txmq.client.consumer.assignment import Assignment
-from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
+from txmq.client.consumer.offsets.saver import OffsetSaver
+from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, StoredOffset
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.client.consumer.transactional_acks import PendingAcks
@@ -55,18 +56,29 @@ class Control:
         return answer
 
 
+class Saver(OffsetSaver):
+    """Writes down that a save was waited for."""
+
+    calls: list[str]
+
+    def wait_saved(self) -> None:
+        """Note it."""
+        self.calls.append("waited")
+
+
 class World:
     """A share with one partition, five messages of which are delivered; its client, and its claims."""
 
     def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
         self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
-        self.share = Assignment(self.client, None, settings, get_logger())
-        self.pending_acks = PendingAcks(self.client, self.share, "g", store)
         self.calls: list[str] = []
-        self.share.more = lambda: None
-        self.share.wait_saved = lambda: self.calls.append("waited")
-        self.share.deferred = SimpleNamespace(remove=lambda *_: None)  # type: ignore[assignment]
+        self.share = Assignment(None, settings, self.client.clock, get_logger())
+        contents, fetcher = SimpleNamespace(remove=lambda *_: None), SimpleNamespace(more=lambda: None)
+        kept_in = store if store is not None else BrokerOffsetStore(lambda _: ())
+        self.offsets = Saver(self.share, kept_in, contents, "g", get_logger())
+        self.offsets.calls = self.calls
+        self.pending_acks = PendingAcks(self.client, self.share, self.offsets, fetcher, "g", store)
         self.consumed = self.share.partitions[SLOT] = consumed(first=0)
         self.owner = object()
 
@@ -81,7 +93,7 @@ class World:
 
     def to_save(self) -> list[int]:
         """Offsets that would be saved now."""
-        return [position.offset for position in self.share.to_save(everything=True)]
+        return [position.offset for position in self.offsets.to_save(everything=True)]
 
     def settled(self) -> None:
         """Wait for the thread that asks."""

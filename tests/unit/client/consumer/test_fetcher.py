@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, TOLD_AGAIN_S, Fetching
+from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, TOLD_AGAIN_S, ConsumerFetcher
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.log import records
 from txmq.log.batch import stamp, stored_crc
@@ -34,8 +35,7 @@ def test_the_oldest_message_there_is_comes_next_unless_it_went_on_meanwhile(
         return PartitionRange(*SLOT, 50, 100)
 
     client = SimpleNamespace(clock=SimClock(), offsets=offsets)
-    fetching = Fetching(client, None, Condition(), {SLOT: consumed}, 1 << 20)  # type: ignore[arg-type]
-    fetching._log = get_logger()
+    fetching = ConsumerFetcher(client, None, Condition(), {SLOT: consumed}, 1 << 20, get_logger())  # type: ignore[arg-type]
     fetching._go_to_start(consumed, asked)
     assert (consumed.next_fetch, consumed.position) == (expected, expected)
 
@@ -55,10 +55,12 @@ def test_a_damaged_batch_holds_nothing_up_that_is_before_it_and_is_told_once_a_m
     clock, consumed = SimClock(), ConsumedPartition(SLOT, 1, 0, 0)
     forgotten: list[str] = []
     topics = SimpleNamespace(known=lambda _: SimpleNamespace(topic_id=7), forget=forgotten.append)
-    fetching = Fetching(SimpleNamespace(clock=clock, topics=topics), None, Condition(), {SLOT: consumed}, 1 << 20)  # type: ignore[arg-type]
-    fetching._connection = SimpleNamespace(live=None)  # type: ignore[assignment]
     logs: list[str] = []
-    fetching._log = SimpleNamespace(warning=lambda _, error, **_where: logs.append(error))
+    given: Any = (
+        SimpleNamespace(clock=clock, topics=topics), SimpleNamespace(live=None), Condition(), {SLOT: consumed}, 1 << 20,
+        SimpleNamespace(warning=lambda _, error, **_where: logs.append(error)),
+    )  # fmt: skip
+    fetching = ConsumerFetcher(*given)
 
     def answered(damaged: int) -> float:
         """Seconds until the next fetch."""

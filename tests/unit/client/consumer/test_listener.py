@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +44,7 @@ class Contents:
     def update(self, message: Message, failures: int, reason: str) -> None:
         """It failed again."""
 
-    def store(self, messages: list[Message], failures: int, reason: str) -> list[int | None] | None:
+    def store(self, messages: Sequence[Message], failures: int, reason: str) -> list[int | None] | None:
         """There is room."""
         return [None] * len(messages) if self.is_kept else None
 
@@ -54,14 +54,12 @@ class World:
 
     def __init__(self, max_retries: int, *, is_kept: bool, accept: Callable[[Message], bool] | None = None) -> None:
         settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
-        client, log = SimpleNamespace(clock=SimClock()), get_logger()
-        self.share, self.dead_letters = Assignment(client, None, settings, log), DeadLetters()
-        self.share.deferred = Contents(is_kept=is_kept)  # type: ignore[assignment]
-        self.share.more, self.share.rejected = lambda: None, lambda _: False
-        self.share.may_give_up = lambda _: True
-        self.failures = Failures(self.share, self.dead_letters, settings, client.clock, log)  # type: ignore[arg-type]
+        self.clock, log = SimClock(), get_logger()
+        self.share, self.dead_letters = Assignment(None, settings, self.clock, log), DeadLetters()
+        self.acks = SimpleNamespace(rejected=lambda _: False, may_give_up=lambda _: True)
+        contents = Contents(is_kept=is_kept)
+        self.failures = Failures(self.share, contents, self.dead_letters, self.acks, settings, self.clock, log)
         self.consumed = self.assigned(1)
-        self.clock = client.clock
 
     def assigned(self, made_ms: int, count: int = 1) -> ConsumedPartition:
         """The partition comes to us, with so many messages made at a time."""
@@ -78,7 +76,7 @@ class World:
             handle(message)
 
         self.share.is_closed = False
-        Listener(self.share, self.failures, self.clock, once).work()
+        Listener(self.share, self.failures, SimpleNamespace(more=lambda: None), self.clock, once).work()
 
     def reject(self, message: Message) -> None:
         """A listener that rejects, and returns."""
@@ -158,7 +156,7 @@ def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_i
 def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_given_up() -> None:
     world = World(0, is_kept=True)
     may_give_up = False
-    world.share.may_give_up = lambda _: may_give_up
+    world.acks.may_give_up = lambda _: may_give_up
     for _ in range(3):
         world.run(world.reject)
         assert (len(world.consumed.retries), world.consumed.deferred) == (1, {})

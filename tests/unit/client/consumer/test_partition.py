@@ -88,14 +88,14 @@ def test_nobody_is_woken_for_a_retry_of_a_partition_that_delivers_nothing_now() 
     (first,) = made.take(1, 0.0)
     made.retry(first, again_at=5.0)
     assert made.next_due() == 5.0
-    for name in ("is_paused", "is_revoked", "is_busy"):
-        setattr(made, name, True)
+    for name, on, off in (("is_paused", True, False), ("revoked_until", 1.0, None), ("is_busy", True, False)):
+        setattr(made, name, on)
         assert made.next_due() is None  # or whoever waits would spin until the listener is done
-        setattr(made, name, False)
+        setattr(made, name, off)
 
 
 def test_what_is_paused_or_revoked_delivers_nothing_and_fetches_nothing() -> None:
-    for name in ("is_paused", "is_revoked"):
+    for name in ("is_paused", "revoked_until"):
         made = consumed(3)
         setattr(made, name, True)
         assert made.take(9, 0.0) == []

@@ -26,10 +26,10 @@ def test_it_counts_when_it_is_seen_committed_and_a_reject_looks_first() -> None:
     world, database = in_database()
     for offset in (0, 1):
         world.pending_acks.pending_ack_in(message(offset), None)
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert world.consumed.position == 0
     database.committed = StoredOffset(1)
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert (world.consumed.position, sorted(world.consumed.pending_acks)) == (1, [1])
     assert not world.pending_acks.rejected(message(1))  # rolled back: the application says so
     world.pending_acks.pending_ack_in(message(1), None)
@@ -58,13 +58,13 @@ def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error
     world, database = in_database()
     world.pending_acks.pending_ack_in(message(0), None)
     database.away = error
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert (world.consumed.position, world.pending_acks.rejected(message(0))) == (0, False)  # it is delivered again
     assert not world.pending_acks.may_give_up(message(0))
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert world.consumed.in_doubt == {0}
     database.away, database.committed = None, StoredOffset(1)
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert (world.consumed.position, world.consumed.in_doubt) == (1, set())
 
 
@@ -82,7 +82,7 @@ def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_
     assert not world.pending_acks.rejected(message(offset))
     for _ in range(2):
         assert not world.pending_acks.may_give_up(message(offset))
-        world.pending_acks.settle()
+        world.pending_acks.resolve()
         assert world.to_save() == []
     database.is_under_way = False
     if is_committed:
@@ -106,7 +106,7 @@ def test_what_comes_back_during_a_look_is_not_settled_by_it() -> None:
         return found
 
     database.settled = meanwhile  # type: ignore[method-assign]
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert world.consumed.in_doubt == {1}
 
 
@@ -152,7 +152,7 @@ def test_behind_one_that_was_deferred_what_is_saved_must_be_what_its_transaction
     world.pending_acks.pending_ack_in(message(1), None)
     assert database.beside == StoredOffset(1, None)
     database.committed = StoredOffset(2, None)
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     world.pending_acks.pending_ack_in(message(2), None)
     assert database.beside is None
 
@@ -212,10 +212,10 @@ def test_one_that_no_save_has_passed_yet_is_not_taken_for_committed() -> None:
     waiting.is_out = True
     database.committed = StoredOffset(0)
     world.pending_acks.pending_ack_in(message(0), None)
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert not world.pending_acks.rejected(message(0))
     assert (list(world.consumed.deferred), world.to_save()) == ([0], [])
-    world.pending_acks.settle()
+    world.pending_acks.resolve()
     assert (list(world.consumed.deferred), world.to_save()) == ([0], [1])
 
 

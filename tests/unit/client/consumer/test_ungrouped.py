@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from txmq.client.consumer.membership import Assigned, MemberSettings
+from txmq.client.consumer.membership import Assigned
+from txmq.client.consumer.options import MemberSettings
 from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.errors import ConnectionLostError, UnknownTopicError
 from txmq.model import TopicConfig, TopicPartition

@@ -159,18 +159,18 @@ class BrokerOffsetStore:
 
     def __init__(self, save: Save) -> None:
         self._save = save
-        self._told: dict[tuple[TopicPartition, int], StoredOffset | None] = {}
+        self._found: dict[tuple[TopicPartition, int], StoredOffset | None] = {}
 
     def enter(self, group: str) -> None:
         """Nothing to do: the member joins."""
 
-    def told(self, slot: TopicPartition, generation: int, found: StoredOffset | None) -> None:
-        """The broker has handed a partition over, and said what is saved; it has fenced those before."""
-        self._told[slot, generation] = found
+    def handed_over(self, slot: TopicPartition, generation: int, found: StoredOffset | None) -> None:
+        """Keep what the broker said with a partition; it has fenced earlier owners."""
+        self._found[slot, generation] = found
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """What came with the partition."""
-        return self._told.pop((slot, generation))
+        return self._found.pop((slot, generation))
 
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """One request for all. Durability: forced in the broker when this returns."""
@@ -178,3 +178,23 @@ class BrokerOffsetStore:
 
     def leave(self, group: str) -> None:
         """Nothing to do: the member leaves."""
+
+
+class NoOffsetStore:
+    """For a consumer without a group: saves nothing, and nothing is ever found."""
+
+    is_shared = True
+
+    def enter(self, group: str) -> None:
+        """Do nothing."""
+
+    def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
+        """Find nothing."""
+        return None
+
+    def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
+        """Refuse nothing."""
+        return ()
+
+    def leave(self, group: str) -> None:
+        """Do nothing."""

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import Context
 from functools import partial
-from typing import Any
 
+from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX
+from txmq.client.transport.ports import MessageProducer, Messaging
 from txmq.errors import TooLargeError
 from txmq.model import Message, TopicPartition
+from txmq.runtime.logging import Logger
 
-SUFFIX = ".dead-letter"
 HEADER = "txmq.dead."
 VALUE = HEADER + "value"
 REASON_BYTES_MAX = 1000
@@ -29,9 +30,9 @@ REASON_BYTES_MAX = 1000
 class DeadLetters:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Any, group: str, member: str, log: Any) -> None:
-        self._client, self.topic, self._member, self._log = client, group + SUFFIX, member, log
-        self._producer: Any = None
+    def __init__(self, client: Messaging, group: str, member: str, log: Logger) -> None:
+        self._client, self.topic, self._member, self._log = client, group + DEAD_LETTERS_SUFFIX, member, log
+        self._producer: MessageProducer | None = None
 
     def dead_letter(self, message: Message, failures: int, reason: str) -> None:
         """Send it to the dead-letter topic.

@@ -20,14 +20,16 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
+from txmq.client.transport.ports import Messaging
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
 from txmq.model import Message, TopicPartition
+from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Condition, start_daemon
 
 DEFERRED_S_MAX = 600.0
@@ -57,7 +59,7 @@ class Store(Protocol):
         """Let go."""
 
 
-def open_store(client: Any, group: str, member: str, where: str | None) -> Store | None:
+def open_store(client: Messaging, group: str, member: str, where: str | None) -> Store | None:
     """The store of ``client.consumer(retry_store=)``.
 
     Raises:
@@ -107,10 +109,16 @@ def _waiting(failures: int, key_crc: int | None, copy: int | None = None) -> Wai
 
 
 class DeferredMessages:
-    """See the module's docstring; ``changed`` guards the trackers. Thread safety: any thread."""
+    """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, client: Any, group: str, store: Store | None, dead_letters: DeadLetters, changed: Condition, log: Any
+        self,
+        client: Messaging,
+        group: str,
+        store: Store | None,
+        dead_letters: DeadLetters,
+        changed: Condition,
+        log: Logger,
     ) -> None:
         self._client, self._group, self._store, self._dead_letters = client, group, store, dead_letters
         self._changed, self._log = changed, log

@@ -22,17 +22,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from txmq.client.consumer.retry.dead_letters import HEADER, SUFFIX
+from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX, REDRIVEN_SUFFIX
+from txmq.client.consumer.retry.dead_letters import HEADER
 from txmq.client.partitioner import KeyHashSelector
+from txmq.client.transport.ports import Messaging, OpenTransaction
 from txmq.errors import FencedError, OffsetOutOfRangeError, TransactionStateError, UnknownTopicError
 from txmq.log import records
 from txmq.log.records import TAG_HEADER
 from txmq.model import Message, Outcome
 from txmq.runtime.crashpoints import crash_point
 
-ACCOUNT_SUFFIX = ".redriven"
 KIND = "txmq.redrive"
 REDRIVEN = "txmq.redriven"  # the header of a message that was redriven: of which dead letter
 CHUNK_MESSAGES, CHUNK_BYTES = 100, 4 << 20
@@ -74,9 +75,9 @@ class Redrive:
         group: whose dead letters.
     """
 
-    def __init__(self, client: Any, group: str) -> None:
-        self._client, self._group, self.topic = client, group, group + SUFFIX
-        self._account = self.topic + ACCOUNT_SUFFIX
+    def __init__(self, client: Messaging, group: str) -> None:
+        self._client, self._group, self.topic = client, group, group + DEAD_LETTERS_SUFFIX
+        self._account = self.topic + REDRIVEN_SUFFIX
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """Every dead letter, in order; none of a group that has no dead letters.
@@ -218,7 +219,7 @@ class Redrive:
             return None
         return found[0] if found else None
 
-    def _add(self, tx: Any, dead_letter: DeadLetter, message: Message, to: str | None) -> None:
+    def _add(self, tx: OpenTransaction, dead_letter: DeadLetter, message: Message, to: str | None) -> None:
         topic, partition, _ = dead_letter.origin or ("", 0, 0)
         if to is not None:
             partitions = self._client.topics.known(to).config.partitions

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import Context
-from typing import Any
 
 from txmq.client.consumer.retry.file_store import Stored
+from txmq.client.transport.ports import MessageProducer, Messaging
 from txmq.errors import OffsetOutOfRangeError, TooLargeError, UnknownTopicError
 from txmq.model import Message, SendResult
 from txmq.runtime.threads import Future
@@ -30,9 +30,9 @@ HEADER = "txmq.retry."
 class RetryTopic:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Any, group: str, member: str) -> None:
+    def __init__(self, client: Messaging, group: str, member: str) -> None:
         self._client, self.topic, self._member = client, group + SUFFIX, member
-        self._producer: Any = None
+        self._producer: MessageProducer | None = None
 
     def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
         """Send copies; where in the topic each is, None for one that is too large: it is in the log alone.
@@ -49,13 +49,14 @@ class RetryTopic:
         if self._producer is None:
             self._client.topics.ensure(self.topic, storage="disk", retention_ms=RETENTION_MS)
             self._producer = self._client.producer()
-        futures = [self._sent(row) for row in rows]
+        producer = self._producer
+        futures = [self._sent(producer, row) for row in rows]
         return [None if future is None else _offset(future) for future in futures]
 
-    def _sent(self, row: Stored) -> Future[SendResult] | None:
+    def _sent(self, producer: MessageProducer, row: Stored) -> Future[SendResult] | None:
         message = row.message
         try:
-            future: Future[SendResult] = self._producer.send_async(
+            future = producer.send_async(
                 self.topic, message.value or b"", key=message.key, tag=message.tag, partition=0,
                 headers={**message.headers, **self._origin(row)},
             )  # fmt: skip

@@ -1,0 +1,135 @@
+"""Loads and saves the offsets of one consumer, in whichever store the group's offsets are.
+
+Invariants:
+    * one save at a time: a save that began earlier never overwrites a later one;
+    * an offset is saved under the generation it was consumed under; a refused one means that the partition is lost;
+    * while a transaction is going to save a partition's offset, nothing else of that partition is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.offsets.store import (
+    BrokerOffsetStore,
+    OffsetPosition,
+    OffsetStore,
+    StoredOffset,
+    asked,
+    next_order,
+)
+from txmq.client.consumer.partition import ConsumedPartition
+from txmq.client.consumer.retry.deferred import deferred_text, parsed
+from txmq.model import TopicPartition
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import Logger
+from txmq.runtime.threads import Lock
+
+
+class Contents(Protocol):
+    """``DeferredMessages``: where the contents of deferred messages are."""
+
+    def remove(self, slot: TopicPartition, offsets: Iterable[int]) -> None:
+        """Forget messages that are acknowledged, and no longer named by what is saved."""
+
+
+class OffsetSaver:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, assignment: Assignment, store: OffsetStore, contents: Contents, group: str, log: Logger) -> None:
+        self._assignment, self._store, self._contents, self._group, self._log = assignment, store, contents, group, log
+        self._saving = Lock()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other members of the group find what this one saves."""
+        return self._store.is_shared
+
+    def load(self, slot: TopicPartition, generation: int, in_broker: StoredOffset | None) -> StoredOffset | None:
+        """Read what is saved of a partition that was handed over; earlier owners are fenced from then on.
+
+        Args:
+            in_broker: what the broker said with the partition.
+
+        Raises:
+            FencedError: a newer generation has loaded it.
+            StorageError: the store cannot be read now.
+        """
+        if isinstance(self._store, BrokerOffsetStore):
+            self._store.handed_over(slot, generation, in_broker)
+        return asked(lambda: self._store.load(self._group, slot, generation))
+
+    def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
+        """Save what the group does not know. Durability: saved when this returns; in the broker: forced.
+
+        Returns:
+            Partitions whose offset was refused: they are lost.
+
+        Raises:
+            TxmqError: the broker, or the store, cannot be reached.
+        """
+        with self._saving:
+            positions = self.to_save(everything=everything)
+            if not positions:
+                return ()
+            refused = asked(lambda: self._store.save(self._group, positions))
+            self.were_saved(position for position in positions if position.slot not in refused)
+        current = set(self._assignment.held())
+        for position in positions:
+            if position.slot in refused and (position.slot, position.generation) in current:  # else it is ours anew
+                topic, partition = position.slot
+                self._log.warning("offset refused: somebody else has the partition", topic=topic, partition=partition)
+                self._assignment.lost(position.slot)
+        return refused
+
+    def wait_saved(self) -> None:
+        """Wait for a save that began before this call."""
+        with self._saving:
+            pass
+
+    def save_start(self, start: OffsetPosition) -> bool:
+        """Save where the group begins in a partition; False if another member has the partition.
+
+        Raises:
+            TxmqError: the broker, or the store, cannot be reached.
+
+        Durability: saved when this returns.
+        """
+        return not asked(lambda: self._store.save(self._group, [start]))
+
+    def to_save(self, *, everything: bool) -> list[OffsetPosition]:
+        """Positions that the group does not know; with ``everything`` also those that were never saved, at 0."""
+        with self._assignment.changed:
+            order = next_order()
+            return [
+                OffsetPosition(slot, consumed.generation, consumed.position, text, order)
+                for slot, consumed in self._assignment.partitions.items()
+                if ((text := deferred_text(consumed)) != consumed.deferred_saved or consumed.position != consumed.saved)
+                and (everything or consumed.saved is not None or consumed.position)
+                and consumed.is_ready
+                and consumed.saving is None
+                and (isinstance(self._store, BrokerOffsetStore) or not (consumed.pending_acks or consumed.in_doubt))
+            ]
+
+    def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
+        """Note that the group knows these positions."""
+        for position in positions:
+            with self._assignment.changed:
+                consumed = self._assignment.partitions.get(position.slot)
+                if consumed is None or consumed.generation != position.generation:
+                    continue
+                is_other = consumed.deferred_saved != position.deferred
+                consumed.saved, consumed.deferred_saved = position.offset, position.deferred
+            if is_other:
+                self._deferred_saved(consumed, parsed(position.deferred).keys())
+
+    def _deferred_saved(self, consumed: ConsumedPartition, named: Collection[int]) -> None:
+        crash_point("client.deferred.saved")
+        with self._assignment.changed:
+            done = [offset for offset in consumed.dealt if offset not in named]
+            consumed.dealt = [offset for offset in consumed.dealt if offset in named]
+        if done:
+            self._contents.remove(consumed.slot, done)
+            crash_point("client.deferred.removed")
