@@ -44,6 +44,13 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["](#d)", "](none.md)", "](page.md#e)"]
 
 
+def test_the_index_has_every_page_and_every_program() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {(index.parent / link[1]).resolve() for link in LINK.finditer(index.read_text("utf-8"))}
+    there = {*PAGES, *(ROOT / "examples").glob("*.py")} - {index, ROOT / "README.md"}
+    assert there - linked == set()
+
+
 def test_comments_cite_files_that_are_there() -> None:
     assert list(House(ROOT).missing_citations()) == []
 
@@ -73,3 +80,10 @@ def _told_by_the_code(cls: type[errors.TxmqError]) -> tuple[list[str], str, str,
 def test_the_error_reference_has_every_error_as_the_code_has_it() -> None:
     classes = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issubclass(cls, errors.TxmqError)]
     assert _rows_of_the_error_reference() == {cls.__name__: _told_by_the_code(cls) for cls in classes}
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    entries = re.findall(r"^\| ([^|]+) \| [^|-]", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE)
+    words = [word for entry in entries if entry != "word" for word in entry.split(", ")]
+    assert len(words) > 60
+    assert [word for word in words if words.count(word) > 1] == []
