@@ -15,8 +15,8 @@ from txmq.spark.audit.time_axis import TimeAxis
 WIDTH, LEFT, RIGHT = 960, 76, 16
 PLOT = WIDTH - LEFT - RIGHT
 TOP, HEIGHT, AXIS = 10, 170, 24
-LANE = 18  # of one line of marks, or one partition
-LANES_BELOW = 6
+BAND = 18  # of one line of marks, or one partition
+BANDS_BELOW = 6
 JOIN = 0.5  # pixels: two buckets that are no further apart stand side by side
 
 Scale = Callable[[float], float]
@@ -34,10 +34,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something found: ``at`` on the axis, in the lane of this name."""
+    """Something found: ``at`` on the axis, in the band of this name."""
 
     at: float
-    lane: str
+    band: str
     text: str
 
 
@@ -49,7 +49,7 @@ def time_axis(times_ms: Sequence[int], step_ms: int, marks: Sequence[Mark] = ())
 def over_time(
     axis: TimeAxis, times_ms: Sequence[int], step_ms: int, series: Sequence[Series], marks: Sequence[Mark], unit: str
 ) -> str:  # fmt: skip
-    """Lines over time, and under them a lane of marks for each kind of finding.
+    """Lines over time, and under them a band of marks for each kind of finding.
 
     Args:
         times_ms: where each bucket begins.
@@ -64,13 +64,13 @@ def over_time(
     def y(value: float) -> float:
         return TOP + (high - value) / (high - low) * HEIGHT
 
-    lanes = list(dict.fromkeys(mark.lane for mark in marks))
-    under = TOP + HEIGHT + LANES_BELOW
-    bottom = under + len(lanes) * LANE
+    bands = list(dict.fromkeys(mark.band for mark in marks))
+    under = TOP + HEIGHT + BANDS_BELOW
+    bottom = under + len(bands) * BAND
     shapes = [_levels(low, high, y, unit), _clock(axis, bottom)]
     edges = [(x(ms), x(ms + step_ms)) for ms in times_ms]
     shapes += [_steps(line, edges, y) for line in series]
-    shapes += [_lane(lane, marks, under + number * LANE, x) for number, lane in enumerate(lanes)]
+    shapes += [_band(band, marks, under + number * BAND, x) for number, band in enumerate(bands)]
     what = ", ".join(line.name for line in series)
     return _svg(bottom + AXIS, f"{what} over time", shapes)
 
@@ -88,14 +88,14 @@ def along_the_log(spans: Mapping[int, tuple[int, int]], marks: Mapping[int, Sequ
     shapes = []
     for number, partition in enumerate(sorted(spans)):
         first, last = spans[partition]
-        y = TOP + number * LANE
+        y = TOP + number * BAND
         width = max(2.0, x(last) - x(first))
         shapes.append(
-            f'<text class="lane" x="{LEFT - 8}" y="{y + 12}">partition {partition}</text>'
+            f'<text class="band" x="{LEFT - 8}" y="{y + 12}">partition {partition}</text>'
             f'<rect class="log" x="{x(first):.1f}" y="{y + 3}" width="{width:.1f}" height="10" rx="2"/>'
         )
         shapes += [_mark(mark, x(mark.at), y + 1) for mark in marks.get(partition, ())]
-    bottom = TOP + len(spans) * LANE
+    bottom = TOP + len(spans) * BAND
     shapes += [
         f'<text class="tick start" x="{LEFT}" y="{bottom + 14}">offset {low:,}</text>',
         f'<text class="tick end" x="{WIDTH - RIGHT}" y="{bottom + 14}">{high:,.0f}</text>',
@@ -142,9 +142,9 @@ def _clock(axis: TimeAxis, bottom: float) -> str:
     return "".join(texts)
 
 
-def _lane(lane: str, marks: Sequence[Mark], y: float, x: Scale) -> str:
-    found = "".join(_mark(mark, x(mark.at), y + 2) for mark in marks if mark.lane == lane)
-    return f'<text class="lane" x="{LEFT - 8}" y="{y + 14}">{escape(lane)}</text>{found}'
+def _band(band: str, marks: Sequence[Mark], y: float, x: Scale) -> str:
+    found = "".join(_mark(mark, x(mark.at), y + 2) for mark in marks if mark.band == band)
+    return f'<text class="band" x="{LEFT - 8}" y="{y + 14}">{escape(band)}</text>{found}'
 
 
 def _mark(mark: Mark, x: float, y: float) -> str:

@@ -42,7 +42,7 @@ h2 { font-size: 1.1rem; margin: 2rem 0 0; } p { margin: .2rem 0 .6rem; color: va
 .tile.none b { color: var(--faint); }
 svg { width: 100%; min-width: 640px; height: auto; display: block; }
 text { font: 13px system-ui, sans-serif; fill: var(--ink); }
-.tick { fill: var(--faint); font-size: 12px; } .lane { text-anchor: end; fill: var(--faint); font-size: 11px; }
+.tick { fill: var(--faint); font-size: 12px; } .band { text-anchor: end; fill: var(--faint); font-size: 11px; }
 .start { text-anchor: start; } .middle { text-anchor: middle; } .end { text-anchor: end; }
 .axis { stroke: var(--line); } .line { fill: none; stroke-width: 2; } .rows.area { fill: var(--rows); }
 .messages.line { stroke: var(--messages); } .p99.line { stroke: var(--p99); }
