@@ -319,10 +319,10 @@ def _running_greatest(times: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _two_owners(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
     owners: dict[Tenure, str] = {}
-    claims = [(view.slot, view.generation, view.member) for view in history.views]
-    claims += [(save.slot, save.generation, save.member) for save in history.saves if save.status == "ok"]
-    claims += [(one.slot, one.generation, one.member) for one in history.handled]
-    for slot, generation, member in claims:
+    owned = [(view.slot, view.generation, view.member) for view in history.views]
+    owned += [(save.slot, save.generation, save.member) for save in history.saves if save.status == "ok"]
+    owned += [(one.slot, one.generation, one.member) for one in history.handled]
+    for slot, generation, member in owned:
         other = owners.setdefault((slot, generation), member)
         if other != member:
             text = f"{slot[0]}/{slot[1]} under {generation} is {other}'s and {member}'s"

@@ -117,13 +117,13 @@ def _missing(history: History, counts: dict[str, int], minimum: Coverage) -> tup
 
 def _inconsistent_offsets(index: Index) -> Iterator[Finding]:
     held: dict[tuple[Log, int], str] = {}
-    for log, offset, value in _claims(index):
+    for log, offset, value in _known_offsets(index):
         other = held.setdefault((log, offset), value)
         if other != value:
             yield Finding("L1", "inconsistent-offset", f"{at(log, offset)} is {other!r} and {value!r}")
 
 
-def _claims(index: Index) -> Iterator[tuple[Log, int, str]]:
+def _known_offsets(index: Index) -> Iterator[tuple[Log, int, str]]:
     for log, drained in index.drain.items():
         for offset, value, _key in drained.messages:
             yield log, offset, value
