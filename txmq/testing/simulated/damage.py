@@ -84,7 +84,7 @@ def _torn(rng: random.Random, write: Write, granularity: int) -> Iterator[FileOp
             yield cut(write, start, end)
 
 
-def _fate(rng: random.Random, model: Model, op: PendingOp, crash_model: CrashModel) -> Iterator[PendingOp]:
+def _remains(rng: random.Random, model: Model, op: PendingOp, crash_model: CrashModel) -> Iterator[PendingOp]:
     draw = rng.random()
     if not isinstance(op, Write) or draw < 0.6:
         if draw < 0.3 or (not isinstance(op, Write) and draw < 0.6):
@@ -106,5 +106,5 @@ def draw_outcome(rng: random.Random, model: Model, crash_model: CrashModel) -> S
         return pending
     if style < 0.35 or not crash_model.reorder:  # the oldest, the last of them in part
         kept = pending[: rng.randint(0, len(pending))]
-        return [*kept[:-1], *_fate(rng, model, kept[-1], crash_model)] if kept else []
-    return [part for op in pending for part in _fate(rng, model, op, crash_model)]
+        return [*kept[:-1], *_remains(rng, model, kept[-1], crash_model)] if kept else []
+    return [part for op in pending for part in _remains(rng, model, op, crash_model)]
