@@ -307,8 +307,8 @@ def _progress(spark: Any, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _stages(spark: Any) -> str:
-    tracker = spark.sparkContext.statusTracker()
-    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    status = spark.sparkContext.statusTracker()
+    stages = [status.getStageInfo(number) for number in status.getActiveStageIds()]
     return ", ".join(f"{stage.numCompletedTasks} of {stage.numTasks} tasks" for stage in stages if stage is not None)
 
 
