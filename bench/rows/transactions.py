@@ -58,8 +58,8 @@ def _raw(surroundings: Surroundings) -> Iterator[Measure]:
                     connection.create_topic(TOPIC, PARTITIONS)
                 measured.append(True)
                 answer = connection.ask(b"hello 1 bench session=new 1\r\n")
-                told = json.loads(answer.partition(b"\r\n")[2])
-                who = (int(told["cluster"], 16), int(told["home"], 16), int(told["session"], 16))
+                answered = json.loads(answer.partition(b"\r\n")[2])
+                who = (int(answered["cluster"], 16), int(answered["home"], 16), int(answered["session"], 16))
                 requests = (_commit(TxId(*who, number), batch) for number in range(1, count + 1))
                 # An eighth a write: the generator waits for nobody's full window.
                 chunks = chunked(requests, IN_FLIGHT // 8)

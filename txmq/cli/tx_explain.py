@@ -126,9 +126,9 @@ def _branch_sql(row: Row, branch: Row) -> list[str]:
     return lines
 
 
-def _table(told: Row) -> str:
+def _table(fact: Row) -> str:
     """The marker table; no SQL where the broker was not told which it is (journals of before it was)."""
-    return str(told.get("table", "TABLE"))
+    return str(fact.get("table", "TABLE"))
 
 
 def next_steps_unknown(txid: str) -> list[str]:

@@ -33,14 +33,14 @@ class Rounds:
     def run(self) -> bool:
         """Go on until Ctrl-C or SIGTERM; whether nothing was found."""
         # No Event: its ``set`` in a handler may meet the lock of the very ``wait`` that the signal interrupted.
-        stop, is_told = Signal(), False
+        stop, is_stopped = Signal(), False
         previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
         with suppress(KeyboardInterrupt):
             self.say(f"auditing every {self.interval_s:g} s; findings are told as they are made; Ctrl-C ends it")
-            while not is_told:
+            while not is_stopped:
                 began = time.monotonic()
                 self._round()
-                is_told = stop.wait(max(0.0, self.interval_s - (time.monotonic() - began)))
+                is_stopped = stop.wait(max(0.0, self.interval_s - (time.monotonic() - began)))
         signal.signal(signal.SIGTERM, previous)
         self.say(f"ended; {self.found} findings")
         return self.found == 0

@@ -29,7 +29,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """What the service was told before it was killed."""
 
     orders: frozenset[str]  # the block of these ended without an error
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def compare(
-    rows: Sequence[Row], orders: Sequence[Sent], payments: Sequence[Sent], audit: Sequence[Sent], told: Told
+    rows: Sequence[Row], orders: Sequence[Sent], payments: Sequence[Sent], audit: Sequence[Sent], reported: Reported
 ) -> Comparison:
     """Compare what the database holds with what readers of the topics see."""
     row_references = {row.reference for row in rows}
@@ -71,11 +71,11 @@ def compare(
         rows=len(rows),
         messages=len(orders),
         payments=len(payment_references),
-        acknowledged=len(told.orders) + len(told.payments),
+        acknowledged=len(reported.orders) + len(reported.payments),
         missing=len(row_references - order_references),
-        phantoms=len((order_references - row_references) | (told.declined & (row_references | order_references))),
+        phantoms=len((order_references - row_references) | (reported.declined & (row_references | order_references))),
         duplicates=_duplicates(orders) + _duplicates(payments) + _duplicates(audit),
-        lost=len(told.orders - (row_references & order_references)) + len(told.payments - payment_references),
+        lost=len(reported.orders - (row_references & order_references)) + len(reported.payments - payment_references),
         torn=len(payment_references ^ audit_references),
         misordered=_misordered(rows, orders),
     )

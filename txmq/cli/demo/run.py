@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import txmq
-from txmq.cli.demo.compare import Comparison, Row, Sent, Told, compare
+from txmq.cli.demo.compare import Comparison, Reported, Row, Sent, compare
 from txmq.cli.demo.service import AUDIT, ORDERS, PAYMENTS, RESOURCE_NAME, open_resource
 from txmq.errors import TxmqError
 from txmq.testing.processes.broker import BrokerProcess
@@ -198,27 +198,27 @@ class Play:
             raise DemoFailedError(f"the service does not stop within {WAIT_S:.0f} s of SIGTERM") from None
 
     def _await_progress(self, complaint: str) -> None:
-        before = self.told()
+        before = self.reported()
 
         def moved() -> bool:
-            now = self.told()
+            now = self.reported()
             least = min(len(now.orders) - len(before.orders), len(now.payments) - len(before.payments))
             return least >= PROGRESS_PER_ROUND
 
         _wait_for(moved, complaint)
 
-    def told(self) -> Told:
+    def reported(self) -> Reported:
         """What the service has said so far; an unfinished last line does not count."""
         words: dict[str, set[str]] = {"order": set(), "payment": set(), "declined": set()}
         text = self.said.read_text("utf-8") if self.said.exists() else ""
         for line in text[: text.rfind("\n") + 1].splitlines():
             word, _, reference = line.partition(" ")
             words.setdefault(word, set()).add(reference)
-        return Told(frozenset(words["order"]), frozenset(words["payment"]), frozenset(words["declined"]))
+        return Reported(frozenset(words["order"]), frozenset(words["payment"]), frozenset(words["declined"]))
 
     def _progress(self) -> str:
-        told = self.told()
-        return f"{len(told.orders)} orders and {len(told.payments)} payments acknowledged"
+        reported = self.reported()
+        return f"{len(reported.orders)} orders and {len(reported.payments)} payments acknowledged"
 
     def _settle(self, address: str) -> int:
         """Run ``txmq resolver`` until nothing is in doubt; returns what is left at the deadline."""
@@ -244,7 +244,7 @@ class Play:
         rows = [Row(*row) for row in found]
         with txmq.connect(address) as client:
             orders, payments, audit = (_read(client, topic) for topic in (ORDERS, PAYMENTS, AUDIT))
-        return compare(rows, orders, payments, audit, self.told())
+        return compare(rows, orders, payments, audit, self.reported())
 
 
 def _read(client: txmq.Client, topic: str) -> list[Sent]:

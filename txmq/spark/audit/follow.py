@@ -30,7 +30,7 @@ from txmq.spark.audit.spec import Kind
 from txmq.spark.audit.topic import Plan, TopicAudit
 
 STATE_FILE = "follow.json"
-TOLD_MAX = 1_000  # findings of each kind in a round; the dataset has them all
+REPORTED_MAX = 1_000  # findings of each kind in a round; the dataset has them all
 Finding = dict[str, object]
 
 
@@ -58,8 +58,8 @@ class Progress:
         try:
             fields = json.loads(text)
             ends = {int(partition): int(end) for partition, end in fields["ends"].items()}
-            told = tuple(str(txid) for txid in fields["in_doubt"])
-            return cls(str(fields["topic"]), str(fields["table"]), int(fields["to_ms"]), ends, told)
+            reported = tuple(str(txid) for txid in fields["in_doubt"])
+            return cls(str(fields["topic"]), str(fields["table"]), int(fields["to_ms"]), ends, reported)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{STATE_FILE} is damaged ({error!r}); give another directory to begin anew") from None
 
@@ -151,7 +151,9 @@ class Follower:
     def _found(self, result: AuditResult) -> Iterable[Finding]:
         for kind, count in result.counts.items():
             if count:
-                yield from ({"kind": kind.value} | _known(line) for line in result.sample(kind, min(count, TOLD_MAX)))
+                yield from (
+                    {"kind": kind.value} | _known(line) for line in result.sample(kind, min(count, REPORTED_MAX))
+                )
 
     def _keep(self, result: AuditResult, plan: Plan) -> None:
         place = self.directory / "findings" / f"from={plan.window.from_ms}"  # the same when it is repeated

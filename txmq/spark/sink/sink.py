@@ -101,7 +101,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         query, epoch, batch = self._planned[:3]
         queries = Queries(client_of(self._options))
         if not self._is_over:
-            with _told_what_to_do(_AGAIN_NAMELESS if self._options.query is None else _AGAIN_AS_NAMED):
+            with _with_advice(_AGAIN_NAMELESS if self._options.query is None else _AGAIN_AS_NAMED):
                 queries.commit(query, epoch, batch, _winners(messages))
         if self._options.query is None:
             with suppress(TxmqError):  # committed all the same; what is left is an entry in a list
@@ -140,7 +140,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             return  # a batch without tasks has no rows; one that was over before a task began is committed
         attempt = written[0].attempt
         queries = Queries(client_of(self._options))
-        with _told_what_to_do(_AGAIN):
+        with _with_advice(_AGAIN):
             queries.commit(attempt.query, attempt.epoch, batchId, _winners(messages))
 
     def abort(self, messages: Sequence[TaskMessage | None], batchId: int) -> None:
@@ -153,7 +153,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 @contextmanager
-def _told_what_to_do(advice: str) -> Iterator[None]:
+def _with_advice(advice: str) -> Iterator[None]:
     """Around the request that decides: where nobody answers it, whether it was executed is not known."""
     try:
         yield

@@ -101,7 +101,7 @@ class RowRead(NamedTuple):
     is_present: bool
 
 
-class Told(NamedTuple):
+class ReportedOutcome(NamedTuple):
     """An answer to the question what became of an operation."""
 
     operation: str
@@ -147,7 +147,7 @@ class History:
     operations: dict[str, Operation] = field(default_factory=dict)
     polls: list[Poll] = field(default_factory=list)
     reads: list[RowRead] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    outcomes: list[ReportedOutcome] = field(default_factory=list)
     faults: dict[str, Fault] = field(default_factory=dict)
     drain: dict[Log, Drained] | None = None
     rows: dict[str, list[tuple[str, str]]] | None = None
@@ -224,8 +224,8 @@ def _polled(history: History, event: dict[str, Any]) -> None:
         history.polls.append(Poll(event["p"], (topic, partition), event["t"], found))
 
 
-def _told(history: History, event: dict[str, Any]) -> None:
-    history.told.append(Told(event["id"], event["v"][0]))
+def _outcome(history: History, event: dict[str, Any]) -> None:
+    history.outcomes.append(ReportedOutcome(event["id"], event["v"][0]))
 
 
 def _fault(history: History, event: dict[str, Any]) -> None:
@@ -279,7 +279,7 @@ def _decisions(history: History, event: dict[str, Any]) -> None:
 
 
 _SEEN: dict[str, Callable[[History, dict[str, Any]], None]] = {
-    "poll": _polled, "outcome": _told, "nemesis": _fault, "drain": _drained, "rows": _rows, "in-doubt": _in_doubt,
+    "poll": _polled, "outcome": _outcome, "nemesis": _fault, "drain": _drained, "rows": _rows, "in-doubt": _in_doubt,
     "fence": _fenced, "check": _checked, "inject": _injected, "settled": _settled, "bank": _bank,
     "heuristics": _heuristics, "decisions": _decisions,
 }  # fmt: skip

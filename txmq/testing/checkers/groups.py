@@ -48,7 +48,7 @@ GROUP_LINES = frozenset({"view", "save", "handle", "owned", "lag"})
 class View(NamedTuple):
     """A member learnt that it has a partition."""
 
-    told_ns: int
+    learned_ns: int
     member: str
     slot: TopicPartition
     generation: int
@@ -294,7 +294,7 @@ def _fenced(history: GroupHistory, _rules: GroupRules) -> Iterator[Finding]:
     """G3. Known is a generation to whoever was told of it, and to whoever saved under it."""
     known: dict[TopicPartition, list[tuple[int, int]]] = defaultdict(list)  # time, generation
     for view in history.views:
-        known[view.slot].append((view.told_ns, view.generation))
+        known[view.slot].append((view.learned_ns, view.generation))
     for save in history.saves:
         if save.status == "ok" and save.completed_ns is not None:
             known[save.slot].append((save.completed_ns, save.generation))

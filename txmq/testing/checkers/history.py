@@ -351,13 +351,13 @@ def _visible_before_row(index: Index) -> Iterator[Finding]:
 
 
 def _wrong_outcomes(index: Index) -> Iterator[Finding]:
-    for told in index.history.told:
-        operation = index.history.operations[told.operation]
+    for found in index.history.outcomes:
+        operation = index.history.operations[found.operation]
         there = index.messages_there(operation) + index.rows_there(operation)
-        wrong = (told.outcome == "committed" and not there) or (told.outcome == "rolled-back" and there)
+        wrong = (found.outcome == "committed" and not there) or (found.outcome == "rolled-back" and there)
         if wrong:
             yield Finding(
-                "A8", "wrong-outcome-told", f"{operation.id} was told {told.outcome!r}, {there} parts are there"
+                "A8", "wrong-outcome-told", f"{operation.id} was told {found.outcome!r}, {there} parts are there"
             )
 
 

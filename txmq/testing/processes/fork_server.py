@@ -167,13 +167,13 @@ class ForkServer:
     def start(self, words: Sequence[str], streams: Streams, env: Mapping[str, str], cwd: str) -> Process:
         """Fork a child that runs a module (the first of ``words``) with arguments; see the function ``start``."""
         request = json.dumps({"words": list(words), "env": dict(env), "cwd": cwd}).encode()
-        answers, told = os.pipe()
+        answers, report = os.pipe()
         with self._lock:
             server = self._socket or self._begin()
             try:
-                socket.send_fds(server, [request], [told, *(stream.fileno() for stream in streams)])
+                socket.send_fds(server, [request], [report, *(stream.fileno() for stream in streams)])
             finally:
-                os.close(told)
+                os.close(report)
         return _Forked(words, answers)
 
     def _begin(self) -> socket.socket:
@@ -214,12 +214,12 @@ class _Forked:
 
     def _look(self, timeout: float | None) -> int | None:
         with self._lock:
-            if self._status is None and self._is_told(timeout):
+            if self._status is None and self._has_answer(timeout):
                 self._status = self._answer()
                 os.close(self._answers)
             return self._status
 
-    def _is_told(self, timeout: float | None) -> bool:
+    def _has_answer(self, timeout: float | None) -> bool:
         poll = select.poll()  # select.select takes no descriptor above 1023
         poll.register(self._answers, select.POLLIN)
         return bool(poll.poll(None if timeout is None else timeout * 1000))
@@ -250,28 +250,28 @@ def _serve(requests: socket.socket) -> _Request | None:
         said, descriptors, _flags, _address = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1 + len(Streams._fields))
         if not said:
             return None
-        told, *streams = descriptors
+        report, *streams = descriptors
         if os.fork() == 0:
             requests.close()
             request = _Request(**json.loads(said))
-            _monitor(told)
+            _monitor(report)
             _become(request, streams)
             return request
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _monitor(told: int) -> None:
+def _monitor(report: int) -> None:
     """Returns in the child; its parent tells of it, and ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
-        os.close(told)
+        os.close(report)
         return
-    os.write(told, _ANSWER.pack(child))
+    os.write(report, _ANSWER.pack(child))
     _pid, status = os.waitpid(child, 0)
     with contextlib.suppress(BrokenPipeError):  # nobody wants to know
-        os.write(told, _ANSWER.pack(os.waitstatus_to_exitcode(status)))
+        os.write(report, _ANSWER.pack(os.waitstatus_to_exitcode(status)))
     os._exit(0)
 
 

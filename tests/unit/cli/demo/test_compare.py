@@ -6,22 +6,22 @@ import dataclasses
 
 import pytest
 
-from txmq.cli.demo.compare import Row, Sent, Told, compare
+from txmq.cli.demo.compare import Reported, Row, Sent, compare
 
 ROWS = [Row("r1", "ada"), Row("r2", "ben"), Row("r3", "ada"), Row("r4", "ada")]
 ORDERS = [Sent(0, 0, "ada", "r1"), Sent(1, 0, "ben", "r2"), Sent(0, 1, "ada", "r3"), Sent(0, 2, "ada", "r4")]
 PAID = [Sent(0, 0, "ada", "p1"), Sent(0, 1, "ada", "p2")]
-TOLD = Told(orders=frozenset({"r1", "r3"}), payments=frozenset({"p1"}), declined=frozenset({"d1"}))
+REPORTED = Reported(orders=frozenset({"r1", "r3"}), payments=frozenset({"p1"}), declined=frozenset({"d1"}))
 
 
 def test_equal_rows_and_messages_hold() -> None:
-    found = compare(ROWS, ORDERS, PAID, PAID, TOLD)
+    found = compare(ROWS, ORDERS, PAID, PAID, REPORTED)
     assert found.holds
     assert (found.rows, found.messages, found.payments, found.acknowledged) == (4, 4, 2, 3)
 
 
 def _with(**changes: object) -> dict[str, object]:
-    return {"rows": ROWS, "orders": ORDERS, "payments": PAID, "audit": PAID, "told": TOLD} | changes
+    return {"rows": ROWS, "orders": ORDERS, "payments": PAID, "audit": PAID, "reported": REPORTED} | changes
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def _with(**changes: object) -> dict[str, object]:
     [
         ({"orders": ORDERS[:3]}, "missing"),
         ({"rows": ROWS[:3]}, "phantoms"),
-        ({"told": dataclasses.replace(TOLD, declined=frozenset({"r2"}))}, "phantoms"),
+        ({"reported": dataclasses.replace(REPORTED, declined=frozenset({"r2"}))}, "phantoms"),
         ({"orders": [*ORDERS, Sent(0, 3, "ada", "r4")]}, "duplicates"),
         ({"payments": [*PAID, Sent(0, 2, "ada", "p2")]}, "duplicates"),
         ({"audit": [*PAID, Sent(3, 2, "ada", "p2")]}, "duplicates"),
-        ({"told": dataclasses.replace(TOLD, orders=frozenset({"r9"}))}, "lost"),
-        ({"told": dataclasses.replace(TOLD, payments=frozenset({"p9"}))}, "lost"),
+        ({"reported": dataclasses.replace(REPORTED, orders=frozenset({"r9"}))}, "lost"),
+        ({"reported": dataclasses.replace(REPORTED, payments=frozenset({"p9"}))}, "lost"),
         ({"audit": PAID[:1]}, "torn"),
         ({"payments": PAID[:1]}, "torn"),
         ({"rows": [ROWS[2], ROWS[1], ROWS[0], ROWS[3]]}, "misordered"),
@@ -48,9 +48,9 @@ def test_each_kind_of_damage_is_counted(changes: dict[str, object], count: str) 
 
 
 def test_a_lost_row_and_its_lost_message_are_lost_when_acknowledged() -> None:
-    found = compare(ROWS[1:], ORDERS[1:], PAID, PAID, TOLD)
+    found = compare(ROWS[1:], ORDERS[1:], PAID, PAID, REPORTED)
     assert (found.lost, found.missing, found.phantoms) == (1, 0, 0)
 
 
 def test_nothing_at_all_proves_nothing() -> None:
-    assert not compare([], [], [], [], Told(frozenset(), frozenset(), frozenset())).holds
+    assert not compare([], [], [], [], Reported(frozenset(), frozenset(), frozenset())).holds

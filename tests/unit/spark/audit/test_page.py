@@ -106,7 +106,7 @@ def test_a_bucket_without_anything_is_drawn_as_nothing() -> None:
     assert drawn.count('class="messages line"') == 2
 
 
-def test_marks_stand_in_their_lane_and_along_the_log() -> None:
+def test_marks_stand_in_their_band_and_along_the_log() -> None:
     marks = [Mark(30_000, "gap", "here"), Mark(45_000, "torn", "there")]
     series = [Series("rows", "rows", [3], is_area=True)]
     drawn = over_time(time_axis([0], 60_000, marks), [0], 60_000, series, marks, "")

@@ -156,7 +156,7 @@ def _later(history: GroupHistory, seconds: float) -> None:
         return time + int(seconds * SECOND) if time > 1.2 * SECOND else time
 
     history.handled = [one._replace(handled_ns=moved(one.handled_ns)) for one in history.handled]
-    history.views = [view._replace(told_ns=moved(view.told_ns)) for view in history.views]
+    history.views = [view._replace(learned_ns=moved(view.learned_ns)) for view in history.views]
     for save in history.saves:
         save.invoked_ns, save.completed_ns = moved(save.invoked_ns), moved(save.completed_ns or 0)
 

@@ -15,10 +15,10 @@ from txmq.testing.checkers.events import (
     Log,
     Operation,
     Poll,
+    ReportedOutcome,
     Row,
     RowRead,
     Send,
-    Told,
     merge,
     parse_history,
 )
@@ -220,7 +220,7 @@ def _failed_message_there(history: History) -> None:
 
 
 def _unknown_row_without_message(history: History) -> None:
-    history.told.clear()
+    history.outcomes.clear()
     _rows(history).append(("r7", "ada"))
 
 
@@ -272,11 +272,11 @@ def _row_not_there_when_its_message_was(history: History) -> None:
 
 
 def _told_committed(history: History) -> None:
-    history.told[0] = Told("t7", "committed")
+    history.outcomes[0] = ReportedOutcome("t7", "committed")
 
 
 def _told_rolled_back(history: History) -> None:
-    history.told[1] = Told("t6", "rolled-back")
+    history.outcomes[1] = ReportedOutcome("t6", "rolled-back")
 
 
 def _unknown_in_fair_weather(history: History) -> None:
