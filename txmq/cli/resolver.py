@@ -261,20 +261,20 @@ def _run_once(client: Any, resources: list[Resource], *, as_json: bool) -> None:
 
     resolver = Resolver(client, resources)
     known = _txids(client, "heuristic")
-    settled = _rounds(resolver)
+    resolved = _rounds(resolver)
     left = list(client.transactions.list(state="in-doubt"))
     alone = [txid for txid in _txids(client, "heuristic") if txid not in known]
-    settled -= {item["txid"] for item in left} | set(alone)
+    resolved -= {item["txid"] for item in left} | set(alone)
     problems = {name: f"{type(error).__name__}: {error}" for name, error in resolver.problems()}
     resolver.close()
     names = {resource.name for resource in resources}
     listed = {item["txid"] for item in left}
     hung = [(name, branch) for name, branch in resolver.hanging() if branch.txid not in listed]
     if as_json:
-        counts: dict[str, Sized] = {"settled": settled, "in_doubt": left, "in_database": hung, "heuristic": alone}
+        counts: dict[str, Sized] = {"settled": resolved, "in_doubt": left, "in_database": hung, "heuristic": alone}
         output.print_json({**{name: len(found) for name, found in counts.items()}, "problems": problems})
     else:
-        output.note(f"{len(settled)} settled, {len(left)} in doubt")
+        output.note(f"{len(resolved)} settled, {len(left)} in doubt")
         for line in [*_why_not_reached(problems), *_why_left(left, names), *_why_hung(hung), *_decided_alone(alone)]:
             output.note(line)
     raise SystemExit(output.STATUS_FAILED if left or hung or alone or problems else 0)
@@ -285,11 +285,11 @@ def _rounds(resolver: Resolver) -> set[str]:
     from txmq.runtime.os_clock import OSClock
     from txmq.xa.broker_port import POLL_S
 
-    settled = resolver.round()
+    resolved = resolver.round()
     if resolver.wants_another_look:
         OSClock().sleep(POLL_S)
-        settled |= resolver.round()
-    return settled
+        resolved |= resolver.round()
+    return resolved
 
 
 def _txids(client: Any, state: str) -> list[str]:

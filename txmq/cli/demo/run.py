@@ -34,7 +34,7 @@ from txmq.errors import TxmqError
 from txmq.testing.processes.broker import BrokerProcess
 
 WAIT_S = 20.0
-SETTLE_S = 30.0
+RESOLVE_S = 30.0
 POLL_S = 0.01
 PROGRESS_PER_ROUND = 30  # acknowledged orders, and as many payments
 RANDOM_DELAY_S_MAX = 0.2
@@ -124,7 +124,7 @@ class Play:
             self._await_progress("the service does not work again after the last kill")
             self._stop_service()
             self.say("the service has stopped in order; a resolver settles what the kills left in doubt")
-            left = self._settle(broker.address)
+            left = self._resolve(broker.address)
             comparison = self._compare(broker.address)
             broker.stop()
         seconds = time.monotonic() - started
@@ -220,7 +220,7 @@ class Play:
         reported = self.reported()
         return f"{len(reported.orders)} orders and {len(reported.payments)} payments acknowledged"
 
-    def _settle(self, address: str) -> int:
+    def _resolve(self, address: str) -> int:
         """Run ``txmq resolver`` until nothing is in doubt; returns what is left at the deadline."""
         config = self.directory / "resolver.toml"
         config.write_text(
@@ -230,7 +230,7 @@ class Play:
         log = self.directory / "resolver.log"
         process = _spawn(("txmq.cli.main", "resolver", "--config", str(config)), log, log, None)
         try:
-            deadline = time.monotonic() + SETTLE_S
+            deadline = time.monotonic() + RESOLVE_S
             while (left := _list_in_doubt(address)) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
             return len(left)

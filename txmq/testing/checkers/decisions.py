@@ -16,9 +16,9 @@ from txmq.testing.checkers.index import Finding, Index, Rule
 
 
 def _late(index: Index) -> Iterator[Finding]:
-    for settled in index.history.settled:
-        if settled.seconds > settled.bound:
-            text = f"{settled.name}: in doubt for {settled.seconds:.2f} s, promised are {settled.bound:.2f} s"
+    for found in index.history.resolutions:
+        if found.seconds > found.bound:
+            text = f"{found.name}: in doubt for {found.seconds:.2f} s, promised are {found.bound:.2f} s"
             yield Finding("A9", "resolution-time", text)
 
 

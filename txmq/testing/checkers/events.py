@@ -117,7 +117,7 @@ class Fault:
     ended_ns: int | None = None
 
 
-class Settled(NamedTuple):
+class Resolution(NamedTuple):
     """How long it took until nothing was in doubt, everybody being up, and how long it may take."""
 
     name: str
@@ -155,7 +155,7 @@ class History:
     fenced: list[str] = field(default_factory=list)
     checked: dict[str, list[str]] = field(default_factory=dict)
     injected: dict[str, str] = field(default_factory=dict)
-    settled: list[Settled] = field(default_factory=list)
+    resolutions: list[Resolution] = field(default_factory=list)
     balances: list[Balance] = field(default_factory=list)
     heuristics: dict[str, str] = field(default_factory=dict)
     decisions: list[tuple[str, str]] = field(default_factory=list)
@@ -262,8 +262,8 @@ def _injected(history: History, event: dict[str, Any]) -> None:
     history.injected[event["txid"]] = event["v"][0]
 
 
-def _settled(history: History, event: dict[str, Any]) -> None:
-    history.settled.append(Settled(event["id"], *event["v"]))
+def _resolved(history: History, event: dict[str, Any]) -> None:
+    history.resolutions.append(Resolution(event["id"], *event["v"]))
 
 
 def _bank(history: History, event: dict[str, Any]) -> None:
@@ -280,6 +280,6 @@ def _decisions(history: History, event: dict[str, Any]) -> None:
 
 _SEEN: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "poll": _polled, "outcome": _outcome, "nemesis": _fault, "drain": _drained, "rows": _rows, "in-doubt": _in_doubt,
-    "fence": _fenced, "check": _checked, "inject": _injected, "settled": _settled, "bank": _bank,
+    "fence": _fenced, "check": _checked, "inject": _injected, "settled": _resolved, "bank": _bank,
     "heuristics": _heuristics, "decisions": _decisions,
 }  # fmt: skip

@@ -264,14 +264,14 @@ class Model:
         if isinstance(op, Create):
             self.inodes[op.inode] = Inode()
         elif isinstance(op, AddDirectory):
-            self._settle_removal(op.path)
+            self._finish_removal(op.path)
         self._pending_entries.append((self._count, op))
 
     def _make_directory(self, path: str) -> None:
-        self._settle_removal(path)
+        self._finish_removal(path)
         self._entries[path] = DIRECTORY
 
-    def _settle_removal(self, path: str) -> None:
+    def _finish_removal(self, path: str) -> None:
         if any(isinstance(op, RemoveDirectory) and op.path == path for _, op in self._pending_entries):
             self._sync_directory(path)  # the older directory of that name is gone for good
             self._sync_directory(parent(path))

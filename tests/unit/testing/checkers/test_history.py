@@ -283,8 +283,8 @@ def _unknown_in_fair_weather(history: History) -> None:
     history.faults["n1"] = Fault("n1", 1, 2)
 
 
-def _settled_late(history: History) -> None:
-    history.settled[0] = history.settled[0]._replace(seconds=5.1)
+def _late_resolution(history: History) -> None:
+    history.resolutions[0] = history.resolutions[0]._replace(seconds=5.1)
 
 
 def _effect_after_the_fence(history: History) -> None:
@@ -361,7 +361,7 @@ MUTATIONS: list[tuple[Mutation, str]] = [
     (_told_committed, "A8 wrong-outcome-told"),
     (_told_rolled_back, "A8 wrong-outcome-told"),
     (_unknown_in_fair_weather, "A8 wrong-outcome-told"),
-    (_settled_late, "A9 resolution-time"),
+    (_late_resolution, "A9 resolution-time"),
     (_effect_after_the_fence, "A10 zombie"),
     (_heuristic_not_recorded, "A11 heuristic"),
     (_heuristic_of_nobody, "A11 heuristic"),
