@@ -97,34 +97,36 @@ def write(client: Client, options: SinkOptions, attempt: Attempt, batches: Itera
         return client.topics.refresh(topic).config.partitions
 
     gatherer = Gatherer(options.topic, partitions_of, min(CHUNK_SIZE_BYTES, limit // 4))
-    homes: list[BrokerTransaction] = []
+    transactions: list[BrokerTransaction] = []
     rows = 0
     try:
         for chunk in gatherer.chunks(batches):
-            home = BrokerTransaction(client, client.clock, options.timeout_s)
-            home.begin()
-            homes.append(home)
-            parts = chunk.parts(home.txid, client.clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES)
-            _prepare(client, options, attempt, home, parts)
+            transaction = BrokerTransaction(client, client.clock, options.timeout_s)
+            transaction.begin()
+            transactions.append(transaction)
+            parts = chunk.parts(
+                transaction.txid, client.clock.now_ms(), options.compression, limit - _REQUEST_ROOM_BYTES
+            )
+            _prepare(client, options, attempt, transaction, parts)
             rows += chunk.count
     except BaseException:
         with suppress(TxmqError):  # a broker that is away costs one timeout, not one for each
-            for home in homes:
-                home.rollback()
+            for transaction in transactions:
+                transaction.rollback()
         raise
     finally:
-        for home in homes:
-            home.finished()  # the broker need not keep what became of each: the query's newest batch says it
-    return Written(attempt, tuple(home.txid for home in homes), rows, is_over=False)
+        for transaction in transactions:
+            transaction.finished()  # the broker need not keep what became of each: the query's newest batch says it
+    return Written(attempt, tuple(transaction.txid for transaction in transactions), rows, is_over=False)
 
 
 def _prepare(
-    client: Client, options: SinkOptions, attempt: Attempt, home: BrokerTransaction, parts: list[EncodedPart]
+    client: Client, options: SinkOptions, attempt: Attempt, transaction: BrokerTransaction, parts: list[EncodedPart]
 ) -> None:
-    if not home.fits_one_request(parts):
+    if not transaction.fits_one_request(parts):
         raise TooLargeError(f"{len(parts)} record batches at once do not fit a request: raise request_size_bytes_max")
     try:
-        Queries(client).prepare_part(attempt, home, parts)
+        Queries(client).prepare_part(attempt, transaction, parts)
     except TransactionTimeoutError as error:
         reason = error.__cause__ or error
         raise UnavailableError(

@@ -313,11 +313,11 @@ def _order_inside(index: Index) -> Iterator[Finding]:
 
 
 def _one_partition_per_key(index: Index) -> Iterator[Finding]:
-    home: dict[tuple[str, str], int] = {}
+    partition_of: dict[tuple[str, str], int] = {}
     for log, drained in index.drain.items():
         for offset, _value, key in drained.messages:
-            if home.setdefault((log[0], key), log[1]) != log[1]:
-                yield Finding("A6", "order", f"key {key!r} is in {at(log, offset)} and in {home[log[0], key]}")
+            if partition_of.setdefault((log[0], key), log[1]) != log[1]:
+                yield Finding("A6", "order", f"key {key!r} is in {at(log, offset)} and in {partition_of[log[0], key]}")
 
 
 def _order_of_rows(index: Index) -> Iterator[Finding]:
