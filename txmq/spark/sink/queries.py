@@ -73,8 +73,8 @@ class Queries:
 
         Durability: the messages are in the broker's journal when this returns.
         """
-        given = {**attempt._asdict()}
-        repeat_prepare(broker, TransactionKind.SPARK.value, given, parts, waits_for_broker=True)
+        fields = {**attempt._asdict()}
+        repeat_prepare(broker, TransactionKind.SPARK.value, fields, parts, waits_for_broker=True)
 
     def commit(self, query: str, epoch: int, batch: int, txids: Sequence[str], *, timeout: float | None = None) -> bool:
         """Decide a batch: the messages of ``txids`` are visible, in that order, all or none.
@@ -96,8 +96,8 @@ class Queries:
 
     def abort(self, query: str, *, epoch: int | None = None, batch: int | None = None) -> int:
         """Roll back what is prepared for a query, of one epoch, one batch, or all; how many transactions."""
-        given = {name: number for name, number in (("epoch", epoch), ("batch", batch)) if number is not None}
-        count: int = self._ask("abort", query, given)["rolled_back"]
+        fields = {name: number for name, number in (("epoch", epoch), ("batch", batch)) if number is not None}
+        count: int = self._ask("abort", query, fields)["rolled_back"]
         return count
 
     def list(self) -> FieldsList:
@@ -119,10 +119,10 @@ class Queries:
         self._ask("delete", query, {} if epoch is None else {"epoch": epoch})
 
     def _ask(
-        self, action: str, query: str, given: dict[str, int], timeout: float | None = None, body: bytes = b""
+        self, action: str, query: str, fields: dict[str, int], timeout: float | None = None, body: bytes = b""
     ) -> Fields:
         require_wait(timeout)
         seconds = self._client.timeout if timeout is None else timeout
         return json_object(
-            self._client.control.repeat("query", action, query, timeout=seconds, extensions=given, body=[body])
+            self._client.control.repeat("query", action, query, timeout=seconds, extensions=fields, body=[body])
         )

@@ -161,8 +161,8 @@ class ForkServer:
     def can(command: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether a fork does what a start of the command would do."""
         ours = {name: text for name, text in os.environ.items() if name.startswith(_READ_BY_AN_INTERPRETER)}
-        given = {name: text for name, text in env.items() if name.startswith(_READ_BY_AN_INTERPRETER)}
-        return list(command[:2]) == [sys.executable, "-m"] and ours == given
+        wanted = {name: text for name, text in env.items() if name.startswith(_READ_BY_AN_INTERPRETER)}
+        return list(command[:2]) == [sys.executable, "-m"] and ours == wanted
 
     def start(self, words: Sequence[str], streams: Streams, env: Mapping[str, str], cwd: str) -> Process:
         """Fork a child that runs a module (the first of ``words``) with arguments; see the function ``start``."""
@@ -293,10 +293,10 @@ def _redirect(descriptor: int, number: int) -> None:
 
 def _prepare(plan: str) -> None:
     """Import, rehearse, and let no collection touch, and so copy, what was made of it."""
-    given = json.loads(plan)
-    for name in given["modules"]:
+    wanted = json.loads(plan)
+    for name in wanted["modules"]:
         importlib.import_module(name)
-    for words in given["rehearsals"]:
+    for words in wanted["rehearsals"]:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
             _run(words)
     gc.collect()

@@ -176,12 +176,12 @@ class SimulatedBroker:
         return self.call(verb, *arguments, timeout=timeout, **named)
 
     def submit_transaction(
-        self, head: str, stated: Mapping[str, str | int], body: Sequence[Buffer] | None, deadline: float
+        self, head: str, fields: Mapping[str, str | int], body: Sequence[Buffer] | None, deadline: float
     ) -> FakeReply:
         """As ``Connection.submit_transaction``."""
         verb, *arguments = head.split(" ")
         timeout = max(deadline - self.clock.monotonic(), 0.0)
-        return self.submit(verb, *arguments, extensions=dict(stated), body=body, timeout=timeout)
+        return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=timeout)
 
     def _failed(self, fault: Fault) -> FakeReply:
         if isinstance(fault.error, ConnectionLostError):
@@ -194,45 +194,45 @@ class SimulatedBroker:
 
     # --- the verbs ---------------------------------------------------------------------------------------------------
 
-    def _put(self, topic: str, partition: int, given: Extensions, body: bytes) -> bytes:
-        held = self._held.setdefault(given["tx"], _Held())
+    def _put(self, topic: str, partition: int, fields: Extensions, body: bytes) -> bytes:
+        held = self._held.setdefault(fields["tx"], _Held())
         self._require(held, "open")
         self._add(held, topic, partition, bytearray(body))
         held.streamed.add(body)
         return b"%d\n" % (len(held.parts) - 1)
 
-    def _prepare(self, txid: str, kind: str, given: Extensions, body: bytes) -> bytes:
+    def _prepare(self, txid: str, kind: str, fields: Extensions, body: bytes) -> bytes:
         held = self._held.get(txid) or _Held()
         if held.state == "prepared":
             return b""
         self._require(held, "open")
-        if 0 < given.get("deadline", 0) <= self.clock.now_ms():
+        if 0 < fields.get("deadline", 0) <= self.clock.now_ms():
             raise TransactionConflictError("the deadline has passed")
-        if "xid" in given and any(
-            h.state == "prepared" and h.meta.get("xid") == given["xid"] for h in self._held.values()
+        if "xid" in fields and any(
+            h.state == "prepared" and h.meta.get("xid") == fields["xid"] for h in self._held.values()
         ):
             raise TransactionConflictError("that xid is prepared already")
-        self._add_all(held, given, body)
+        self._add_all(held, fields, body)
         self._held[txid] = held
         held.state = "prepared"
         held.meta = {
-            "kind": kind, "resource": given.get("resource", ""), "uuid": given.get("uuid", ""),
-            "deadline_ms": given.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
-            **{name: given[name] for name in ("table", "group", "xid") if name in given},
+            "kind": kind, "resource": fields.get("resource", ""), "uuid": fields.get("uuid", ""),
+            "deadline_ms": fields.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
+            **{name: fields[name] for name in ("table", "group", "xid") if name in fields},
         }  # fmt: skip
         return b""
 
-    def _checks(self, group: str, given: Extensions, _body: bytes) -> bytes:
+    def _checks(self, group: str, fields: Extensions, _body: bytes) -> bytes:
         """All halves of the group are due whenever somebody asks."""
         due: list[bytes] = []
         for txid, held in self._held.items():
-            if held.state == "prepared" and held.meta.get("group") == group and len(due) < given.get("limit", 100):
+            if held.state == "prepared" and held.meta.get("group") == group and len(due) < fields.get("limit", 100):
                 held.checks += 1
                 age_ms = self.clock.now_ms() - held.meta["prepared_ms"]
                 due.append(encode_half(DueHalf(txid, held.checks, age_ms, tuple(held.parts))))
         return b"".join(due)
 
-    def _commit(self, txid: str, given: Extensions, body: bytes) -> bytes:
+    def _commit(self, txid: str, fields: Extensions, body: bytes) -> bytes:
         held = self._held.get(txid) or _Held()
         if held.state in _DECIDED:
             return held.lines
@@ -242,27 +242,27 @@ class SimulatedBroker:
             self._require(held, "open")
             if not body and txid not in self._held:
                 raise UnknownTransactionError(txid)
-            self._add_all(held, given, body)
+            self._add_all(held, fields, body)
         self._held[txid] = held
         held.state, held.lines = "committed", b"".join(self._place(*part) for part in held.parts)
         return held.lines
 
-    def _rollback(self, txid: str, given: Extensions, _body: bytes) -> bytes:
+    def _rollback(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
         held = self._held.setdefault(txid, _Held())
         if held.state in _DECIDED:
             raise TransactionConflictError("committed")
-        if "hazard" in given and not held.heuristics:
-            held.heuristics.append(("hazard", unquote(given["hazard"])))
+        if "hazard" in fields and not held.heuristics:
+            held.heuristics.append(("hazard", unquote(fields["hazard"])))
         held.state = "rolled-back"
         return b""
 
-    def _decide(self, txid: str, given: Extensions, body: bytes) -> bytes:
+    def _decide(self, txid: str, fields: Extensions, body: bytes) -> bytes:
         held = self._held.get(txid) or _Held()
         if held.state in _DECIDED:
             return held.lines
         self._require(held, "open")
-        branches, start = split_branches(body, given["branches"])
-        self._add_all(held, given, body[start:])
+        branches, start = split_branches(body, fields["branches"])
+        self._add_all(held, fields, body[start:])
         self._held[txid] = held
         held.state = "decided"
         held.branches = [{**branch, "complete": False, "heuristic": None} for branch in branches]
@@ -271,16 +271,16 @@ class SimulatedBroker:
         held.lines = b"".join(self._assign(*part) for part in held.parts)
         return held.lines
 
-    def _complete(self, txid: str, given: Extensions, _body: bytes) -> bytes:
+    def _complete(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
         held = self._held.get(txid)
         if held is None or held.state not in _DECIDED:
             raise (UnknownTransactionError if held is None else TransactionConflictError)(txid)
-        branch = next((b for b in held.branches if b["uuid"] == given["uuid"]), None)
+        branch = next((b for b in held.branches if b["uuid"] == fields["uuid"]), None)
         if branch is None:
             raise BadRequestError("no such branch")
-        if not branch["complete"] and "heuristic" in given:
-            branch["heuristic"] = given["heuristic"]
-            held.heuristics.append((given["heuristic"], given["reason"]))
+        if not branch["complete"] and "heuristic" in fields:
+            branch["heuristic"] = fields["heuristic"]
+            held.heuristics.append((fields["heuristic"], fields["reason"]))
         branch["complete"] = True
         if held.state == "decided" and all(b["complete"] for b in held.branches):
             held.state = "committed"
@@ -288,22 +288,22 @@ class SimulatedBroker:
                 self._place(*part)
         return b""
 
-    def _outcome(self, txid: str, given: Extensions, _body: bytes) -> bytes:
+    def _outcome(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
         held = self._held.get(txid)
-        if "fence" in given and (held is None or held.state == "open"):
+        if "fence" in fields and (held is None or held.state == "open"):
             held = self._held[txid] = _Held("rolled-back")
         if held is not None and held.state in _DECIDED:
             return b"committed\n" + held.lines
         word = "unknown" if held is None or held.state == "open" else held.state
         owner = "owner connected" if self.owner_connected else "owner gone 5000"
-        return f"{word}\n{owner}\n".encode() if "owner" in given else f"{word}\n".encode()
+        return f"{word}\n{owner}\n".encode() if "owner" in fields else f"{word}\n".encode()
 
-    def _resource(self, _action: str, name: str, _given: Extensions, body: bytes) -> bytes:
+    def _resource(self, _action: str, name: str, _fields: Extensions, body: bytes) -> bytes:
         self.reports.append((name, json.loads(body)))
         return b"{}\n"
 
-    def _recover(self, given: Extensions, _body: bytes) -> bytes:
-        state = given.get("state")
+    def _recover(self, fields: Extensions, _body: bytes) -> bytes:
+        state = fields.get("state")
         wanted = (state,) if state not in (None, "all") else ("prepared", "decided", "heuristic")[: 3 if state else 2]
         listed = [
             held.meta | {
@@ -313,10 +313,10 @@ class SimulatedBroker:
                 "owner_gone_ms": 0 if self.owner_connected else 5000,
             }
             for txid, held in self._held.items()
-            if held.state in wanted and self._concerns(held, given.get("uuid"), given.get("xid"))
+            if held.state in wanted and self._concerns(held, fields.get("uuid"), fields.get("xid"))
         ]  # fmt: skip
-        start = int(given.get("after", 0))
-        end = start + given.get("limit", 1000)
+        start = int(fields.get("after", 0))
+        end = start + fields.get("limit", 1000)
         page = {"transactions": listed[start:end], "next": str(end) if end < len(listed) else None}
         return json.dumps(page).encode() + b"\n"
 
@@ -360,9 +360,9 @@ class SimulatedBroker:
         if held.state != state:
             raise TransactionConflictError(f"it is {held.state}")
 
-    def _add_all(self, held: _Held, given: Extensions, body: bytes) -> None:
-        stated = tuple(given.get(name, 0) for name in ("parts", "bytes", "crc"))
-        if stated != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
+    def _add_all(self, held: _Held, fields: Extensions, body: bytes) -> None:
+        expected = tuple(fields.get(name, 0) for name in ("parts", "bytes", "crc"))
+        if expected != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
             raise TransactionConflictError("streamed otherwise")
         for part in parse_parts(body):
             self._add(held, part.topic, part.partition, part.batch)
