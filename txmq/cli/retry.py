@@ -54,9 +54,9 @@ def list_(
     from txmq.client.admin.deferred import Selection
 
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
-        place = Selection(topic, partition)
-        _require_place(client, place)
-        rows = [_fields(row) for row in _retries(client, group, kept).list(place)]
+        selection = Selection(topic, partition)
+        _require_selection(client, selection)
+        rows = [_fields(row) for row in _retries(client, group, kept).list(selection)]
     if as_json:
         output.print_json(rows)
     else:
@@ -105,11 +105,11 @@ def redeliver(
       txmq retry redeliver billing --topic orders --partition 3 --offset 1200
       txmq retry redeliver billing --all
     """
-    place = _place(topic, partition, offset, everything=everything)
+    selection = _selection(topic, partition, offset, everything=everything)
     with connected(bootstrap, topic, group=group) as client:
-        _require_place(client, place)
-        count = _retries(client, group, None).redeliver(place)
-    _require_any(group, place, count)
+        _require_selection(client, selection)
+        count = _retries(client, group, None).redeliver(selection)
+    _require_any(group, selection, count)
     _say(group, "redelivered", count, as_json=as_json)
 
 
@@ -131,16 +131,16 @@ def drop(
       txmq retry drop billing --topic orders --partition 3 --offset 1200
       txmq retry drop billing --topic orders --partition 3 --unreadable
     """
-    place = _place(topic, partition, offset, everything=everything or (unreadable and partition is not None))
+    selection = _selection(topic, partition, offset, everything=everything or (unreadable and partition is not None))
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
-        _require_place(client, place)
+        _require_selection(client, selection)
         retries = _retries(client, group, kept)
-        count = retries.drop_unreadable(place) if unreadable else retries.drop(place)
-    _require_any(group, place, count)
+        count = retries.drop_unreadable(selection) if unreadable else retries.drop(selection)
+    _require_any(group, selection, count)
     _say(group, "dropped", count, as_json=as_json)
 
 
-def _place(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> Selection:
+def _selection(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> Selection:
     from txmq.client.admin.deferred import Selection
 
     if offset is not None and (topic is None or partition is None):
@@ -152,17 +152,17 @@ def _place(topic: str | None, partition: int | None, offset: int | None, *, ever
     return Selection(topic, partition, offset)
 
 
-def _require_place(client: txmq.Client, place: Selection) -> None:
+def _require_selection(client: txmq.Client, selection: Selection) -> None:
     """A slip in a name is told, where nothing would be found and nothing said."""
-    if place.topic is not None and place.partition is not None:
-        client.offsets(place.topic, place.partition)
-    elif place.topic is not None:
-        client.topics.describe(place.topic)
+    if selection.topic is not None and selection.partition is not None:
+        client.offsets(selection.topic, selection.partition)
+    elif selection.topic is not None:
+        client.topics.describe(selection.topic)
 
 
-def _require_any(group: str, place: Selection, count: int) -> None:
-    if place.offset is not None and count == 0:
-        where = f"{place.topic}/{place.partition}/{place.offset}"
+def _require_any(group: str, selection: Selection, count: int) -> None:
+    if selection.offset is not None and count == 0:
+        where = f"{selection.topic}/{selection.partition}/{selection.offset}"
         output.fail(f"{group} has not deferred {where}; see txmq retry list {group}")
 
 

@@ -116,7 +116,7 @@ def _steps(line: Series, edges: Sequence[tuple[float, float]], y: Scale) -> str:
 
 
 def _piece(line: Series, steps: Sequence[tuple[float, float, float]], ground: float) -> str:
-    path = "L".join(f"{left:.1f} {place:.1f}H{right:.1f}" for left, right, place in steps)
+    path = "L".join(f"{left:.1f} {height:.1f}H{right:.1f}" for left, right, height in steps)
     if not line.is_area:
         return f'<path class="{line.style} line" d="M{path}"/>'
     return f'<path class="{line.style} area" d="M{steps[0][0]:.1f} {ground:.1f}L{path}V{ground:.1f}Z"/>'

@@ -156,9 +156,9 @@ class Follower:
                 )
 
     def _keep(self, result: AuditResult, plan: Plan) -> None:
-        place = self.directory / "findings" / f"from={plan.window.from_ms}"  # the same when it is repeated
-        if not result.is_clean or place.exists():  # what a round that died has found may be excused by now
-            result.findings.write.mode("overwrite").parquet(str(place.absolute()))
+        path = self.directory / "findings" / f"from={plan.window.from_ms}"  # the same when it is repeated
+        if not result.is_clean or path.exists():  # what a round that died has found may be excused by now
+            result.findings.write.mode("overwrite").parquet(str(path.absolute()))
 
     def _load(self) -> Progress | None:
         path = self.directory / STATE_FILE

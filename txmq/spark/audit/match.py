@@ -96,9 +96,9 @@ def row_identities(rows: DataFrame, spec: AuditSpec) -> DataFrame:
 
 def text_of(source: Source) -> Column:
     """A message's value at a place, as text; null where it is not there or not text."""
-    if source.place is MessageField.TXID:
+    if source.field is MessageField.TXID:
         return F.col("txid")
-    if source.place is MessageField.JSON:
+    if source.field is MessageField.JSON:
         return F.get_json_object(_utf8(F.col("value")), source.name)
     return _utf8(_bytes_of(source))
 
@@ -183,7 +183,7 @@ def _array(values: Sequence[Column]) -> Column:
 def _read_as(source: Source, kind: Any) -> Column:
     """A message's value, spelled as ``_spelled`` spells the column's."""
     if isinstance(kind, T.BinaryType):
-        if source.place in (MessageField.KEY, MessageField.HEADER):
+        if source.field in (MessageField.KEY, MessageField.HEADER):
             return F.hex(_bytes_of(source))
         return F.upper(text_of(source))
     if isinstance(kind, T.StringType):
@@ -196,7 +196,7 @@ def _spelled(column: Column, kind: Any) -> Column:
 
 
 def _bytes_of(source: Source) -> Column:
-    if source.place is MessageField.KEY:
+    if source.field is MessageField.KEY:
         return F.col("key")
     wanted = F.filter(F.col("headers"), lambda header: header["key"] == source.name)
     return F.try_element_at(wanted, F.lit(1))["value"]

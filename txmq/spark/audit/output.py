@@ -24,9 +24,9 @@ def save(result: AuditResult, summary: Summary, directory: Path, dataset: str | 
         The summary, with the dataset's place.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    place = dataset or str((directory / DATASET).absolute())
-    result.findings.write.mode("overwrite").parquet(place)
-    summary = {**summary, "dataset": place}
+    path = dataset or str((directory / DATASET).absolute())
+    result.findings.write.mode("overwrite").parquet(path)
+    summary = {**summary, "dataset": path}
     (directory / OBJECT).write_text(json.dumps(summary, indent=1, ensure_ascii=True, default=str) + "\n")
     (directory / PAGE).write_text(page(summary), "utf-8")
     return summary

@@ -114,7 +114,7 @@ def _amounts(summary: Summary) -> str:
     step = summary["bucket_s"] * 1000
     moments = {moment["at_ms"]: moment for moment in summary["moments"]}
     marks = [
-        Mark(_since(line), kind, _place(line))
+        Mark(_since(line), kind, _position(line))
         for kind, lines in summary["findings"].items()
         for line in lines
         if "row_time" in line or "message_time" in line
@@ -160,7 +160,7 @@ def _log(summary: Summary) -> str:
     for kind, lines in summary["findings"].items():
         for line in lines:
             if "offset" in line:
-                marks.setdefault(line["partition"], []).append(Mark(line["offset"], kind, _place(line)))
+                marks.setdefault(line["partition"], []).append(Mark(line["offset"], kind, _position(line)))
     wanted = sorted(spans, key=lambda partition: (partition not in marks, partition))[:PARTITIONS_DRAWN_MAX]
     more = "" if len(spans) <= len(wanted) else f" {len(spans) - len(wanted)} more partitions are not drawn."
     drawn = _wide(along_the_log({partition: spans[partition] for partition in wanted}, marks))
@@ -230,6 +230,6 @@ def _since(line: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(line.get("row_time") or line["message_time"]).timestamp() * 1000
 
 
-def _place(line: Mapping[str, Any]) -> str:
+def _position(line: Mapping[str, Any]) -> str:
     names: Iterable[str] = (name for name in ("identity", "txid", "partition", "offset") if name in line)
     return ", ".join(f"{name} {line[name]}" for name in names) + f": {line.get('detail', '')}"

@@ -55,11 +55,11 @@ class MessageField(enum.Enum):
 class Source:
     """One value of a message; ``name`` is the header's name or the JSON path."""
 
-    place: MessageField
+    field: MessageField
     name: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place.value}:{self.name}" if self.name else self.place.value
+        return f"{self.field.value}:{self.name}" if self.name else self.field.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +144,13 @@ def parse_source(text: str) -> Source:
         ConfigError: says what is expected.
     """
     word, _, name = text.strip().partition(":")
-    place = next((place for place in MessageField if place.value == word.strip()), None)
+    field = next((field for field in MessageField if field.value == word.strip()), None)
     name = name.strip()
-    if place is None or bool(name) != (place in (MessageField.HEADER, MessageField.JSON)):
+    if field is None or bool(name) != (field in (MessageField.HEADER, MessageField.JSON)):
         raise ConfigError(f"{text.strip()!r} is no place in a message: {_EXPECTED}")
-    if place is MessageField.JSON and not _JSON_PATH.match(name):
+    if field is MessageField.JSON and not _JSON_PATH.match(name):
         raise ConfigError(f"{name!r} is no path in JSON: expected $.field, $.field.field or $.field[0]")
-    return Source(place, name)
+    return Source(field, name)
 
 
 def parse_term(text: str) -> Term:

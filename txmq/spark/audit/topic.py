@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PEEK_BYTES = 4096
-_HEADER_PLACES = (MessageField.HEADER,)
+_HEADER_FIELDS = (MessageField.HEADER,)
 Notes = Callable[[str], None]
 
 
@@ -210,7 +210,7 @@ class TopicAudit:
             reader = reader.option(name, json.dumps({topic: {str(p): span[side] for p, span in ranges.items()}}))
         sources = [term.source for term in (*self.spec.match, *self.spec.compare)]
         sources += [self.spec.transaction_size] if self.spec.transaction_size else []
-        needs_headers = any(source.place in _HEADER_PLACES for source in sources)
+        needs_headers = any(source.field in _HEADER_FIELDS for source in sources)
         return reader.option("includeHeaders", str(needs_headers).lower()).load()
 
     def in_doubt(self) -> list[InDoubt]:

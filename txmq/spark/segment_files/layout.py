@@ -44,15 +44,15 @@ def segments_below(disk: Disk, root: str) -> dict[PartitionId, list[Segment]]:
         ConfigError: nothing below it is laid out as segments are.
     """
     found: dict[PartitionId, dict[int, Segment]] = {}
-    for place, directory in _directories(disk, root):
+    for partition_id, directory in _directories(disk, root):
         for segment in _segments_in(disk, directory):
-            found.setdefault(place, {}).setdefault(segment.base_offset, segment)
+            found.setdefault(partition_id, {}).setdefault(segment.base_offset, segment)
     if not found and not (disk.exists(LOG) or disk.exists("journal")):
         raise ConfigError(
             f"option path: no segments below {root}; it must be a broker's data directory, or hold "
             "<topic id>/<partition>/<base offset>.log as its directories log/ and archive/ do"
         )
-    return {place: [known[base] for base in sorted(known)] for place, known in sorted(found.items())}
+    return {partition_id: [known[base] for base in sorted(known)] for partition_id, known in sorted(found.items())}
 
 
 def _directories(disk: Disk, root: str) -> Iterator[tuple[PartitionId, str]]:

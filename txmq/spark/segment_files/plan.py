@@ -49,7 +49,7 @@ class FileTask:
     root: str
     path: str
     topic: str
-    place: PartitionId
+    partition_id: PartitionId
     position: int
     end_position: int
     offset: int
@@ -127,24 +127,24 @@ class _Planner:
         topics: dict[str, Held] = {}
         names: dict[str, None] = {}
         found = segments_below(self._disk, self._root)
-        for place in sorted({*found, *self._known_places()}):
-            name = self._name(place[0])
+        for partition_id in sorted({*found, *self._known_partition_ids()}):
+            name = self._name(partition_id[0])
             if name is not None:
                 names[name] = None
             if name is None or not self._options.takes(name):
                 continue
-            chain, end = self._chain(place, found.get(place, []))
-            self._chains[place] = chain
+            chain, end = self._chain(partition_id, found.get(partition_id, []))
+            self._chains[partition_id] = chain
             start = chain[0].base_offset if chain else end
             size_bytes = sum(segment.size_bytes for segment in chain)
-            held = topics.setdefault(name, Held(name, place[0], {}))
-            held.partitions[place[1]] = Range(name, place[0], place[1], start, end, size_bytes)
+            held = topics.setdefault(name, Held(name, partition_id[0], {}))
+            held.partitions[partition_id[1]] = Range(name, partition_id[0], partition_id[1], start, end, size_bytes)
         for name in self._options.topics or ():
             if name not in topics:
                 raise ConfigError(f"no topic {name!r} below {self._root}; there are {', '.join(names) or 'none'}")
         return list(topics.values())
 
-    def _known_places(self) -> Iterator[PartitionId]:
+    def _known_partition_ids(self) -> Iterator[PartitionId]:
         if self._state is not None:
             for partition in self._state.all_partitions():
                 if partition.config.storage is Storage.DISK:
@@ -159,14 +159,14 @@ class _Planner:
             return topic.config.name
         return str(topic_id) if str(topic_id) in (self._options.topics or ()) else None
 
-    def _chain(self, place: PartitionId, segments: list[Segment]) -> tuple[list[Segment], int]:
+    def _chain(self, partition_id: PartitionId, segments: list[Segment]) -> tuple[list[Segment], int]:
         """The segments that follow each other, and the offset behind the last message that may be read."""
-        partition = None if self._state is None else self._state.partition(*place)
+        partition = None if self._state is None else self._state.partition(*partition_id)
         if partition is not None:
             return self._known_chain(partition, segments)
         if not segments:
             return [], 0
-        return segments, self._end_of_copy(place, segments[-1])
+        return segments, self._end_of_copy(partition_id, segments[-1])
 
     def _known_chain(self, partition: Partition, segments: list[Segment]) -> tuple[list[Segment], int]:
         """As the journal knows it, behind what was archived."""
@@ -185,15 +185,15 @@ class _Planner:
         self, partition: Partition, chain: list[Segment], file: Segment | None, base: int
     ) -> tuple[list[Segment], int]:
         """A file that is not as long as the journal says."""
-        place, end = (partition.topic_id, partition.number), base
+        partition_id, end = (partition.topic_id, partition.number), base
         if file is not None:
-            for batch in self._batches(place, file):
+            for batch in self._batches(partition_id, file):
                 end = batch.base_offset + batch.row_count
                 file = file._replace(size_bytes=batch.position + batch.size_bytes)
             chain.append(file)
         if end >= partition.high_watermark:
             return chain, partition.high_watermark
-        if end < self._forced.get(place, 0) and self._options.fails_on_loss:
+        if end < self._forced.get(partition_id, 0) and self._options.fails_on_loss:
             path, size = (partition.segment_path(base), 0) if file is None else (file.path, file.size_bytes)
             raise CorruptRecordError(f"{self._root}/{path}", size, f"ends at offset {end}; more was forced into it")
         text = (
@@ -205,15 +205,15 @@ class _Planner:
         get_logger().warning("messages are not in the segment files", text=text)
         return chain, end
 
-    def _end_of_copy(self, place: PartitionId, segment: Segment) -> int:
+    def _end_of_copy(self, partition_id: PartitionId, segment: Segment) -> int:
         """Where whole batches end in the last segment; damage if more of them follow behind."""
         end, position = segment.base_offset, 0
-        for batch in self._batches(place, segment):
+        for batch in self._batches(partition_id, segment):
             end, position = batch.base_offset + batch.row_count, batch.position + batch.size_bytes
         if position < segment.size_bytes:
             file = self._disk.open(segment.path, writable=False)
             try:
-                if whole_batch_follows(file, place, position + 1) and self._options.fails_on_loss:
+                if whole_batch_follows(file, partition_id, position + 1) and self._options.fails_on_loss:
                     raise CorruptRecordError(f"{self._root}/{segment.path}", position, "no batch; whole batches follow")
             finally:
                 file.close()
@@ -228,9 +228,9 @@ class _Planner:
         )
 
     def _offset_at(self, held: Range, timestamp_ms: int) -> int:
-        place = (held.topic_id, held.partition)
-        for segment in self._chains[place]:
-            for batch in self._batches(place, segment):
+        partition_id = (held.topic_id, held.partition)
+        for segment in self._chains[partition_id]:
+            for batch in self._batches(partition_id, segment):
                 if batch.max_timestamp_ms >= timestamp_ms:
                     return min(self._first_at(held, segment, batch, timestamp_ms), held.end)
         return held.end
@@ -247,10 +247,10 @@ class _Planner:
             found, batch.base_offset + batch.row_count
         )  # the header may name a later time than its messages have
 
-    def _batches(self, place: PartitionId, segment: Segment) -> Iterator[Batch]:
+    def _batches(self, partition_id: PartitionId, segment: Segment) -> Iterator[Batch]:
         file = self._disk.open(segment.path, writable=False)
         try:
-            yield from batches_of(file, place, segment.size_bytes)
+            yield from batches_of(file, partition_id, segment.size_bytes)
         finally:
             file.close()
 
@@ -258,8 +258,8 @@ class _Planner:
 
     def _files(self, chosen: Range) -> Iterator[FileTask]:
         """One task for each segment that holds something of the range."""
-        place = (chosen.topic_id, chosen.partition)
-        chain = self._chains[place]
+        partition_id = (chosen.topic_id, chosen.partition)
+        chain = self._chains[partition_id]
         for number, segment in enumerate(chain):
             following = chain[number + 1].base_offset if number + 1 < len(chain) else chosen.end
             start, end = max(chosen.start, segment.base_offset), min(chosen.end, following)
@@ -268,7 +268,7 @@ class _Planner:
                     self._root,
                     segment.path,
                     chosen.topic,
-                    place,
+                    partition_id,
                     0,
                     segment.size_bytes,
                     segment.base_offset,
@@ -284,7 +284,7 @@ class _Planner:
             return
         pieces = -(-size // share)
         marks = [(task.position, task.offset)]
-        for batch in self._batches(task.place, Segment(task.path, task.offset, task.end_position)):
+        for batch in self._batches(task.partition_id, Segment(task.path, task.offset, task.end_position)):
             if batch.position == 0 and batch.base_offset != task.offset:
                 yield task  # misnamed: its reader says so
                 return
@@ -298,7 +298,9 @@ class _Planner:
             end = task.end if is_last else min(task.end, marks[number + 1][1])
             start = max(task.start, offset)
             if start < end:
-                yield FileTask(task.root, task.path, task.topic, task.place, position, end_position, offset, start, end)
+                yield FileTask(
+                    task.root, task.path, task.topic, task.partition_id, position, end_position, offset, start, end
+                )
 
 
 def _packed(tasks: list[FileTask], share: int) -> Iterator[tuple[FileTask, ...]]:
@@ -316,7 +318,7 @@ def _packed(tasks: list[FileTask], share: int) -> Iterator[tuple[FileTask, ...]]
         yield tuple(gathered)
 
 
-def batches_of(file: File, place: PartitionId, end_position: int) -> Iterator[Batch]:
+def batches_of(file: File, partition_id: PartitionId, end_position: int) -> Iterator[Batch]:
     """Follow the headers from the beginning, as long as they are sound; their batches are not looked into."""
     position = 0
     while position + HEADER_SIZE <= end_position:
@@ -327,7 +329,7 @@ def batches_of(file: File, place: PartitionId, end_position: int) -> Iterator[Ba
         size = length + 12
         if magic != MAGIC or size < HEADER_SIZE or position + size > end_position or count < 1:
             return
-        if stamp & 0xFFFFFFFF != place_checksum(*place, base, length, crc):
+        if stamp & 0xFFFFFFFF != place_checksum(*partition_id, base, length, crc):
             return
         yield Batch(position, size, base, count, max_ms)
         position += size

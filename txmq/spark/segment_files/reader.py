@@ -80,7 +80,7 @@ class FileReader:
 
     def __init__(self, task: FileTask, names: tuple[str, ...]) -> None:
         self._task, self._names, self._given = task, names, task.start
-        self._origin = Origin(f"{task.root}/{task.path}", task.topic, *task.place)
+        self._origin = Origin(f"{task.root}/{task.path}", task.topic, *task.partition_id)
 
     def rows(self) -> Iterator[RecordBatch]:
         """The rows.

@@ -26,7 +26,7 @@ from txmq.model import TopicPartition
 from txmq.protocol.parts import NO_KEYS
 
 CHUNK_SIZE_BYTES = 4 << 20
-PLACES_MAX = 1000  # in one chunk: each costs a record batch of its own
+PARTITIONS_MAX = 1000  # in one chunk: each costs a record batch of its own
 _PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts
 _ROW_OVERHEAD_BYTES = 16
 
@@ -38,14 +38,14 @@ class Chunk:
     """Rows that will be one transaction."""
 
     def __init__(self, *, has_headers: bool) -> None:
-        self.places: dict[TopicPartition, list[Row]] = {}
+        self.partitions: dict[TopicPartition, list[Row]] = {}
         self.size_bytes = self.count = 0
         self._has_headers = has_headers
 
     def add(self, groups: dict[TopicPartition, Sequence[Row]], size_bytes: int) -> None:
         """Append the rows of a slice, by their place."""
-        for place, rows in groups.items():
-            self.places.setdefault(place, []).extend(rows)
+        for partition, rows in groups.items():
+            self.partitions.setdefault(partition, []).extend(rows)
             self.count += len(rows)
         self.size_bytes += size_bytes
 
@@ -65,7 +65,7 @@ class Chunk:
 
         chosen = make if self._has_headers else make_plain
         found = []
-        for (topic, partition), rows in self.places.items():
+        for (topic, partition), rows in self.partitions.items():
             try:
                 for batch, _ in bulk.fitting(rows, chosen, size_bytes_max):
                     found.append(EncodedPart(topic, partition, batch, NO_KEYS))
@@ -93,7 +93,9 @@ class Gatherer:
         for batch in batches:
             has_headers = "headers" in batch.schema.names
             for piece, size in self._slices(batch):
-                if chunk is not None and (chunk.size_bytes + size > self._limit or len(chunk.places) > PLACES_MAX):
+                if chunk is not None and (
+                    chunk.size_bytes + size > self._limit or len(chunk.partitions) > PARTITIONS_MAX
+                ):
                     yield chunk
                     chunk = None
                 if chunk is None:

@@ -141,7 +141,7 @@ def _aborted_reads(index: Index) -> Iterator[Finding]:
         if operation.status != "fail":
             continue
         for send in operation.sends:
-            is_there = send.value in index.places
+            is_there = send.value in index.positions
             if (send.value in index.seen and not is_there) or (is_there and operation.kind == "send"):
                 yield Finding("L2", "aborted-read", f"{send.value!r} of {operation.id} was read, and it had failed")
 
@@ -154,23 +154,25 @@ def _lost_writes(index: Index) -> Iterator[Finding]:
         elif operation.status == "info":
             for send in operation.sends:
                 seen = index.seen.get(send.value)
-                if seen and send.value not in index.places and not index.has_expired(seen[0]):
+                if seen and send.value not in index.positions and not index.has_expired(seen[0]):
                     yield Finding("L5", "lost-write", f"{operation.id}: {send.value!r} was visible and is not there")
 
 
 def _unexpected(index: Index) -> Iterator[Finding]:
-    for value in (index.places.keys() | index.seen.keys()) - index.owner.keys():
+    for value in (index.positions.keys() | index.seen.keys()) - index.owner.keys():
         yield Finding("L6", "unexpected", f"message {value!r} was never attempted")
     for row in index.rows - index.row_owner.keys():
         yield Finding("L6", "unexpected", f"row {row.rowid!r} of {row.resource} was never attempted")
 
 
 def _duplicates(index: Index) -> Iterator[Finding]:
-    for value, places in index.places.items():
+    for value, positions in index.positions.items():
         owner = index.owner.get(value)
-        if len(places) > 1 and owner is not None:
+        if len(positions) > 1 and owner is not None:
             rule, name = ("A5", "exactly-once") if owner.kind == "txn" else ("L7", "duplicate")
-            yield Finding(rule, name, f"{value!r} of {owner.id} is at {', '.join(at(*place) for place in places)}")
+            yield Finding(
+                rule, name, f"{value!r} of {owner.id} is at {', '.join(at(*position) for position in positions)}"
+            )
 
 
 def _holes(index: Index) -> Iterator[Finding]:
@@ -327,14 +329,14 @@ def _order_of_rows(index: Index) -> Iterator[Finding]:
         for rowid, key in rows:
             operation = index.row_owner.get(Row(resource, rowid))
             for send in operation.sends if operation is not None else ():
-                if send.key != key or send.value not in index.places:
+                if send.key != key or send.value not in index.positions:
                     continue
-                place = index.places[send.value][0]
-                before, other = last.get((send.topic, key), (place, rowid))
-                if before.log == place.log and before.offset > place.offset:
-                    text = f"row {other!r} before {rowid!r}, messages {at(*before)} and {at(*place)}"
+                position = index.positions[send.value][0]
+                before, other = last.get((send.topic, key), (position, rowid))
+                if before.log == position.log and before.offset > position.offset:
+                    text = f"row {other!r} before {rowid!r}, messages {at(*before)} and {at(*position)}"
                     yield Finding("A6", "order", text)
-                last[send.topic, key] = (place, rowid)
+                last[send.topic, key] = (position, rowid)
 
 
 def _visible_before_row(index: Index) -> Iterator[Finding]:

@@ -39,25 +39,25 @@ class Index:
         for operation in self.operations:
             self.owner.update((send.value, operation) for send in operation.sends)
             self.row_owner.update((row, operation) for row in operation.rows)
-        self.places: dict[str, list[LogPosition]] = defaultdict(list)
+        self.positions: dict[str, list[LogPosition]] = defaultdict(list)
         for log, drained in self.drain.items():
             for offset, value, _key in drained.messages:
-                self.places[value].append(LogPosition(log, offset))
+                self.positions[value].append(LogPosition(log, offset))
         self.rows = {Row(resource, rowid) for resource, rows in (history.rows or {}).items() for rowid, _ in rows}
         self.seen: dict[str, tuple[LogPosition, int]] = {}  # the earliest poll that returned the value
         for poll in sorted(history.polls, key=lambda poll: poll.completed_ns):
             for offset, value in poll.messages:
                 self.seen.setdefault(value, (LogPosition(poll.log, offset), poll.completed_ns))
 
-    def has_expired(self, place: LogPosition) -> bool:
+    def has_expired(self, position: LogPosition) -> bool:
         """Whether retention has taken what was there."""
-        drained = self.drain.get(place.log)
-        return drained is not None and place.offset < drained.start
+        drained = self.drain.get(position.log)
+        return drained is not None and position.offset < drained.start
 
     def messages_there(self, operation: Operation) -> int:
         """How many of its messages are there, or were until retention took them."""
         return sum(
-            send.value in self.places
+            send.value in self.positions
             or (
                 send.partition is not None
                 and self.has_expired(LogPosition((send.topic, send.partition), send.offset or 0))
@@ -73,9 +73,9 @@ class Index:
         """Where its messages are, by partition, in program order; of a duplicate the first place."""
         found: dict[Log, list[int]] = defaultdict(list)
         for send in operation.sends:
-            if send.value in self.places:
-                place = self.places[send.value][0]
-                found[place.log].append(place.offset)
+            if send.value in self.positions:
+                position = self.positions[send.value][0]
+                found[position.log].append(position.offset)
         return found
 
 

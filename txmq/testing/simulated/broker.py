@@ -244,7 +244,7 @@ class SimulatedBroker:
                 raise UnknownTransactionError(txid)
             self._add_all(held, fields, body)
         self._held[txid] = held
-        held.state, held.lines = "committed", b"".join(self._place(*part) for part in held.parts)
+        held.state, held.lines = "committed", b"".join(self._append(*part) for part in held.parts)
         return held.lines
 
     def _rollback(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
@@ -285,7 +285,7 @@ class SimulatedBroker:
         if held.state == "decided" and all(b["complete"] for b in held.branches):
             held.state = "committed"
             for part in held.parts:
-                self._place(*part)
+                self._append(*part)
         return b""
 
     def _outcome(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
@@ -378,7 +378,7 @@ class SimulatedBroker:
         self._assigned[topic, partition] += count
         return encode_result_line(topic, partition, base, count)
 
-    def _place(self, topic: str, partition: int, batch: bytearray) -> bytes:
+    def _append(self, topic: str, partition: int, batch: bytearray) -> bytes:
         place = self.log[topic, partition]
         base = len(place)
         place.extend(decode(batch, topic, partition))

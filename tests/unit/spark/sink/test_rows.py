@@ -63,7 +63,7 @@ def test_rows_go_where_a_producer_would_send_them_and_keep_their_order(kind: Any
     expected: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
     for key, value in zip(keys, values, strict=True):
         expected.setdefault(("a", crc32c(key) % 4), []).append((key, value))
-    assert {place: [(m.key, m.value) for m in messages] for place, messages in found.items()} == expected
+    assert {partition: [(m.key, m.value) for m in messages] for partition, messages in found.items()} == expected
     assert {(m.txid, m.timestamp_ms) for messages in found.values() for m in messages} == {(TXID, 17)}
 
 
@@ -80,7 +80,7 @@ def test_topics_partitions_and_headers_of_their_own() -> None:
         value=pa.array([b"0", b"1", None, b"3"]), key=pa.array([b"k", None, b"k", None]),
     )  # fmt: skip
     found = written(chunks([rows], topic=None))
-    told = {place: [(m.key, m.value, m.headers, m.txid) for m in messages] for place, messages in found.items()}
+    told = {partition: [(m.key, m.value, m.headers, m.txid) for m in messages] for partition, messages in found.items()}
     assert told == {
         ("a", 3): [(b"k", b"0", {"h": b"1"}, TXID)],
         ("b", 0): [(None, b"1", {}, TXID)],
@@ -115,11 +115,11 @@ def test_a_large_row_has_a_chunk_of_its_own_and_one_too_large_is_named() -> None
 
 
 def test_rows_for_very_many_places_fit_a_request() -> None:
-    places = pa.array([n % 20_000 for n in range(40_000)], pa.int32())
+    partitions = pa.array([n % 20_000 for n in range(40_000)], pa.int32())
     gatherer = Gatherer("a", lambda _: 20_000, 4 << 20)
-    made = [*gatherer.chunks(iter([batch(value=pa.array([b""] * 40_000), partition=places)]))]
+    made = [*gatherer.chunks(iter([batch(value=pa.array([b""] * 40_000), partition=partitions)]))]
     assert sum(chunk.count for chunk in made) == 40_000
-    assert max(len(chunk.places) for chunk in made) < PARTS_MAX
+    assert max(len(chunk.partitions) for chunk in made) < PARTS_MAX
 
 
 def test_large_rows_among_small_ones_have_chunks_of_their_own() -> None:
@@ -127,7 +127,7 @@ def test_large_rows_among_small_ones_have_chunks_of_their_own() -> None:
     values[1500:1502] = [bytes(300_000), bytes(300_000)]  # neighbours: together they would not fit a request
     made = chunks([batch(value=pa.array(values))], limit=100_000)
     assert all(chunk.size_bytes <= 100_000 or chunk.count == 1 for chunk in made)
-    assert [message.value for place in written(made).values() for message in place].count(bytes(300_000)) == 2
+    assert [message.value for partition in written(made).values() for message in partition].count(bytes(300_000)) == 2
     assert sum(chunk.count for chunk in made) == 3000
 
 
