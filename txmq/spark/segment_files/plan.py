@@ -102,7 +102,7 @@ class _Planner:
     def __init__(self, disk: OSDisk, root: str, options: SourceOptions, folded: Folded | None) -> None:
         self._disk, self._root, self._options = disk, root, options
         self._state = None if folded is None else folded.state
-        self._forced = {} if folded is None else folded.forced
+        self._durable = {} if folded is None else folded.durable
         self._chains: dict[PartitionId, list[Segment]] = {}
 
     def run(self, tasks_min: int) -> list[tuple[FileTask, ...]]:
@@ -193,7 +193,7 @@ class _Planner:
             chain.append(file)
         if end >= partition.high_watermark:
             return chain, partition.high_watermark
-        if end < self._forced.get(partition_id, 0) and self._options.fails_on_loss:
+        if end < self._durable.get(partition_id, 0) and self._options.fails_on_loss:
             path, size = (partition.segment_path(base), 0) if file is None else (file.path, file.size_bytes)
             raise CorruptRecordError(f"{self._root}/{path}", size, f"ends at offset {end}; more was forced into it")
         text = (

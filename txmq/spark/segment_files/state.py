@@ -59,11 +59,11 @@ def is_data_directory(disk: Disk) -> bool:
 class Folded(NamedTuple):
     """The state that a start of the broker would come back with.
 
-    ``forced``: by topic id and partition, the offset up to which the checkpoint knows the files to be on disk.
+    ``durable``: by topic id and partition, the offset up to which the checkpoint knows the files to be on disk.
     """
 
     state: State
-    forced: dict[tuple[int, int], int]
+    durable: dict[tuple[int, int], int]
 
 
 def fold(disk: Disk) -> Folded:
@@ -74,13 +74,13 @@ def fold(disk: Disk) -> Folded:
     """
     state = new_state(BrokerSettings())
     lsn = _restore(disk, state)
-    forced = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
+    durable = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
     redo = Redo(state, _write_nothing, {})
     for record in inspect.dump(disk, from_lsn=lsn):
         if record.kind == "group":
             redo.record(record.payload)
     state.publish_recovered()
-    return Folded(state, forced)
+    return Folded(state, durable)
 
 
 def _write_nothing(_partition: Partition, _segment_base: int, _position: int, _data: Buffer) -> None:
