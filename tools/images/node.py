@@ -26,7 +26,7 @@ from txmq.log import records
 from txmq.log.partition import Partition
 from txmq.model import Message
 from txmq.protocol import commands
-from txmq.protocol.answers import AnswerReader
+from txmq.protocol.answers import AnswerReader, encode_all
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
 from txmq.redo import checkpoint
 from txmq.testing.simulated.clock import SimClock, SimRandom
@@ -125,7 +125,7 @@ class Client:
 
     def take(self) -> None:
         """Read what the core wrote."""
-        data, self.client.out = b"".join(self.client.out), []
+        data, self.client.out = encode_all(self.client.out), []
         for code, opaque, body, is_value in self._reader.feed(data):
             assert is_value or not body or body.endswith(b"\n"), body
             self.received[opaque] = Answer(code, body)

@@ -17,6 +17,7 @@ from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Checkpoint, Part, Step
 from txmq.config import BrokerSettings
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
+from txmq.protocol.answers import encode_all
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.steady_clock import SteadyClock
@@ -48,7 +49,7 @@ class Link(NodeClient):
 
     def take(self) -> None:
         """From the core; what is written may still be lost."""
-        data, self.client.out = b"".join(self.client.out), []
+        data, self.client.out = encode_all(self.client.out), []
         self._pieces(1, data, self._receive)
 
     def _pieces(self, way: int, data: bytes, deliver: Callable[[bytes], None]) -> None:

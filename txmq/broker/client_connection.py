@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from txmq.broker.state.session import BrokerSession
+from txmq.protocol.answers import Reply
 
 
 class ClientConnection:
-    """One connection. The core appends whole answers to ``out`` and lists the peer in ``Core.ready``.
+    """One connection. The core appends replies to ``out`` and lists the connection in ``Context.ready``; the shell
+    encodes them in the protocol that the connection speaks.
 
     Attributes:
         number: unique in this broker's incarnation; for logs.
         session: what ``hello`` bound it to.
-        out: answers to be written, in order of writing.
+        txid_head: what the ids of that session's transactions begin with.
+        out: opaque and reply of what is to be written, in that order.
         given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
         members: (group, member, its incarnation) of the consumers that beat over it.
@@ -23,13 +26,14 @@ class ClientConnection:
 
     __slots__ = (
         "address", "closing", "given_bytes", "gone", "held", "members", "name", "number", "out", "ready", "session",
-        "shell", "unanswered",
+        "shell", "txid_head", "unanswered",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
         self.number, self.address, self.name = number, address, ""
         self.session: BrokerSession | None = None
-        self.out: list[bytes] = []
+        self.txid_head = b""
+        self.out: list[tuple[bytes, Reply]] = []
         self.given_bytes = 0
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()

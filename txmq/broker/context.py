@@ -22,7 +22,7 @@ from txmq.broker.state.resources import Resources
 from txmq.broker.state.state import Limits, State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition
-from txmq.protocol import answers
+from txmq.protocol.answers import Reply, size_of
 from txmq.runtime.ports import Random
 
 
@@ -83,6 +83,7 @@ class Context:
         moved: partitions in memory whose end moved: their polls are to be woken.
         waiting_polls: every ``get`` that waits, and its partition, until its time is over.
         checks: check-backs of half messages.
+        relaxed: whether plain puts and local transactions are answered before the sync.
         sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
         groups: consumer groups that have members, by name.
         member_count: of all groups.
@@ -112,6 +113,7 @@ class Context:
     closing: list[ClientConnection] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
     checks: CheckDesk = field(init=False)
+    relaxed: bool = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     groups: dict[str, Membership] = field(default_factory=dict)
     member_count: int = 0
@@ -124,19 +126,15 @@ class Context:
 
     def __post_init__(self) -> None:
         self.checks = CheckDesk(self.state.transactions)
+        self.relaxed = self.settings.sync != "always"
 
-    @property
-    def relaxed(self) -> bool:
-        """Whether plain puts and local transactions are answered before the sync."""
-        return self.settings.sync != "always"
-
-    def answer(self, client: ClientConnection, opaque: bytes, answer: bytes) -> None:
+    def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
         """Send now; only for what does not depend on an unforced record."""
         if client.gone:
             return
         client.unanswered.discard(opaque)
-        client.given_bytes += len(answer)
-        client.out.append(answer)
+        client.given_bytes += len(reply) if isinstance(reply, bytes) else size_of(reply)
+        client.out.append((opaque, reply))
         if not client.ready:
             client.ready = True
             self.ready.append(client)
@@ -149,26 +147,22 @@ class Context:
     def answer_when_forced(self, client: ClientConnection, opaque: bytes, body: bytes = b"") -> None:
         """Send 200 once everything accepted so far is forced, whatever ``sync`` says."""
         self.group.forced = True
-        self.group.waiters.append((client, opaque, answers.result(200, opaque, body)))
+        self.group.waiters.append((client, opaque, body))
 
     def answer_relaxed(self, client: ClientConnection, opaque: bytes, body: bytes) -> None:
         """Send 200 as ``sync`` says: once written, or once forced."""
         waiters = self.group.relaxed_waiters if self.relaxed else self.group.waiters
-        waiters.append((client, opaque, answers.result(200, opaque, body)))
+        waiters.append((client, opaque, body))
 
-    def answer_settled(self, client: ClientConnection, opaque: bytes, body: bytes) -> None:
-        """Send 200 with something looked up in assigned state: at once, or with the newest group not forced yet."""
-        self.send_settled(client, opaque, answers.result(200, opaque, body))
-
-    def send_settled(self, client: ClientConnection, opaque: bytes, answer: bytes) -> None:
-        """The same, for a whole answer."""
+    def answer_settled(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
+        """Answer with what was read from assigned state: at once, or with the newest group that is not durable yet."""
         newest = self._newest_undurable()
         if newest is None:
-            self.answer(client, opaque, answer)
+            self.answer(client, opaque, reply)
         else:
             newest.forced = True
-            client.given_bytes += len(answer)
-            newest.waiters.append((client, opaque, answer))
+            client.given_bytes += size_of(reply)
+            newest.waiters.append((client, opaque, reply))
 
     def _newest_undurable(self) -> CommitGroup | None:
         if not self.group.is_empty:

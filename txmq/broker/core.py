@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import BrokerIdentity, Context, Read
 from txmq.broker.state import session_expiry
 from txmq.broker.state.state import State
-from txmq.broker.verbs import check_backs, get, hello, recover, stats, topic, transactions, xa
+from txmq.broker.verbs import check_backs, fast_path, get, hello, recover, stats, topic, transactions, xa
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.parts import parts
 from txmq.broker.verbs.put import put
@@ -41,19 +41,19 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.log.partition import Partition
-from txmq.protocol import answers
+from txmq.protocol.answers import Records
 from txmq.protocol.requests import Request, Violation
 from txmq.runtime.ports import Random
 
-_Verb = Callable[[Context, ClientConnection, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes], None]
+_Verb = Callable[[Context, ClientConnection, Request], None]
 VERBS: dict[bytes, _Verb] = {
     b"put": put,
     b"get": get.get,
     b"offset": get.offset,
     b"meta": get.meta,
     b"hello": hello.hello,
-    b"prepare": transactions.prepare,
-    b"commit": transactions.commit,
+    b"prepare": fast_path.prepare,
+    b"commit": fast_path.commit,
     b"rollback": transactions.rollback,
     b"outcome": transactions.outcome,
     b"decide": xa.decide,
@@ -165,7 +165,7 @@ class Core:
         if isinstance(request, Violation):
             self._violated(client, request)
             return
-        verb, arguments, extensions, body, opaque = request
+        opaque = request[4]
         if opaque in client.unanswered:
             self._violated(client, Violation(400, "bad-request", "opaque is used by an unanswered request", opaque))
             return
@@ -173,19 +173,19 @@ class Core:
             client.unanswered.add(opaque)
         context = self.context
         try:
-            VERBS[verb](context, client, arguments, extensions, body, opaque)
+            VERBS[request[0]](context, client, request)
         except _TELL_A_STATE as error:
             # What the refusal rests on may be accepted and not forced: a crash now would make it untrue.
             context.counters.errors += 1
-            context.send_settled(client, opaque, answers.error(error, opaque))
+            context.answer_settled(client, opaque, error.with_traceback(None))
         except BrokerError as error:
             context.counters.errors += 1
-            context.answer(client, opaque, answers.error(error, opaque))
+            context.answer(client, opaque, error.with_traceback(None))
 
     def _violated(self, client: ClientConnection, violation: Violation) -> None:
         self.context.counters.violations += 1
         is_owed = violation.opaque in client.unanswered  # by a request before this one, which is still answered
-        self.context.answer(client, violation.opaque, answers.violation(violation))
+        self.context.answer(client, violation.opaque, violation)
         if is_owed:
             client.unanswered.add(violation.opaque)
         client.closing = client.closing or is_owed or violation.closes
@@ -263,25 +263,20 @@ class Core:
                 get.wake_polls(self.context, partition)
 
     def _release_puts(self, group: CommitGroup) -> None:
-        """Answer them. Hot: 0.2 us a put; how long an offset's line is is found out when that changes."""
         ready = self.context.ready
-        size = low = high = 0
         for client, opaque, offset in group.puts:
             if client.gone:
                 continue
             client.unanswered.discard(opaque)
-            if not low <= offset < high:
-                size = len(b"%d\n" % offset)
-                low, high = 10 ** (size - 2) if offset else 0, 10 ** (size - 1)
-            client.out.append(b"result 200 %d %b\r\n%d\n" % (size, opaque, offset))
+            client.out.append((opaque, offset))
             if not client.ready:
                 client.ready = True
                 ready.append(client)
         group.puts = []
 
-    def _release(self, waiters: list[tuple[ClientConnection, bytes, bytes]]) -> None:
-        for client, opaque, answer in waiters:
-            self.context.answer(client, opaque, answer)
+    def _release(self, waiters: list[Answer]) -> None:
+        for client, opaque, reply in waiters:
+            self.context.answer(client, opaque, reply)
         waiters.clear()
 
     # --- effects and time --------------------------------------------------------------------------------------------
@@ -338,15 +333,15 @@ class Core:
     def was_read(self, read: Read, data: bytes) -> None:
         """A read was carried out."""
         self.context.counters.get_bytes += len(data)
-        self.context.answer(read.client, read.opaque, answers.value_header(len(data), read.opaque) + data)
+        self.context.answer(read.client, read.opaque, Records(data))
 
     def was_looked_up(self, client: ClientConnection, opaque: bytes, partition: Partition, offset: int) -> None:
         """A lookup by time was carried out."""
         body = b"%d %d %d" % (offset, partition.log_start, partition.high_watermark)
-        self.context.answer(client, opaque, answers.result(200, opaque, body))
+        self.context.answer(client, opaque, body)
 
     def could_not(self, client: ClientConnection, opaque: bytes, error: BaseException) -> None:
         """A read or lookup failed: tell the client; damage is told with file and position."""
         self.context.counters.errors += 1
-        told = error if isinstance(error, BrokerError) else BrokerError(str(error))
-        self.context.answer(client, opaque, answers.error(told, opaque))
+        reply = error if isinstance(error, BrokerError) else BrokerError(str(error))
+        self.context.answer(client, opaque, reply)

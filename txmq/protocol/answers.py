@@ -20,6 +20,7 @@ Invariants
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from txmq.errors import BrokerError, RemoteProtocolError
 from txmq.protocol.grammar import ERROR_SIZE_BYTES_MAX
@@ -37,17 +38,57 @@ _OUTSIDE_PRINTABLE = re.compile(r"[^ -~]")
 # --- written by the broker -------------------------------------------------------------------------------------------
 
 
+class Records(NamedTuple):
+    """A reply that is binary: record batches, parts, half messages."""
+
+    content: bytes
+
+
+Reply = bytes | int | Records | BrokerError | Violation
+"""What a request is answered: the text of a 200, the offset of a put, binary content, or why it was refused."""
+
+
+def encode(opaque: bytes, reply: Reply) -> bytes:
+    """The answer to one request."""
+    if isinstance(reply, bytes):
+        return result(200, opaque, reply)
+    if isinstance(reply, int):
+        return result(200, opaque, b"%d" % reply)
+    if isinstance(reply, Records):
+        return value_header(len(reply.content), opaque) + reply.content
+    return violation(reply) if isinstance(reply, Violation) else error(reply, opaque)
+
+
+def encode_all(replies: list[tuple[bytes, Reply]]) -> bytes:
+    """The answers to several requests, one behind the other.
+
+    Hot for puts: how long an offset's line is is found out when that changes.
+    """
+    pieces: list[bytes] = []
+    size = low = high = 0
+    for opaque, reply in replies:
+        if type(reply) is int:
+            if not low <= reply < high:
+                size = len(b"%d\n" % reply)
+                low, high = 10 ** (size - 2) if reply else 0, 10 ** (size - 1)
+            pieces.append(b"result 200 %d %b\r\n%d\n" % (size, opaque, reply))
+        else:
+            pieces.append(encode(opaque, reply))
+    return b"".join(pieces)
+
+
+def size_of(reply: Reply) -> int:
+    """How long an answer's body is; of a line alone, as good as nothing."""
+    if isinstance(reply, Records):
+        return len(reply.content)
+    return len(reply) if isinstance(reply, bytes) else 0
+
+
 def result(code: int, opaque: bytes, body: bytes = b"") -> bytes:
     """A whole ``result`` answer. A body whose last line has no end gets it here."""
     if not body or body[-1] == _NEWLINE:
         return b"result %d %d %b\r\n%b" % (code, len(body), opaque, body)
     return b"result %d %d %b\r\n%b\n" % (code, len(body) + 1, opaque, body)
-
-
-def put_result(opaque: bytes, base_offset: int) -> bytes:
-    """The 200 of a put: ``result`` for its hot path."""
-    body = b"%d\n" % base_offset
-    return b"result 200 %d %b\r\n%b" % (len(body), opaque, body)
 
 
 def value_header(length: int, opaque: bytes) -> bytes:

@@ -50,8 +50,9 @@ from txmq.protocol.grammar import (
 )
 from txmq.runtime.ports import Buffer
 
-Request = tuple[bytes, list[bytes], dict[bytes, bytes] | None, bytearray | None, bytes]
-"""(verb, arguments, extensions, body, opaque)"""
+RequestFields = dict[bytes, bytes] | None
+Request = tuple[bytes, list[bytes], RequestFields, bytearray | None, bytes]
+"""(verb, arguments, extensions, body, opaque). A plain tuple: making a named one costs a lone put 3 % of the broker."""
 
 OWN_BYTES = 4096  # of an unfinished body, kept without asking the budget
 

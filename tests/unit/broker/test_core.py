@@ -7,6 +7,7 @@ import json
 import pytest
 
 from txmq.broker.core import REQUESTS_A_TURN
+from txmq.protocol.answers import encode_all
 from txmq.protocol.requests import Request, Violation
 
 from .support import batch, node, part, prepare, put, restarted, values
@@ -111,7 +112,7 @@ def test_a_topic_of_a_deleted_ones_name_is_empty_and_has_another_id() -> None:
 def test_each_answer_that_is_typed_for_begins_on_a_line_of_its_own() -> None:
     client = node().connect()
     client.send_bytes(b"ping 1\r\noffset a 0 latest 2\r\nget a 0 9 100 3\r\nwhat\r\n")
-    assert b"".join(client.client.out) == (
+    assert encode_all(client.client.out) == (
         b"result 200 5 1\r\npong\n"
         b"result 200 6 2\r\n0 0 0\n"
         b"result 404 54 3\r\noffset-out-of-range offset 9 of a-0 is outside [0, 0]\n"
@@ -132,7 +133,7 @@ def test_ping_version_help_quit() -> None:
 def test_the_opaque_is_optional_where_a_person_types() -> None:
     client = node().connect()
     client.send_bytes(b"stats\r\nversion\nhelp\r\nquit\r\n")
-    assert b"".join(client.client.out).count(b" -\r\n") == 4
+    assert encode_all(client.client.out).count(b" -\r\n") == 4
 
 
 @pytest.mark.parametrize("item", ["", "topics", "offsets", "transactions", "config", "json", "help", "a"])
@@ -166,7 +167,7 @@ def test_a_line_that_breaks_the_grammar_is_told_and_ends_the_connection(line: by
     broker = node()
     client, other = broker.connect(), broker.connect()
     client.send_bytes(line)
-    assert client.client.out[0].startswith(b"result 400 ")
+    assert encode_all(client.client.out).startswith(b"result 400 ")
     assert client.client.closing
     client.send_bytes(b"ping 2\r\n")
     assert len(client.client.out) == 1
@@ -180,7 +181,7 @@ def test_a_token_of_an_unanswered_request_ends_the_connection() -> None:
     client.send("put", "a", 0, body=batch(), opaque=b"x")
     client.send("put", "a", 0, body=batch(), opaque=b"x")
     assert client.client.closing
-    assert b"result 400" in b"".join(client.client.out)
+    assert b"result 400" in encode_all(client.client.out)
 
 
 def test_a_token_may_be_used_again_once_it_is_answered() -> None:
@@ -194,7 +195,7 @@ def test_a_token_may_be_used_again_once_it_is_answered() -> None:
 def test_a_body_over_the_limit_is_refused_unread() -> None:
     client = node().connect()
     client.send_bytes(b"put a 0 70000 1\r\n")
-    assert client.client.out[0].startswith(b"result 413 ")
+    assert encode_all(client.client.out).startswith(b"result 413 ")
     assert client.client.closing
 
 

@@ -207,7 +207,7 @@ class ScriptedBroker:
         key = (producer, partition)
         known = self.sequences.setdefault(key, {}).get(sequence)
         if known is not None and known[1] == crc:
-            return answers.put_result(request[4], known[0])
+            return answers.encode_all([(request[4], known[0])])
         if sequence != self.following.get(key, 0):
             raise SequenceError("gap")
         base = self.ends.get(partition, 0)
@@ -216,7 +216,7 @@ class ScriptedBroker:
         self.ends[partition] = base + count
         self.following[key] = sequence + count
         self.sequences[key][sequence] = (base, crc)
-        return answers.put_result(request[4], base)
+        return answers.encode_all([(request[4], base)])
 
     def _get(self, _stream: ScriptedStream, request: Request) -> bytes:
         body = bytes(self.logs.get(int(request[1][1]), b""))

@@ -117,24 +117,37 @@ def test_a_fault_is_found_at_its_first_byte(beginning: bytes, last: bytes) -> No
 
 def test_a_value_of_many_pieces_is_one_body() -> None:
     body = bytes(range(256)) * 4000
-    stream = answers.value_header(len(body), b"A1") + body + answers.put_result(b"A2", 7)
+    stream = answers.value_header(len(body), b"A1") + body + answers.encode_all([(b"A2", 7)])
     pieces = [stream[start : start + 65_536] for start in range(0, len(stream), 65_536)]
     assert _read(pieces) == ([(200, b"A1", body, True), (200, b"A2", b"7\n", False)], False, False)
 
 
 @given(opaque=st.from_regex(rb"[0-9A-Za-z]{1,16}", fullmatch=True), offset=st.integers(0, 10**20 - 1), body=st.binary())
 def test_what_the_broker_writes_the_client_reads(opaque: bytes, offset: int, body: bytes) -> None:
-    assert answers.put_result(opaque, offset) == answers.result(200, opaque, b"%d" % offset)
-    stream = answers.result(200, opaque, body) + answers.value_header(len(body), opaque) + body
+    stream = answers.encode_all([(opaque, offset), (opaque, body), (opaque, answers.Records(body))])
     lines = body if not body or body.endswith(b"\n") else body + b"\n"
-    assert _read([stream]) == ([(200, opaque, lines, False), (200, opaque, body, True)], False, False)
+    read = [(200, opaque, b"%d\n" % offset, False), (200, opaque, lines, False), (200, opaque, body, True)]
+    assert _read([stream]) == (read, False, False)
+
+
+def test_offsets_are_as_long_as_their_digits_in_any_order() -> None:
+    offsets = [0, 1, 9, 10, 99, 100, 5, 0, 10**19, 12]
+    expected = [answers.result(200, b"A1", b"%d" % offset) for offset in offsets]
+    assert answers.encode_all([(b"A1", offset) for offset in offsets]) == b"".join(expected)
+
+
+def test_a_refusal_is_its_error_and_a_violation_keeps_its_own_opaque() -> None:
+    error, broken = UnknownTopicError("t"), Violation(413, "too-large", "body", b"B2")
+    assert answers.encode_all([(b"A1", error), (b"A1", broken)]) == answers.error(error, b"A1") + answers.violation(
+        broken
+    )
 
 
 def test_a_body_ends_its_last_line_once_and_its_length_counts_that() -> None:
     assert answers.result(200, b"A1", b"pong") == b"result 200 5 A1\r\npong\n"
     assert answers.result(200, b"A1", b"a 0 0 1\n") == b"result 200 8 A1\r\na 0 0 1\n"
     assert answers.result(200, b"A1") == b"result 200 0 A1\r\n"  # nothing: the line itself has ended
-    assert answers.put_result(b"A1", 10) == b"result 200 3 A1\r\n10\n"
+    assert answers.encode_all([(b"A1", 10)]) == b"result 200 3 A1\r\n10\n"
     assert answers.error(UnknownTopicError("t"), b"A1") == b"result 404 16 A1\r\nunknown-topic t\n"
 
 

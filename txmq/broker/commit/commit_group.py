@@ -13,10 +13,11 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.state.visibility import VisibilityBarrier
 from txmq.log.partition import Partition
 from txmq.model import Lsn
+from txmq.protocol.answers import Reply
 from txmq.redo import entries
 
-AnswerNow = tuple[ClientConnection, bytes, bytes]  # (peer, opaque, whole answer)
-PutAnswer = tuple[ClientConnection, bytes, int]  # (peer, opaque, base offset)
+Answer = tuple[ClientConnection, bytes, Reply]  # of which connection, to which opaque
+PutAnswer = tuple[ClientConnection, bytes, int]  # the same, with the base offset
 NOT_WRITTEN: Final = Lsn(1 << 63)
 
 
@@ -60,7 +61,7 @@ class CommitGroup:
         items: entries (bytes) and runs, in order of acceptance.
         placed: everything to be written to partition files once the record is durable, in order per partition.
         puts: answers of plain puts: released when written (``sync`` relaxed) or forced.
-        waiters: whole answers released when the record is forced.
+        waiters: answers released when the record is forced.
         forced: True if some answer needs the sync whatever ``sync`` says.
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
         ended_holds: messages that readers may see once the record is synced (``holds``).
@@ -91,8 +92,8 @@ class CommitGroup:
         self.placed: list[Run] = []
         self.open_runs: dict[Partition, Run] = {}
         self.puts: list[PutAnswer] = []
-        self.relaxed_waiters: list[AnswerNow] = []
-        self.waiters: list[AnswerNow] = []
+        self.relaxed_waiters: list[Answer] = []
+        self.waiters: list[Answer] = []
         self.ended_holds: list[VisibilityBarrier] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []

@@ -19,10 +19,10 @@ from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Transaction, halves_key
 from txmq.broker.verbs.recover import txid_of
 from txmq.model import TransactionKind
-from txmq.protocol import answers
+from txmq.protocol.answers import Records
 from txmq.protocol.halves import DueHalf, encode_half
+from txmq.protocol.requests import Request
 
-Extensions = dict[bytes, bytes] | None
 OWNER_GONE_MS = 1000
 PAUSE_MS, PAUSE_MS_MAX = 1000, 60_000
 WAIT_MS_MAX = 30_000
@@ -30,11 +30,9 @@ ANSWER_SIZE_BYTES_MAX = 1 << 20  # but at least one half
 _HALVES_MAX = 100
 
 
-def checks(
-    context: Context, client: ClientConnection, arguments: list[bytes], extensions: Extensions, _body: bytearray | None,
-    opaque: bytes,
-) -> None:  # fmt: skip
+def checks(context: Context, client: ClientConnection, request: Request) -> None:
     """Hand out what is due; wait for it as long as ``wait`` says."""
+    _, arguments, extensions, _body, opaque = request
     given = extensions or {}
     limit = max(1, min(int(given.get(b"limit", _HALVES_MAX)), _HALVES_MAX))
     wait_ms = min(int(given.get(b"wait", 0)), WAIT_MS_MAX)
@@ -129,8 +127,7 @@ def _hand_out(context: Context, poll: CheckPoll) -> bool:
 def _answer(context: Context, poll: CheckPoll, content: list[bytes]) -> None:
     context.checks.answered(poll)
     context.counters.checks += len(content)
-    body = b"".join(content)
-    context.send_settled(poll.client, poll.opaque, answers.value_header(len(body), poll.opaque) + body)
+    context.answer_settled(poll.client, poll.opaque, Records(b"".join(content)))
 
 
 def _handed_out(context: Context, transaction: Transaction) -> bytes:

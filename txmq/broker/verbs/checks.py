@@ -24,7 +24,6 @@ from txmq.errors import (
 from txmq.redo import entries
 from txmq.xid import TxId
 
-Extensions = dict[bytes, bytes] | None
 UNFINISHED_OUTCOMES_MAX = 65_536
 FENCES_BESIDE_MAX = 65_536  # so that a branch left behind by a session full of commits can still be rolled back
 _COUNTER_MAX = (1 << 64) - 1  # what the journal can hold; a decimal of 20 digits may be more

@@ -1,11 +1,11 @@
-"""Guards in front of ``commit`` and ``prepare``: an ordinary request is known by a few look-ups, without the table.
+"""The verbs ``commit`` and ``prepare`` where a few look-ups tell what to do, without the table of transitions.
 
-Ordinary are the commit of a local transaction that came whole, the prepare of a last-resource transaction that came
-whole, and the commit of what is prepared, each asked for over the connection of its own session. A guard that lets a
-request pass calls what the table's way calls, ``placing``; else it changes nothing and returns False, and the request
-goes its way through ``transactions``. docs/benchmarks.md has the figures that pay for them.
+That is so for the commit of a local transaction that came whole, for the prepare of a last-resource transaction that
+came whole, and for the commit of what is prepared, each over the connection of its own session. Such a request is
+checked and placed as any other is, in ``placing``. Everything else goes on to ``transactions``; nothing was changed
+then. docs/benchmarks.md has the figures that pay for it.
 
-Invariant: state, group and answer are what the table's way would have left, refusals included (tests compare them).
+Invariant: state, group and answer are what ``transactions`` would have left, refusals included (tests compare them).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs import placing
+from txmq.broker.verbs import placing, transactions
+from txmq.broker.verbs.placing import check_parts
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import split_parts
+from txmq.protocol.requests import Request
 
-Extensions = dict[bytes, bytes] | None
 _COUNTER_SIZE_MAX, _FLOOR_SIZE_MAX = 16, 18  # digits that surely fit 64 bits
 _KIND = TransactionKind.LAST_RESOURCE.value
 _KIND_WORD = _KIND.encode()
@@ -32,85 +33,54 @@ _PREPARED = TransactionState.PREPARED
 _DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
 
 
-def commit_new(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> bool:
-    """Commit a local transaction, if it is an ordinary one.
-
-    Raises:
-        BrokerError: the body is malformed, or a part cannot be placed; nothing was changed.
-    """
+def commit(context: Context, client: ClientConnection, request: Request) -> None:
+    """The verb ``commit``: of a local transaction whose messages came with it, or of a prepared one in its turn."""
+    _, arguments, extensions, body, opaque = request
     session = client.session
-    if session is None or not body:
-        return False
-    counter, floor = _counter_of(context, session, arguments[0]), _floor(extensions)
-    if floor < 0 or not _is_new(context, session, counter, len(body)):
-        return False
-    parts, _ = placing.check_parts(context, split_parts(body))
-    context.answer_relaxed(client, opaque, placing.commit(context, session.number, counter, floor, None, parts))
-    return True
+    floor_text = b"0" if extensions is None else extensions.get(b"floor", b"") if len(extensions) == 1 else b""
+    if session is not None and not session.is_ended and 0 < len(floor_text) <= _FLOOR_SIZE_MAX:
+        counter = _counter_of(client, arguments[0])
+        if body:
+            if _is_new(context, session, counter, len(body)):
+                parts, _ = check_parts(context, split_parts(body))
+                lines = placing.commit(context, session.number, counter, int(floor_text), None, parts)
+                context.answer_relaxed(client, opaque, lines)
+                return
+        else:
+            transaction = context.state.transactions.get((session.number, counter))
+            if (
+                transaction is not None
+                and transaction.state is _PREPARED
+                and transaction.meta["kind"] != _DECIDED_BY_ITS_DRIVER
+            ):
+                placing.commit_in_order(context, transaction, client, opaque, int(floor_text))
+                return
+    transactions.commit(context, client, request)
 
 
-def commit_prepared(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> bool:
-    """Commit this session's own prepared transaction in its turn, if nothing else is asked."""
+def prepare(context: Context, client: ClientConnection, request: Request) -> None:
+    """The verb ``prepare``: for a last resource, whose messages came with it."""
+    _, arguments, extensions, body, opaque = request
     session = client.session
-    if session is None or body:
-        return False
-    counter, floor = _counter_of(context, session, arguments[0]), _floor(extensions)
-    transaction = context.state.transactions.get((session.number, counter))
     if (
-        floor < 0
-        or transaction is None
-        or transaction.state is not _PREPARED
-        or transaction.meta["kind"] == _DECIDED_BY_ITS_DRIVER
-    ):
-        return False
-    placing.commit_in_order(context, transaction, client, opaque, floor)
-    return True
-
-
-def prepare(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> bool:
-    """Prepare a last-resource transaction, if it is an ordinary one.
-
-    Raises:
-        BrokerError: the body is malformed, or a part cannot be placed; nothing was changed.
-    """
-    session = client.session
-    if session is None or not body or extensions is None or arguments[1] != _KIND_WORD:
-        return False
-    if extensions.keys() != _STATED_WITH_FLOOR and extensions.keys() != _STATED:
-        return False
-    counter, deadline_ms = _counter_of(context, session, arguments[0]), int(extensions[b"deadline"])
-    if (
-        0 < deadline_ms <= context.now_ms
+        session is None
+        or session.is_ended
+        or not body
+        or extensions is None
+        or arguments[1] != _KIND_WORD
+        or (extensions.keys() != _STATED_WITH_FLOOR and extensions.keys() != _STATED)
         or len(extensions.get(b"floor", b"")) > _FLOOR_SIZE_MAX
-        or not _is_new(context, session, counter, len(body))
+        or 0 < int(extensions[b"deadline"]) <= context.now_ms
     ):
-        return False
+        transactions.prepare(context, client, request)
+        return
+    counter = _counter_of(client, arguments[0])
     who = _who(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], client.name)
-    if who is None:
-        return False
-    parts, keys = placing.check_parts(context, split_parts(body))
-    now_ms = context.now_ms
+    if who is None or not _is_new(context, session, counter, len(body)):
+        transactions.prepare(context, client, request)
+        return
+    parts, keys = check_parts(context, split_parts(body))
+    deadline_ms, now_ms = int(extensions[b"deadline"]), context.now_ms
     meta: dict[str, Any] = {
         "kind": _KIND, "resource": who.resource, "uuid": who.uuid, "table": who.table, "deadline_ms": deadline_ms,
         "prepared_ms": now_ms, "client": client.name, "keys": keys,
@@ -122,7 +92,6 @@ def prepare(
     )
     placing.prepare(context, session.number, counter, parts, meta, text.encode())
     context.answer_when_forced(client, opaque)
-    return True
 
 
 def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -> bool:
@@ -142,19 +111,9 @@ def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -
     )
 
 
-def _floor(extensions: Extensions) -> int:
-    """The floor a request states, 0 if none; -1 if it states anything else."""
-    if extensions is None:
-        return 0
-    text = extensions.get(b"floor", b"") if len(extensions) == 1 else b""
-    return int(text) if 0 < len(text) <= _FLOOR_SIZE_MAX else -1
-
-
-def _counter_of(context: Context, session: BrokerSession, txid: bytes) -> int:
+def _counter_of(client: ClientConnection, txid: bytes) -> int:
     """The counter of one of this connection's own transactions; 0 if the id is anything else."""
-    if context.state.sessions.get(session.number) is not session:
-        return 0
-    head = _txid_head(context.identity.cluster, context.identity.node, session.number)
+    head = client.txid_head
     text = txid[len(head) :]
     if not txid.startswith(head) or not 0 < len(text) <= _COUNTER_SIZE_MAX:
         return 0
@@ -163,11 +122,6 @@ def _counter_of(context: Context, session: BrokerSession, txid: bytes) -> int:
     except ValueError:
         return 0
     return counter if b"%x" % counter == text else 0  # the one form of an id
-
-
-@lru_cache(maxsize=1024)
-def _txid_head(cluster: int, home: int, session: int) -> bytes:
-    return b"%016x-%016x-%x-" % (cluster, home, session)
 
 
 class _Who(NamedTuple):

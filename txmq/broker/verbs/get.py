@@ -13,9 +13,9 @@ from txmq.broker.context import Context, Read
 from txmq.broker.verbs.partitions import readable
 from txmq.errors import BadRequestError, OffsetOutOfRangeError
 from txmq.log.partition import Partition
-from txmq.protocol import answers
+from txmq.protocol.answers import Records
+from txmq.protocol.requests import Request
 
-Extensions = dict[bytes, bytes] | None
 READ_SIZE_BYTES_MAX = 1 << 20  # per answer: a longer one would hold the loop for over a millisecond
 POLL_WAIT_MS_MAX = 30_000
 
@@ -32,15 +32,9 @@ class Poll:
         self.size_bytes_max, self.deadline_ms, self.done = size_bytes_max, deadline_ms, False
 
 
-def get(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def get(context: Context, client: ClientConnection, request: Request) -> None:
     """Read whole batches, the first of which holds the offset."""
+    _, arguments, extensions, _body, opaque = request
     partition = readable(context, arguments[0], arguments[1])
     offset, size = int(arguments[2]), min(int(arguments[3]), READ_SIZE_BYTES_MAX)
     context.counters.get_requests += 1
@@ -66,7 +60,7 @@ def get(
 def answer_empty(context: Context, client: ClientConnection, opaque: bytes) -> None:
     """Nothing new."""
     context.counters.get_empty += 1
-    context.answer(client, opaque, answers.value_header(0, opaque))
+    context.answer(client, opaque, Records(b""))
 
 
 def wake_polls(context: Context, partition: Partition) -> None:
@@ -94,35 +88,23 @@ def expire_polls(context: Context) -> None:
         partition.waiters = [waiter for waiter in partition.waiters or () if not waiter.done] or None
 
 
-def offset(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    _extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def offset(context: Context, client: ClientConnection, request: Request) -> None:
     """Tell start, end, and the offset of ``earliest``, ``latest`` or a time."""
+    _, arguments, _extensions, _body, opaque = request
     partition = readable(context, arguments[0], arguments[1])
     start, end = partition.log_start, partition.high_watermark
     if arguments[2] in (b"earliest", b"latest"):
         found = start if arguments[2] == b"earliest" else end
-        context.answer(client, opaque, answers.result(200, opaque, b"%d %d %d" % (found, start, end)))
+        context.answer(client, opaque, b"%d %d %d" % (found, start, end))
     elif arguments[2].isdigit():
         context.lookups.append((client, opaque, partition, int(arguments[2])))
     else:
         raise BadRequestError("the third argument is earliest, latest or a time in ms")
 
 
-def meta(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    _extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def meta(context: Context, client: ClientConnection, request: Request) -> None:
     """Describe one topic, or all."""
+    _, arguments, _extensions, _body, opaque = request
     topics = context.state.topics
     chosen = list(topics) if arguments[0] == b"*" else [topics.named(arguments[0].decode("ascii", "replace"))]
     body = json.dumps({"topics": [topic.to_json() for topic in chosen]}).encode()

@@ -11,25 +11,19 @@ from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.state.session_expiry import end
 from txmq.broker.verbs.transactions import owner_gone
 from txmq.errors import BadRequestError, FencedError, OverloadedError
-from txmq.protocol import answers, grammar
+from txmq.protocol import grammar
+from txmq.protocol.requests import Request
 from txmq.redo import entries
 
-Extensions = dict[bytes, bytes] | None
 PROTOCOL = 1
 _SECRET_BITS = 128
 VERSION = "0.1.0"
 SESSION_IDLE_MS_MIN = 60_000  # a session younger than this is never ended to make room for another
 
 
-def hello(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def hello(context: Context, client: ClientConnection, request: Request) -> None:
     """Introduce a client; make or resume its session."""
+    _, arguments, extensions, _body, opaque = request
     if int(arguments[0]) != PROTOCOL:
         raise BadRequestError(f"protocol {int(arguments[0])} is not spoken here; this broker speaks {PROTOCOL}")
     wish = (extensions or {}).get(b"session", b"none")
@@ -103,6 +97,7 @@ def _bind(context: Context, client: ClientConnection, session: BrokerSession | N
     client.session = session
     if session is None:
         return
+    client.txid_head = b"%016x-%016x-%x-" % (context.identity.cluster, context.identity.node, session.number)
     if session.bound is not None and session.bound != client.number:
         other = context.clients.get(session.bound)
         if other is not None:
@@ -134,51 +129,27 @@ def _introduction(context: Context, session: BrokerSession | None) -> bytes:
     ).encode()
 
 
-def ping(
-    context: Context,
-    client: ClientConnection,
-    _arguments: list[bytes],
-    _extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def ping(context: Context, client: ClientConnection, request: Request) -> None:
     """Answer at once: the broker lives."""
-    context.answer(client, opaque, answers.result(200, opaque, b"pong"))
+    _, _arguments, _extensions, _body, opaque = request
+    context.answer(client, opaque, b"pong")
 
 
-def version(
-    context: Context,
-    client: ClientConnection,
-    _arguments: list[bytes],
-    _extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def version(context: Context, client: ClientConnection, request: Request) -> None:
     """Name and version."""
-    context.answer(client, opaque, answers.result(200, opaque, f"txmq {VERSION} protocol {PROTOCOL}\n".encode()))
+    _, _arguments, _extensions, _body, opaque = request
+    context.answer(client, opaque, f"txmq {VERSION} protocol {PROTOCOL}\n".encode())
 
 
-def help_(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    _extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def help_(context: Context, client: ClientConnection, request: Request) -> None:
     """Teach the verbs."""
+    _, arguments, _extensions, _body, opaque = request
     text = grammar.help_text(arguments[0].decode("ascii", "replace") if arguments else None)
-    context.answer(client, opaque, answers.result(200, opaque, text.encode()))
+    context.answer(client, opaque, text.encode())
 
 
-def quit_(
-    context: Context,
-    client: ClientConnection,
-    _arguments: list[bytes],
-    _extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def quit_(context: Context, client: ClientConnection, request: Request) -> None:
     """Say good-bye; the connection closes when everything before it is answered."""
-    context.answer(client, opaque, answers.result(200, opaque, b"bye\n"))
+    _, _arguments, _extensions, _body, opaque = request
+    context.answer(client, opaque, b"bye\n")
     client.closing = True

@@ -7,22 +7,16 @@ from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.checks import locate
 from txmq.errors import UnknownTransactionError
-from txmq.protocol import answers
+from txmq.protocol.answers import Records
 from txmq.protocol.parts import encode_part
+from txmq.protocol.requests import Request
 
-Extensions = dict[bytes, bytes] | None
 ANSWER_SIZE_BYTES = 1 << 20
 
 
-def parts(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def parts(context: Context, client: ClientConnection, request: Request) -> None:
     """Answer the parts behind the first ``after``, as they stand in a body: one at least, as many as fit 1 MiB."""
+    _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     transaction = context.state.transactions.get((session.number, txid.counter))
     if transaction is None or transaction.state is not TransactionState.PREPARED:
@@ -36,4 +30,4 @@ def parts(
             break
         found.append(piece)
         size += len(piece)
-    context.send_settled(client, opaque, answers.value_header(size, opaque) + b"".join(found))
+    context.answer_settled(client, opaque, Records(b"".join(found)))

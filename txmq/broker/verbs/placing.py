@@ -170,7 +170,7 @@ def _assign(context: Context, transaction: Transaction | None, fresh: list[Part]
     placements: list[tuple[int, ...]] = []
     outcome: list[tuple[int, int, int, int]] = []
     lines: list[str] = []
-    parts = fresh if transaction is None else [*_journaled(context.state, transaction), *fresh]
+    parts = fresh if transaction is None else _journaled(context.state, transaction) + fresh
     for part_number, partition, batch, count, max_timestamp_ms, crc in parts:
         size, topic_id, number = len(batch), partition.topic_id, partition.number
         segment_base, position, base_offset = partition.place(count, size, max_timestamp_ms, now_ms)
@@ -322,14 +322,16 @@ def wake(context: Context, transaction: Transaction) -> None:
 def _commit_all(context: Context, due: list[Transaction]) -> None:
     while due:
         transaction = due.pop()
-        if transaction.name in context.state.transactions:
+        if (transaction.session, transaction.counter) in context.state.transactions:
             _commit_prepared(context, transaction)
             context.group_with_room()  # thousands may have waited for one
             due.extend(context.state.order.behind(transaction))
 
 
 def _commit_prepared(context: Context, transaction: Transaction) -> None:
-    floor = max(stated for _, _, stated in transaction.waiting)
+    floor = 0
+    for _, _, stated in transaction.waiting:
+        floor = max(floor, stated)
     lines = commit(context, transaction.session, transaction.counter, floor, transaction, [])
     for client, opaque, _ in transaction.waiting:
         context.answer_when_forced(client, opaque, lines)

@@ -31,21 +31,14 @@ from txmq.log.batch import check
 from txmq.log.memory import MemoryPartition
 from txmq.log.partition import Partition
 from txmq.model import Storage
-from txmq.protocol import answers
+from txmq.protocol.requests import Request
 
-Extensions = dict[bytes, bytes] | None
 _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as long as a global name
 
 
-def put(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def put(context: Context, client: ClientConnection, request: Request) -> None:
     """Take in one batch; the answer follows the journal."""
+    _, arguments, extensions, body, opaque = request
     partition = writable(context, arguments[0], arguments[1])
     if body is None:
         raise BadRequestError("put needs a body")
@@ -63,16 +56,19 @@ def put(
         offset = _duplicate_of(partition, producer, sequence, crc)
         if offset is not None:
             context.counters.duplicates += 1
-            context.answer_settled(client, opaque, b"%d" % offset)
+            context.answer_settled(client, opaque, offset)
             return
-    refuse_batch(context, partition, len(body))
-    is_in_memory = partition.config.storage is _MEMORY
-    refuse_unready(context, in_memory=is_in_memory)
-    if context.settings.validate_records:
+    config, settings = partition.config, context.settings
+    is_in_memory = config.storage is _MEMORY
+    if not config.accept_publish or len(body) > settings.batch_size_bytes_max:
+        refuse_batch(context, partition, len(body))
+    if context.disk_full or context.stopping:
+        refuse_unready(context, in_memory=is_in_memory)
+    if settings.validate_records:
         records.decode(body, partition.topic, partition.number)
     if is_in_memory:
         base_offset = _append_in_memory(context, partition, body, count, max_timestamp_ms, crc)
-        context.answer(client, opaque, answers.put_result(opaque, base_offset))
+        context.answer(client, opaque, base_offset)
         if producer >= 0:
             context.state.accept_sequence(partition, producer, sequence, count, crc, base_offset)
         return

@@ -37,22 +37,16 @@ from txmq.errors import (
     TransactionConflictError,
 )
 from txmq.model import TransactionKind, is_valid_name
+from txmq.protocol.requests import Request
 from txmq.redo import entries
 
-Extensions = dict[bytes, bytes] | None
 Given = dict[bytes, bytes]
 ANY_QUERY = "*"
 
 
-def query(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def query(context: Context, client: ClientConnection, request: Request) -> None:
     """Carry out one action."""
+    _, arguments, extensions, body, opaque = request
     action, name = arguments[0].decode(), arguments[1].decode()
     carry_out = _ACTIONS.get(action)
     if carry_out is None:

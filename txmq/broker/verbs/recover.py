@@ -24,9 +24,9 @@ from txmq.broker.state.transaction import PreparedPart, Transaction, Transaction
 from txmq.broker.verbs.checks import at_home
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
+from txmq.protocol.requests import Request
 from txmq.xid import TxId
 
-Extensions = dict[bytes, bytes] | None
 Row = dict[str, Any]
 _PREPARED, _DECIDED, _HEURISTIC = _IN_ORDER = ("prepared", "decided", "heuristic")
 _STATES = {
@@ -60,11 +60,9 @@ class Wanted(NamedTuple):
     name: Name | None
 
 
-def recover(
-    context: Context, client: ClientConnection, _arguments: list[bytes], extensions: Extensions, _body: bytearray |
-    None, opaque: bytes,
-) -> None:  # fmt: skip
+def recover(context: Context, client: ClientConnection, request: Request) -> None:
     """List transactions in doubt, oldest first."""
+    _, _arguments, extensions, _body, opaque = request
     given = {name.decode(): value.decode() for name, value in (extensions or {}).items()}
     state = given.get("state", "")
     if state not in _STATES:

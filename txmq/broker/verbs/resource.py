@@ -10,9 +10,9 @@ from txmq.broker.state.resources import Branch, Reporter, Sighting
 from txmq.errors import BadRequestError, InvalidNameError
 from txmq.model import TransactionKind, is_valid_name
 from txmq.protocol.json_text import Fields, is_whole, read_json
+from txmq.protocol.requests import Request
 from txmq.xid import TxId
 
-Extensions = dict[bytes, bytes] | None
 BRANCHES_LISTED_MAX = 20
 TEXT_LENGTH_MAX = 500
 _BQUAL_LENGTH_MAX = 64
@@ -20,15 +20,9 @@ _AGE_MS_MAX = 1 << 53
 _KINDS = (TransactionKind.XA.value, TransactionKind.LAST_RESOURCE.value)
 
 
-def resource(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    _extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def resource(context: Context, client: ClientConnection, request: Request) -> None:
     """Carry out one action."""
+    _, arguments, _extensions, body, opaque = request
     action, name = arguments[0].decode(), arguments[1].decode()
     if action == "list":
         rows = [row for row in context.resources.rows(context.now_ms) if name in ("*", row["resource"])]

@@ -13,9 +13,8 @@ from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.hello import VERSION
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
-from txmq.protocol import answers
+from txmq.protocol.requests import Request
 
-Extensions = dict[bytes, bytes] | None
 Value = int | float | str | bool
 HELP = """stats               the broker as a whole
 stats topics        one line a topic
@@ -27,15 +26,9 @@ stats json          all of it as JSON
 """
 
 
-def stats(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    _extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def stats(context: Context, client: ClientConnection, request: Request) -> None:
     """Answer one item."""
+    _, arguments, _extensions, _body, opaque = request
     item = arguments[0].decode("ascii", "replace") if arguments else ""
     text = _TEXTS.get(item)
     if text is None and item in {topic.config.name for topic in context.state.topics}:
@@ -46,7 +39,7 @@ def stats(
         )
     else:
         body = text(context)
-    context.answer(client, opaque, answers.result(200, opaque, body.encode()))
+    context.answer(client, opaque, body.encode())
 
 
 def broker_figures(context: Context) -> dict[str, Value]:

@@ -8,21 +8,14 @@ import json
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.errors import BadRequestError, OverloadedError
+from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.registry.topics import Topic, with_settings
 
-Extensions = dict[bytes, bytes] | None
 
-
-def topic(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def topic(context: Context, client: ClientConnection, request: Request) -> None:
     """Dispatch by action."""
+    _, arguments, extensions, _body, opaque = request
     action = _ACTIONS.get(arguments[0])
     if action is None:
         known = b", ".join(_ACTIONS).decode()

@@ -26,9 +26,8 @@ from txmq.broker.state.transaction import (
     TransactionState,
     next_action,
 )
-from txmq.broker.verbs import check_backs, fast_path, placing
+from txmq.broker.verbs import check_backs, placing
 from txmq.broker.verbs.checks import (
-    Extensions,
     check_streamed,
     floor_of,
     locate,
@@ -43,6 +42,7 @@ from txmq.errors import BadRequestError, OverloadedError, TransactionConflictErr
 from txmq.log.batch import checksum
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.parts import Buffer, WirePart, split_parts
+from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.xid import TxId
 
@@ -66,17 +66,9 @@ def put_part(context: Context, client: ClientConnection, txid_text: bytes, state
     context.answer_when_forced(client, opaque, b"%d" % (len(transaction.parts) - 1))
 
 
-def prepare(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def prepare(context: Context, client: ClientConnection, request: Request) -> None:
     """Force all parts and the prepare record; somebody else decides from now on."""
-    if fast_path.prepare(context, client, arguments, extensions, body, opaque):
-        return
+    _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
     require_owner(client, session)
     given = extensions or {}
@@ -105,19 +97,9 @@ def prepare(
     context.answer_when_forced(client, opaque)
 
 
-def commit(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def commit(context: Context, client: ClientConnection, request: Request) -> None:
     """Decide a local transaction, or settle a prepared one."""
-    if fast_path.commit_new(context, client, arguments, extensions, body, opaque):
-        return
-    if fast_path.commit_prepared(context, client, arguments, extensions, body, opaque):
-        return
+    _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
     event = TransactionEvent.COMMIT_PARTS if body else TransactionEvent.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
@@ -140,15 +122,9 @@ def commit(
         raise refusal(action, arguments[0])
 
 
-def rollback(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def rollback(context: Context, client: ClientConnection, request: Request) -> None:
     """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
+    _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.ROLLBACK)
     given = extensions or {}
@@ -175,15 +151,9 @@ def rollback(
         raise refusal(action, arguments[0])
 
 
-def outcome(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def outcome(context: Context, client: ClientConnection, request: Request) -> None:
     """Tell what became of a transaction; with ``fence`` an absent one is rolled back first."""
+    _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     state = state_of(context, session, txid.counter)
     given = extensions or {}

@@ -21,7 +21,6 @@ from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, next_action
 from txmq.broker.verbs import placing
 from txmq.broker.verbs.checks import (
-    Extensions,
     at_home,
     check_streamed,
     floor_of,
@@ -38,21 +37,16 @@ from txmq.errors import BadRequestError, UnknownTransactionError
 from txmq.model import TransactionKind
 from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import split_parts
+from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.xid import TxId
 
 _HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 
 
-def decide(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def decide(context: Context, client: ClientConnection, request: Request) -> None:
     """Force messages, decision and branches in one record; the same txid again gets the same answer."""
+    _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.DECIDE)
     if action is Action.REPEAT:
@@ -88,15 +82,9 @@ def _decide(
     context.answer_when_forced(client, opaque, lines)
 
 
-def complete(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    _body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def complete(context: Context, client: ClientConnection, request: Request) -> None:
     """A branch has committed in its database, or was found to have decided alone. Idempotent."""
+    _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     given = extensions or {}
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMPLETE)
@@ -139,11 +127,9 @@ def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, An
     }  # fmt: skip
 
 
-def forget(
-    context: Context, client: ClientConnection, arguments: list[bytes], _extensions: Extensions, _body: bytearray |
-    None, opaque: bytes,
-) -> None:  # fmt: skip
+def forget(context: Context, client: ClientConnection, request: Request) -> None:
     """Drop what is kept of a lone decision, also where its session has ended: nothing else would."""
+    _, arguments, _extensions, _body, opaque = request
     txid = at_home(context, arguments[0])
     name = (txid.session, txid.counter)
     if name not in context.state.decisions.heuristics:

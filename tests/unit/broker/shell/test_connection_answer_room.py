@@ -8,10 +8,14 @@ from typing import Any
 from txmq.broker.shell.answer_budget import STALLED_MS
 from txmq.broker.shell.connection import Connection
 from txmq.broker.state.liveness import TICK_MS
+from txmq.protocol.answers import Records
 
 from .test_connection import Transport, connected, receive, turn
 
 LIMIT = 1 << 20
+
+
+LINE_SIZE_BYTES = len(b"value 1048576 1\r\n")
 
 
 def full(host: Any) -> tuple[Connection, Transport]:
@@ -19,7 +23,7 @@ def full(host: Any) -> tuple[Connection, Transport]:
     connection, transport = Connection(host), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     transport.is_taken = False
-    connection.client.out.append(bytes(LIMIT))
+    connection.client.out.append((b"1", Records(bytes(LIMIT - LINE_SIZE_BYTES))))
     connection.send()
     return connection, transport
 

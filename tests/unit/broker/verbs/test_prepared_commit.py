@@ -7,14 +7,14 @@ import random
 import pytest
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.core import Core
+from txmq.broker.core import VERBS, Core
 from txmq.broker.verbs import checks as transaction_checks
-from txmq.broker.verbs import fast_path, transactions
+from txmq.broker.verbs import transactions
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId
 
-from .test_local_commit import batch_of, copied, new_core, part
+from .test_local_commit import batch_of, copied, new_core, part, sent
 from .test_local_commit import finish as finish_group
 
 UUIDS = (b"0123456789abcdef" * 2, b"fedcba9876543210" * 2)
@@ -118,12 +118,12 @@ def test_the_short_ways_leave_what_the_table_leaves(seed: int, monkeypatch: pyte
             request = (*request[:3], request[3] and request[3].replace(b"open ", b"gone "), request[4])
         core.receive(clients[who], [copied(request)])
         with monkeypatch.context() as without:
-            for name in ("prepare", "commit_prepared"):
-                without.setattr(fast_path, name, lambda *_: False)
+            without.setitem(VERBS, b"prepare", transactions.prepare)
+            without.setitem(VERBS, b"commit", transactions.commit)
             reference.receive(others[who], [copied(request)])
         if number % 3 == 0:
             assert finish(core) == finish(reference), request
-        assert [client.out for client in clients] == [client.out for client in others], request
+        assert [sent(client) for client in clients] == [sent(client) for client in others], request
         assert core.context.state.snapshot() == reference.context.state.snapshot(), request
         assert core.context.state.payload_bytes == reference.context.state.payload_bytes
     assert finish(core) == finish(reference)
@@ -142,7 +142,7 @@ def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPat
     finish(core)
     core.receive(client, [(b"commit", [txid(1)], {b"floor": b"0"}, bytearray(), b"2")])
     finish(core)
-    assert client.out == [b"result 200 0 1\r\n", b"result 200 11 2\r\nopen 0 0 1\n"]
+    assert sent(client) == [b"result 200 0 1\r\n", b"result 200 11 2\r\nopen 0 0 1\n"]
 
 
 def test_a_commit_out_of_its_turn_waits_and_goes_when_the_one_before_it_has_gone() -> None:
@@ -157,7 +157,7 @@ def test_a_commit_out_of_its_turn_waits_and_goes_when_the_one_before_it_has_gone
     assert core.context.group.is_empty
     core.receive(client, [(b"commit", [txid(1)], None, bytearray(), b"first")])
     finish(core)
-    assert client.out == [b"result 200 11 first\r\nopen 0 0 1\n", b"result 200 11 second\r\nopen 0 1 1\n"]
+    assert sent(client) == [b"result 200 11 first\r\nopen 0 0 1\n", b"result 200 11 second\r\nopen 0 1 1\n"]
 
 
 @pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])
@@ -170,5 +170,5 @@ def test_nothing_is_prepared_while_the_broker_refuses_and_what_is_prepared_commi
         setattr(core.context, flag, True)
     core.receive(client, [(b"commit", [txid(1)], None, bytearray(), b"3")])
     finish(core)
-    assert client.out[0].startswith(answer)
-    assert client.out[1:] == [b"result 200 0 1\r\n", b"result 200 11 3\r\nopen 0 0 1\n"]
+    assert sent(client)[0].startswith(answer)
+    assert sent(client)[1:] == [b"result 200 0 1\r\n", b"result 200 11 3\r\nopen 0 0 1\n"]

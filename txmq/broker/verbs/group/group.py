@@ -37,12 +37,11 @@ from txmq.broker.verbs.group.request import (
 )
 from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.model import TopicPartition, is_valid_name
-from txmq.protocol import answers
 from txmq.protocol.group_rows import claim_row, slot_row, split_rows
 from txmq.protocol.offsets import offset_row
+from txmq.protocol.requests import Request
 from txmq.registry.assignment import STRATEGIES
 
-Extensions = dict[bytes, bytes] | None
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
 WAIT_MS_MAX = 30_000
 MEMBERS_MAX = 1000  # in one group
@@ -50,15 +49,9 @@ MEMBERS_OF_ALL_MAX = 100_000  # some 500 bytes each, and the names of what it wa
 TOPICS_MAX = 1000  # that one member wants
 
 
-def group(
-    context: Context,
-    client: ClientConnection,
-    arguments: list[bytes],
-    extensions: Extensions,
-    body: bytearray | None,
-    opaque: bytes,
-) -> None:
+def group(context: Context, client: ClientConnection, request: Request) -> None:
     """Dispatch by action."""
+    _, arguments, extensions, body, opaque = request
     action = _ACTIONS.get(arguments[0].decode())
     if action is None:
         raise BadRequestError(f"unknown action {arguments[0].decode()[:40]!r}; known: {', '.join(_ACTIONS)}")
@@ -244,7 +237,7 @@ def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
 
 def _refuse_heartbeat(context: Context, heartbeat: Beat, error: BrokerError) -> None:
     context.group_desk.answered(heartbeat)
-    context.send_settled(heartbeat.client, heartbeat.opaque, answers.error(error, heartbeat.opaque))
+    context.answer_settled(heartbeat.client, heartbeat.opaque, error)
 
 
 def disconnected(context: Context, client: ClientConnection) -> None:
