@@ -1,5 +1,5 @@
 # make demo      see it work: install the core, start a broker, kill everything in the middle, compare (under 2 minutes)
-# make demo-audit  see the audit find what was damaged: installs Spark and Java where they are missing
+# make demo-audit  see the audit find what was damaged: installs Spark and Java if they are missing
 # make test      everything: check, unit, vectors, simulation, crashes, services, examples (under 15 minutes)
 # make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
 # make check     what to run before each commit (under a minute on two cores)
@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .venv/.dev: pyproject.toml .ci/setup
 	@.ci/setup dev
 
-# The clients of NATS and RabbitMQ; where they cannot be had, their rows say so.
+# The clients of NATS and RabbitMQ; if they cannot be had, their rows say so.
 .venv/.bench: .venv/.dev
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]' || echo "goes on without its peers' clients"
 	@touch $@
@@ -65,7 +65,7 @@ check: .venv/.dev
 	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/unit tests/vectors
 
-# More processes than cores, because these tests wait a lot. tests/conftest.py says in which order, and who gets Spark.
+# More processes than cores, because these tests wait a lot. tests/conftest.py says in which order, and which process gets Spark.
 test: check
 	@echo "txmq: crash images, simulation, kill -9, services, examples, Spark: $(SERVICE_WORKERS) at once ..."
 	$(BIN)/pytest -n $(SERVICE_WORKERS) --dist loadfile --durations 15 tests \

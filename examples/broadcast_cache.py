@@ -3,8 +3,9 @@
 Start a broker with ``txmq broker``, then in two terminals ``python examples/broadcast_cache.py /tmp/prices.db``. Type
 ``tea 450`` in one: row and message are written both or neither. Type ``tea`` in either: the price, from its cache.
 
-A message is visible only when the row it tells of can be read. So whoever forgets the cached price when the message
-comes, and reads the row afterwards, has the new one. Two things are left to watch out for, both in ``price_of``.
+A message is visible only when the row it tells of can be read. So a process that forgets the cached price when the
+message comes, and reads the row afterwards, has the new one. Two things are left to watch out for, both in
+``price_of``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Prices:
             tx.send(TOPIC, b"changed", key=name.encode())
 
     def price_of(self, name: str) -> int | None:
-        """The price; None where there is none."""
+        """The price, or None."""
         with self._lock:
             if name in self._cache:
                 return self._cache[name]
@@ -57,7 +58,7 @@ class Prices:
             row = connection.execute("SELECT price FROM prices WHERE name = ?", (name,)).fetchone()
         price = None if row is None else int(row[0])
         with self._lock:
-            # Not kept where a change came while the row was read: the row may be the old one.
+            # Not kept if a change came while the row was read: the row may be the old one.
             # Nor before the consumer has its partitions: the message might be one that it never sees.
             if changes == self._changes and len(self._consumer.assignment) == 2:
                 self._cache[name] = price

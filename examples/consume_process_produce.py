@@ -36,7 +36,7 @@ def main(source: str = "texts", target: str = "summaries", bootstrap: str = "txm
                 tx.send(target, summary((message.value or b"").decode()), key=message.key)
                 tx.ack(message)
 
-        # What raises is delivered again; OutcomeUnknownError, too, once the consumer knows that nothing happened.
+        # A message whose listener raises is delivered again; after OutcomeUnknownError only if nothing happened.
         client.consumer("summaries", [source]).run(summarise, threads=4)
 
 

@@ -57,7 +57,7 @@ def together(
 
 @contextmanager
 def _lent(orders_db: LastResource, database: Any) -> Iterator[list[Any]]:
-    """Django's connection as a resource of txmq's, out of autocommit until the block is over."""
+    """Django's connection as a resource of txmq, out of autocommit until the block is over."""
     if database.in_atomic_block:  # a TestCase's; any other one is refused by ``durable``
         yield []
         return

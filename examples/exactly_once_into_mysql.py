@@ -39,7 +39,7 @@ class Ledger:
         try:
             customer, amount = (message.key or b"").decode(), int(message.value or b"0")
             self._connection.cursor().execute(BOOK, (customer, amount))
-            message.ack(self._connection)  # raises where another consumer has the partition now
+            message.ack(self._connection)  # raises if another consumer has the partition now
             self._connection.commit()
         except BaseException:
             broken, self._connection = self._connection, None

@@ -1,7 +1,7 @@
-"""Half messages: for work that txmq cannot take part in (a store without transactions of txmq's, somebody's service).
+"""Half messages: for work that txmq cannot take part in (a store without a DB-API driver, another team's service).
 
-The message is stored first, invisible. Then the work is done. Then the message is let out. Whoever dies in between, the
-checker of the producer group is asked what became of the work. Start a broker with ``txmq broker``, then
+The message is stored first, invisible; then the work is done; then readers see it. If a process dies in between,
+the checker of the producer group is asked what became of the work. Start a broker with ``txmq broker``, then
 ``python examples/half_message.py /tmp/orders.db``; kill it anywhere, start it again: rows and messages are equal.
 
 The checker must never answer ROLLBACK about work that may still come. So the work and the checker write to the same
@@ -36,7 +36,7 @@ class Shop:
         return sqlite3.connect(self._database, timeout=30.0)
 
     def save_order(self, customer: str, txid: str) -> None:
-        """The work: an order, and that it was done. Fails where ``is_done`` was asked first and said no."""
+        """The work: an order, and that it was done. Fails if ``is_done`` was asked first and said no."""
         with closing(self._connect()) as connection, connection:
             connection.execute("INSERT INTO orders (customer) VALUES (?)", (customer,))
             connection.execute("INSERT INTO told VALUES (?, 1)", (txid,))

@@ -24,13 +24,13 @@ ORDERS = "CREATE TABLE IF NOT EXISTS orders (id INT AUTO_INCREMENT PRIMARY KEY, 
 
 
 def prepare(arguments: dict[str, Any], client: txmq.Client) -> LastResource:
-    """Create the tables and the topic, where they are not there yet."""
+    """Create the tables and the topic, unless they exist."""
     connection = MySQLdb.connect(**arguments)
     connection.cursor().execute(ORDERS)
     connection.close()
     # read_timeout: a server that is frozen must not hold a request for ever.
     orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments, read_timeout=30))
-    orders_db.install(client)  # two small tables of txmq's; harmless to repeat
+    orders_db.install(client)  # two small tables; harmless to repeat
     client.topics.ensure("orders", partitions=4)
     return orders_db
 

@@ -35,7 +35,7 @@ class Place:
 
 
 def read_on(path: Path, place: Place | None) -> Iterator[tuple[bytes, Place]]:
-    """The lines behind a place that are there now, oldest first; all of them where the place is gone, or None."""
+    """The lines behind a place that are there now, oldest first; all of them if the place is gone, or None."""
     with ExitStack() as opened:
         files = dict(_rotations(path, opened))  # newest first
         names = list(files)
@@ -46,7 +46,7 @@ def read_on(path: Path, place: Place | None) -> Iterator[tuple[bytes, Place]]:
             file.seek(place.position if place is not None and place.file == name else 0)
             for line in file:
                 if not line.endswith(b"\n") and name == names[0]:
-                    break  # still being written; in an older file nobody will finish it
+                    break  # still being written; an older file will not be finished
                 yield line.rstrip(b"\n"), Place(name, file.tell())
 
 

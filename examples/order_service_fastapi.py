@@ -30,7 +30,7 @@ ORDERS = "CREATE TABLE IF NOT EXISTS orders_fastapi (id INT PRIMARY KEY, custome
 
 
 class Order(BaseModel):
-    """What a customer sends."""
+    """The body of a request."""
 
     customer: str
 
@@ -96,7 +96,7 @@ def create_app() -> FastAPI:
             MySQLdb.OperationalError,
         ) as error:  # nothing happened: no broker, no database, ...
             raise HTTPException(503, str(error), {"retry-after": "1"}) from error
-        except txmq.OutcomeUnknownError as error:  # the order's number makes asking again safe, too
+        except txmq.OutcomeUnknownError as error:  # the order's number makes asking again safe
             raise HTTPException(504, {"outcome": "unknown", "txid": error.txid}) from error
 
     @app.get("/transactions/{txid}")

@@ -17,12 +17,12 @@ CUSTOMERS = (b"ada", b"ben", b"cleo")
 
 
 def prepare(database: Path, client: txmq.Client) -> LastResource:
-    """Create the tables and the topic, where they are not there yet."""
+    """Create the tables and the topic, unless they exist."""
     connection = sqlite3.connect(database)
     connection.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY AUTOINCREMENT, customer TEXT)")
     connection.close()
     orders_db = LastResource("orders-db", connect=lambda: sqlite3.connect(database, timeout=30.0))
-    orders_db.install(client)  # two small tables of txmq's; harmless to repeat
+    orders_db.install(client)  # two small tables; harmless to repeat
     try:
         client.topics.create("orders", partitions=4)
     except txmq.errors.TopicExistsError:

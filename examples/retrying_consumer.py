@@ -60,7 +60,7 @@ def consume(client: txmq.Client, bank: Bank, retry_store: str, *, payments: int)
 
 
 def dead_letters(client: txmq.Client) -> list[txmq.Message]:
-    """What was given up, and why."""
+    """The messages that were given up, and why."""
     try:
         return list(client.browse(f"{GROUP}.dead-letter"))
     except txmq.UnknownTopicError:

@@ -1,9 +1,9 @@
-"""The audit as a job for spark-submit: one topic against one table, on whatever cluster runs it.
+"""The audit as a job for spark-submit: one topic against one table, on any cluster.
 
     spark-submit --master yarn examples/spark_audit_job.py --bootstrap txmq://broker:8123 --topic orders \
         --database mysql://app@db/shop --table orders --match "id = json:$.id" --output audit-orders
 
-Ends with status 1 where something was found. The executors need txmq with PySpark, and mysqlclient for MySQL and
+Ends with status 1 if it found something. The executors need txmq with PySpark, and mysqlclient for MySQL and
 MariaDB (docs/how-to/spark.md); the password comes from AUDIT_DATABASE_PASSWORD.
 """
 

@@ -1,6 +1,6 @@
 """Rows of SQLAlchemy's ORM and a message, both or neither, on SQLAlchemy's own connection.
 
-``together`` is all there is to it: it lends a connection of the engine's pool to a transaction of txmq's. Start a
+``together`` is all there is to it: it lends a connection of the engine's pool to a transaction of txmq. Start a
 broker with ``txmq broker``, then::
 
     pip install '.[mysql]' sqlalchemy

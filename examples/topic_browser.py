@@ -1,6 +1,6 @@
 """Look into a topic: what each partition holds, and every message that is there now; then it ends.
 
-Nothing is saved and no group is joined: browsing disturbs nobody. Start a broker with ``txmq broker``, then
+Nothing is saved and no group is joined: browsing disturbs no consumer. Start a broker with ``txmq broker``, then
 ``python examples/topic_browser.py orders``, or with a key: ``python examples/topic_browser.py orders ada``.
 """
 

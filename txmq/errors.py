@@ -59,8 +59,8 @@ class ConnectionLostError(TxmqError):
 class BrokerAwayError(ConnectionLostError):
     """The broker cannot be reached: nothing was sent, nothing happened. The same call may be repeated.
 
-    Raised by whatever needs the broker: ``connect``, ``send``, the beginning and the end of a transaction's block, half
-    messages. In a transaction it is a ``RolledBackError`` as well.
+    Raised by every call that needs the broker: ``connect``, ``send``, the beginning and the end of a transaction's
+    block, half messages. In a transaction it is a ``RolledBackError`` as well.
     """
 
 
@@ -71,7 +71,7 @@ class RequestTimeoutError(TxmqError):
 
 
 class DeliveryUnknownError(TxmqError):
-    """Whether a message sent outside a transaction was stored is not known; sending it anew may store it twice."""
+    """It is not known whether a message sent outside a transaction was stored; sending it again may store it twice."""
 
 
 class ClosedError(TxmqError):
@@ -315,7 +315,7 @@ def broker_error(code: int, body: bytes) -> BrokerError:
 class XAError(TxmqError):
     """A resource manager refused an XA call; ``xa_code`` is the XA specification's, the cause is the driver's error.
 
-    What to do is said by the code: XAER_RMFAIL and XA_RETRY, call again later; XA_RB*, the branch is rolled back.
+    XAER_RMFAIL and XA_RETRY: call again later. XA_RB*: the branch is rolled back.
     """
 
     def __init__(self, xa_code: int, text: str) -> None:
@@ -362,7 +362,7 @@ class TransactionAwayError(RolledBackError, BrokerAwayError):
 
 
 class OutcomeUnknownError(TransactionError):
-    """Whether it committed is not known here: ask ``client.outcome(txid)``, never run the block again blindly."""
+    """It is not known here whether it committed: ask ``client.outcome(txid)``, never run the block again blindly."""
 
 
 class HeuristicError(TransactionError):
