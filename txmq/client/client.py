@@ -1,10 +1,10 @@
 """``txmq.connect`` and ``Client``: one broker, two connections.
 
-``control`` carries everything but reads, and the session that transactions and the first producer share (``senders``
-gives the others connections of their own). ``reader`` carries ``get``: a long poll holds up nobody.
-Connections are made when they are first used, ``control`` at once (unless ``lazy``), so that a wrong address is found
-out by ``connect``. Where the broker takes no more transactions in the session, ``control`` becomes another connection
-with another session; what had begun in the old one ends there.
+``control`` carries all requests but reads, and the session that transactions and the first producer share (``senders``
+gives the other producers connections of their own). ``reader`` carries ``get``, so that a long poll delays no other
+request. Connections are made when they are first used, except ``control``: ``connect`` makes it at once, unless
+``lazy``, so that a wrong address is found there. If the broker takes no more transactions in the session, ``control``
+becomes another connection with another session; transactions that had begun end in the old one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from txmq.xa.two_phase.branch import XAResource
 from txmq.xid import TxId
 
 NAME_LENGTH_MAX = 100
-FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if a block of it goes on
+FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on
 
 
 def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy: bool = False) -> Client:
@@ -57,14 +57,14 @@ def connect(bootstrap: str, *, timeout: float = 5.0, name: str = "python", lazy:
 
     Args:
         bootstrap: ``txmq://host[:port][,host[:port]...]``; several addresses are tried in turn.
-        timeout: seconds for connecting and for each request that is not told otherwise.
+        timeout: seconds for connecting, and for each request without a timeout of its own.
         name: this client's name in the broker's lists and logs.
-        lazy: connect when something is first asked for, so that a process can begin while its broker is away, as one
-            with an ordered producer should. A wrong address is then found out later.
+        lazy: connect at the first request, so that a process can start while its broker is away, as one with an
+            ordered producer should. A wrong address is then found later.
 
     Raises:
         ConfigError: not such an address.
-        BrokerAwayError: nobody answers there.
+        BrokerAwayError: no broker answers there.
     """
     client = Client(parse_bootstrap(bootstrap), timeout=timeout, name=name)
     if lazy:
@@ -85,10 +85,10 @@ class Client:
 
     Attributes:
         topics: create, list, describe, alter, delete.
-        transactions: what is in doubt, and what an operator may do about it.
+        transactions: transactions in doubt, and what an operator may do about them.
         groups: consumer groups: list, describe, reset, delete.
         control: the connection for everything but reads.
-        senders: for producers.
+        senders: the senders of its producers.
 
     Thread safety: any thread. After ``fork`` the child's client connects anew, with another session.
     """
@@ -111,7 +111,7 @@ class Client:
         self.clock: Clock = clock or OSClock()
         self._addresses = addresses
         self.control = self.new_connection()
-        self._former: tuple[ReconnectingConnection, ...] = ()  # what was ``control``, of sessions that were full
+        self._former: tuple[ReconnectingConnection, ...] = ()  # the former ``control``s, whose sessions were full
         self._reader = self.new_connection()
         self.topics = Topics(lambda: self.control, self.clock, timeout)
         self.transactions = Transactions(lambda: self.control, timeout, self._known_outcome)
@@ -144,23 +144,23 @@ class Client:
         compression: str | None = None, timeout: float = 5.0, group: str | None = None, checker: Checker | None = None,
         retry_store: str | None = None,
     ) -> Producer:  # fmt: skip
-        """Make a producer; many may exist.
+        """Make a producer; a client may have many.
 
         Args:
             partition_selector: chooses partitions; by default the key's CRC32C, without a key the next one in turn.
             linger_ms: how long a message waits for others to share its request.
-            batch_size_bytes: how large a batch may become by waiting; a larger message goes alone.
-            buffer_size_bytes: how much may be unacknowledged; who sends more waits.
-            max_in_flight: unanswered batches a partition; the broker's own limit counts as well.
+            batch_size_bytes: how large a batch may become by waiting; a larger message is sent alone.
+            buffer_size_bytes: how much may be unacknowledged; a send beyond that waits.
+            max_in_flight: unanswered batches for each partition; the broker's own limit counts as well.
             compression: "gzip", "lz4", "zstd" or None.
-            timeout: seconds for a send with its retries, where it is not told otherwise.
+            timeout: seconds for a send with its retries, unless the send has a timeout of its own.
             group: producer group, for half messages; its members answer for each other.
-            checker: what became of the work a half message stands for. Called in a thread of this client, also for
-                halves of other members, until the client is closed; the newest one of a group counts. It answers
-                ROLLBACK only where the work is not done and never will be, and UNKNOWN where it cannot tell.
-            retry_store: a directory on local disk, of this producer alone; made if it is absent. What cannot be sent
-                is kept there (SPOOLED) and sent in the background, by this producer or the next that opens it. Not with
-                linger_ms, batch_size_bytes, buffer_size_bytes or max_in_flight.
+            checker: answers what became of the work behind a half message. Called in a thread of this client, also for
+                half messages of other members, until the client is closed; the newest checker of a group counts. It
+                answers ROLLBACK only if the work is not done and never will be, and UNKNOWN if it cannot tell.
+            retry_store: a directory on local disk, for this producer alone; made if it is absent. A message that cannot
+                be sent is kept there (SPOOLED) and sent in the background, by this producer or the next that opens it.
+                Not with linger_ms, batch_size_bytes, buffer_size_bytes or max_in_flight.
 
         Raises:
             ConfigError: an argument out of range.
@@ -193,11 +193,11 @@ class Client:
     def ordered_producer(
         self, partition_selector: PartitionSelector, spool: str, *, options: OrderedOptions = ORDERED_DEFAULTS
     ) -> OrderedMessageProducer:
-        """Make a producer that keeps order through outages: what cannot be sent now waits on local disk.
+        """Make a producer that keeps order through outages: messages that cannot be sent now wait on local disk.
 
         Args:
             partition_selector: chooses among the topic's declared partitions, reachable or not.
-            spool: a directory, of this producer alone; made if it is absent.
+            spool: a directory, for this producer alone; made if it is absent.
             options: times and limits.
 
         Raises:
@@ -212,9 +212,9 @@ class Client:
         return opened
 
     def xa_resource(self, *, timeout: float = 30.0) -> BrokerXAResource:
-        """The broker as a resource of a foreign transaction manager (X/Open XA): start, end, prepare, commit, ...
+        """The broker as a resource of an external transaction manager (X/Open XA): start, end, prepare, commit, ...
 
-        What producers of this client send between ``start`` and ``end`` belongs to the branch.
+        Messages that producers of this client send between ``start`` and ``end`` belong to the branch.
 
         Args:
             timeout: seconds for each call that asks the broker.
@@ -236,20 +236,20 @@ class Client:
         """Join a consumer group and share its work: each partition has one consumer of the group at a time.
 
         Args:
-            group: its name, at most 179 characters; offsets are saved under it, and its dead letters have it in their
-                topic's name.
-            topics: what to consume; those that do not exist yet are joined when they are created.
-            start: where the group has saved no offset: "earliest" (the default), "latest" (a broadcast's default), or a
-                time in ms since 1970.
-            max_retries: how often a message that failed is delivered again,
-                before it is deferred or becomes a dead letter.
+            group: its name, at most 179 characters. Offsets are saved under it, and the topic of its dead letters is
+                named after it.
+            topics: names of topics; those that do not exist yet are joined when they are created.
+            start: where to begin if the group has saved no offset: "earliest" (the default), "latest" (a broadcast's
+                default), or a time in ms since 1970.
+            max_retries: how often a message that failed is delivered again before it is deferred or becomes a dead
+                letter.
             retry_store: a file on local disk, made if it is absent, for messages that are deferred: retried later
-                while their partition moves on. "topic": they are kept in the topic ``<group>.retry``. None: what failed
-                too often becomes a dead letter at once.
-            broadcast: share with nobody: this consumer gets every message. With ``options.name`` it goes on where
-                its name stopped; without, it begins anew each time, and leaves no trace.
-            offset_store: where the group's offsets are: in the broker (None), in a database of yours
-                (``MySQLOffsetStore``), in a file (``FileOffsetStore``: a group of one), or a store of your own.
+                while their partition moves on. "topic": they are kept in the topic ``<group>.retry``. None: a
+                message that failed too often becomes a dead letter at once.
+            broadcast: this consumer gets every message, and shares none. With ``options.name`` it goes on after its
+                last saved offset; without, it begins anew each time and saves none.
+            offset_store: the place of the group's offsets: the broker (None), a database of yours
+                (``MySQLOffsetStore``), a file (``FileOffsetStore``: a group of one), or a store of your own.
             options: a filter, the member's name, the strategy, times and sizes.
 
         Raises:
@@ -279,14 +279,15 @@ class Client:
         Args:
             offset: the first message wanted.
             max_bytes: about how much; at least one whole batch is returned.
-            timeout: seconds to wait for something to appear where there is nothing yet.
+            timeout: seconds to wait for a message if there is none yet.
 
         Returns:
             Messages with dense offsets, the first at ``offset``; none if nothing appeared.
 
         Raises:
-            OffsetOutOfRangeError, UnknownTopicError: as their names say.
-            InvalidBatchError: what came is damaged.
+            OffsetOutOfRangeError: the offset is not there.
+            UnknownTopicError: the topic or partition does not exist.
+            InvalidBatchError: a batch is damaged.
             ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
         """
         require_wait(timeout)
@@ -300,17 +301,17 @@ class Client:
         return self._fetcher.fetch_raw(topic, partition, offset, max_bytes, timeout)
 
     def browse(self, topic: str) -> Iterator[Message]:
-        """Every message that is there now, partition by partition, each in order; then it ends."""
+        """Iterate over every message that is there now, partition by partition, each in order."""
         return self._fetcher.browse(topic)
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
-        """What of a partition can be read."""
+        """The range of offsets of a partition that can be read."""
         return self._fetcher.offsets(topic, partition)
 
     def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Where to begin in order to read everything from a time on; the partition's end if all is older.
+        """The offset from which to read everything since a time; the partition's end if all messages are older.
 
-        Messages of the same batch that are older may come along.
+        Older messages of the same batch may come with it.
         """
         return self._fetcher.offset_for(topic, partition, timestamp_ms)
 
@@ -318,16 +319,16 @@ class Client:
 
     @property
     def session(self) -> ClientSession:
-        """The session of this client's transactions, made if need be. Errors as ``txmq.connect``."""
+        """The session of this client's transactions, opened if need be. Raises as ``txmq.connect``."""
         session = self.control.session
         if session is None:
             _, session = self.control.connect_with_session(self.clock.monotonic() + self.timeout)
         return session
 
     def leave_session(self, full: ClientSession) -> None:
-        """For transactions: the broker takes no more of them in this session; those that come next have another one.
+        """For transactions: the broker takes no more of them in this session; open another one for the next.
 
-        It has a connection of its own: batches and blocks of the session that is left go on in it until they end.
+        It gets a connection of its own: batches and blocks of the old session go on in the old one until they end.
         """
         with self._lock:
             if self._closed or self.control.session is not full:
@@ -338,16 +339,16 @@ class Client:
             connection.rest()
 
     def _known_outcome(self, txid: TxId) -> Outcome | None:
-        """What became of a transaction of ours that was lost and found."""
+        """The outcome of a transaction of this client whose end was not seen, once it was asked for."""
         known = (connection.known_outcome(txid) for connection in (self.control, *self._former))
         return next((outcome for outcome in known if outcome is not None), None)
 
     def outcome(self, txid: TxId | str) -> Outcome:
-        """What became of a transaction.
+        """The outcome of a transaction.
 
-        UNKNOWN where it is not decided, and where nothing was ever seen of it: a block that was rolled back before its
-        end sent nothing, and a request of it may still be on its way as far as the broker can know. Ask with ``fence``
-        on the wire (docs/protocol.md, ``outcome``) to make that final.
+        UNKNOWN if it is not decided, and if the broker has never seen it: a block that was rolled back before its end
+        sent nothing, and for all the broker knows a request of it may still be on its way. The extension ``fence`` on
+        the wire makes that final (docs/protocol.md, ``outcome``).
 
         Raises:
             FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
@@ -355,9 +356,9 @@ class Client:
         return self.transactions.outcome(txid)
 
     def settle(self, *resources: LastResource | XAResource) -> None:
-        """Settle from now on, in the background, what dead owners left in doubt in these databases.
+        """From now on, resolve in the background the transactions that dead owners left in doubt in these databases.
 
-        A transaction with a resource begins that by itself. Call this at the start of a service whose first statements
+        A transaction with a resource starts that by itself. Call this at the start of a service whose first statements
         may meet the locks of a branch that was left prepared.
         """
         self._refuse_closed()
@@ -365,17 +366,17 @@ class Client:
             resolver_of(self).add(resource)
 
     def ping(self) -> None:
-        """Returns if the broker answers; raises as ``txmq.connect`` otherwise."""
+        """Return if the broker answers. Raises as ``txmq.connect``."""
         self.control.repeat("ping", timeout=self.timeout)
 
     def stats(self, item: str | None = None) -> str:
-        """What the broker tells about itself; ``help`` lists the items, ``json`` is for programs."""
+        """The broker's statistics; ``help`` lists the items, ``json`` is for programs."""
         return self.control.repeat("stats", item or "*", timeout=self.timeout).decode("utf-8", "replace")
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the connections. What producers have not had acknowledged is given up; their ``close`` waits for it."""
+        """Close the connections. Unacknowledged messages are given up; a producer's ``close`` waits for them."""
         stop_resolver(self)
         with self._lock:
             self._closed = True
@@ -391,7 +392,7 @@ class Client:
             ordered_producer.close()
 
     def forked(self) -> None:
-        """In a forked child: no lock is held by a thread that is not there."""
+        """In a forked child: replace the lock, which a thread of the parent may hold."""
         self._lock = Lock()
 
     def _refuse_closed(self) -> None:

@@ -1,8 +1,8 @@
 """Reading without a group: ``fetch``, ``fetch_raw``, ``browse``, offsets.
 
-A ``get`` answers whole batches, the first of which holds the wanted offset; what lies before the offset is dropped
-here. Batches are checked against their place (topic id, partition, offset) and their CRC before a message is given
-out: damage on the broker's disk or on the way is found, not served. What is sound before it is given out.
+``get`` returns whole batches, the first of which holds the wanted offset; messages before that offset are dropped here.
+Each batch is checked against its position (topic id, partition, offset) and its CRC before its messages are returned:
+damage on the broker's disk or on the way is found, not served. Sound messages before the damage are returned.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from txmq.model import Message, PartitionRange
 from txmq.runtime.ports import Clock
 
 FETCH_SIZE_BYTES = 1 << 20
-POLL_WAIT_S_MAX = 30.0  # the longest the broker holds a get
+POLL_WAIT_S_MAX = 30.0  # the longest wait of a get in the broker
 
 
 class Fetcher:
-    """Reads through one connection of its own: a long poll holds up nobody's sends. Thread safety: any thread."""
+    """Reads on a connection of its own, so that a long poll delays no send. Thread safety: any thread."""
 
     def __init__(
         self, connection: Callable[[], ReconnectingConnection], topics: Topics, clock: Clock, timeout: float
@@ -29,7 +29,7 @@ class Fetcher:
         self._connection, self._topics, self._clock, self._timeout = connection, topics, clock, timeout
 
     def fetch_raw(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> bytes:
-        """See ``Client.fetch_raw``."""
+        """As ``Client.fetch_raw``."""
         deadline = self._clock.monotonic() + timeout
         while True:
             remaining = min(max(deadline - self._clock.monotonic(), 0.0), POLL_WAIT_S_MAX)
@@ -43,14 +43,14 @@ class Fetcher:
                 return body
 
     def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> list[Message]:
-        """See ``Client.fetch``."""
+        """As ``Client.fetch``."""
         topic_id = self._topics.known(topic).topic_id
         body = self.fetch_raw(topic, partition, offset, max_bytes, timeout)
         if not body:
             return []
         messages, damage = records.decode_sound(body, topic, partition, topic_id=topic_id)
         if damage is not None and (not messages or messages[-1].offset < offset):
-            # The topic may have been made anew since its id was learnt.
+            # The topic may have been created anew since its id was asked for.
             current_id = self._topics.refresh(topic).topic_id
             if current_id == topic_id:
                 raise InvalidBatchError(f"at offset {offset}: {damage}; {records.DAMAGED}")
@@ -61,7 +61,7 @@ class Fetcher:
         return messages[offset - first :] if offset > first else messages
 
     def browse(self, topic: str) -> Iterator[Message]:
-        """See ``Client.browse``."""
+        """As ``Client.browse``."""
         partitions = self._topics.refresh(topic).config.partitions
         ranges = [self.offsets(topic, partition) for partition in range(partitions)]
         for held in ranges:
@@ -73,7 +73,7 @@ class Fetcher:
             try:
                 messages = self.fetch(held.topic, held.partition, offset, FETCH_SIZE_BYTES, self._timeout)
             except OffsetOutOfRangeError:
-                # Retention was faster than the reader: go on at what is left.
+                # Retention was faster than the reader: go on with what is left.
                 offset = max(offset + 1, self.offsets(held.topic, held.partition).start)
                 continue
             if not messages:
@@ -84,12 +84,12 @@ class Fetcher:
             offset = messages[-1].offset + 1
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
-        """See ``Client.offsets``."""
+        """As ``Client.offsets``."""
         _, start, end = self._ask_offset(topic, partition, "latest")
         return PartitionRange(topic, partition, start, end)
 
     def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """See ``Client.offset_for``."""
+        """As ``Client.offset_for``."""
         return self._ask_offset(topic, partition, timestamp_ms)[0]
 
     def _ask_offset(self, topic: str, partition: int, where: str | int) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
-"""Topics as an operator sees them: ``client.topics``.
+"""``client.topics``: create, list, describe, alter and delete topics.
 
-``Topics`` also keeps what the client's own senders and readers need of a topic (its id, how many partitions it has),
-for ``METADATA_AGE_S_MAX`` seconds at most, and asks again when the broker says that a topic is unknown.
+``Topics`` also keeps what senders and readers need of a topic (its id and number of partitions), for at most
+``METADATA_AGE_S_MAX`` seconds, and asks again if the broker answers that a topic is unknown.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class Topics:
 
         Args:
             name: 1 to 200 of ``A-Z a-z 0-9 . _ -``, starting with a letter or digit.
-            partitions: how many.
+            partitions: number of partitions.
             settings: ``storage``, ``retention_ms``, ``retention_size_bytes``, ``retention_policy``,
                 ``segment_size_bytes``, ``segment_age_ms``, ``accept_publish``, ``accept_read``; None lifts a limit.
 
         Raises:
-            TopicExistsError, InvalidNameError, BadRequestError: as their names say.
+            TopicExistsError: a topic of that name exists.
+            InvalidNameError, BadRequestError: the name or a setting is not valid.
             ConnectionLostError, RequestTimeoutError: whether it was created is not known.
 
         Durability: the topic is in the broker's journal when this returns.
@@ -56,14 +57,14 @@ class Topics:
         return self._change("create", name, {"partitions": partitions, **settings})
 
     def alter(self, name: str, **settings: Setting) -> TopicConfig:
-        """Change settings; those not named stay. ``partitions`` may only grow. Errors as ``create``."""
+        """Change settings; the others stay. ``partitions`` may only grow. Raises as ``create``."""
         return self._change("alter", name, settings)
 
     def delete(self, name: str) -> None:
         """Delete a topic with all its messages.
 
         Raises:
-            UnknownTopicError: there is none of that name.
+            UnknownTopicError: there is no topic of that name.
         """
         self._known.pop(name, None)
         self._connection().call("topic", "delete", _checked(name), timeout=self._timeout)
@@ -72,15 +73,15 @@ class Topics:
         """A topic's settings.
 
         Raises:
-            UnknownTopicError: there is none of that name.
+            UnknownTopicError: there is no topic of that name.
         """
         return self.refresh(name).config
 
     def watermarks(self, name: str) -> FieldsList:
-        """What each partition holds now: ``partition``, ``start``, ``end``, ``bytes``, ``broker_number``.
+        """The range of each partition: ``partition``, ``start``, ``end``, ``bytes``, ``broker_number``.
 
         Raises:
-            UnknownTopicError: there is none of that name.
+            UnknownTopicError: there is no topic of that name.
         """
         body = self._connection().repeat("topic", "describe", _checked(name), timeout=self._timeout)
         held: FieldsList = json_object(body)["watermarks"]
@@ -92,19 +93,19 @@ class Topics:
         return [_topic(fields).config for fields in json_object(body)["topics"]]
 
     def ensure(self, name: str, partitions: int = 1, **settings: Setting) -> None:
-        """Create a topic where it is missing; the settings are those of ``create``."""
+        """Create a topic if it is missing; the settings are those of ``create``."""
         try:
             self.known(name)
         except UnknownTopicError:
-            with suppress(TopicExistsError):  # somebody else was faster
+            with suppress(TopicExistsError):  # another client was faster
                 self.create(name, partitions, **settings)
 
     def known(self, name: str, timeout: float | None = None) -> Topic:
-        """Id and settings, at most ``METADATA_AGE_S_MAX`` old. As ``refresh`` else."""
+        """Id and settings, at most ``METADATA_AGE_S_MAX`` old. Raises as ``refresh``."""
         return self.held(name) or self.refresh(name, timeout)
 
     def held(self, name: str) -> Topic | None:
-        """The same, where nobody has to be asked."""
+        """Id and settings if the broker need not be asked, or None."""
         entry = self._known.get(name)
         return entry[0] if entry is not None and self._clock.monotonic() < entry[1] else None
 
@@ -112,7 +113,7 @@ class Topics:
         """Ask the broker, for ``timeout`` seconds (the client's by default).
 
         Raises:
-            UnknownTopicError: there is none of that name.
+            UnknownTopicError: there is no topic of that name.
             BrokerAwayError: it did not answer in time.
         """
         self._known.pop(name, None)
@@ -120,25 +121,25 @@ class Topics:
             seconds = self._timeout if timeout is None else timeout
             body = self._connection().repeat("meta", _checked(name), timeout=seconds)
         except (ConnectionLostError, RequestTimeoutError) as error:
-            raise BrokerAwayError(f"the broker does not say what {name} is: {error}") from error
+            raise BrokerAwayError(f"the broker did not describe topic {name}: {error}") from error
         topic = _topic(json_object(body)["topics"][0])
         self._known[name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
         return topic
 
     def forget(self, name: str) -> None:
-        """What is known may be wrong."""
+        """Ask the broker the next time: what is known may be wrong."""
         self._known.pop(name, None)
 
     def _change(self, action: str, name: str, settings: Fields) -> TopicConfig:
-        words = {key: _word(value) for key, value in settings.items()}
+        fields = {key: _word(value) for key, value in settings.items()}
         self._known.pop(name, None)
         connection = self._connection()
-        body = connection.call("topic", action, _checked(name), extensions=words, timeout=self._timeout)
+        body = connection.call("topic", action, _checked(name), extensions=fields, timeout=self._timeout)
         return _topic(json_object(body)).config
 
 
 def _checked(name: str) -> str:
-    """A word that the line can carry; whether it is a topic's name the broker says."""
+    """Refuse what a request's line cannot carry; the broker checks whether the topic exists."""
     if not isinstance(name, str):
         raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
     if not is_valid_name(name):

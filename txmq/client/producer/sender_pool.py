@@ -17,10 +17,10 @@ from txmq.runtime.threads import Lock, watch_forks
 
 
 class SenderPool:
-    """See the module's docstring.
+    """Gives senders to producers; see the module's docstring.
 
     Args:
-        control: the client's own connection, as it is at the moment.
+        control: returns the client's own connection of the moment.
         new_connection: makes one more connection.
         on_unknown_topic: called with the topic's name if the broker does not know it.
 
@@ -73,5 +73,5 @@ class SenderPool:
             sender.close()
 
     def forked(self) -> None:
-        """In a forked child: no lock is held by a thread that is not there."""
+        """In a forked child: replace the lock, which a thread of the parent may hold."""
         self._lock = Lock()

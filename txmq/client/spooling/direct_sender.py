@@ -1,17 +1,17 @@
-"""Direct sending of an ordered producer: pipelined, many messages a batch, and given up at the first doubt.
+"""Direct sending of an ordered producer: pipelined, many messages in a batch, and given up at the first failure.
 
-Theory of operation. Batches, numbers, the flight and the threads that wait are those of every producer (``sender``,
-``producer_core``). What differs is what becomes of a failure: nothing is tried again here. A refusal, a lost
-connection or a deadline *gives up* the partition: nothing more of it goes out, and its lane takes over what is not
-acknowledged, in order, and spools it (``ordered_queue``). What was sent and not answered is handed over with the number
-it was sent by. What was refused for certain, and all behind it, left a gap in the numbers, so the broker cannot have
-stored it: that is handed over without.
+Theory of operation. Batches, sequences, batches in flight and waiting threads work as in every producer
+(``producer/sender.py``, ``producer/core.py``), except for failures: nothing is tried again here. A refusal, a lost
+connection or a deadline *gives up* the partition: no more of it is sent, and its queue (``partition_queue``) takes over
+the batches that are not acknowledged, in order, and spools them. A batch that was sent and not answered is handed over
+with its sequence. A batch that was certainly refused, and those behind it, are handed over without: they left a gap in
+the sequence, so the broker cannot have stored them.
 
 Invariants:
-    * a partition is sent to from ``begin`` on, until it is given up or handed over, and then not before the next
-      ``begin``: between them ``start`` asks no lane;
-    * what is handed over is numbered ones first, then unnumbered ones, in the order of sending;
-    * the session's identity is on disk before a batch goes out in it (``ordered_sessions``).
+    * A partition is sent to from ``begin`` on, until it is given up or handed over, and then not before the next
+      ``begin``. In between ``start`` sends nothing.
+    * Batches with a sequence are handed over first, then those without, in the order of sending.
+    * The session's identity is on disk before a batch is sent in it (``sessions``).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future
 
-LOOK_AGAIN_S = 0.05  # who reads answers does not see what another thread takes over
-TAKEN_OVER_S = 0.005  # who waits for that looks this often
+LOOK_AGAIN_S = 0.05  # a thread that reads answers does not see what another thread takes over
+TAKEN_OVER_S = 0.005  # a thread that waits for that looks this often
 
 
 class SpooledError(TxmqError):
-    """Not an error to anybody: how a batch that its lane has taken over is finished."""
+    """Ends a batch that its queue has taken over; no caller sees it."""
 
 
 class OrderedCompletion(Completion):
-    """The end of one batch, message by message where its lane took it over."""
+    """The end of one batch; message by message if its queue took it over."""
 
     __slots__ = ("outcomes",)
 
@@ -53,7 +53,7 @@ class OrderedCompletion(Completion):
         self.outcomes: list[TxmqError | None] = []  # None: spooled
 
     def result(self, number: int) -> SendResult:
-        """As ``Completion.result``; SPOOLED where it is that."""
+        """As ``Completion.result``, or SPOOLED."""
         batch = self.batch
         if not isinstance(batch.error, SpooledError):
             return super().result(number)
@@ -64,19 +64,19 @@ class OrderedCompletion(Completion):
 
 
 class Unsent(NamedTuple):
-    """A batch that its lane takes over. ``sequence`` is None where it was certainly not stored."""
+    """A batch that its queue takes over. ``sequence`` is None if it was certainly not stored."""
 
     batch: Batch
     sequence: int | None
 
 
 class TakenOver(NamedTuple):
-    """What a lane goes on with.
+    """The state with which a partition's queue goes on.
 
     Attributes:
-        identity: the session the numbers count in; None where nothing was ever sent.
-        sequence: the next number.
-        floor: an offset the partition had reached before any of the batches was sent; None where that is not known.
+        identity: the session that the sequences count in; None if nothing was ever sent.
+        sequence: the next sequence.
+        floor: an offset that the partition had reached before any of the batches was sent, or None.
     """
 
     batches: list[Unsent]
@@ -86,11 +86,11 @@ class TakenOver(NamedTuple):
 
 
 class OrderedCore(ProducerCore):
-    """See the module's docstring."""
+    """A core that gives up instead of trying again; see the module's docstring."""
 
     def __init__(self, limits: ProducerLimits) -> None:
         super().__init__(limits)
-        self.identity: SpoolIdentity | None = None  # whose numbers are in use
+        self.identity: SpoolIdentity | None = None  # the session that the sequences count in
         self.given_up: dict[BatchQueue, SpoolIdentity | None] = {}
         self.direct: set[TopicPartition] = set()  # partitions that may be sent to
         self._offsets_at_least: dict[BatchQueue, int] = {}
@@ -107,10 +107,10 @@ class OrderedCore(ProducerCore):
     def _give_out(self, batch: Batch, sequence: int) -> None:
         kept = batch.records
         super()._give_out(batch, sequence)
-        batch.records = kept  # spooled one by one where the batch is refused
+        batch.records = kept  # a refused batch is spooled message by message
 
     def give_up(self, partition: TopicPartition) -> bool:
-        """Send no more of a partition until its lane has taken over; whether anything of it is under way."""
+        """Send no more of a partition until its queue has taken over. Returns whether batches of it are unfinished."""
         self.direct.discard(partition)
         queue = self._queue(*partition)
         self._give_up(queue)
@@ -122,13 +122,13 @@ class OrderedCore(ProducerCore):
             self.given_up.setdefault(queue, self.identity)
 
     def answered(self, batch: Batch, base_offset: int) -> None:
-        """As ``ProducerCore``."""
-        if batch.queue.batches and batch is batch.queue.batches[0]:  # else one before it is stored at a lower offset
+        """As ``ProducerCore.answered``; notes how far the partition has got."""
+        if batch.queue.batches and batch is batch.queue.batches[0]:  # otherwise one before it may have a lower offset
             self._offsets_at_least[batch.queue] = base_offset + batch.count
         super().answered(batch, base_offset)
 
     def refused(self, batch: Batch, transmission: int, error: BrokerError, _now: float) -> None:
-        """Its only transmission was refused."""
+        """The broker refused the only transmission: give up the partition."""
         if batch.state is BatchState.IN_FLIGHT and transmission == batch.transmission:
             batch.queue.in_flight -= 1
             batch.state, batch.refusal = BatchState.WAITING, error
@@ -136,19 +136,19 @@ class OrderedCore(ProducerCore):
             self._give_up(batch.queue)
 
     def disconnected(self) -> None:
-        """Nothing that is in flight will be answered."""
+        """The connection is lost: give up all partitions with unfinished batches."""
         super().disconnected()
         for queue in self._active:
             self._give_up(queue)
 
     def connected(self, session: int, epoch: int, in_flight_max: int) -> None:
-        """A connection that speaks for this session is there; what is given up keeps the numbers of its own."""
+        """A connection is bound to this session; partitions that are given up keep the sequences of their own."""
         self._is_connected = True
         self._in_flight_max = min(self.limits.in_flight_max, in_flight_max)
         if self._producer == (session, epoch):
             return
         self._producer = (session, epoch)
-        self.direct.clear()  # each lane looks first how far its partition has got
+        self.direct.clear()  # each queue first asks how far its partition has got
         self._offsets_at_least = {
             queue: offset_at_least
             for queue, offset_at_least in self._offsets_at_least.items()
@@ -159,7 +159,7 @@ class OrderedCore(ProducerCore):
                 queue.base_sequence = 0
 
     def expire(self, now: float, _reason: TxmqError | None = None) -> None:
-        """Give up the partitions with something past its deadline."""
+        """Give up the partitions with a batch past its deadline."""
         if now < self.expires_at:
             return
         for queue in self._active:
@@ -169,18 +169,18 @@ class OrderedCore(ProducerCore):
         self.expires_at = min(waiting, default=float("inf"))
 
     def abort(self, _reason: str) -> None:
-        """Give up everything."""
+        """Give up all partitions."""
         for queue in self._active:
             self._give_up(queue)
 
     def begin(self, partition: TopicPartition, sequence: int | None) -> None:
-        """A partition may be sent to; with a number to go on with, where nothing of it is under way."""
+        """Let a partition be sent to; ``sequence`` is the next one if nothing of it is unfinished."""
         if sequence is not None:
             self._queue(*partition).base_sequence = sequence
         self.direct.add(partition)
 
     def hand_over(self, partition: TopicPartition) -> TakenOver:
-        """Everything of a partition that is not acknowledged; it sends no more of this."""
+        """Hand over all batches of a partition that are not acknowledged; none of them is sent again here."""
         queue = self._queue(*partition)
         self.direct.discard(partition)
         identity = self.given_up.pop(queue, self.identity)
@@ -192,19 +192,19 @@ class OrderedCore(ProducerCore):
             if not is_refused:
                 sequence = (sequence + batch.count) & SEQUENCE_MASK
             self._remove(batch)
-        queue.stalled = False  # the next number comes with ``begin``
+        queue.stalled = False  # ``begin`` sets the next sequence
         return TakenOver(unsent, identity, sequence, self._offsets_at_least.pop(queue, None))
 
     def finish_spooled(self, batch: Batch, error: TxmqError) -> None:
-        """What its lane made of a batch that was handed over."""
+        """Finish a batch that was handed over."""
         self._finish(batch, None, error)
 
 
 class OrderedSender(Sender):
-    """See the module's docstring. Thread safety: any thread.
+    """Sends directly; see the module's docstring. Thread safety: any thread.
 
     Args:
-        on_given_up: somebody is to see that the lanes of ``given_up`` take over; called from any thread, without locks.
+        on_given_up: called if the queues of ``given_up`` have to take over; from any thread, without locks.
     """
 
     core: OrderedCore
@@ -216,16 +216,16 @@ class OrderedSender(Sender):
         self.core = OrderedCore(limits)
         self._sessions, self._on_given_up = sessions, on_given_up
 
-    # --- of a lane, under its lock -----------------------------------------------------------------------------------
+    # --- for a partition's queue, under its lock ---------------------------------------------------------------------
 
     def follow(self, deadline: float) -> SpoolIdentity:
-        """Be connected, in the session that new batches are numbered in.
+        """Connect in the session in which new batches are numbered, and return it.
 
         Raises:
             ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
         """
         known, followed = self._connection, self.core.identity
-        # A session is given up by failing its connection: one that has not failed speaks for it.
+        # A session is given up by failing its connection: one that has not failed is bound to it.
         if followed is not None and known is not None and known.failure is None and not self._is_idle(known):
             return followed
         connection, identity, in_flight_max = self._sessions.bound(deadline)
@@ -238,7 +238,7 @@ class OrderedSender(Sender):
         return identity
 
     def _is_idle(self, connection: Connection) -> bool:
-        """Whether it was unused for so long that it has to be looked at."""
+        """Whether it was unused for so long that it has to be checked."""
         return self.clock.monotonic() - connection.used_at > IDLE_CHECK_S
 
     def begin(self, partition: TopicPartition, sequence: int | None) -> None:
@@ -249,7 +249,7 @@ class OrderedSender(Sender):
     def start(
         self, partition: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> tuple[Completion, int] | None:
-        """Send one message behind all of its partition; None, and nothing is done, where its lane has to look first."""
+        """Send one message behind all others of its partition; None if its queue has to call ``begin`` first."""
         now = self._look_at_connection()
         with self._lock:
             connection = self._connection
@@ -266,23 +266,23 @@ class OrderedSender(Sender):
         return completion, number
 
     def encoded(self, record: Record) -> bytes:
-        """A message as a batch of its own."""
+        """Encode a message as a batch of its own."""
         return bytes(records.encode([record], compression=self.limits.compression))
 
     def wait_for_room(self, size: int, deadline: float) -> None:
-        """Wait while much is under way; past the deadline that is given up, and in the spool."""
+        """Wait while the buffer is full; batches past their deadline leave it for the spool."""
         with suppress(RequestTimeoutError):
             self._wait_for_room(size, deadline)
 
     def see_to_futures(self, deadline: float) -> None:
-        """Have the background wait for what nobody else waits for."""
+        """Let the background thread wait for batches that no other thread waits for."""
         self._start_background()
         connection = self._connection
         if connection is not None and connection.has_unsent:
             connection.push(deadline)
 
     def is_given_up(self, partition: TopicPartition) -> bool:
-        """Whether its lane has to take over first."""
+        """Whether a partition's queue has to take over first."""
         if not self.core.given_up:
             return False
         with self._lock:
@@ -297,7 +297,7 @@ class OrderedSender(Sender):
             return self.core.hand_over(partition)
 
     def finish(self, batch: Batch, outcomes: list[TxmqError | None]) -> None:
-        """Tell those who wait for a batch that was handed over, message by message; None is spooled."""
+        """End the waits for a batch that was handed over, message by message; None means spooled."""
         completion = batch.owner
         assert isinstance(completion, OrderedCompletion)
         completion.outcomes = outcomes
@@ -306,20 +306,20 @@ class OrderedSender(Sender):
             finished = self.core.take_finished()
         self._notify(finished)
 
-    # --- of those who wait -------------------------------------------------------------------------------------------
+    # --- for threads that wait ---------------------------------------------------------------------------------------
 
     def given_up(self) -> list[TopicPartition]:
-        """Partitions whose lanes have to take over."""
+        """Partitions whose queues have to take over."""
         with self._lock:
             return [(queue.topic, queue.partition) for queue in self.core.given_up]
 
     def give_up(self, partition: TopicPartition) -> bool:
-        """As if something of it had failed; whether anything of it is under way."""
+        """Give up a partition as after a failure. Returns whether batches of it are unfinished."""
         with self._lock:
             return self.core.give_up(partition)
 
     def await_taken_over(self) -> None:
-        """Let the lanes take over what is given up."""
+        """Wait a moment while the queues take over."""
         self._on_given_up()
         self.clock.sleep(TAKEN_OVER_S)
 
@@ -344,7 +344,7 @@ class OrderedSender(Sender):
         return now
 
     def _connect(self, deadline: float) -> None:
-        raise ConnectionLostError("a lane connects before it sends")
+        raise ConnectionLostError("a partition's queue connects before it sends")
 
 
 def is_certain(error: TxmqError) -> bool:

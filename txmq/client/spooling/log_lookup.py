@@ -1,9 +1,9 @@
-"""What became of a batch whose number nobody answers for any more: it is looked for in the log.
+"""Look for a batch in the log, if its session can no longer tell whether it is stored.
 
-A session that has ended (410), or a partition that does not know its numbers (its topic was made anew), takes nothing
-more by that number, so what is in the log now is the whole truth, once the log shows everything it holds. Batches keep
-producer id, epoch, sequence and CRC there. What is not found in a log that goes back to before the first sending was
-never stored; where retention has removed that part, nobody can know.
+A session that has ended (410), or a partition that does not know its sequences (its topic was created anew), takes
+nothing more under that sequence. So the log is the whole truth, once all that it holds is visible. Batches keep
+producer id, epoch, sequence and CRC in the log. A batch that is not found in a log that goes back to before its first
+sending was never stored. If retention has removed that part, the answer is unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READ_SIZE_BYTES = 1 << 20
 
 
 class StoredInLog(enum.Enum):
-    """What the log says of a batch."""
+    """Whether the log holds a batch."""
 
     STORED = "stored"
     ABSENT = "absent"
@@ -29,7 +29,7 @@ class StoredInLog(enum.Enum):
 
 
 class Reader(Protocol):
-    """What is needed of a client."""
+    """A client, as the look-up uses it."""
 
     def fetch_raw(
         self, topic: str, partition: int, offset: int, max_bytes: int = READ_SIZE_BYTES, timeout: float = 1.0
@@ -41,16 +41,16 @@ class Reader(Protocol):
 
 
 def look_up(reader: Reader, entry: Entry) -> StoredInLog:
-    """Read the partition from where it stood before the batch was first sent.
+    """Read the partition from the offset that it had reached before the batch was first sent.
 
     Raises:
-        UnknownTopicError: the partition is gone, and with it whatever it held.
+        UnknownTopicError: the partition is gone, with all it held.
         TxmqError: it cannot be read now.
     """
     assert entry.assigned is not None
     wanted = _identity(stamped(entry.content, entry.assigned))
     held = reader.offsets(entry.topic, entry.partition)
-    # An end below it: the topic was made anew under its name.
+    # An end below it: the topic was created anew under its name.
     offset_at_least = entry.assigned.offset_at_least if entry.assigned.offset_at_least <= held.end else 0
     offset = max(held.start, offset_at_least)
     while offset < held.end:

@@ -1,13 +1,14 @@
 """``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
 
-What happens to a message is ``ordered_queue``'s; here it is checked and its partition chosen, and here are the threads:
-the *drain* goes over the partitions with something in the spool, and waits out a back-off at those that cannot be
-written; the *keeper* has lanes take over what was sent directly and failed.
+A message is checked here, its partition is chosen, and the partition's queue (``partition_queue``) sends or spools it.
+Two threads work beside the callers. The *drain thread* goes over the partitions with messages in the spool, and waits
+for a back-off at those that cannot be written. The *spooling thread* makes the queues take over what was sent directly
+and failed.
 
-The selector sees the topic's declared partitions. How many there are is asked of the broker, and kept in the spool, so
-that messages find their partition while the broker is away; a producer that has never reached it takes what its options
-declare. What was learnt counts before what was declared. Where the broker cannot be reached nothing waits for it: what
-is known is used, and asked for again ``TOPIC_AGE_S_MAX`` later.
+The selector sees the topic's declared partitions. The broker is asked how many there are, and the spool keeps the
+answer, so that messages find their partition while the broker is away. A producer that has never reached the broker
+uses what its options declare; what the broker has answered counts before that. If the broker is away no message waits
+for it: what is known is used, and asked for again ``TOPIC_AGE_S_MAX`` later.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ from txmq.model import Message, ParkedMessage, SendResult, SendStatus, TopicPart
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Future, Lock, Signal, start_daemon, watch_forks
 
-TOPIC_AGE_S_MAX = 30.0  # how many partitions a topic has is asked again after that
-_IDLE_S = 5.0  # the drain looks that often without being called
+TOPIC_AGE_S_MAX = 30.0  # the number of a topic's partitions is asked for again after that
+_IDLE_S = 5.0  # the drain thread looks this often without a signal
 _POLL_S = 0.005
 _STOP_S = 10.0
 _SPOOLED = "messages wait on local disk: their partition cannot be written now"
@@ -63,8 +64,8 @@ class OrderedOptions:
     Attributes:
         timeout: seconds for one attempt to send; then the message goes to the spool.
         compression: "gzip", "lz4", "zstd" or None.
-        spool_size_bytes_max: what the spool holds at most.
-        attempts_max: a message that the broker refuses for good that often is parked.
+        spool_size_bytes_max: the largest size of all batches in the spool.
+        attempts_max: a message that the broker refuses for good this often is parked.
         visibility_wait_s: how long after the end of its session a batch is looked for in the log; not shorter than the
             broker's ``visibility_hold_ms_max``.
         partitions: how many each topic has, by name, for a producer that begins while the broker is away and whose
@@ -101,7 +102,7 @@ class SpoolClient(Broker, Log, Protocol):
 
     @property
     def name(self) -> str:
-        """In the broker's lists and logs."""
+        """The client's name in the broker's lists and logs."""
 
     def new_connection(self) -> ReconnectingConnection:
         """One more connection to the same broker; the caller closes it."""
@@ -125,7 +126,7 @@ class OrderedMessageProducer:
         known = {**options.partitions, **self._spool.topics()}
         self._topics = {name: (count, float("-inf")) for name, count in known.items()}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; of the drain
+        self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; for the drain thread
         self._lock = Lock()
         self._wake, self._stopped = Signal(), Signal()
         self._given_up, self._has_taken_over = Signal(), Signal()
@@ -153,7 +154,7 @@ class OrderedMessageProducer:
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
         tag: str | None = None, timeout: float | None = None,
     ) -> SendResult:  # fmt: skip
-        """Send one message: to the broker, or to the spool where its partition cannot be written or has to wait.
+        """Send one message: to the broker, or to the spool if its partition cannot be written or messages wait for it.
 
         Args:
             topic, value, key, headers, tag: as ``Producer.send``.
@@ -165,7 +166,7 @@ class OrderedMessageProducer:
         Raises:
             SpoolFullError: nothing was stored.
             TooLargeError, UnknownTopicError, ...: refused for good; nothing was stored.
-            BrokerAwayError: nothing was stored: how many partitions the topic has was never learnt, nor declared.
+            BrokerAwayError: nothing was stored: the number of the topic's partitions is neither known nor declared.
             StorageError: the spool's disk failed; whether the message is stored is not known.
             TransactionStateError: the call stands in a transaction's block.
 
@@ -179,7 +180,7 @@ class OrderedMessageProducer:
     ) -> Future[SendResult]:  # fmt: skip
         """As ``send``, without waiting for the broker: the future holds the result, or the error ``send`` would raise.
 
-        Waits where the message is spooled, until that is synced. Raises what is found out before anything is stored.
+        If the message is spooled, waits until that is synced. Raises errors that are found before anything is stored.
         """
         return self.send_to_async(*self._checked(topic, (key, value, headers, tag), timeout))
 
@@ -203,7 +204,7 @@ class OrderedMessageProducer:
         return (topic, where), (key, value, stored, now_ms), deadline
 
     def send_to(self, partition: TopicPartition, record: Record, deadline: float) -> SendResult:
-        """For ``RetryingProducer``: as ``send``, of a message that is checked, to a partition that is chosen."""
+        """For ``RetryingProducer``: as ``send``; the message is checked and its partition chosen."""
         self._refuse_closed()
         result = self._queue(partition).send(record, deadline)
         if result.status is SendStatus.SPOOLED:
@@ -212,7 +213,7 @@ class OrderedMessageProducer:
         return result
 
     def send_to_async(self, partition: TopicPartition, record: Record, deadline: float) -> Future[SendResult]:
-        """For ``RetryingProducer``: as ``send_async``, likewise."""
+        """For ``RetryingProducer``: as ``send_async``; the message is checked and its partition chosen."""
         self._refuse_closed()
         self._sender.wait_for_room(len(record[1]), deadline)
         future = self._queue(partition).send_async(record, deadline)
@@ -234,18 +235,18 @@ class OrderedMessageProducer:
 
     @property
     def request_size_bytes_max(self) -> int:
-        """The broker's limit, or what it usually is until it is known."""
+        """The broker's limit, or its default until that is known."""
         return self._sessions.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
 
     def partitions_of(self, topic: str, deadline: float) -> int:
-        """How many partitions a topic has, as far as is known. Raises as ``send``."""
+        """The number of a topic's partitions, as far as it is known. Raises as ``send``."""
         known = self._topics.get(topic)
         now = self._client.clock.monotonic()
         if known is not None and now - known[1] < TOPIC_AGE_S_MAX:
             return known[0]
         try:
             if known is not None:
-                self._sessions.reach(deadline)  # so that nobody waits for a broker that is away
+                self._sessions.reach(deadline)  # raises at once if the broker is away
             left_s = max(deadline - self._client.clock.monotonic(), 0.001)
             count = self._client.topics.known(topic, left_s).config.partitions
         except (ConnectionLostError, RequestTimeoutError):
@@ -284,16 +285,16 @@ class OrderedMessageProducer:
         return sum(self._spool.waiting.values())
 
     def parked(self) -> list[ParkedMessage]:
-        """Messages set aside, each with its reason; ``txmq spool`` shows them and has them tried again."""
+        """Messages that are parked, each with its reason; ``txmq spool`` shows them and has them tried again."""
         return [entry.as_parked() for entry in self._spool.parked()]
 
     def flush(self, timeout: float = 30.0) -> None:
-        """Wait until nothing is under way, the spool is empty but for what is parked, and former processes have ended.
+        """Wait until nothing is in flight, the spool holds only parked messages, and former sessions have ended.
 
-        So what is in the topic then is all that this spool's producers have sent.
+        The topic then holds all that this spool's producers have sent.
 
         Raises:
-            RequestTimeoutError: it is not so yet; it goes on being sent.
+            RequestTimeoutError: not in time; the rest is still sent.
         """
         require_wait(timeout)
         deadline = self._client.clock.monotonic() + timeout
@@ -314,13 +315,13 @@ class OrderedMessageProducer:
         return True
 
     def _take_over(self) -> None:
-        """Have the lanes take over what is given up; a thread of its own, because a flight takes its time."""
+        """The spooling thread: a thread of its own, because a drain takes its time."""
         while self._closed is None:
             self._given_up.wait(_IDLE_S)
             for partition in self._sender.given_up():
                 try:
                     self._queue(partition).take_over(self._client.clock.monotonic() + self._options.timeout)
-                except Exception as error:  # noqa: BLE001  the thread is the shell: the others are still to be seen to
+                except Exception as error:  # noqa: BLE001  the thread is the shell, and serves the other partitions, too
                     self._shell_failed("taking over failed", partition, error)
             self._wake.set()
         self._has_taken_over.set()
@@ -333,7 +334,7 @@ class OrderedMessageProducer:
         self._stopped.set()
 
     def _drain_once(self) -> float:
-        """One flight for each partition that is due; for how long there is nothing to do."""
+        """Drain each partition that is due once. Returns how long there is nothing to do."""
         pause = _IDLE_S
         for partition in self._spool.waiting:
             now = self._client.clock.monotonic()
@@ -344,7 +345,7 @@ class OrderedMessageProducer:
             queue, drained = self._queue(partition), self._queue(partition).drained
             try:
                 queue.drain(now + self._options.timeout)
-            except Exception as error:  # noqa: BLE001  the thread is the shell: whatever it is, it is tried again
+            except Exception as error:  # noqa: BLE001  the thread is the shell: it tries again after any error
                 if not isinstance(error, TxmqError):
                     self._shell_failed("drain failed", partition, error)
                 else:
@@ -365,11 +366,11 @@ class OrderedMessageProducer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes nothing any more."""
+        """Whether it takes no more messages."""
         return self._closed is not None
 
     def close(self) -> None:
-        """End. What is in the spool stays there, for the next producer that opens it."""
+        """End. The next producer that opens the spool sends what is in it."""
         with self._lock:
             if self._closed is not None:
                 return

@@ -1,31 +1,32 @@
 """One partition of an ordered producer: direct while its spool is empty, through the spool until it is empty again.
 
-Theory of operation. While nothing of the partition waits, messages go out directly, pipelined, many of them in flight
-(``ordered_sender``). At the first failure the partition is given up, and the *keeper*, a thread of the producer, has
-the lane take over: what is not acknowledged goes to the spool, in order. What may be stored (no answer came) goes there
-*with its number*, and only ``drain``, the drain's part, sends it again: by that number, in that session, so that the
-broker knows it if it has it. What is sent afterwards queues behind it. ``drain`` pins the head of the queue on disk,
-sends it, and deletes what is acknowledged.
+Theory of operation. While no message of the partition waits, messages are sent directly, pipelined, many of them in
+flight (``direct_sender``). The first failure gives the partition up, and the producer's spooling thread makes the queue
+take over: the messages that are not acknowledged go to the spool, in order. A message that may be stored (no answer
+came) goes there *with its sequence*, and only ``drain`` sends it again: with that sequence, in that session, so that
+the broker recognises it if it has it. Later messages queue behind it. ``drain`` assigns sequences to the head of the
+queue on disk, sends it, and deletes what is acknowledged.
 
-What if the process dies right here:
-    * before the answer to a direct send: the caller was told nothing; the message is stored once or not at all;
-    * between taking over and the spool's commit, or between that and its return: the same; the latter will be sent;
-    * behind the pins, the sending, or the answers of a flight: the same bytes go out again in the same session, which
-      the next process resumes; the broker answers those it has as duplicates.
+If the process dies
+    * before the answer to a direct send: the caller has no result; the message is stored once or not at all;
+    * between taking over and the spool's commit, or between that and its return: the same; in the latter case the
+      message will be sent;
+    * after sequences were assigned, after the sending, or after the answers of a drain: the same bytes are sent again
+      in the same session, which the next process resumes; the broker answers those that it has as duplicates.
 
-A refusal leaves a number unused only where nothing but refusals ever came of it: what may have been stored before (no
+A refusal leaves a sequence unused only if refusals were all its answers. A message that may have been stored before (no
 answer came, or another process sent it) is not parked as refused before the log was read.
 
-What if the session is gone meanwhile (410), or the partition no longer knows its numbers (its topic was made anew):
-nothing comes in by that number any more, so after ``VISIBILITY_WAIT_S``, in which whatever was stored becomes
-visible, the log is read (``ordered_stored``): what is there is done, what is not gets a new number. Where retention
-took the part of the log that would tell, the message is parked, never guessed.
+The session may be gone meanwhile (410), or the partition may not know its sequences (its topic was created anew). Then
+nothing is stored under that sequence any more. After ``VISIBILITY_WAIT_S``, in which all that was stored becomes
+visible, the log is read (``log_lookup``): a batch that is there is done, one that is not gets a new sequence. If
+retention took the part of the log that would tell, the message is parked, never guessed.
 
 Invariants:
     * Direct sending begins only while no message of the partition is in the spool, or enqueued for it.
-    * Nothing is enqueued in the spool while something sent directly is under way: that is taken over first.
-    * A number is used for one batch only; it is given to another one only after a refusal that is certain.
-    * Only the keeper takes over: it is no thread of the application, so no KeyboardInterrupt strikes in the middle.
+    * Nothing is enqueued in the spool while a direct send is unfinished: that is taken over first.
+    * A sequence is used for one batch only; it is given to another one only after a certain refusal.
+    * Only the spooling thread takes over: it is no thread of the application, so no KeyboardInterrupt strikes it.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock
 
-DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered, and removed, by one synced transaction each
-VISIBILITY_WAIT_S = 35.0  # behind the broker's visibility_hold_ms_max: what is stored by then is visible
+DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered by one synced transaction, and removed by another
+VISIBILITY_WAIT_S = 35.0  # longer than the broker's visibility_hold_ms_max: what is stored is visible by then
 POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, UnknownTopicError, LocalProtocolError)
 
 
 class PartitionQueue:
-    """See the module's docstring. Thread safety: ``send`` any thread, ``drain`` and ``take_over`` one thread each."""
+    """One partition's messages. Thread safety: ``send`` any thread, ``drain`` and ``take_over`` one thread each."""
 
     def __init__(
         self, partition: TopicPartition, spool: Spool, sender: OrderedSender, sessions: Sessions, reader: Reader,
@@ -84,16 +85,16 @@ class PartitionQueue:
         self._reader, self._clock = reader, clock
         self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
         self._lock = Lock()
-        self._is_direct = False  # then the sender has the next number, else it is here
+        self._is_direct = False  # the sender has the next sequence; otherwise it is here
         self._identity: SpoolIdentity | None = None  # the session that ``_sequence`` counts in
         self._sequence = 0
-        self._offset_at_least: int | None = None  # an offset the partition has reached
-        self._certain: set[int] = set()  # rows that were sent and refused, and cannot have been stored
+        self._offset_at_least: int | None = None  # an offset that the partition has reached
+        self._certain: set[int] = set()  # rows that were refused and cannot have been stored
         self._contradicted: dict[
             SpoolIdentity, float
-        ] = {}  # sessions whose numbers no longer count here, and since when
+        ] = {}  # sessions whose sequences no longer count here, and since when
         self._is_closed = False
-        self.drained = 0  # batches that went out of the spool to the broker
+        self.drained = 0  # batches sent from the spool
         self._log = get_logger(topic=partition[0], partition=partition[1])
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ class PartitionQueue:
         return completion.result(number)
 
     def send_async(self, record: Record, deadline: float) -> Future[SendResult]:
-        """As ``send``, without waiting for the broker; what is spooled is synced when this returns."""
+        """As ``send``, without waiting for the broker; a spooled message is synced when this returns."""
         future: Future[SendResult] = Future()
         begun = self._begin(record, deadline, future)
         if isinstance(begun, Ticket):
@@ -132,8 +133,10 @@ class PartitionQueue:
     def _begin(
         self, record: Record, deadline: float, future: Future[SendResult] | None
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
-        """Give the message its place in the order: behind what is sent directly, or in the spool."""
-        begun = self._sender.start(self.partition, record, deadline, future)  # without the lock, where all is well
+        """Put the message in its order: behind those sent directly, or in the spool."""
+        begun = self._sender.start(
+            self.partition, record, deadline, future
+        )  # without the lock while nothing has failed
         while begun is None:
             with self._lock:
                 if self._is_closed:
@@ -175,7 +178,7 @@ class PartitionQueue:
     # --- taking over -------------------------------------------------------------------------------------------------
 
     def take_over(self, deadline: float) -> None:
-        """Spool what was sent directly and is not acknowledged, if the sender has given it up; the keeper's thread."""
+        """Spool what was sent directly and is not acknowledged, if the sender has given up; on the spooling thread."""
         with self._lock:
             if not self._sender.is_given_up(self.partition):
                 return
@@ -189,7 +192,7 @@ class PartitionQueue:
             self._look_after_session(refusals[0], handed.identity, deadline)
 
     def _spooled_from(self, unsent: Unsent) -> list[Ticket]:
-        """What is enqueued for a batch: it, by its number; or its messages; or nothing, where they are refused."""
+        """Enqueue a batch: whole, with its sequence; or its messages; or nothing if they are refused for good."""
         taken, now_ms = unsent.batch, self._clock.now_ms()
         if unsent.sequence is None:
             if _is_refused_for_good(taken):
@@ -216,7 +219,7 @@ class PartitionQueue:
         return outcomes
 
     def _look_at_end(self, sequence: int) -> int:
-        """How far the partition has got; anew where numbering begins: its topic may be another one than before."""
+        """How far the partition has got. Asked again where numbering begins: the topic may be another one by then."""
         if self._offset_at_least is None or sequence == 0:
             self._offset_at_least = self._reader.offsets(*self.partition).end
         return self._offset_at_least
@@ -225,7 +228,7 @@ class PartitionQueue:
         offset_at_least = self._look_at_end(self._sequence if identity == self._identity else 0)
         if identity != self._identity:
             self._identity, self._sequence = identity, 0
-        # A number counts messages; a batch that was sent directly and is numbered anew may hold several.
+        # A sequence counts messages; a batch that was sent directly and is numbered anew may hold several.
         steps = accumulate((entry.messages for entry in entries[:-1]), initial=self._sequence)
         return [AssignedSequence(identity, step & SEQUENCE_MASK, offset_at_least) for step in steps]
 
@@ -238,7 +241,7 @@ class PartitionQueue:
     # --- draining ----------------------------------------------------------------------------------------------------
 
     def drain(self, deadline: float) -> None:
-        """Send the first batches of the queue and take in their answers.
+        """Send the first batches of the spool and read their answers.
 
         Raises:
             TxmqError: the first of those left cannot be sent now; try again later.
@@ -261,7 +264,7 @@ class PartitionQueue:
             self._failed(*failure, deadline)
 
     def _numbered(self, entries: list[Entry], deadline: float) -> list[Entry]:
-        """Number the unpinned batches at the front, on disk before any of them is sent."""
+        """Assign sequences to the first batches without one, on disk before any of them is sent."""
         front = _front(entries, lambda entry: entry.assigned is None and _damage(entry) is None)
         sequences = self._next_sequences(self._sessions.current(deadline), front)
         self._spool.assign(list(zip(front, sequences, strict=True)))
@@ -271,7 +274,7 @@ class PartitionQueue:
         return [replace(entry, assigned=assigned) for entry, assigned in zip(front, sequences, strict=True)]
 
     def _send_spooled(self, entries: Sequence[Entry], deadline: float) -> tuple[Entry, TxmqError] | None:
-        """Send them in order, as many at a time as the broker tells apart; the first that failed, and why."""
+        """Send them in order, as many at a time as the broker tells apart. Returns the first failure."""
         failure: tuple[Entry, TxmqError] | None = None
         certain, self._certain = self._certain, set()
         waiting, in_flight, done = iter(entries), deque[tuple[Entry, Reply]](), list[Entry]()
@@ -300,7 +303,7 @@ class PartitionQueue:
             crash_point("client.ordered.removed")
             self.drained += len(done)
         if failure is not None and _is_certain(failure[1]) and failure[0].number in certain:
-            self._certain = {number for number in certain if number >= failure[0].number}  # a gap is in front of these
+            self._certain = {number for number in certain if number >= failure[0].number}  # these stand behind a gap
         return failure
 
     def _failed(self, entry: Entry, error: TxmqError, deadline: float) -> None:
@@ -320,7 +323,7 @@ class PartitionQueue:
             raise error
 
     def _resolve_from_log(self, entry: Entry, error: TxmqError, deadline: float) -> None:
-        """The batch's number no longer counts: the log says what became of it."""
+        """The batch's sequence no longer counts: the log says whether it is stored."""
         assert entry.assigned is not None
         identity = entry.assigned.identity
         self._sessions.renew(identity, deadline)
@@ -340,8 +343,8 @@ class PartitionQueue:
             self._park(entry, why, renumber=False)
 
     def _park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
-        """Set it aside. A certain refusal leaves its number unused, and so all behind it: ``renumber``."""
-        with self._lock:  # else a direct send might begin between the two
+        """Park a batch. After a certain refusal its sequence is unused, and so are those behind it: ``renumber``."""
+        with self._lock:  # otherwise a direct send could begin between the two
             self._spool.park(entry, reason, renumber=renumber)
             if renumber and entry.assigned is not None and entry.assigned.identity == self._identity:
                 self._sequence = entry.assigned.sequence
@@ -350,11 +353,11 @@ class PartitionQueue:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Refuse what comes; what is under way is given up, and taken over here: the keeper has ended."""
+        """Take no more messages. What is unfinished is given up and taken over here: the spooling thread has ended."""
         with self._lock:
             self._is_closed = True
         self._sender.give_up(self.partition)
-        with suppress(TxmqError):  # of a session that nobody needs any more; everybody has been told
+        with suppress(TxmqError):  # its session is not needed any more, and all waits have ended
             self.take_over(self._clock.monotonic())
 
 
@@ -370,17 +373,17 @@ def _front(entries: Sequence[Entry], belongs: Callable[[Entry], bool]) -> list[E
 
 
 def _is_certain(error: TxmqError) -> bool:
-    """Whether this sending, at least, has stored nothing."""
+    """Whether this transmission has certainly stored nothing."""
     return isinstance(error, LocalProtocolError) or is_certain(error)
 
 
 def _is_refused_for_good(taken: Batch) -> bool:
-    """Whether those who sent a batch are told, and it is not spooled; of several messages one may be to blame."""
+    """Whether the callers get the refusal and nothing is spooled. Of several messages only one may be refused."""
     return isinstance(taken.refusal, UnknownTopicError) or (taken.count == 1 and isinstance(taken.refusal, POISON))
 
 
 def _same_session(entries: Sequence[Entry]) -> list[Entry]:
-    """The front of the queue that was sent before, in one session."""
+    """The first batches that were sent before in one session."""
     first = entries[0].assigned
     assert first is not None
     return _front(
@@ -392,7 +395,7 @@ def _same_session(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _damage(entry: Entry) -> str | None:
-    """Why a row cannot be sent: its CRC is checked before it is written anew with the number."""
+    """Why a row cannot be sent: its CRC is checked before the sequence is written into it."""
     try:
         batch.check(bytearray(entry.content))
     except InvalidBatchError as error:

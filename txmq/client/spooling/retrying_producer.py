@@ -1,14 +1,14 @@
 """``client.producer(retry_store=...)``: a producer that keeps on local disk what it cannot send.
 
-Theory of operation. What is sent on its own goes through an ordered producer (``ordered``): one way to keep a message,
-to number it, and to send it again. So a message has its partition before anything is tried, what waits for a partition
-keeps its place in front of what is sent later, and the broker knows what it has already by its number. What stands in
-a transaction's block joins that, as with every producer: a transaction's outcome is told, never kept for later.
+Theory of operation. A message that joins no transaction is sent by an ordered producer (``ordered_producer``): there is
+one way to keep a message, to number it, and to send it again. So a message has its partition before anything is tried,
+messages that wait for a partition stay in front of later ones, and the broker recognises what it has by its sequence. A
+message in a transaction's block joins it, as with every producer: a transaction's outcome is never kept for later.
 
 Invariants:
-    * Outside of transactions, ``send`` ends with a message at the broker, a message on this host's disk, or an error
-      that says that it is nowhere.
-    * A transaction does not wait for what is kept, and may overtake it.
+    * Outside transactions ``send`` ends with a message at the broker, a message on this host's disk, or an error that
+      says that it is on neither.
+    * A transaction does not wait for kept messages, and may overtake them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class RetryingClient(ProducerClient, Protocol):
 
 
 class RetryingProducer(Producer):
-    """See the module's docstring; made by ``Client.producer``. Thread safety: as ``Producer``.
+    """A producer with a retry store; made by ``Client.producer``. Thread safety: as ``Producer``.
 
     Raises:
-        ConfigError: it was told what only a producer without a store can be told.
+        ConfigError: an argument that only a producer without a store takes.
         DirectoryInUseError: another process, or another producer of this one, has the store.
         StorageError: the store cannot be opened.
     """
@@ -55,9 +55,9 @@ class RetryingProducer(Producer):
         checks: ProducerGroup | None, store: str,
     ) -> None:  # fmt: skip
         super().__init__(client, selector, settings, checks)
-        told = [name for name in _WITHOUT_STORE if getattr(settings, name) != getattr(_DEFAULTS, name)]
-        if told:
-            raise ConfigError(f"{', '.join(told)}: not with a retry_store, which sends in its own way")
+        refused = [name for name in _WITHOUT_STORE if getattr(settings, name) != getattr(_DEFAULTS, name)]
+        if refused:
+            raise ConfigError(f"{', '.join(refused)}: not with a retry_store, which sends in its own way")
         options = OrderedOptions(timeout=settings.timeout, compression=settings.compression)
         self._kept = client.ordered_producer(self._selector, store, options=options)
 
@@ -71,12 +71,12 @@ class RetryingProducer(Producer):
         return self._kept.parked()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until nothing is kept any more but what is parked. Raises RequestTimeoutError where that lasts."""
+        """Wait until only parked messages are kept. Raises RequestTimeoutError if that lasts longer."""
         require_wait(timeout)
         self._kept.flush(self.settings.timeout if timeout is None else timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """End. What is kept stays so, for the next producer that opens the store."""
+        """End. The next producer that opens the store sends what is kept."""
         self._closed = True
         self._kept.close()
 

@@ -1,19 +1,18 @@
-"""The sessions an ordered producer speaks for: its own, and those of its former processes.
+"""The sessions of an ordered producer: its own, and those of former processes with the same spool.
 
-Theory of operation. New batches go out in this process's *current* session, on the ``main`` connection. A batch pinned
-to another session (the process was restarted, or the broker ended the session) goes out on the ``other`` connection,
-which resumes whichever session is needed. So a batch is sent by one number only, as often as it takes.
+Theory of operation. New batches are sent in this process's *current* session, on the ``main`` connection. A batch whose
+sequence belongs to another session (the process was restarted, or the broker ended the session) is sent on the
+``other`` connection, which resumes the session that is needed. So a batch is sent with one sequence only, however often
+it is sent.
 
-Before the first batch of a process goes out, every session of former processes is taken over once, under a higher
-epoch: the broker then closes the connection that held it and lets nobody back under a lower one, and what a killed
-process left in its sockets is stored before that or never. Else it could come in behind what is sent now.
+Before the first batch of a process is sent, every session of former processes is taken over once, under a higher
+epoch. The broker then closes the connection that held it and lets no process back under a lower epoch, so what a killed
+process left in its sockets is stored before that or never. Otherwise it could come in behind what is sent now.
 
 Invariants:
     * A session's identity and secret are on disk before the first batch is sent in it, and a higher epoch before the
-      broker hears of it: each one's is higher than all before.
+      broker gets it: each epoch is higher than all before it.
     * A session is resumed only at the broker that issued it (cluster and home are compared first).
-
-Attributes of ``Sessions``: ``main``, the connection of the current session.
 """
 
 from __future__ import annotations
@@ -31,7 +30,11 @@ from txmq.runtime.threads import Lock
 
 
 class Sessions:
-    """See the module's docstring. Thread safety: any thread."""
+    """See the module's docstring. Thread safety: any thread.
+
+    Attributes:
+        main: the connection of the current session.
+    """
 
     def __init__(self, main: ReconnectingConnection, other: ReconnectingConnection, spool: Spool, name: str) -> None:
         self.main, self._other, self._spool, self._name = main, other, spool, name
@@ -39,12 +42,12 @@ class Sessions:
         self._session: ClientSession | None = None
         self._former = spool.sessions()
         self._held: dict[SpoolIdentity, Held] = {}
-        self._lock = Lock()  # held over the other connection's greetings
+        self._lock = Lock()  # held during the other connection's greetings
         self._bound: tuple[Connection, SpoolIdentity] | None = None
 
     @property
     def in_flight_max(self) -> int:
-        """Unanswered batches of a partition that the broker tells apart."""
+        """How many unanswered batches of a partition the broker tells apart."""
         return 1 if self._session is None else self._session.in_flight_max
 
     @property
@@ -53,7 +56,7 @@ class Sessions:
         return None if self._session is None else self._session.request_size_bytes_max
 
     def current(self, deadline: float) -> SpoolIdentity:
-        """The session new batches are numbered in; connects if need be.
+        """The session in which new batches are numbered; connects if need be.
 
         Raises:
             ConnectionLostError, RequestTimeoutError: the broker cannot be reached.
@@ -62,7 +65,7 @@ class Sessions:
         return self.bound(deadline)[1]
 
     def bound(self, deadline: float) -> tuple[Connection, SpoolIdentity, int]:
-        """The connection that speaks for the current session, the session, and how many batches it tells apart.
+        """The connection that is bound to the current session, the session, and how many batches it tells apart.
 
         Raises as ``current``.
         """
@@ -86,12 +89,12 @@ class Sessions:
                 try:
                     self._resumed(identity, deadline)
                 except FencedError:
-                    pass  # it has ended, and nothing comes in its name any more
+                    pass  # it has ended, and nothing is stored in its name any more
                 self._spool.forget_session(identity)
                 self._former.pop()
 
     def start(self, assigned: AssignedSequence, partition: TopicPartition, content: bytes, deadline: float) -> Reply:
-        """Send a batch by its number; the answer's body is its offset.
+        """Send a batch with its sequence; the answer's body is its offset.
 
         Raises:
             FencedError: the session is no more; nothing was sent.
@@ -129,8 +132,8 @@ class Sessions:
             held = self._held[identity] = self._spool.take_session(identity)
         if not held.secret:
             raise FencedError(
-                f"the spool has no secret of session {identity.session:x}: an older txmq noted none, and nobody can "
-                "resume it"
+                f"the spool has no secret of session {identity.session:x}: an older txmq noted none, so it cannot be "
+                "resumed"
             )
         return resume_wish(identity.session, held.epoch, held.secret)
 
@@ -139,20 +142,20 @@ class Sessions:
         return parse_hello(reply.result())
 
     def renew(self, identity: SpoolIdentity, deadline: float) -> None:
-        """Number what comes in another session; batches pinned to this one keep it."""
+        """Number new batches in another session; batches with a sequence of this one keep it."""
         session = self._session
         if session is not None and identity == self._noted:
             self.main.renew_session(session, deadline)
             self._noted = None
 
     def reconnect(self) -> None:
-        """The connections do not speak for their sessions: make others."""
+        """The connections are no longer bound to their sessions: make others."""
         for connection in (self.main, self._other):
             if connection.live is not None:
                 connection.live.fail(ConnectionLostError("another connection took over the session"))
 
     def reach(self, deadline: float) -> None:
-        """Raises ConnectionLostError, soon, where the broker is away."""
+        """Raises ConnectionLostError, soon, if the broker is away."""
         self.main.connect(deadline)
 
     def close(self) -> None:
@@ -162,7 +165,7 @@ class Sessions:
 
 
 def stamped(content: bytes, assigned: AssignedSequence) -> bytearray:
-    """The batch as it goes out: the same bytes for the same pin."""
+    """The batch with its sequence: the same bytes for the same sequence."""
     batch = bytearray(content)
     records.set_sequence(batch, assigned.identity.session, assigned.identity.epoch, assigned.sequence)
     return batch

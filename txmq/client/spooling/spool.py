@@ -1,9 +1,9 @@
-"""The spool: batches on local disk that wait for their partition, in order, with the numbers they were sent by.
+"""The spool: batches on local disk that wait for their partition, in order, with the sequences they were sent with.
 
 A directory with an SQLite file in WAL mode and ``synchronous=FULL``: a batch is on disk when ``append`` returns. One
-row is one encoded batch, kept as it was encoded; who sent it under which number is its *pin* (session, epoch, sequence)
-in columns of its own, so that the same row and pin always give the same bytes, which is what the broker knows a
-duplicate by. A row without a pin was certainly never stored. What may be sent is pinned before it is sent.
+row is one encoded batch, kept as it was encoded. Its *assigned sequence* (session, epoch, sequence) is in columns of
+its own, so that the same row always gives the same bytes, by which the broker recognises a duplicate. A row without
+one was certainly never stored. A sequence is assigned before the batch is sent.
 
 Appending is in two steps, so that many threads share one synced transaction. ``enqueue`` reserves the place in the
 order, without I/O. ``wait_synced`` waits for the row: the thread that finds the file free writes for all that wait. So
@@ -11,10 +11,11 @@ a thread waits for the transaction under way and for its own, however many threa
 
 Invariants:
     * Rows of a partition come out in the order in which they went in; parked ones stand aside.
-    * One process owns a spool (lock file); anybody may read it meanwhile.
-    * All rows together hold at most ``size_bytes_max``, plus those of unknown fate, at most a flight a partition.
-    * Counts in memory are those of the file, plus what is enqueued: after a write that was cut short the former are
-      taken from it anew.
+    * One process owns a spool (lock file); others may read it meanwhile.
+    * All rows together hold at most ``size_bytes_max``, plus those that may be stored, at most a drain for each
+      partition.
+    * Counts in memory are those of the file and of what is enqueued. After a write that was cut short they are read
+      from the file again.
     * A commit whose sync failed is never repeated: the spool refuses to go on until it is opened anew.
 """
 
@@ -64,11 +65,11 @@ GROUP_MAX = 500  # appends that share one transaction
 
 
 class Ticket:
-    """A batch that is to be appended.
+    """A batch that waits to be appended.
 
     Attributes:
         number: of its row, once it is written.
-        error: why it was not.
+        error: why it was not written.
     """
 
     __slots__ = ("assigned", "content", "created_ms", "error", "is_done", "messages", "number", "partition")
@@ -84,7 +85,7 @@ class Ticket:
 
 
 class Spool:
-    """See the module's docstring. Thread safety: any thread of the process that opened it.
+    """Batches on disk; see the module's docstring. Thread safety: any thread of the process that opened it.
 
     Raises:
         DirectoryInUseError: another process owns it.
@@ -140,7 +141,7 @@ class Spool:
         self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None,
         messages: int = 1,
     ) -> Ticket:  # fmt: skip
-        """Take a place behind all of its partition, without I/O; ``wait_synced`` says what becomes of it."""
+        """Queue a batch behind all others of its partition, without I/O; ``wait_synced`` waits for it."""
         ticket = Ticket(partition, content, now_ms, assigned, messages)
         with self._queue_lock:
             self._queued[partition] = self._queued.get(partition, 0) + messages
@@ -148,9 +149,9 @@ class Spool:
         return ticket
 
     def wait_synced(self, ticket: Ticket) -> int:
-        """Wait until a batch is written; its number. Whoever finds the file free writes what everybody enqueued.
+        """Wait until a batch is written; returns its number. The thread that finds the file free writes for all.
 
-        A pinned one finds room even in a full spool: nobody could be told what became of it.
+        A batch with a sequence finds room even in a full spool: it may be stored, so no caller could get a result.
 
         Raises:
             SpoolFullError: it was not written.
@@ -166,7 +167,7 @@ class Spool:
         return ticket.number
 
     def sync_all(self) -> None:
-        """Write what was enqueued and nobody waits for, as after an interrupt."""
+        """Write what was enqueued and no thread waits for, as after an interrupt."""
         while self._queue:
             with self._lock:
                 self._write_queue()
@@ -174,11 +175,11 @@ class Spool:
     def append(
         self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None
     ) -> int:
-        """Add a batch behind all of its partition; its number. Raises as ``wait_synced``."""
+        """Add a batch behind all others of its partition; returns its number. Raises as ``wait_synced``."""
         return self.wait_synced(self.enqueue(partition, content, now_ms, assigned))
 
     def _write_queue(self) -> None:
-        """One transaction for those at the front of the queue; the caller holds the lock."""
+        """Write the front of the queue in one transaction; the caller holds the lock."""
         tickets = list(islice(self._queue, GROUP_MAX))
         if not tickets:
             return
@@ -189,7 +190,7 @@ class Spool:
         except StorageError as error:
             for ticket in tickets:
                 ticket.error = error
-        except BaseException:  # interrupted, before the commit or behind it
+        except BaseException:  # interrupted before or after the commit
             if not self._holds(tickets):
                 raise
             self._leave_queue(tickets)
@@ -210,13 +211,13 @@ class Spool:
         changes.append((ticket.partition, ticket.messages, len(ticket.content)))
 
     def _holds(self, tickets: Sequence[Ticket]) -> bool:
-        """Whether a transaction that was cut short is in the file: all of it is, or nothing."""
+        """Whether a transaction that was cut short is in the file: all of it or nothing."""
         written = [ticket.number for ticket in tickets if ticket.error is None and ticket.number]
         query = "SELECT 1 FROM batches WHERE number = ?"
         return bool(written) and self._database.execute(query, (written[-1],)).fetchone() is not None
 
     def _leave_queue(self, tickets: Sequence[Ticket]) -> None:
-        """Their counts are the file's from here on."""
+        """The file counts them from here on."""
         with self._queue_lock:
             for ticket in tickets:
                 self._queue.popleft()
@@ -227,7 +228,7 @@ class Spool:
                 ticket.is_done = True
 
     def assign(self, sequences: Sequence[tuple[Entry, AssignedSequence]]) -> None:
-        """Note the numbers that batches are about to be sent by."""
+        """Note the sequences with which batches are about to be sent."""
         with self._writing():
             self._database.executemany(
                 "UPDATE batches SET cluster = ?, home = ?, session = ?, epoch = ?, sequence = ?, floor = ?"
@@ -236,25 +237,25 @@ class Spool:
             )
 
     def unassign(self, entry: Entry) -> None:
-        """It is certain that this batch is not stored and never will be under its number."""
+        """Drop a batch's sequence: it is certainly not stored under it and never will be."""
         with self._writing():
             self._database.execute(UNASSIGN, (entry.number,))
 
     def done(self, entries: Sequence[Entry]) -> None:
-        """They are stored at the broker."""
+        """Delete batches that the broker has stored."""
         with self._writing() as changes:
             self._database.executemany("DELETE FROM batches WHERE number = ?", [(entry.number,) for entry in entries])
             changes.extend(((entry.topic, entry.partition), -entry.messages, -len(entry.content)) for entry in entries)
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Refused for good, once more."""
+        """Count one more refusal of a batch."""
         with self._writing():
             self._database.execute(
                 "UPDATE batches SET attempts = attempts + 1, reason = ? WHERE number = ?", (reason, entry.number)
             )
 
     def park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
-        """Set a batch aside; with ``renumber``, those behind it of its session were refused because of it."""
+        """Park a batch; with ``renumber``, batches behind it in its session lose their sequences."""
         with self._writing() as changes:
             changes.append(((entry.topic, entry.partition), -entry.messages, 0))
             if renumber and entry.assigned is not None:
@@ -265,7 +266,7 @@ class Spool:
             self._database.execute("UPDATE batches SET parked = 1, reason = ? WHERE number = ?", (reason, entry.number))
 
     def unpark(self) -> int:
-        """Have what was parked tried again; how many. What was of unknown fate may then be stored twice."""
+        """Try parked messages again; returns how many. A message that may be stored may then be stored twice."""
         counts = [((topic, partition), count) for topic, partition, _, count, *_ in self.summary() if count]
         with self._writing() as changes:
             self._database.execute(UNPARK)
@@ -273,25 +274,25 @@ class Spool:
         return sum(count for _, count in counts)
 
     def remember_topic(self, name: str, partitions: int) -> None:
-        """So that the partition is known when the broker is not there."""
+        """Note how many partitions a topic has, for times when the broker is away."""
         with self._writing():
             self._database.execute("INSERT OR REPLACE INTO topics VALUES (?, ?)", (name, partitions))
 
     def remember_session(self, identity: SpoolIdentity, secret: str) -> None:
-        """Note a session, and what resuming it needs, before the first batch goes out in it."""
+        """Note a session and its secret, before the first batch is sent in it."""
         with self._writing():
             values = (*identity_row(identity), secret, identity.epoch)
             self._database.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?, ?, 0)", values)
 
     def take_session(self, identity: SpoolIdentity) -> Held:
-        """This process takes over a session of a former process: its epoch is on disk before the broker hears of it."""
+        """Take over a session of a former process: the higher epoch is on disk before the broker gets it."""
         with self._writing():
             self._database.execute(RAISE_EPOCH, (EPOCH_MAX, *identity_row(identity)))
             row = self._database.execute(HELD, identity_row(identity)).fetchone()
         return Held("", 0) if row is None else Held(*row)
 
     def forget_session(self, identity: SpoolIdentity) -> None:
-        """Nothing of it can be on its way any more. What resuming it needs stays while a pin names it."""
+        """Nothing of a session can be on its way any more. Its secret stays while a row has a sequence of it."""
         with self._writing():
             self._database.execute(END_SESSION, identity_row(identity))
 
@@ -302,7 +303,7 @@ class Spool:
 
     @contextmanager
     def _transaction(self) -> Iterator[list[Change]]:
-        """Forced when the block ends; counts in memory follow by what the block lists. The caller holds the lock."""
+        """Synced when the block ends; then counts in memory change by what it listed. The caller holds the lock."""
         if self._failure is not None:
             raise StorageError(self._failure)
         changes: list[Change] = []
@@ -324,8 +325,8 @@ class Spool:
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                raise  # the last page did not fit: a commit without its end is none
-            # A failed sync is not repeated: the system forgets what it could not write, and says so once.
+                raise  # the last page did not fit, so nothing was committed
+            # A failed sync is not repeated: the kernel reports it once, and drops what it could not write.
             self._failure = f"{self.path}: {error}: what the disk holds is not known until the spool is opened anew"
             raise StorageError(self._failure) from error
 
@@ -355,47 +356,47 @@ class Spool:
 
     def count(self, partition: TopicPartition) -> int:
         """How many messages of a partition wait."""
-        # The queue first: what leaves it is in the file's count before.
+        # The queue first: the file counts a batch before it leaves the queue.
         return self._queued.get(partition, 0) + self._counts.get(partition, 0)
 
     @property
     def waiting(self) -> dict[TopicPartition, int]:
-        """The partitions with messages that wait, and how many."""
+        """How many messages wait, for each partition that has any."""
         return {partition: self.count(partition) for partition in (*self._queued.copy(), *self._counts.copy())}
 
     @property
     def size_bytes(self) -> int:
-        """Of all batches, parked ones too."""
+        """The size of all batches, parked ones included."""
         return self._size_bytes
 
     def head(self, partition: TopicPartition, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
-        """The first batches of a partition that wait: as many as hold ``size_bytes_max`` together, one at least."""
+        """The first batches of a partition that wait: up to ``size_bytes_max`` together, and at least one."""
         front = "WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?"
         sizes = self._rows(f"SELECT length(content) FROM batches {front}", (*partition, limit))  # noqa: S608  a constant
         count = sum(1 for total in accumulate(size for (size,) in sizes) if total <= size_bytes_max)
         return self._read(front, (*partition, max(count, min(1, limit))))
 
     def parked(self, limit: int = 1000) -> list[Entry]:
-        """What was set aside."""
+        """Batches that are parked."""
         return self._read("WHERE parked ORDER BY number LIMIT ?", (limit,))
 
     def entries(self, limit: int = 1000) -> list[Entry]:
-        """Everything, in order of arrival."""
+        """All batches, in order of arrival."""
         return self._read("ORDER BY number LIMIT ?", (limit,))
 
     def summary(self) -> list[tuple[str, int, int, int, int, int]]:
-        """A row a partition: topic, partition, messages waiting, parked, bytes, time of the oldest in ms."""
+        """For each partition: topic, partition, messages waiting, parked, bytes, time of the oldest in ms."""
         return self._rows(
             "SELECT topic, partition, sum(messages * NOT parked), sum(messages * parked), sum(length(content)),"
             " min(created_ms) FROM batches GROUP BY topic, partition ORDER BY topic, partition", (),
         )  # fmt: skip
 
     def topics(self) -> dict[str, int]:
-        """Names, and how many partitions each had."""
+        """Topics and their numbers of partitions."""
         return dict(self._rows("SELECT name, partitions FROM topics", ()))
 
     def sessions(self) -> list[SpoolIdentity]:
-        """Those whose batches may still be on their way."""
+        """Sessions whose batches may still be on their way."""
         rows = self._rows("SELECT cluster, home, session, epoch FROM sessions WHERE NOT is_over", ())
         return [
             SpoolIdentity(int(cluster, 16), int(home, 16), int(session, 16), epoch)
@@ -403,7 +404,7 @@ class Spool:
         ]
 
     def _read(self, condition: str, values: Sequence[object]) -> list[Entry]:
-        # Constants of this module; what comes from outside are values.
+        # The text is a constant; what comes from outside are values.
         return [entry_of(row) for row in self._rows(f"SELECT {COLUMNS} FROM batches {condition}", values)]  # noqa: S608
 
     def _rows(self, query: str, values: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
@@ -424,15 +425,15 @@ class Spool:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the file; what is in it stays."""
-        with suppress(StorageError):  # told to whoever waits for it
+        """Close the file; what is in it stays."""
+        with suppress(StorageError):  # the threads that wait get it
             self.sync_all()
         with self._lock:
             self._database.close()
             self._release()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the lock file, which is the parent's, and leave the database alone."""
+        """In a forked child: release the lock file, which is the parent's, and leave the database alone."""
         self._release()
 
     def _release(self) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from txmq.model import ParkedMessage, TopicPartition
 
 VERSION = 3
-READABLE = (2, VERSION)  # by who only looks at batches
-EPOCH_MAX = 0x7FFF  # of a session, as the broker has it
+READABLE = (2, VERSION)  # by readers that only look at batches
+EPOCH_MAX = 0x7FFF  # the broker's limit
 _SCHEMA = """
 CREATE TABLE batches (
   number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL, content BLOB NOT NULL,
@@ -51,12 +51,12 @@ UNASSIGN_BEHIND = (
     "UPDATE batches SET " + _UNASSIGNED + " WHERE topic = ? AND partition = ? AND NOT parked AND number > ?"  # noqa: S608
     " AND cluster = ? AND home = ? AND session = ? AND epoch = ?"
 )
-Change = tuple[TopicPartition, int, int]  # how many messages and bytes more
+Change = tuple[TopicPartition, int, int]  # partition, more messages, more bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolIdentity:
-    """A session of one broker; numbers count within it."""
+    """A session of one broker; sequences count within it."""
 
     cluster: int
     home: int
@@ -66,11 +66,11 @@ class SpoolIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What resuming a session needs.
+    """The means to resume a session.
 
     Attributes:
-        secret: empty where an older txmq noted none: nobody can resume it.
-        epoch: under which this process speaks for it.
+        secret: empty if an older txmq noted none: the session cannot be resumed.
+        epoch: under which this process is bound to it.
     """
 
     secret: str = field(repr=False)
@@ -79,7 +79,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class AssignedSequence:
-    """The number a batch is sent by, as often as it is sent.
+    """The sequence with which a batch is sent, however often it is sent.
 
     Attributes:
         floor: an offset that the partition had reached before the batch was first sent.
@@ -92,7 +92,7 @@ class AssignedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row."""
+    """One row: a batch that waits or is parked."""
 
     number: int
     topic: str
@@ -113,12 +113,12 @@ class Entry:
 
 
 def identity_row(identity: SpoolIdentity) -> tuple[str, str, str, int]:
-    """Its columns."""
+    """The columns of an identity."""
     return f"{identity.cluster:x}", f"{identity.home:x}", f"{identity.session:x}", identity.epoch
 
 
 def sequence_row(assigned: AssignedSequence | None) -> tuple[object, ...]:
-    """Its columns."""
+    """The columns of an assigned sequence."""
     return (
         (None,) * 6
         if assigned is None
@@ -127,7 +127,7 @@ def sequence_row(assigned: AssignedSequence | None) -> tuple[object, ...]:
 
 
 def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
-    """A row of ``COLUMNS``."""
+    """An entry from the columns ``COLUMNS``."""
     number, topic, partition, content, created_ms, attempts, reason, parked, messages, *columns = row
     assigned = None
     if columns[0] is not None:

@@ -7,7 +7,7 @@ need it. A class takes the narrowest of these:
 * ``Broker``: that connection, its session and a clock; for transactions and branches;
 * ``TopicDirectory``: the topics' ids and numbers of partitions;
 * ``Log``: what is stored, read without a group; for consumers;
-* ``Messaging``: all of it, producers too; for what sends messages by itself (dead letters, the retry topic, redrive).
+* ``Messaging``: all of it and producers; for senders of their own messages (dead letters, the retry topic, redrive).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BrokerControl(Control, Protocol):
         """The session in use, if there is one yet."""
 
     def known_outcome(self, txid: TxId) -> Outcome | None:
-        """What became of a transaction of this session whose end was not seen."""
+        """The outcome of a transaction of this session whose end was not seen, once it was asked for."""
 
     def connect_with_session(self, deadline: float) -> tuple[object, ClientSession]:
         """Connect and open a session if need be."""
@@ -96,14 +96,14 @@ class TopicDirectory(Protocol):
         """Ask the broker."""
 
     def forget(self, name: str) -> None:
-        """What is known may be wrong."""
+        """Ask the broker the next time: what is known may be wrong."""
 
     def ensure(self, name: str, partitions: int = 1, **settings: Any) -> None:
         """Create a topic if it is missing."""
 
 
 class Log(Protocol):
-    """The partitioned log, read without a group."""
+    """The partitioned log, as consumers and tools read it."""
 
     @property
     def clock(self) -> Clock:
@@ -131,10 +131,10 @@ class Log(Protocol):
         """Every message that is there now."""
 
     def offsets(self, topic: str, partition: int) -> PartitionRange:
-        """What of a partition can be read."""
+        """The range of offsets that can be read."""
 
     def offset_for(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Where to begin in order to read everything from a time on."""
+        """The offset from which to read everything since a time."""
 
 
 class OpenTransaction(Protocol):
@@ -161,7 +161,7 @@ class MessageRouter(Protocol):
 
 
 class MessageProducer(Protocol):
-    """A producer, as those use it that send messages by themselves; a block closes it."""
+    """A producer, as senders of their own messages use it; a block closes it."""
 
     def __enter__(self) -> Self:
         """The producer itself."""
@@ -204,7 +204,7 @@ class TransactionDirectory(Protocol):
     """``client.transactions``, as tools use it."""
 
     def fence(self, txid: str) -> Outcome:
-        """What became of a transaction, for good."""
+        """The final outcome of a transaction."""
 
 
 class Messaging(Broker, Log, Protocol):
@@ -219,4 +219,4 @@ class Messaging(Broker, Log, Protocol):
         """What is in doubt, and what an operator may do about it."""
 
     def producer(self) -> MessageProducer:
-        """A producer of its own; whoever asks closes it."""
+        """A new producer; the caller closes it."""
