@@ -19,9 +19,10 @@ import pytest
 import txmq
 from tools.crash import final_reads
 from tools.crash.campaign import KILLED
-from tools.crash.processes import Child, wait_for
+from tools.crash.processes import Child
 from tools.crash.world import ORDERS, World
 from txmq.log.records import encode
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
 WAIT_S = 60.0
@@ -174,7 +175,7 @@ def test_what_a_dead_client_left_is_settled_by_the_resolver(
     assert order.process.wait(WAIT_S) == KILLED
     (txid,) = order.said
     with _resolver(world):
-        wait_for(lambda: not final_reads.in_doubt(broker.address), WAIT_S, "the transaction stays in doubt")
+        eventually(lambda: not final_reads.in_doubt(broker.address), "no transaction is in doubt")
     committed = ["order-1"] if outcome is txmq.Outcome.COMMITTED else []
     assert (_rows(world), _messages(broker)) == (committed, committed)
     assert _outcome(broker, txid) in (outcome, txmq.Outcome.UNKNOWN if not committed else outcome)
@@ -185,13 +186,13 @@ def test_a_client_that_sleeps_past_its_deadline_is_told_the_truth(
     world: World, broker: BrokerProcess, point: str
 ) -> None:
     order = Order(world, broker, "order-1", f"{point}:1:sleep:1.0", timeout=1.5)
-    wait_for(lambda: bool(final_reads.in_doubt(broker.address)), WAIT_S, "nothing is prepared")
+    eventually(lambda: bool(final_reads.in_doubt(broker.address)), "a transaction is prepared")
     order.process.send_signal(signal.SIGSTOP)
     with _resolver(world):
-        wait_for(lambda: _is_overdue(broker), WAIT_S, "the deadline does not pass")
+        eventually(lambda: _is_overdue(broker), "the deadline passes")
         order.process.send_signal(signal.SIGCONT)
         order.process.wait(WAIT_S)
-        wait_for(lambda: not final_reads.in_doubt(broker.address), WAIT_S, "the transaction stays in doubt")
+        eventually(lambda: not final_reads.in_doubt(broker.address), "no transaction is in doubt")
     txid, told = order.said
     expected = ["order-1"] if told == "committed" else []
     assert (_rows(world), _messages(broker)) == (expected, expected)
@@ -228,13 +229,13 @@ def test_a_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp
             filler = tmp_path / "filler"
             with filler.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, full_bytes)
-            wait_for(lambda: _refuses(producer), WAIT_S, "the broker takes messages on a full disk")
+            eventually(lambda: _refuses(producer), "the broker refuses messages on the full disk")
             with _resolver(world):
-                wait_for(lambda: not final_reads.in_doubt(broker.address), WAIT_S, "the decision is not served")
+                eventually(lambda: not final_reads.in_doubt(broker.address), "the decision is served")
             assert "order-1" in _messages(broker)
             assert _refuses(producer)
             filler.unlink()
-            wait_for(lambda: not _refuses(producer), WAIT_S, "the broker does not resume")
+            eventually(lambda: not _refuses(producer), "the broker takes messages again")
 
 
 def _refuses(producer: txmq.Producer) -> bool:

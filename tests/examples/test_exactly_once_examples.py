@@ -14,10 +14,9 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 import pytest
 
 import txmq
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-
-from ..services.consumer.consuming import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WAIT_S = 60.0
@@ -50,7 +49,7 @@ def torment(
 
         def until_it_moved(child: subprocess.Popen[bytes]) -> None:
             at = progress()
-            until(lambda: progress() > at or progress() >= count or child.poll() is not None, "it works")
+            eventually(lambda: progress() > at or progress() >= count or child.poll() is not None, "it works")
             assert child.poll() is None
 
         one = start()
@@ -63,9 +62,9 @@ def torment(
         bus.start()
         last = start()
         # Whether it gets anywhere depends on the rows that the paused one has locked.
-        until(has_members, "the last one has joined")
+        eventually(has_members, "the last one has joined")
         paused.send_signal(SIGCONT)
-        until(lambda: progress() >= count, "everything is done")
+        eventually(lambda: progress() >= count, "everything is done")
         for child in (paused, last):
             child.send_signal(SIGTERM)
             # It may have joined and not yet listen to signals: then it ends of it.

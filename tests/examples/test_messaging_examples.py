@@ -6,14 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import txmq
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -93,14 +93,6 @@ def running(name: str, *arguments: object, reads: bool = True) -> Iterator[Runni
             program.end(signal.SIGKILL)
 
 
-def until(condition: Callable[[], object], what: Callable[[], object]) -> None:
-    """Wait for something, by looking."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        signal.sigtimedwait((), 0.01)
-
-
 def test_a_changed_price_is_forgotten_by_every_cache(broker: BrokerProcess, tmp_path: Path) -> None:
     database = tmp_path / "prices.db"
     with (
@@ -111,15 +103,15 @@ def test_a_changed_price_is_forgotten_by_every_cache(broker: BrokerProcess, tmp_
         def asked(program: Running, name: str) -> str:
             answers = [line for line in program.lines if line.startswith(f"{name}:")]
             program.say(name)
-            until(lambda: _answers(program, name) > len(answers), lambda: program.lines)
+            eventually(lambda: _answers(program, name) > len(answers), lambda: program.lines)
             return [line for line in program.lines if line.startswith(f"{name}:")][-1]
 
         assert (asked(one, "tea"), asked(two, "tea")) == ("tea: None", "tea: None")
         for price in (450, 460, 470):
             one.say(f"tea {price}")
-            until(lambda: asked(two, "tea") == f"tea: {price}", lambda: two.lines)  # noqa: B023  called here
-            until(lambda: asked(one, "tea") == f"tea: {price}", lambda: one.lines)  # noqa: B023
-        until(lambda: "changed: tea" in two.lines, lambda: two.lines)
+            eventually(lambda: asked(two, "tea") == f"tea: {price}", lambda: two.lines)  # noqa: B023  called here
+            eventually(lambda: asked(one, "tea") == f"tea: {price}", lambda: one.lines)  # noqa: B023
+        eventually(lambda: "changed: tea" in two.lines, lambda: two.lines)
         assert (one.wait(), two.wait()) == (0, 0)
 
 
@@ -159,7 +151,7 @@ def test_what_is_urgent_overtakes_a_backlog(broker: BrokerProcess, client: txmq.
         program.read(1)  # its output is not taken meanwhile, so that it stops in the middle of its backlog
         producer.send_many("urgent", [(b"k", b"u%d" % number) for number in range(50)])
         program.read()
-        until(lambda: len(program.lines) == BACKLOG + 50, lambda: len(program.lines))
+        eventually(lambda: len(program.lines) == BACKLOG + 50, lambda: len(program.lines))
         assert program.end() == 0
     assert len(set(program.lines)) == BACKLOG + 51
     urgent = [number for number, line in enumerate(program.lines) if line.startswith("urgent")]
@@ -194,19 +186,19 @@ def test_a_log_is_shipped_once_and_in_order_through_kills_outages_and_rotation(
     for so_far in (1, 1000):
         write(1000)
         with running("log_shipping.py", log, spool, broker.address) as program:
-            until(lambda: len(arrived()) > so_far, lambda: program.lines)  # noqa: B023  called here
+            eventually(lambda: len(arrived()) > so_far, lambda: program.lines)  # noqa: B023  called here
             program.end(signal.SIGKILL)  # in the middle of it
     with running("log_shipping.py", log, spool, broker.address) as program:
-        until(lambda: len(arrived()) == 2000, lambda: program.lines)
+        eventually(lambda: len(arrived()) == 2000, lambda: program.lines)
         write(20)
         rotate()
         write(20)
-        until(lambda: len(arrived()) == 2040, lambda: program.lines)
+        eventually(lambda: len(arrived()) == 2040, lambda: program.lines)
         broker.kill()
         write(20)
         rotate()
         write(20)
-        until(lambda: _spooled(spool) > 0, lambda: "nothing is spooled")
+        eventually(lambda: _spooled(spool) > 0, lambda: "nothing is spooled")
         program.end(signal.SIGKILL)
     write(20)
     rotate()
@@ -215,10 +207,10 @@ def test_a_log_is_shipped_once_and_in_order_through_kills_outages_and_rotation(
     with log.open("ab") as file:
         file.write(b"half a li")
     with running("log_shipping.py", log, spool, broker.address) as program:
-        until(lambda: len(arrived()) == 2120, lambda: program.lines)
+        eventually(lambda: len(arrived()) == 2120, lambda: program.lines)
         with log.open("ab") as file:
             file.write(b"ne\n")
-        until(lambda: len(arrived()) == 2121, lambda: program.lines)
+        eventually(lambda: len(arrived()) == 2121, lambda: program.lines)
         assert program.end() == 0
         assert program.lines[-1].startswith("stopped; 0 lines")
     assert arrived() == [*written, b"half a line"]

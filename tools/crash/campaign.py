@@ -25,9 +25,10 @@ from pathlib import Path
 import txmq
 from tools.crash import final_reads, offline
 from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
-from tools.crash.processes import CampaignError, Child, pause, wait_for
+from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.world import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
 from txmq.testing.checkers.history import Coverage, Verdict, check
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 SETTLE_S_MAX = 5.0  # the promise: nothing in doubt so long after both sides are up
@@ -159,7 +160,7 @@ class Campaign:
     def _cycle(self, number: int, cycles: int, death: Death) -> None:
         self._faults += 1
         name = f"fault-{self._faults}"
-        wait_for(self._all_work, POINT_S, "not every worker comes to its work")
+        eventually(self._all_work, "every worker comes to its work", POINT_S, CampaignError)
         self.history.write("nemesis", "invoke", name, [], death=str(death))
         self.let_die(death)
         self.world.bring_up()
@@ -206,14 +207,14 @@ class Campaign:
     def _die_in_broker(self, crash: str) -> None:
         self.broker.kill()
         self.broker.launch(env={"TXMQ_CRASH": crash})
-        wait_for(lambda: not self.broker.is_running, POINT_S, f"the broker does not reach {crash}")
+        eventually(lambda: not self.broker.is_running, f"the broker reaches {crash}", POINT_S, CampaignError)
         if self.broker.returncode != KILLED:
             raise CampaignError(f"the broker ended with {self.broker.returncode}, not by {crash}")
 
     def _die_in_worker(self, worker: Child, crash: str) -> None:
         worker.kill()
         worker.start(crash)
-        wait_for(lambda: not worker.is_running, POINT_S, f"{worker.name} does not reach {crash}")
+        eventually(lambda: not worker.is_running, f"{worker.name} reaches {crash}", POINT_S, CampaignError)
         if worker.status != KILLED:
             raise CampaignError(f"{worker.name} ended with {worker.status}, not by {crash}")
 
@@ -245,9 +246,9 @@ class Campaign:
         """Returns how long it took until nothing of ``in_doubt`` was left, everybody being up."""
         begun = time.monotonic()
         with txmq.connect(self.broker.address) as client:
-            wait_for(
-                lambda: not in_doubt & (final_reads.listed(client) | self.world.prepared()), SETTLE_GIVEN_UP_S,
-                "transactions stay in doubt",
+            eventually(
+                lambda: not in_doubt & (final_reads.listed(client) | self.world.prepared()),
+                "what was in doubt is settled", SETTLE_GIVEN_UP_S, CampaignError,
             )  # fmt: skip
         elapsed = time.monotonic() - begun
         if in_doubt:

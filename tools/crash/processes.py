@@ -11,11 +11,11 @@ from pathlib import Path
 
 import txmq
 from txmq.config import ENVIRONMENT_PREFIX
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.fork_server import Process, start_logged
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 30.0
-POLL_S = 0.005
 CONNECT_S, CONNECT_AGAIN_S = 60.0, 0.05
 
 
@@ -84,7 +84,7 @@ class Child:
         Raises:
             CampaignError: it does not end, or not with status 0.
         """
-        wait_for(lambda: not self.is_running, STOP_S, f"{self.name} does not stop")
+        eventually(lambda: not self.is_running, f"{self.name} stops", STOP_S, CampaignError)
         if self.status not in (0, -signal.SIGTERM):  # the latter before it was ready to hear it
             raise CampaignError(f"{self.name} ended with status {self.status}; see {self.name}.log")
 
@@ -103,19 +103,6 @@ def connect(address: str, name: str) -> txmq.Client:
             if time.monotonic() > deadline:
                 raise
             pause(CONNECT_AGAIN_S)
-
-
-def wait_for(condition: Callable[[], bool], timeout: float, complaint: str) -> None:
-    """Wait until something holds.
-
-    Raises:
-        CampaignError: it did not in time.
-    """
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise CampaignError(f"{complaint} (waited {timeout:.0f} s)")
-        pause(POLL_S)
 
 
 def pause(seconds: float) -> None:

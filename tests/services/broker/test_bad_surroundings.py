@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from txmq.broker.core import REQUESTS_A_TURN
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 from .bad_inputs import batch, put
-from .watch import FLOOD_DELAY_S_MAX, Watch, eventually
+from .watch import FLOOD_DELAY_S_MAX, Watch
 from .wire import Wire
 
 LIMIT = 64
@@ -57,7 +58,7 @@ def test_with_64_descriptors_strangers_are_refused_and_nobody_else_notices(tmp_p
             assert codes.count([200]) < LIMIT
             for partition in range(40):  # each opens a file
                 assert first.ask(b"put many %d raw 1 1\r\nx" % partition)[0] == 200
-        eventually(lambda: _is_served(broker), "nobody is let in, although descriptors came free")
+        eventually(lambda: _is_served(broker), "a client is let in, now that descriptors are free")
         assert '"error"' not in broker.logs()
         assert broker.stop() == 0
         broker.start()
@@ -156,7 +157,7 @@ def test_behind_a_flood_others_wait_for_one_turn_of_it(broker: BrokerProcess, pi
         os.kill(pid, signal.SIGSTOP)
         try:
             stopped = Path(f"/proc/{pid}/status")
-            eventually(lambda: "State:\tT" in stopped.read_text(), "it does not stop")
+            eventually(lambda: "State:\tT" in stopped.read_text(), "the broker is stopped")
             wire.socket.setblocking(False)
             wire.socket.send(piece * 20_000)  # as much as the system takes
             for other in others:
@@ -211,7 +212,7 @@ def test_a_broker_that_was_stopped_for_a_while_goes_on(broker: BrokerProcess) ->
         os.kill(pid, signal.SIGSTOP)
         wire.send(put(batch()))
         stopped = Path(f"/proc/{pid}/status")
-        eventually(lambda: "State:\tT" in stopped.read_text(), "it does not stop")
+        eventually(lambda: "State:\tT" in stopped.read_text(), "the broker is stopped")
         os.kill(pid, signal.SIGCONT)
         assert wire.hear(1).codes == [200]
         assert wire.ask(b"offset t 0 latest 1\r\n")[1] == b"1 0 1\n"
@@ -237,7 +238,9 @@ def test_members_whose_heartbeats_waited_in_the_sockets_of_a_stopped_broker_keep
         for number, wire in enumerate(wires):
             wire.send(b"group heartbeat g member=m%d 0 h\r\n" % number)
         stopped_at = time.monotonic()
-        eventually(lambda: time.monotonic() - stopped_at > 2 * timeout_ms / 1000, "time stands still")
+        eventually(
+            lambda: time.monotonic() - stopped_at > 2 * timeout_ms / 1000, "the handshake timeout has passed twice"
+        )
         broker.resume()
         assert [wire.hear(1).codes for wire in wires] == [[200]] * members
         assert _owned(asking) == before

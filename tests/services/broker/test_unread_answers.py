@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
-from .watch import eventually
 from .wire import Wire
 
 MIB = 1 << 20
@@ -47,11 +47,11 @@ def test_those_who_do_not_read_hold_no_more_than_the_budget_and_others_are_serve
         other, watching = stack.enter_context(Wire(broker)), stack.enter_context(Wire(broker))
         for stranger in strangers:
             stranger.send(asked)
-        eventually(lambda: _figure(watching, "answer_bytes_in_memory") > LIMIT // 2, "they leave nothing")
+        eventually(lambda: _figure(watching, "answer_bytes_in_memory") > LIMIT // 2, "unread answers are in memory")
         for _ in range(100):
             code, value = other.ask(b"get t 0 0 1000000 1\r\n")
             assert (code, len(value) > len(VALUE)) == (200, True)
             assert other.ask(b"put t 0 raw 1 2\r\nx")[0] == 200
         assert _figure(watching, "answer_bytes_in_memory_max") <= LIMIT + 2 * MIB
     with Wire(broker) as watching:
-        eventually(lambda: _figure(watching, "answer_bytes_in_memory") == 0, "it is not given back")
+        eventually(lambda: _figure(watching, "answer_bytes_in_memory") == 0, "the memory of the answers is free again")

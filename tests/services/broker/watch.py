@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 from .bad_inputs import batch, put
@@ -36,14 +37,6 @@ TRIES_MAX = 8
 RSS_GROWTH_BYTES_MAX = 5 << 20
 RSS_GROWTH_OF_ALL_BYTES_MAX = 16 << 20  # some 80 cases leave messages, sessions and outcomes behind
 DEADLINE_S = 60.0
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        threading.Event().wait(0.005)
 
 
 def _target(descriptor: Path) -> str:
@@ -119,7 +112,7 @@ class Watch:
         with Wire(self.broker) as wire:
             assert wire.ask(put(batch()))[0] == 200
             assert wire.ask(b"get t 0 %d 65536 2\r\n" % (end_before + written))[0] == 200
-        eventually(lambda: self._descriptors() <= self.descriptors, "descriptors are not given back")
+        eventually(lambda: self._descriptors() <= self.descriptors, "descriptors are given back")
         grown = self._rss_bytes() - self.rss_bytes
         assert grown <= growth_bytes_max, f"memory grew by {grown} bytes"
         grown = self._rss_bytes() - self.first_rss_bytes

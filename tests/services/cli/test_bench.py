@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import txmq
 from txmq.testing.bench.loads import LOADS
 from txmq.testing.bench.model import PERCENTILES, Target, client_with_topic
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 TIMEOUT_S = 60
@@ -82,9 +82,8 @@ def test_ctrl_c_shows_what_was_measured_and_deletes_the_topic(broker: BrokerProc
     with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
             with txmq.connect(broker.address) as client:
-                deadline = time.monotonic() + TIMEOUT_S
-                while not _messages(client) and time.monotonic() < deadline:
-                    assert running.poll() is None
+                eventually(lambda: _messages(client) or running.poll() is not None, "the bench sends messages")
+                assert running.poll() is None
                 running.send_signal(signal.SIGINT)
                 said, errors = running.communicate(timeout=TIMEOUT_S)
                 assert (running.returncode, errors) == (130, b"")

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 import txmq
 from txmq.cli.demo import service as demo_service
+from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess, free_port
 
@@ -129,10 +129,7 @@ def test_what_retention_took_is_said(tmp_path: Path) -> None:
         with txmq.connect(broker.address) as client, client.producer() as producer:
             for _ in range(8):
                 producer.send("short", bytes(3000))
-            deadline = time.monotonic() + TIMEOUT_S
-            while not client.offsets("short", 0).start:
-                assert time.monotonic() < deadline
-                client.fetch("short", 0, 8, timeout=0.02)  # waits for what does not come
+            eventually(lambda: client.offsets("short", 0).start, "retention removes the first segment")
         said = run(broker, "consume", "--topic", "short", "--from", "0", "--max", "1").stderr.decode()
     assert re.fullmatch(r"--from 0: partition 0 begins at [1-7], older messages are gone \(retention\)\n", said)
 
@@ -341,9 +338,7 @@ def test_the_resolver_waits_for_the_broker_settles_what_a_killed_service_left_an
             broker.restart()
             client = txmq.connect(broker.address)
             assert json.loads(resolver.stderr.readline())["event"] == "transaction settled"
-            deadline = time.monotonic() + TIMEOUT_S
-            while list(client.transactions.list(state="in-doubt")):  # each look is a round trip
-                assert time.monotonic() < deadline
+            eventually(lambda: not list(client.transactions.list(state="in-doubt")), "nothing is in doubt")
             resolver.send_signal(signal.SIGTERM)
             assert resolver.wait(TIMEOUT_S) == 0
         finally:

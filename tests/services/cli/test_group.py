@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import take, until, values
+from tests.services.consumer.consuming import take, values
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -98,7 +99,7 @@ def test_a_damaged_message_stops_its_partition_says_so_and_is_skipped_by_hand(br
     with txmq.connect(broker.address) as client:
         with client.consumer("billing", ["orders"]) as consumer:
             assert values(take(consumer, 1)) == [b"0"]
-            until(lambda: "txmq log verify" in consumer.stopped.get(("orders", 0), ""), "it says so")
+            eventually(lambda: "txmq log verify" in consumer.stopped.get(("orders", 0), ""), "it says so")
         assert offsets(broker) == {0: 1}
         run(broker, "skip", "billing", "--topic", "orders", "--partition", "0")
         with client.consumer("billing", ["orders"]) as consumer:

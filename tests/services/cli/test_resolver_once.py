@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.xa.mysql_world import wait_until
 from tests.services.xa.xa_owner import NAMES, resources
+from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
@@ -69,7 +69,10 @@ def leave(server: MariaDB, broker: BrokerProcess, point: str) -> str:
     with owner_at(server, broker, f"{point}:1") as owner:
         _, said = owner.communicate(timeout=TIMEOUT_S)
     assert owner.returncode == -signal.SIGKILL, said.decode()
-    wait_until(lambda: not server.execute("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'bank_%'"))
+    eventually(
+        lambda: not server.execute("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'bank_%'"),
+        "the owner's sessions have ended",
+    )
     return txid_of(server)
 
 
@@ -106,7 +109,7 @@ def until_settled(broker: BrokerProcess, path: Path) -> list[subprocess.Complete
         runs.append(once(broker, path))
         return b"a moment ago" not in runs[-1].stderr
 
-    wait_until(settles, TIMEOUT_S)
+    eventually(settles, "the resolver finds no owner that was there a moment ago")
     return runs
 
 
@@ -145,12 +148,15 @@ def test_a_decided_branch_that_was_rolled_back_by_hand_is_found_and_never_called
 def stopped_owner(server: MariaDB, broker: BrokerProcess) -> Iterator[str]:
     """An owner that hangs with both branches prepared, before the broker has heard of a decision; its id."""
     with owner_at(server, broker, "client.xa.all_prepared:1:stop") as owner:
-        wait_until(lambda: len(prepared(server)) == 2, TIMEOUT_S)
+        eventually(lambda: len(prepared(server)) == 2, "both branches are prepared")
         try:
             yield txid_of(server)
         finally:
             owner.kill()
-    wait_until(lambda: not server.execute("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'bank_%'"))
+    eventually(
+        lambda: not server.execute("SELECT 1 FROM information_schema.processlist WHERE db LIKE 'bank_%'"),
+        "the owner's sessions have ended",
+    )
     for xid in prepared(server):
         with closing(server.connect(autocommit=True)) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(f"XA ROLLBACK {xid}")

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import WAIT_S, until
+from tests.services.consumer.consuming import WAIT_S
 from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, clear, listening, never, saved
 from txmq.cli.main import main
 from txmq.client.consumer.retry.dead_letters import DeadLetters
@@ -26,6 +26,7 @@ from txmq.client.consumer.retry.redrive import Redrive
 from txmq.model import Message
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.runtime.logging import get_logger
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 DEAD_LETTERS = f"{GROUP}.dead-letter"
@@ -76,7 +77,7 @@ def test_what_is_deferred_is_listed_shown_redelivered_and_dropped_while_a_member
         client.producer().send(TOPIC, value, key=b"k" if value != b"good" else None, partition=0)
     client.producer().send(TOPIC, b"bad2", key=b"q", partition=1)
     with listening(client, store, IN_ORDER, bad) as found:
-        until(lambda: saved(client) == (3, [[0, 1], [2, 0]]) and saved(client, 1) == (1, [[0, 1]]), "deferred")
+        eventually(lambda: saved(client) == (3, [[0, 1], [2, 0]]) and saved(client, 1) == (1, [[0, 1]]), "deferred")
         rows = listed(broker, "--store", store)
         assert [(row["partition"], row["offset"], row["state"], row["failures"]) for row in rows] == [
             (0, 0, "waits", 1), (0, 2, "behind", 0), (1, 0, "waits", 1),
@@ -90,13 +91,13 @@ def test_what_is_deferred_is_listed_shown_redelivered_and_dropped_while_a_member
         assert "retry list" in run(broker, "retry", "show", GROUP, *place, "1", status=1)
         assert found.values.count(b"bad1") == 1
         run(broker, "retry", "redeliver", GROUP, *place, "0")
-        until(lambda: found.values.count(b"bad1") == 2, "delivered again, long before its time")
+        eventually(lambda: found.values.count(b"bad1") == 2, "delivered again, long before its time")
         run(broker, "retry", "drop", GROUP, *place, "0", "--store", store)
-        until(lambda: b"behind" in found.values, "what waited behind it goes on")
-        until(lambda: saved(client) == (3, None), "and is saved as dealt with")
+        eventually(lambda: b"behind" in found.values, "what waited behind it goes on")
+        eventually(lambda: saved(client) == (3, None), "and is saved as dealt with")
         assert json.loads(run(broker, "retry", "drop", GROUP, "--all", "--json")) == {"group": GROUP, "dropped": 1}
-        until(lambda: saved(client, 1) == (1, None) and saved(client) == (3, None), "nothing is deferred")
-        until(lambda: listed(broker, "--store", store) == [], "the member removes what the group does not name")
+        eventually(lambda: saved(client, 1) == (1, None) and saved(client) == (3, None), "nothing is deferred")
+        eventually(lambda: listed(broker, "--store", store) == [], "the member removes what the group does not name")
     assert found.values.count(b"good") == 1
 
 
@@ -106,7 +107,7 @@ def test_without_members_what_is_dropped_does_not_come_again_though_its_file_has
     store = tmp_path / "r"
     client.producer().send(TOPIC, b"bad", partition=0)
     with listening(client, str(store), LATER, bad):
-        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
+        eventually(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     run(broker, "retry", "drop", GROUP, "--topic", TOPIC, "--all")  # on a host that has not the file
     (stale,) = listed(broker, "--store", str(store))
     assert (stale["state"], stale["offset"]) == ("stale", 0)
@@ -119,7 +120,7 @@ def test_without_members_what_is_dropped_does_not_come_again_though_its_file_has
 
 def test_text_that_cannot_be_read_is_listed_and_goes_only_by_name(client: txmq.Client, broker: BrokerProcess) -> None:
     with client.consumer(GROUP, [TOPIC]) as consumer:
-        until(lambda: len(consumer.assignment) == 2, "assigned")
+        eventually(lambda: len(consumer.assignment) == 2, "assigned")
         client.producer().send(TOPIC, b"one", partition=0)
         (message,) = consumer.poll(timeout=WAIT_S)
         message.ack(sync=True)

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable
 
 from txmq.client.consumer.consumer import Consumer
 from txmq.model import Message
 
 WAIT_S = 60.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something, by looking."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        signal.sigtimedwait((), 0.005)
 
 
 def take(consumer: Consumer, count: int) -> list[Message]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import txmq
-from tests.services.consumer.consuming import WAIT_S, until
+from tests.services.consumer.consuming import WAIT_S
 from txmq.client.consumer.consumer import Consumer, ConsumerOptions
 from txmq.errors import UnknownGroupError
 from txmq.model import Message
+from txmq.testing.eventually import eventually
 
 TOPIC, GROUP = "orders", "billing"
 NOW = ConsumerOptions(retry_delay=0.0, deferred_delay=0.0, deferred_retries=3)
@@ -33,7 +34,7 @@ class Listening:
 
     def wait(self, count: int) -> None:
         """Until so many were delivered."""
-        until(lambda: len(self.seen) >= count, f"{count} deliveries, {self.values} so far")
+        eventually(lambda: len(self.seen) >= count, lambda: f"{count} deliveries, {self.values} so far")
 
 
 @contextmanager

@@ -17,11 +17,12 @@ import pytest
 
 import txmq
 from txmq.client.consumer.consumer import Consumer
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 
-from .consuming import delivered, until
+from .consuming import delivered
 
 IN, OUT, GROUP = "orders", "invoices", "billing"
 WAIT_S = 60.0
@@ -43,7 +44,7 @@ def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
         made.topics.create(OUT)
         yield made
         made.control.call("group", "leave", GROUP, timeout=WAIT_S, extensions={"member": QUICK.name}, body=[b""])
-        until(lambda: made.groups.describe(GROUP)["members"] == [], "nobody is in the group")
+        eventually(lambda: made.groups.describe(GROUP)["members"] == [], "nobody is in the group")
         made.groups.delete(GROUP)
         made.topics.delete(IN)
         made.topics.delete(OUT)
@@ -155,8 +156,8 @@ def test_with_order_of_keys_each_input_has_one_output_in_order_and_none_fails_fo
     ) as consumer:
         thread = threading.Thread(target=lambda: consumer.run(handle, threads=2))
         thread.start()
-        until(lambda: len(outputs(client)) >= len(inputs), "each has its output")
-        until(lambda: client.groups.describe(GROUP)["partitions"][0]["deferred"] is None, "nothing is deferred")
+        eventually(lambda: len(outputs(client)) >= len(inputs), "each has its output")
+        eventually(lambda: client.groups.describe(GROUP)["partitions"][0]["deferred"] is None, "nothing is deferred")
         consumer.close()
         thread.join(WAIT_S)
     assert tries == {b"bad": 3, **{value: 1 for _, value in inputs[1:]}}
@@ -287,7 +288,7 @@ def test_an_unknown_outcome_is_asked_for_and_the_message_neither_saved_nor_deliv
         assert (consumed.is_in_doubt, consumed.position, consumer.poll(timeout=0.0)) == (True, 0, [])
         if is_committed:
             broker.resume()
-            until(lambda: saved(client) == 2, "both are saved")
+            eventually(lambda: saved(client) == 2, "both are saved")
             assert client.outcome(tx.txid) is txmq.Outcome.COMMITTED
             assert (consumer.poll(timeout=0.2), outputs(client)) == ([], [b"a"])
             return
@@ -352,7 +353,7 @@ def test_each_input_has_one_output_though_members_and_the_broker_die_between_pre
         with subprocess.Popen(command, env=environment) as child:
             if number % 2:  # the broker dies, too, while it has work
                 at = client.offsets(OUT, 0).end
-                until(lambda: child.poll() is not None or client.offsets(OUT, 0).end > at, "it works")  # noqa: B023
+                eventually(lambda: child.poll() is not None or client.offsets(OUT, 0).end > at, "it works")  # noqa: B023
                 broker.kill()
                 broker.start()
             assert child.wait(WAIT_S) == (0 if not point else -9), point
@@ -361,5 +362,5 @@ def test_each_input_has_one_output_though_members_and_the_broker_die_between_pre
     with closing(sqlite3.connect(database)) as connection:
         rows = [value for (value,) in connection.execute("SELECT value FROM invoices")]
     assert sorted(rows) == sorted(value for number, value in enumerate(values) if number % 2)
-    until(lambda: saved(client) == count, "everything is saved")
-    until(lambda: not client.transactions.list(), "nothing is in doubt")
+    eventually(lambda: saved(client) == count, "everything is saved")
+    eventually(lambda: not client.transactions.list(), "nothing is in doubt")

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import WAIT_S, take, until, values
+from tests.services.consumer.consuming import WAIT_S, take, values
 from txmq.client.consumer.consumer import Consumer
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, GROUP = "changes", "caches"
@@ -63,7 +64,7 @@ def options(name: str | None = None) -> txmq.ConsumerOptions:
 def member(client: txmq.Client, name: str | None = None) -> Iterator[Consumer]:
     """A member of the broadcast that has every partition."""
     with client.consumer(GROUP, [TOPIC], broadcast=True, options=options(name)) as consumer:
-        until(lambda: len(consumer.assignment) == PARTITIONS, "it has everything")
+        eventually(lambda: len(consumer.assignment) == PARTITIONS, "it has everything")
         yield consumer
 
 
@@ -130,7 +131,7 @@ def test_what_comes_into_being_later_is_consumed_from_its_first_message_on(
     client: txmq.Client, name: str | None
 ) -> None:
     with client.consumer(GROUP, [TOPIC, "new"], broadcast=True, options=options(name)) as consumer:
-        until(lambda: len(consumer.assignment) == PARTITIONS, "it has what there is")
+        eventually(lambda: len(consumer.assignment) == PARTITIONS, "it has what there is")
         producer = client.producer(timeout=30.0)
         client.topics.create("new")
         producer.send("new", b"first of a topic")
@@ -150,7 +151,7 @@ def test_a_name_that_consumes_one_more_topic_begins_at_its_end_and_misses_no_par
     producer.send("new", b"old of a topic that is new to it")
     producer.send(TOPIC, b"first of a partition", partition=PARTITIONS)
     with client.consumer(GROUP, [TOPIC, "new"], broadcast=True, options=options("shop-1")) as consumer:
-        until(lambda: len(consumer.assignment) == PARTITIONS + 2, "it has everything")
+        eventually(lambda: len(consumer.assignment) == PARTITIONS + 2, "it has everything")
         producer.send("new", b"new")
         assert set(values(take(consumer, 2))) == {b"first of a partition", b"new"}
 
@@ -160,7 +161,7 @@ def test_a_topic_that_is_made_anew_is_another_one(client: txmq.Client, name: str
     client.topics.create("new")
     with client.consumer(GROUP, ["new"], broadcast=True, options=options(name)) as consumer:
         for number in range(3):
-            until(lambda: len(consumer.assignment) == 1, "it has the topic")
+            eventually(lambda: len(consumer.assignment) == 1, "it has the topic")
             client.producer(timeout=30.0).send("new", b"%d" % number)
             assert values(take(consumer, 1)) == [b"%d" % number]
             client.topics.delete("new")
@@ -208,16 +209,16 @@ def test_a_message_that_one_member_cannot_deal_with_is_its_own_affair(client: tx
         client.consumer(GROUP, [TOPIC], broadcast=True, options=options("shop-1"), **kept) as one,  # type: ignore[arg-type]
         member(client, "shop-2") as two,
     ):
-        until(lambda: len(one.assignment) == PARTITIONS, "it has everything")
+        eventually(lambda: len(one.assignment) == PARTITIONS, "it has everything")
         send(client, 1)
         thread = threading.Thread(target=lambda: one.run(handle))
         thread.start()
         try:
             assert values(take(two, 1)) == [b"v0"]
-            until(lambda: seen.count(b"v0") > 2, "it is deferred and tried again")
+            eventually(lambda: seen.count(b"v0") > 2, "it is deferred and tried again")
             refused.set()
             send(client, 2, "w")
-            until(lambda: {b"w0", b"w1"} <= set(seen), "the partition moves on")
+            eventually(lambda: {b"w0", b"w1"} <= set(seen), "the partition moves on")
         finally:
             one.close()
             thread.join(WAIT_S)
@@ -226,7 +227,7 @@ def test_a_message_that_one_member_cannot_deal_with_is_its_own_affair(client: tx
 def test_its_dead_letters_are_the_whole_groups_and_say_whose(client: txmq.Client) -> None:
     refusing = client.consumer(GROUP, [TOPIC], broadcast=True, max_retries=0, options=options("shop-1"))
     with refusing as consumer:
-        until(lambda: len(consumer.assignment) == PARTITIONS, "it has everything")
+        eventually(lambda: len(consumer.assignment) == PARTITIONS, "it has everything")
         client.producer(timeout=30.0).send(TOPIC, b"bad")
         (message,) = consumer.poll(timeout=WAIT_S)
         message.reject("cannot")

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import WAIT_S, take, until, values
+from tests.services.consumer.consuming import WAIT_S, take, values
 from txmq.client.consumer.consumer import ConsumerOptions
 from txmq.model import Message
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, GROUP = "orders", "billing"
@@ -117,7 +118,7 @@ def test_members_that_join_one_after_another_share_and_lose_nothing(client: txmq
                 found.append(message.value or b"")
         return all(len(consumer.assignment) == 1 for consumer in consumers) and len(set(found)) == len(sent)
 
-    until(share_is_one, "every member has one partition")
+    eventually(share_is_one, "every member has one partition")
     for consumer in consumers:
         consumer.close()
     assert set(found) == set(sent)
@@ -138,7 +139,7 @@ def test_a_listener_keeps_the_order_retries_in_place_and_gives_up_in_the_end(cli
     consumer = client.consumer(GROUP, [TOPIC], max_retries=2, options=ConsumerOptions(retry_delay=0.01))
     thread = threading.Thread(target=lambda: consumer.run(handle, threads=3))
     thread.start()
-    until(lambda: b"two" in seen, "the partition moves on")
+    eventually(lambda: b"two" in seen, "the partition moves on")
     consumer.close()
     thread.join(WAIT_S)
     assert seen == [b"one", b"bad", b"bad", b"bad", b"two"]
@@ -168,7 +169,7 @@ def test_what_a_listener_has_in_hand_is_finished_before_the_group_is_left(client
     assert in_hand.wait(WAIT_S)
     closing = threading.Thread(target=again.close)
     closing.start()
-    until(lambda: again._assignment.is_closed, "it is being closed")
+    eventually(lambda: again._assignment.is_closed, "it is being closed")
     close_waits.set()
     closing.join(WAIT_S)
     thread.join(WAIT_S)
@@ -185,7 +186,7 @@ def test_partitions_are_worked_on_in_parallel(client: txmq.Client) -> None:
         target=lambda: consumer.run(lambda _message: met.append(together.wait(WAIT_S)), threads=3)
     )
     thread.start()
-    until(lambda: len(met) == 3, "three at a time")
+    eventually(lambda: len(met) == 3, "three at a time")
     consumer.close()
     thread.join(WAIT_S)
 
@@ -194,9 +195,9 @@ def test_start_latest_and_a_time_and_seek(client: txmq.Client) -> None:
     producer = client.producer()
     producer.send(TOPIC, b"old", partition=0)
     old = client.fetch(TOPIC, 0, 0)[0].timestamp_ms
-    until(lambda: int(time.time() * 1000) > old, "another millisecond")
+    eventually(lambda: int(time.time() * 1000) > old, "another millisecond")
     with client.consumer(GROUP, [TOPIC], start="latest") as consumer:
-        until(lambda: len(consumer.assignment) == PARTITIONS, "assigned")
+        eventually(lambda: len(consumer.assignment) == PARTITIONS, "assigned")
         producer.send(TOPIC, b"new", partition=0)
         assert values(take(consumer, 1)) == [b"new"]
         consumer.seek(TOPIC, 0, 0)
@@ -351,7 +352,7 @@ def test_a_member_that_dies_stops_or_freezes_is_followed_by_the_others(
     members = [Member(broker, tmp_path, number) for number in range(3)]
     try:
         producer = client.producer()
-        until(lambda: len(_owners(client)) == 3, "all members share")
+        eventually(lambda: len(_owners(client)) == 3, "all members share")
         sent = []
         for number in range(300):
             value = f"v{number}"
@@ -359,8 +360,8 @@ def test_a_member_that_dies_stops_or_freezes_is_followed_by_the_others(
             sent.append(value)
             if number == 150:
                 members[0].process.send_signal(end)
-        until(lambda: {value for m in members for _, _, value in m.lines()} == set(sent), "all are handled")
-        until(lambda: len(_owners(client)) == 2, "the others have everything")
+        eventually(lambda: {value for m in members for _, _, value in m.lines()} == set(sent), "all are handled")
+        eventually(lambda: len(_owners(client)) == 2, "the others have everything")
         for member in members:  # a partition's offsets go up while one member has it
             for partition in range(PARTITIONS):
                 seen = [offset for number, offset, _ in member.lines() if number == partition]

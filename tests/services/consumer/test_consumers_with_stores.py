@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import txmq
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 
-from .consuming import delivered, take, until, values
+from .consuming import delivered, take, values
 
 TOPIC, GROUP = "orders", "billing"
 QUICK = txmq.ConsumerOptions(
@@ -70,7 +71,7 @@ def test_a_row_and_its_offset_commit_together_and_what_is_rolled_back_comes_agai
         assert store.saved(GROUP, (TOPIC, 0)) is None
         connection.commit()
         assert store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2)
-        until(lambda: consumer._assignment.partitions[TOPIC, 0].position == 2, "both count")
+        eventually(lambda: consumer._assignment.partitions[TOPIC, 0].position == 2, "both count")
         write(connection, third)
         third.ack(connection)
         connection.rollback()
@@ -112,9 +113,9 @@ def test_a_message_whose_commit_is_under_way_is_not_given_up_and_its_row_comes_o
         first.ack(connection)  # again: it is acknowledged
         first.reject("no answer")
         connection.commit()
-        until(lambda: consumer._assignment.partitions[TOPIC, 0].position == 1, "it counts")
+        eventually(lambda: consumer._assignment.partitions[TOPIC, 0].position == 1, "it counts")
         second.reject("bad")
-        until(lambda: store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2), "the second is given up")
+        eventually(lambda: store.saved(GROUP, (TOPIC, 0)) == txmq.StoredOffset(2), "the second is given up")
     connection.close()
     assert rows(mariadb) == [0]
     assert [dead_letter.value for dead_letter in client.browse(f"{GROUP}.dead-letter")] == [b"1"]
@@ -133,7 +134,7 @@ def test_a_fenced_owners_rows_cannot_be_committed(
         with txmq.connect(broker.address) as elsewhere:
             newer = txmq.MySQLOffsetStore(mariadb.connect)
             with elsewhere.consumer(GROUP, [TOPIC], offset_store=newer, options=OTHER) as other:
-                until(lambda: len(client.groups.describe(GROUP)["members"]) == 2, "the other one stands by")
+                eventually(lambda: len(client.groups.describe(GROUP)["members"]) == 2, "the other one stands by")
                 words = {"member": QUICK.name}  # as if it had been taken for gone
                 client.control.call("group", "leave", GROUP, timeout=30.0, extensions=words, body=[b""])
                 assert [message.offset for message in delivered(other, 4)] == [1, 2, 3, 4]
@@ -173,7 +174,7 @@ def test_with_a_file_the_group_is_of_one_and_goes_on_where_it_stopped(client: tx
         for offset_store in (elsewhere, None):
             with client.consumer(GROUP, [TOPIC], offset_store=offset_store, options=OTHER) as second:
                 with pytest.raises(txmq.errors.GroupActiveError, match="alone"):
-                    until(lambda: bool(second.poll(timeout=0.2)), "it is refused")
+                    eventually(lambda: bool(second.poll(timeout=0.2)), "it is refused")
                 with pytest.raises(txmq.errors.GroupActiveError, match="alone"):
                     second.run(lambda _message: None)
         assert consumer.assignment == [(TOPIC, 0)]
@@ -222,8 +223,8 @@ def test_a_store_that_is_away_costs_neither_the_membership_nor_a_message(client:
             consumer.ack(client.fetch(TOPIC, 0, 4)[0], sync=True)
         consumed = consumer._assignment.partitions[TOPIC, 0]
         began = client.clock.monotonic()
-        until(lambda: client.clock.monotonic() > began + 2 * QUICK.session_timeout, "some time passes")
+        eventually(lambda: client.clock.monotonic() > began + 2 * QUICK.session_timeout, "some time passes")
         assert consumer._assignment.partitions[TOPIC, 0] is consumed  # nobody took it for gone
         assert [row["member"] for row in client.groups.describe(GROUP)["members"]] == [row["member"] for row in member]
         store.is_away = False
-        until(lambda: store.saved == 5, "it is saved in the end")
+        eventually(lambda: store.saved == 5, "it is saved in the end")

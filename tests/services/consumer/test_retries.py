@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import until
 from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
 from txmq.client.consumer import failures
 from txmq.client.consumer.retry.file_store import RetryStore
@@ -19,6 +18,7 @@ from txmq.errors import StorageError, TransactionStateError
 from txmq.log import records
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import encode_part
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 REQUEST_SIZE_BYTES_MAX = 1 << 20
@@ -47,7 +47,7 @@ def forget(client: txmq.Client, below: int) -> None:
     client.topics.alter(TOPIC, retention_size_bytes=1)
     for _ in range(4):
         client.producer().send(TOPIC, bytes(3000), key=b"filler")
-    until(lambda: client.offsets(TOPIC, 0).start >= below, "retention takes the messages")
+    eventually(lambda: client.offsets(TOPIC, 0).start >= below, "retention takes the messages")
 
 
 def test_later_messages_of_a_key_wait_behind_the_stored_one_also_across_a_hand_over(
@@ -58,7 +58,7 @@ def test_later_messages_of_a_key_wait_behind_the_stored_one_also_across_a_hand_o
         producer.send(TOPIC, value, key=key)
     with listening(client, str(tmp_path / "one"), IN_ORDER, bad) as first:
         first.wait(4)
-        until(lambda: saved(client)[0] == 6, "the partition moves on")
+        eventually(lambda: saved(client)[0] == 6, "the partition moves on")
     assert first.values == [b"bad1", b"x1", b"none", b"x2"]
     assert saved(client) == (6, [[0, 1], [2, 0], [4, 0]])
     producer.send(TOPIC, b"a4", key=b"k")
@@ -73,7 +73,7 @@ def test_one_that_waited_behind_is_retried_and_deferred_like_any_other(client: t
         client.producer().send(TOPIC, value, key=b"k")
     at_once = txmq.ConsumerOptions(retry_delay=0.0, deferred_delay=0.0, deferred_retries=2, keep_key_order=True)
     with listening(client, str(tmp_path / "r"), at_once, bad, max_retries=1) as found:
-        until(lambda: b"good" in found.values, "dead letters let the key go on")
+        eventually(lambda: b"good" in found.values, "dead letters let the key go on")
     assert found.values == [b"bad1"] * 4 + [b"bad2"] * 4 + [b"good"]
     dead_letters = list(client.browse(f"{GROUP}.dead-letter"))
     assert [(dead_letter.value, dead_letter.headers["txmq.dead.attempts"]) for dead_letter in dead_letters] == [
@@ -90,11 +90,11 @@ def test_where_what_waits_finds_no_room_the_partition_stops_says_so_and_loses_no
     for value in (b"bad1", bytes(9000), b"after"):
         client.producer().send(TOPIC, value, key=b"k")
     with listening(client, str(tmp_path / "r"), IN_ORDER, bad) as found:
-        until(lambda: (TOPIC, 0) in found.consumer.stopped, "it says so")
+        eventually(lambda: (TOPIC, 0) in found.consumer.stopped, "it says so")
         assert "full" in found.consumer.stopped[TOPIC, 0]
         assert saved(client)[0] in (None, 1)
         monkeypatch.setattr(failures, "SIZE_BYTES_MAX", 50_000)
-        until(lambda: saved(client)[0] == 3, "it goes on by itself")
+        eventually(lambda: saved(client)[0] == 3, "it goes on by itself")
         assert found.consumer.stopped == {}
     assert saved(client) == (3, [[0, 1], [1, 0], [2, 0]])
     assert found.values == [b"bad1"]
@@ -109,14 +109,14 @@ def test_the_retry_topic_keeps_contents_that_retention_took(client: txmq.Client)
     client.producer().send(TOPIC, b"bad", key=b"k", headers={"h": b"\xff"}, tag="red")
     (sent,) = client.fetch(TOPIC, 0, 0)
     with listening(client, "topic", LATER, bad) as first:
-        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
+        eventually(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     (copy,) = client.browse(f"{GROUP}.retry")
     assert (copy.headers["txmq.retry.topic"], copy.headers["txmq.retry.offset"]) == (TOPIC.encode(), b"0")
     assert (copy.headers["txmq.retry.attempts"], b"cannot" in copy.headers["txmq.retry.reason"]) == (b"1", True)
     assert original(copy) == sent
     forget(client, 1)
     with listening(client, "topic", LATER, never) as second:  # on another host
-        until(lambda: sent in second.seen, "its content comes from the copy")
+        eventually(lambda: sent in second.seen, "its content comes from the copy")
     assert first.values == [b"bad"]
     assert second.seen.count(sent) == 1
     assert saved(client)[1] is None
@@ -127,7 +127,7 @@ def test_the_retry_topic_has_the_same_limits_and_dead_letters(client: txmq.Clien
         client.producer().send(TOPIC, value, key=b"k")
     with listening(client, "topic", NOW, bad) as found:
         found.wait(5)
-        until(lambda: saved(client) == (2, None), "a dead letter")
+        eventually(lambda: saved(client) == (2, None), "a dead letter")
     assert sorted(found.values) == [b"bad"] * 4 + [b"good"]
     (dead_letter,) = client.browse(f"{GROUP}.dead-letter")
     assert (dead_letter.value, dead_letter.key, dead_letter.headers["txmq.dead.attempts"]) == (b"bad", b"k", b"4")
@@ -180,18 +180,18 @@ def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_deferr
     client.producer().send(TOPIC, b"bad", key=b"k")
     store = str(tmp_path / "deferred")
     with listening(client, store, LATER, bad):
-        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
+        eventually(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     forget(client, 1)
     if how == "reset":
         client.groups.reset(GROUP, [(TOPIC, 0, 0)])
     fails = bad if how == "seek" else never
     with listening(client, store, LATER, fails) as found:
         if how == "seek":
-            until(lambda: b"bad" in found.values, "it is retried once when the partition comes")
+            eventually(lambda: b"bad" in found.values, "it is retried once when the partition comes")
             found.consumer.seek(TOPIC, 0, 0)
-            until(lambda: saved(client)[0] == client.offsets(TOPIC, 0).end, "the log is consumed again")
+            eventually(lambda: saved(client)[0] == client.offsets(TOPIC, 0).end, "the log is consumed again")
         else:
-            until(lambda: b"bad" in found.values, "it is delivered from the store")
+            eventually(lambda: b"bad" in found.values, "it is delivered from the store")
     if how == "seek":
         assert saved(client)[1] == [[0, 2]]
 
@@ -199,10 +199,10 @@ def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_deferr
 def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client: txmq.Client, tmp_path: Path) -> None:
     client.producer().send(TOPIC, b"bad", key=b"k")
     with listening(client, str(tmp_path / "lost"), LATER, bad):
-        until(lambda: saved(client) == (1, [[0, 1]]), "deferred")
+        eventually(lambda: saved(client) == (1, [[0, 1]]), "deferred")
     forget(client, 1)
     with listening(client, str(tmp_path / "new"), LATER, never):
-        until(lambda: saved(client)[1] is None, "it is told and forgotten")
+        eventually(lambda: saved(client)[1] is None, "it is told and forgotten")
     (dead_letter,) = client.browse(f"{GROUP}.dead-letter")
     assert (dead_letter.value, dead_letter.headers["txmq.dead.value"]) == (b"", b"gone")
     assert (dead_letter.headers["txmq.dead.offset"], dead_letter.headers["txmq.dead.attempts"]) == (b"0", b"1")

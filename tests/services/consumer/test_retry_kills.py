@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import WAIT_S, until
+from tests.services.consumer.consuming import WAIT_S
 from tests.services.consumer.retrying import GROUP, LATER, NOW, TOPIC, bad, listening, never, saved
 from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.runtime.crashpoints import VARIABLE
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 # "bad" fails always, or once: then it is dealt with, but not before the group knows that it is deferred.
@@ -83,9 +84,9 @@ def test_killed_while_a_message_is_deferred_it_comes_again_and_its_copy_does_not
     assert is_named is point.startswith("client.deferred.saved")
     assert (rows(file) if kind == "file" else [copy.value for copy in client.browse(f"{GROUP}.retry")]) == [b"bad"]
     with listening(client, store, LATER, never) as found:
-        until(lambda: b"bad" in found.values and saved(client) == (3, None), "it is dealt with, and the rest")
+        eventually(lambda: b"bad" in found.values and saved(client) == (3, None), "it is dealt with, and the rest")
         client.producer().send(TOPIC, b"last", key=b"k")
-        until(lambda: b"last" in found.values, "nothing comes after it")
+        eventually(lambda: b"last" in found.values, "nothing comes after it")
     assert found.values.count(b"bad") == 1
     assert kind == "topic" or rows(file) == []
 
@@ -99,7 +100,7 @@ def test_killed_after_it_was_dealt_with_it_does_not_come_again(
     assert (saved(client)[1], rows(file)) == (None, left)
     client.producer().send(TOPIC, b"last", key=b"k")
     with listening(client, str(file), NOW, never) as found:
-        until(lambda: b"last" in found.values, "the rest comes")
+        eventually(lambda: b"last" in found.values, "the rest comes")
     assert b"bad" not in found.values
     assert rows(file) == []  # what the group does not name is stale
 
@@ -114,7 +115,7 @@ def test_killed_after_the_dead_letter_it_becomes_one_again_and_never_lost(
     assert [dead_letter.value for dead_letter in client.browse(f"{GROUP}.dead-letter")] == [b"bad"]
     assert saved(client)[1] == ([[1, 1]] if has_store else None)
     with listening(client, store, NOW, bad):
-        until(lambda: saved(client) == (3, None), "a dead letter, and the rest dealt with")
+        eventually(lambda: saved(client) == (3, None), "a dead letter, and the rest dealt with")
     dead_letters = [dead_letter.headers["txmq.dead.offset"] for dead_letter in client.browse(f"{GROUP}.dead-letter")]
     assert dead_letters == [b"1", b"1"]
     assert not has_store or rows(file) == []

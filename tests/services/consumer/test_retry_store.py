@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import txmq
 from txmq.client.consumer.consumer import ConsumerOptions
 from txmq.client.consumer.retry.file_store import RetryStore
 from txmq.model import Message
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 TOPIC, GROUP, WAIT_S = "orders", "billing", 60.0
@@ -40,14 +39,6 @@ def deferred(client: txmq.Client) -> tuple[int | None, object]:
     return rows[0]["offset"], [row[:2] for row in json.loads(text)] if text else None
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something, by looking."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        signal.sigtimedwait((), 0.005)
-
-
 def run(client: txmq.Client, store: Path | None, options: ConsumerOptions, fails: int, count: int) -> list[bytes]:
     """A listener to which ``bad`` fails so often; what it saw, once that is ``count`` messages."""
     seen: list[bytes] = []
@@ -61,7 +52,7 @@ def run(client: txmq.Client, store: Path | None, options: ConsumerOptions, fails
     consumer = client.consumer(GROUP, [TOPIC], max_retries=1, retry_store=path, options=options)
     thread = threading.Thread(target=lambda: consumer.run(handle))
     thread.start()
-    until(lambda: len(seen) >= count, f"{count} deliveries")
+    eventually(lambda: len(seen) >= count, f"{count} deliveries")
     consumer.close()
     thread.join(WAIT_S)
     return seen

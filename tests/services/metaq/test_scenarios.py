@@ -86,8 +86,9 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import WAIT_S, take, until, values
+from tests.services.consumer.consuming import WAIT_S, take, values
 from txmq.client.consumer.consumer import Consumer
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 
@@ -129,7 +130,7 @@ class Scene:
         thread = threading.Thread(target=lambda: consumer.run(handle, threads=2))
         thread.start()
         try:
-            until(is_over, "the listener gets everything")
+            eventually(is_over, "the listener gets everything")
         finally:
             consumer.close()
             thread.join(WAIT_S)
@@ -171,7 +172,7 @@ def test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest(scene:
 
     with scene.consumer(accept=is_even) as consumer:
         assert values(take(consumer, 110)) == [b"%d" % number for number in range(0, 220, 2)]
-        until(lambda: scene.saved() == [220], "nothing of it comes again")
+        eventually(lambda: scene.saved() == [220], "nothing of it comes again")
 
 
 def test_a_filter_that_refuses_nearly_everything_does_not_look_like_nothing(scene: Scene) -> None:
@@ -217,13 +218,13 @@ def test_six_members_that_join_one_after_another_get_each_of_100_messages_once(s
         more = [b"%d.%d" % (number, each) for each in range(20 if number < 5 else 0)]
         sent += more
         scene.producer.send_many(scene.topic, [(value, value) for value in more])
-        until(is_shared, "every member has its share")
+        eventually(is_shared, "every member has its share")
 
     def is_complete() -> bool:
         poll_all()
         return len(found) >= len(sent)
 
-    until(is_complete, "everything is there")
+    eventually(is_complete, "everything is there")
     for consumer in consumers:
         consumer.close()
     assert sorted(found) == sorted(sent)
@@ -315,7 +316,7 @@ def test_callbacks_are_told_in_order(scene: Scene) -> None:
         future = scene.producer.send_async(scene.topic, b"%d" % number, b"k")
         future.add_done_callback(lambda done: told.append(done.result().offset))
     scene.producer.flush()
-    until(lambda: len(told) == 50, "all are told")
+    eventually(lambda: len(told) == 50, "all are told")
     assert told == list(range(50))
 
 
@@ -336,7 +337,7 @@ def test_a_topic_closed_for_publishing_or_for_reading(scene: Scene) -> None:
 def test_the_latest_is_what_comes_after_the_consumer(scene: Scene) -> None:
     scene.create().send(10)
     with scene.consumer(start="latest") as consumer:
-        until(lambda: len(consumer.assignment) == 1, "it has the partition")
+        eventually(lambda: len(consumer.assignment) == 1, "it has the partition")
         scene.producer.send(scene.topic, b"new")
         assert values(take(consumer, 1)) == [b"new"]
 
@@ -370,7 +371,7 @@ def test_six_deliveries_in_place_then_from_the_retry_store(scene: Scene, tmp_pat
     assert seen[:6] == [b"0"] * 6
     assert Counter(seen) == {b"0": 8, b"1": 1}
     with scene.consumer(retry_store=str(tmp_path / "retry.db")) as consumer:
-        until(lambda: len(consumer.assignment) == 1, "it has the partition")
+        eventually(lambda: len(consumer.assignment) == 1, "it has the partition")
         assert consumer.poll(timeout=0.1) == []
 
 

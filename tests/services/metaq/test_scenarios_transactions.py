@@ -60,8 +60,9 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import take, until, values
+from tests.services.consumer.consuming import take, values
 from tests.services.metaq import test_scenarios
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import XAFlag
 
@@ -121,7 +122,7 @@ def checkpoints(broker: BrokerProcess) -> set[str]:
 def await_checkpoint(broker: BrokerProcess) -> None:
     """Until another one has been taken of what is there now."""
     known = checkpoints(broker)
-    until(lambda: bool(checkpoints(broker) - known), "a checkpoint is taken")
+    eventually(lambda: bool(checkpoints(broker) - known), "a checkpoint is taken")
 
 
 def test_every_name_in_the_two_tables_is_a_test() -> None:
@@ -189,7 +190,7 @@ def test_a_transaction_past_its_time_is_refused_and_leaves_nothing(client: txmq.
         with producer.transaction(timeout=0.2):
             producer.send(topic, b"late")
             over = client.clock.monotonic() + 0.2
-            until(lambda: client.clock.monotonic() > over, "its time is over")
+            eventually(lambda: client.clock.monotonic() > over, "its time is over")
 
     with pytest.raises(txmq.errors.TransactionTimeoutError):
         too_slow()
@@ -264,7 +265,7 @@ def test_retention_before_a_recovery_takes_no_transaction_along(
     resource.prepare(xid(topic, 1))
     for number in range(30):
         producer.send(topic, b"%d" % number + bytes(1000))
-    until(lambda: client.offsets(topic, 0).start > 1, "retention takes the first segment")
+    eventually(lambda: client.offsets(topic, 0).start > 1, "retention takes the first segment")
     broker.kill()
     broker.start()
     assert resource.recover() == [xid(topic, 1)]

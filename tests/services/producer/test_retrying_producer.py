@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.services.consumer.consuming import until
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 ACKNOWLEDGED, SPOOLED, PENDING = txmq.SendStatus.ACKNOWLEDGED, txmq.SendStatus.SPOOLED, txmq.SendStatus.PENDING
@@ -82,7 +82,7 @@ def test_what_cannot_be_sent_is_kept_and_sent_in_the_background_in_order(
     with pytest.raises(txmq.errors.RequestTimeoutError):
         producer.flush(timeout=0.1)
     broker.start()
-    until(lambda: producer.spooled == 0, "it is sent in the background")
+    eventually(lambda: producer.spooled == 0, "it is sent in the background")
     sent.append(producer.send("t", b"20", b"k"))
     assert (sent[-1].status, sent[-1].offset) == (ACKNOWLEDGED, 20)
     assert arrived(client)[sent[0].partition] == [b"%d" % number for number in range(21)]

@@ -6,8 +6,9 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from txmq.testing.eventually import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 120
@@ -34,9 +35,12 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     words = command("--rows", "idle-rss", "backlog", "--directory", str(tmp_path))
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
-            deadline = time.monotonic() + TIMEOUT_S
-            while not list(tmp_path.glob("bench-*/backlog/data")) and time.monotonic() < deadline:
-                assert running.poll() is None
+            eventually(
+                lambda: any(tmp_path.glob("bench-*/backlog/data")) or running.poll() is not None,
+                "the row backlog begins",
+                TIMEOUT_S,
+            )
+            assert running.poll() is None
             running.send_signal(signal.SIGINT)
             said, errors = running.communicate(timeout=TIMEOUT_S)
             assert (running.returncode, errors) == (130, b"")

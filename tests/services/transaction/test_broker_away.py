@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.xa.mysql_world import NAME, MySQLWorld, wait_until
+from tests.services.xa.mysql_world import NAME, MySQLWorld
 from txmq import BrokerAwayError, Outcome, RolledBackError
 from txmq.client.transport.reconnecting import SILENT_S
 from txmq.runtime import crashpoints
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource
@@ -124,7 +125,7 @@ class Shop:
         """
         taken = 10 - self.stock.pieces()
         if self.stock.resource is not None:
-            wait_until(lambda: self._readable() >= taken)
+            eventually(lambda: self._readable() >= taken, "the messages of committed blocks are visible")
         assert taken == (self._readable() if self.stock.resource is not None else 0)
         return self._readable()
 
@@ -149,7 +150,7 @@ class Shop:
     def _fall_silent(self) -> None:
         """No request of the last ``SILENT_S`` is answered, whenever the client reads answers to earlier ones."""
         fell_silent_at = time.monotonic()
-        wait_until(lambda: time.monotonic() - fell_silent_at > SILENT_S)
+        eventually(lambda: time.monotonic() - fell_silent_at > SILENT_S, "the silence has lasted")
 
     def close(self) -> None:
         self.client.close()
@@ -184,7 +185,7 @@ def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) 
 def test_a_block_does_not_begin_while_the_broker_is_dead_and_a_restarted_one_is_found(shop: Shop) -> None:
     shop.order()
     shop.broker.kill()
-    wait_until(shop.is_cut)
+    eventually(shop.is_cut, "the client sees that the link has ended")
     for _ in range(4):
         assert isinstance(soon(shop.order), RolledBackError)
     assert shop.bodies == 1
@@ -251,7 +252,7 @@ def test_what_is_committed_is_told_as_committed_soon_though_the_broker_died_behi
     assert sqlite_shop.stock.pieces() == 9
     sqlite_shop.broker.start()
     sqlite_shop.order_when_it_is_back()  # wakes the resolver, and comes behind the first, which has its key
-    wait_until(lambda: not list(sqlite_shop.client.transactions.list(state="in-doubt")), SOON_S)
+    eventually(lambda: not list(sqlite_shop.client.transactions.list(state="in-doubt")), "nothing is in doubt")
     assert sqlite_shop.sold() == 2
 
 

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import txmq
 from txmq import Outcome, Resolution
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 WITHIN_S = 20.0  # far above what it takes: a loaded machine must not turn it red
@@ -50,9 +50,7 @@ def killed_owner(broker: BrokerProcess, value: str) -> str:
 
 
 def wait_for(client: txmq.Client, txid: str, wanted: Outcome) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while client.outcome(txid) is not wanted:  # each look is a round trip
-        assert time.monotonic() < deadline, client.transactions.show(txid)
+    eventually(lambda: client.outcome(txid) is wanted, lambda: client.transactions.show(txid))
 
 
 def visible(client: txmq.Client) -> list[bytes | None]:
@@ -146,9 +144,7 @@ def test_the_thread_ends_with_its_client_at_once(broker: BrokerProcess) -> None:
         client.producer(group="shop", checker=never)
         client.producer(group="shop", checker=never)
         assert threads() == before + 1
-    deadline = time.monotonic() + WITHIN_S
-    while threads() != before:
-        assert time.monotonic() < deadline
+    eventually(lambda: threads() == before, "the thread of the check-backs has ended")
 
 
 def in_child(work: Callable[[], None]) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
 from txmq.xa.mysql.branch import MySQLBranch
@@ -23,18 +22,6 @@ _pause = threading.Event()  # never set
 def new_txid() -> str:
     """A transaction id of our cluster."""
     return str(TxId(0xC1, 0xB1, 1, next(_numbers)))
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Ask again until it holds.
-
-    Raises:
-        AssertionError: it does not hold in time.
-    """
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to hold in time"
-        _pause.wait(0.01)
 
 
 class MySQLWorld:
@@ -104,7 +91,10 @@ class MySQLWorld:
         """The owner dies: its connection ends, and the server has noticed."""
         number = branch.details()["connection"]
         branch.abandon()
-        wait_until(lambda: not self.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {number}"))
+        eventually(
+            lambda: not self.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {number}"),
+            "the server has ended the session",
+        )
 
     def settle_everything(self) -> None:
         """Roll back what a test left prepared, so that the next one starts on a clean server."""
@@ -113,7 +103,7 @@ class MySQLWorld:
                 connection.close()
             except Exception:  # noqa: BLE001  it was closed before
                 continue
-        wait_until(self._nothing_is_prepared)
+        eventually(self._nothing_is_prepared, "nothing is prepared")
 
     def _nothing_is_prepared(self) -> bool:
         connection = self.server.connect(autocommit=True)

@@ -11,12 +11,13 @@ import pytest
 
 from tests.unit.xa.support import quiet_resolver
 from txmq.client.transaction.block import Transaction
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 from txmq.xa.database import connection_pool
 
-from .mysql_world import MySQLWorld, wait_until
+from .mysql_world import MySQLWorld
 
 
 class World(MySQLWorld):
@@ -51,7 +52,7 @@ def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def test_what_threads_leave_that_ended_is_used_by_all_that_follow(world: World) -> None:
     """Each left its own for ever, inside BEGIN and SAVEPOINT."""
-    wait_until(lambda: world.sessions() == [])  # the install's
+    eventually(lambda: world.sessions() == [], "the sessions of the install have ended")  # the install's
     together = threading.Barrier(6)
     threads = [threading.Thread(target=world.order, args=(number, together.wait)) for number in range(1, 7)]
     for thread in threads:
@@ -71,9 +72,9 @@ def test_what_is_idle_is_bounded_and_closed_by_close_in_any_thread(
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(world.order, range(1, 65)))
     assert len(world.rows()) == 64
-    wait_until(lambda: len(world.sessions()) <= 3)
+    eventually(lambda: len(world.sessions()) <= 3, "no more sessions than may be idle")
     assert 1 <= len(world.last._pool) <= 3
     other = threading.Thread(target=world.last.close)
     other.start()
     other.join()
-    wait_until(lambda: world.sessions() == [])
+    eventually(lambda: world.sessions() == [], "all sessions have ended")

@@ -14,12 +14,12 @@ import pytest
 
 import txmq
 from txmq.errors import HeuristicHazardError, RolledBackError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 from txmq.xid import xid_sql
 
-from .mysql_world import wait_until
 from .test_last_resource_mysql import Shop
 
 ENDS = ["COMMIT", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"]
@@ -88,7 +88,7 @@ def test_a_broker_that_is_down_meanwhile_keeps_it_when_it_is_back(shop: Shop, br
         _ = 1 / 0
     assert tx.outcome is txmq.Outcome.UNKNOWN
     broker.start()
-    wait_until(lambda: _kept(shop) == {txid: ["heuristic-hazard"]}, 60.0)
+    eventually(lambda: _kept(shop) == {txid: ["heuristic-hazard"]}, "the broker keeps the hazard")
     assert shop.client.outcome(txid) is txmq.Outcome.UNKNOWN
     assert (shop.rows(), shop.messages()) == ([b"1", b"2"], [b"1"])
 
@@ -104,7 +104,7 @@ def _deadlock(shop: Shop, tx: Any) -> None:
     waits = threading.Thread(target=theirs.execute, args=("UPDATE orders SET value = 'other' WHERE id = 1",))
     waits.start()
     locked = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
-    wait_until(lambda: bool(shop.execute(locked)))
+    eventually(lambda: bool(shop.execute(locked)), "the other transaction waits for the lock")
     try:
         ours.execute("UPDATE orders SET value = 'ours' WHERE id = 2")
     finally:

@@ -22,6 +22,7 @@ from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.clock import SimClock
@@ -29,9 +30,6 @@ from txmq.xa import LastResource
 from txmq.xa.database.installation import CHECK_EVERY_S, DatabaseSession
 from txmq.xa.last_resource.branch import BEGUN_FRESH_S
 
-from .mysql_world import wait_until
-
-SETTLED_WITHIN_S = 10.0  # far above the promise of 2 s: a loaded machine must not turn it red
 _numbers = itertools.count(1)
 
 
@@ -429,7 +427,7 @@ def test_what_a_dead_client_left_is_settled_by_the_thread_of_another(
     assert other.order(b"next") is txmq.Outcome.COMMITTED  # starts the thread; waits for the earlier one of its key
     expected = [b"next"] if point == "client.tx.prepared" else [b"left", b"next"]
     assert other.rows() == expected
-    wait_until(other.is_settled, SETTLED_WITHIN_S)
+    eventually(other.is_settled, "nothing is in doubt")
     assert other.messages() == expected
     other.die()
 
@@ -444,7 +442,7 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: Shop, hook:
         shop.order(b"2", timeout=1.0)
     shop.server.start()
     resolver_of(shop.client).wake()
-    wait_until(shop.is_settled, SETTLED_WITHIN_S)
+    eventually(shop.is_settled, "nothing is in doubt")
     assert shop.messages() == shop.rows()
     if point != "client.tx.db_commit_sent":  # the server may have come to it, or not
         assert shop.rows() == ([b"1", b"2"] if point == "client.tx.db_committed" else [b"1"])
@@ -461,10 +459,10 @@ def test_an_owner_that_holds_its_locks_is_not_guessed_about(shop: Shop, hook: An
     other = Shop(shop.broker, shop.server, shop.database)
     other.resource.install(other.client)
     resolver_of(other.client).add(other.resource)
-    wait_until(lambda: _lock_waits(shop) > 0, SETTLED_WITHIN_S)
+    eventually(lambda: _lock_waits(shop) > 0, "the resolver waits for the row's lock")
     assert not other.is_settled()
     shop.opened[-1].close()
-    wait_until(other.is_settled, SETTLED_WITHIN_S)
+    eventually(other.is_settled, "nothing is in doubt")
     assert (other.rows(), other.messages()) == ([], [])
     other.die()
 

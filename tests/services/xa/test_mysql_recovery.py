@@ -8,13 +8,14 @@ import MySQLdb
 import pytest
 
 from txmq.errors import ConfigError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
 from txmq.xa.database.mysql_server import xa
 from txmq.xa.two_phase.branch import Ended
 from txmq.xid import FORMAT_ID, Xid
 
-from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid, wait_until
+from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
 
 
 @pytest.fixture
@@ -35,7 +36,10 @@ def _prepare_by_hand(world: MySQLWorld, xid: Xid, number: int | None = None) -> 
     cursor.execute(xa("PREPARE", xid))
     number = connection.thread_id()
     connection.close()
-    wait_until(lambda: not world.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {number}"))
+    eventually(
+        lambda: not world.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {number}"),
+        "the server has ended the session",
+    )
 
 
 def test_a_branch_whose_owner_lives_is_not_known_and_listed(world: MySQLWorld) -> None:
@@ -56,7 +60,7 @@ def test_the_owners_session_is_killed_by_the_number_in_the_xid(world: MySQLWorld
     assert (listed.xid, str(listed.txid), listed.uuid) == (branch.xid, branch.xid.gtrid.decode(), recovery.uuid)
     assert recovery.now_ms() < listed.deadline_ms < recovery.now_ms() + 31_000
     assert recovery.kill(listed.connection)
-    wait_until(lambda: recovery.commit(branch.xid) is Ended.DONE)
+    eventually(lambda: recovery.commit(branch.xid) is Ended.DONE, "the owner's session has ended")
     assert not branch.commit()
     assert world.rows() == [1]
 
@@ -82,7 +86,7 @@ def test_a_user_without_the_privilege_process_can_kill_its_own_sessions(world: M
     recovery = resource.open_recovery(CLUSTER)
     assert not recovery.kill(1 << 40)
     assert recovery.kill(branch.details()["connection"])
-    wait_until(lambda: recovery.rollback(branch.xid) is Ended.DONE)
+    eventually(lambda: recovery.rollback(branch.xid) is Ended.DONE, "the owner's session has ended")
     assert world.rows() == []
 
 

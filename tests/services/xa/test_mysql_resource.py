@@ -11,13 +11,14 @@ import MySQLdb.connections
 import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa.database.mysql_server import xa
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, decode_bqual
 from txmq.xid import FORMAT_ID
 
-from .mysql_world import MySQLWorld, new_txid, wait_until
+from .mysql_world import MySQLWorld, new_txid
 
 
 @pytest.fixture
@@ -326,8 +327,10 @@ def test_a_frozen_server_leaves_a_prepare_unknown_and_whoever_comes_later_finds_
     finally:
         world.server.resume()
     recovery = world.recovery()
-    wait_until(lambda: recovery.is_listed(branch.xid))  # what was sent is carried out when it goes on
-    wait_until(lambda: recovery.rollback(branch.xid) is Ended.DONE)
+    eventually(
+        lambda: recovery.is_listed(branch.xid), "the branch is listed"
+    )  # what was sent is carried out when it goes on
+    eventually(lambda: recovery.rollback(branch.xid) is Ended.DONE, "the branch is rolled back")
     recovery.force()
     assert world.rows() == []
 
@@ -348,7 +351,7 @@ def test_a_killed_session_before_commit_leaves_the_branch_to_the_resolver(world:
     world.execute(f"KILL {branch.details()['connection']}")
     assert not branch.commit()
     recovery = world.recovery()
-    wait_until(lambda: recovery.commit(branch.xid) is Ended.DONE)
+    eventually(lambda: recovery.commit(branch.xid) is Ended.DONE, "the branch is committed")
     assert world.rows() == [1]
     recovery.close()
 

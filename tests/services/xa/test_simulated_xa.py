@@ -13,13 +13,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.xa_answers import DEADLOCK, LOST, SimulatedError
 from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.mysql_server import listed_xids, xa
 from txmq.xid import Xid
-
-from .mysql_world import wait_until
 
 EXAMPLES, STEPS = 30, 40  # about 8 s; 250 examples have been run without a difference
 SESSIONS_MAX, CRASHES_MAX = 4, 2
@@ -227,7 +226,7 @@ class Comparison(RuleBasedStateMachine):
 
     def _wait_for_the_end_of(self, pair: Pair) -> None:
         gone = f"SELECT 1 FROM information_schema.processlist WHERE id = {pair.number}"
-        wait_until(lambda: not self._observe(gone))
+        eventually(lambda: not self._observe(gone), "the server has ended the session")
         self._agree()
 
     def teardown(self) -> None:

@@ -19,18 +19,17 @@ import MySQLdb
 import pytest
 
 import txmq
-from tests.services.xa.mysql_world import wait_until
 from tests.services.xa.xa_owner import resources, transfer
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.client.transaction.block import Transaction
 from txmq.errors import RolledBackError, TopicClosedError
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import POINTS
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 
 ROOT = Path(__file__).resolve().parents[3]
-SETTLED_WITHIN_S = 60.0  # the promise is 2 s once both sides can be reached; machines may be loaded
 OWNER_POINTS = sorted(point for point in POINTS if point.startswith("client.xa."))
 BRANCHES_ROLLED_BACK_POINTS = ("client.xa.fenced", "client.xa.rolled_back")  # reached by a decide that is refused
 DECIDED_POINTS = tuple(f"client.xa.{name}" for name in ("decided", "committed", "all_committed", "complete_sent"))
@@ -96,8 +95,8 @@ class Bank:
 
     def check(self, expected: list[str]) -> None:
         """Settled, and rows and messages are these."""
-        wait_until(self.is_settled, SETTLED_WITHIN_S)
-        wait_until(lambda: self.messages() == expected, SETTLED_WITHIN_S)
+        eventually(self.is_settled, "nothing is in doubt")
+        eventually(lambda: self.messages() == expected, "the messages are those expected")
         assert self.rows(0) == self.rows(1) == expected
 
     def owner(self, value: str, crash: str, topic: str | None = None, timeout: float = 30.0) -> subprocess.Popen[bytes]:
@@ -208,7 +207,7 @@ def test_the_callers_own_connections_are_given_back_clean(bank: Bank) -> None:
 
 def test_a_forked_child_has_connections_of_its_own(bank: Bank) -> None:
     bank.transfer("1-parent")
-    wait_until(bank.is_settled, SETTLED_WITHIN_S)  # the resolver has its connections
+    eventually(bank.is_settled, "nothing is in doubt")  # the resolver has its connections
     child = os.fork()
     if child == 0:
         status = 1
@@ -235,7 +234,7 @@ def test_a_server_that_dies_between_prepare_and_decide_commits_when_it_is_back(b
     assert bank.messages() == [], "a visible message implies readable rows"
     bank.servers[number].start()
     bank.check(["x"])
-    wait_until(lambda: tx.pending == (), SETTLED_WITHIN_S)
+    eventually(lambda: tx.pending == (), "both branches are complete")
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -291,7 +290,7 @@ def test_owners_that_die_at_every_point_are_settled_by_the_resolver_of_another_p
     for value, owner in owners.items():
         _, said = owner.communicate(timeout=60)
         assert owner.returncode == -signal.SIGKILL, f"{value}: {said.decode()}"
-    wait_until(bank.is_settled, SETTLED_WITHIN_S)
+    eventually(bank.is_settled, "nothing is in doubt")
     seen = bank.messages()
     assert bank.rows(0) == bank.rows(1) == seen
     for value in owners:
@@ -303,8 +302,8 @@ def test_owners_that_die_at_every_point_are_settled_by_the_resolver_of_another_p
 def test_an_owner_that_stops_with_prepared_branches_is_ended_and_learns_it(bank: Bank) -> None:
     """Its sessions live, so its branches are not known to others, and listed: the resolver ends the sessions."""
     owner = bank.owner("x", "client.xa.all_prepared:1:stop", timeout=5.0)
-    wait_until(lambda: bank.prepared() == 2, 60.0)
-    wait_until(bank.is_settled, 5.0 + SETTLED_WITHIN_S)
+    eventually(lambda: bank.prepared() == 2, "both branches are prepared")
+    eventually(bank.is_settled, "nothing is in doubt")
     os.kill(owner.pid, signal.SIGCONT)
     _, said = owner.communicate(timeout=60)
     assert owner.returncode == 1
@@ -314,7 +313,7 @@ def test_an_owner_that_stops_with_prepared_branches_is_ended_and_learns_it(bank:
 
 def test_an_owner_that_stops_behind_the_decision_finds_it_finished(bank: Bank) -> None:
     owner = bank.owner("x", "client.xa.decided:1:stop", timeout=20.0)
-    wait_until(lambda: bank.messages() == ["x"], 60.0)
+    eventually(lambda: bank.messages() == ["x"], "the message is visible")
     os.kill(owner.pid, signal.SIGCONT)
     _, said = owner.communicate(timeout=60)
     assert owner.returncode == 0, said.decode()

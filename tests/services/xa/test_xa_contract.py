@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.xa_answers import Fault, SimulatedError
 from txmq.testing.simulated.xa_database import SimulatedXADatabase
@@ -15,7 +16,7 @@ from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.mysql.resource import MySQLResource
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
 
-from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid, wait_until
+from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
 
 
 class World(Protocol):
@@ -201,7 +202,7 @@ def test_a_prepared_branch_is_finished_by_another_when_its_owner_has_gone(world:
     (listed,) = recovery.prepared()
     assert (str(listed.txid), listed.connection) == (branch.xid.gtrid.decode(), branch.details()["connection"])
     assert recovery.kill(listed.connection)
-    wait_until(lambda: end(branch.xid) is Ended.DONE)
+    eventually(lambda: end(branch.xid) is Ended.DONE, "the owner's session has ended")
     assert end(branch.xid) is Ended.NOT_KNOWN
     assert not recovery.is_listed(branch.xid)
     assert not recovery.kill(listed.connection)

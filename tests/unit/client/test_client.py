@@ -28,6 +28,7 @@ from txmq.errors import (
 )
 from txmq.model import Message, SendResult, SendStatus
 from txmq.runtime.threads import Forked
+from txmq.testing.eventually import eventually
 
 
 def values(messages: list[Message]) -> list[bytes | None]:
@@ -209,19 +210,8 @@ def test_a_futures_callback_may_send_and_wait(client: Client) -> None:
     future.add_done_callback(lambda _: answers.append(producer.send("t", b"second", partition=0)))
     future.result(10)
     client.producer().send("t", b"elsewhere", partition=1)
-    wait_until(lambda: bool(answers))
+    eventually(lambda: bool(answers), "the callback has run")
     assert [result.offset for result in answers] == [1]
-
-
-def wait_until(condition: object) -> None:
-    import threading
-
-    heartbeat = threading.Event()
-    for _ in range(2000):
-        if condition():  # type: ignore[operator]
-            return
-        heartbeat.wait(0.005)
-    raise AssertionError("it does not come about")
 
 
 def test_a_failed_future_holds_what_send_would_raise(broker: ScriptedBroker, client: Client) -> None:

@@ -31,10 +31,11 @@ from typing import Any
 import txmq
 from tools.crash import final_reads, offline
 from tools.crash.groups.world import GROUP, MEMBERS, PARTITIONS, TOPIC, GroupWorld
-from tools.crash.processes import CampaignError, Child, pause, wait_for
+from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.world import BROKER_SETTINGS, HistoryFile
 from txmq.testing.checkers.groups import GroupRules, check_group
 from txmq.testing.checkers.history import Verdict, check
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 PAUSE_S = 1.0  # between two changes
@@ -210,8 +211,8 @@ class GroupCampaign:
     def _measure(self) -> None:
         self._refuse_dead()
         with txmq.connect(self.broker.address) as client:
-            wait_for(lambda: self._are_joined(client), GIVEN_UP_S, "not every member joins")
-            wait_for(lambda: self._are_owned(client), GIVEN_UP_S, "a partition stays without an owner")
+            eventually(lambda: self._are_joined(client), "every member joins", GIVEN_UP_S, CampaignError)
+            eventually(lambda: self._are_owned(client), "every partition has an owner", GIVEN_UP_S, CampaignError)
         seconds = max(0.0, time.monotonic() - self._changed_at)
         self.report.owned_s.append(seconds)
         name = f"owned-{len(self.report.owned_s)}"
@@ -248,7 +249,7 @@ class GroupCampaign:
         self._producer.signal(signal.SIGTERM)
         self._producer.wait_stopped()
         with txmq.connect(self.broker.address) as client:
-            wait_for(lambda: _lag(client) == 0, GIVEN_UP_S, "the group does not catch up")
+            eventually(lambda: _lag(client) == 0, "the group catches up", GIVEN_UP_S, CampaignError)
         for member in self._members:
             member.signal(signal.SIGTERM)
         for member in (*self._members, *self._leaving):

@@ -29,12 +29,13 @@ from pathlib import Path
 import txmq
 from tools.crash import final_reads, offline
 from tools.crash.ordered.world import PARTITIONS, TOPIC, OrderedWorld, options
-from tools.crash.processes import CampaignError, Child, pause, wait_for
+from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.world import BROKER_SETTINGS, HistoryFile
 from txmq.client.spooling.spool import Spool
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.checkers.events import parse_history
 from txmq.testing.checkers.history import Verdict, check
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 ORDERED_POINTS = tuple(sorted(point for point in POINTS if point.startswith("client.ordered.")))
@@ -185,14 +186,14 @@ class OrderedCampaign:
             self.broker.kill()
             pause(cycle.away_s / 2)
             self.broker.start()
-            self._wait_for(lambda: not self._producer.is_running or self._waiting() == 0, f"{crash} is not reached")
+            self._wait_for(lambda: not self._producer.is_running or self._waiting() == 0, f"{crash} is reached")
         if self._producer.status != KILLED:
             raise CampaignError(f"the producer ended with {self._producer.status}, not by {crash}; see p.log")
         self.report.points_hit[crash.partition(":")[0]] += 1
 
     def _wait_for_sends(self, lines: int) -> None:
         """Until the life that runs now has been told something of so many messages, if only that the spool is full."""
-        self._wait_for(lambda: self._told_lines() >= lines, "the producer is told nothing")
+        self._wait_for(lambda: self._told_lines() >= lines, f"the producer is told of {lines} messages")
 
     def _told_lines(self) -> int:
         if not self._producer.is_running:
@@ -201,8 +202,8 @@ class OrderedCampaign:
         return sum(file.read_bytes().count(b"\n") // 2 for file in files)
 
     @staticmethod
-    def _wait_for(condition: Callable[[], bool], complaint: str) -> None:
-        wait_for(condition, POINT_S, complaint)
+    def _wait_for(condition: Callable[[], bool], what: str) -> None:
+        eventually(condition, what, POINT_S, CampaignError)
 
     def _waiting(self) -> int:
         try:

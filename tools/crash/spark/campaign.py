@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Self
 
 import txmq
-from tools.crash.processes import ROOT, CampaignError, pause, wait_for
+from tools.crash.processes import ROOT, CampaignError, pause
 from tools.crash.spark.driver import IN, OUT
 from txmq.model import TransactionKind
 from txmq.spark.sink.queries import Queries
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.child import ChildProcess
 
@@ -124,7 +125,7 @@ class SparkCampaign:
                 raise CampaignError(f"the driver ended behind batch {before}\n{driver.log_tail()}")
             return self._batch(client) > before
 
-        wait_for(has_moved, PATIENCE_S, f"no batch was committed behind number {before}")
+        eventually(has_moved, f"a batch is committed behind number {before}", PATIENCE_S, CampaignError)
         pause(self._rng.uniform(0.0, KILL_AFTER_S_MAX))  # where the kill hits is what is random
         self._kill(client, broker, driver, kind)
         self.report.kills[kind] += 1

@@ -18,9 +18,10 @@ from typing import Final
 
 from tools.crash.campaign import POINT_S, Campaign
 from tools.crash.plan import WORKERS, Death
-from tools.crash.processes import Child, pause, wait_for
+from tools.crash.processes import CampaignError, Child, pause
 from tools.crash.xa.world import TOTAL, XaWorld
 from txmq.runtime.crashpoints import POINTS
+from txmq.testing.eventually import eventually
 
 # A branch that was prepared is rolled back only where another one fails: tests/services/xa/test_xa.py goes there.
 _RARE: Final = frozenset({"client.xa.fenced", "client.xa.rolled_back"})
@@ -127,7 +128,7 @@ class XaCampaign(Campaign):
         crash = f"{point}:{death.nth}:stop"
         worker.kill()
         worker.start(crash)
-        wait_for(lambda: worker.is_stopped, POINT_S, f"{worker.name} does not reach {crash}")
+        eventually(lambda: worker.is_stopped, f"{worker.name} reaches {crash}", POINT_S, CampaignError)
         if death.broker:
             self.broker.kill()
         self._kill_databases(death)

@@ -12,7 +12,6 @@ import atexit
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,11 +19,11 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from txmq.errors import TxmqError
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.fork_server import Process, start_logged
 
 STOP_TIMEOUT_S = 60.0
 _LOG_TAIL_BYTES = 2000
-_POLL_S = 0.005
 
 
 class ChildProcess:
@@ -108,11 +107,7 @@ class ChildProcess:
         if pid is None:
             return
         os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while not _stands_still(pid):
-            if time.monotonic() > deadline:
-                raise self.failure(f"{self.title} runs {STOP_TIMEOUT_S:.0f} s after SIGSTOP\n{self.log_tail()}")
-            time.sleep(_POLL_S)
+        eventually(lambda: _stands_still(pid), f"{self.title} stands still", STOP_TIMEOUT_S, self._failure)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
@@ -140,14 +135,19 @@ class ChildProcess:
 
     def _wait_until(self, serves: Callable[[], bool], timeout: float) -> Self:
         """Wait until ``serves`` says so."""
-        deadline = time.monotonic() + timeout
-        while not serves():
+
+        def is_serving() -> bool:
+            if serves():
+                return True
             if not self.is_running:
-                raise self.failure(f"{self.title} ended with status {self.returncode}\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise self.failure(f"{self.title} does not serve after {timeout} s\n{self.log_tail()}")
-            time.sleep(_POLL_S)
+                raise self._failure(f"{self.title} ended with status {self.returncode}")
+            return False
+
+        eventually(is_serving, f"{self.title} serves", timeout, self._failure)
         return self
+
+    def _failure(self, text: str) -> TxmqError:
+        return self.failure(f"{text}\n{self.log_tail()}")
 
 
 def _stands_still(pid: int) -> bool:

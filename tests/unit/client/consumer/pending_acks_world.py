@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +15,7 @@ from txmq.errors import StorageError
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.runtime.logging import get_logger
+from txmq.testing.eventually import eventually
 from txmq.testing.simulated.clock import SimClock
 from txmq.xid import TxId
 
@@ -97,10 +96,10 @@ class World:
 
     def settled(self) -> None:
         """Wait for the thread that asks."""
-        deadline = time.monotonic() + 60.0
-        while self.consumed.is_in_doubt and self.share.partitions:
-            assert time.monotonic() < deadline, self.client.control.asked
-            signal.sigtimedwait((), 0.005)
+        eventually(
+            lambda: not (self.consumed.is_in_doubt and self.share.partitions),
+            lambda: f"nothing is in doubt; asked: {self.client.control.asked}",
+        )
 
 
 class Database:
