@@ -171,7 +171,8 @@ class XaRun(EffectRun[XAState, XAEvent, XAEffect]):
         crash_point("client.xa.all_prepared")
         broker, is_doubtful = self._broker, False
         try:
-            broker.reach()  # the databases may have taken long; a decide that is never sent leaves nothing unknown
+            if broker.remaining_s > 0:  # otherwise the deadline ends it, not the broker
+                broker.reach()  # the databases may have taken long; a decide that is never sent leaves nothing unknown
         except RolledBackError as error:
             return self._refused(error, is_doubtful=False)
         entries = [_entry(side.branch) for side in self.sides]
