@@ -196,8 +196,8 @@ class Node:
         self.flush()
 
     def next_step(self) -> Step | None:
-        """The pipeline's. Where it has taken a checkpoint, the state as of now is kept, to compare with."""
-        step, pending = self.pipeline.next_step(self.clock.monotonic()), self.pipeline._checkpoint
+        """The pipeline's. If it has taken a checkpoint, the state as of now is kept, to compare with."""
+        step, pending = self.pipeline.next_step(self.clock.monotonic()), self.pipeline.checkpoint
         if pending is not self._pending:
             self._pending = pending
             self._state_then = b"" if pending is None else encoded(self.state)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tools.images.node import Node
+from txmq.broker.commit.checkpointing import RETRY_S
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.commit.pipeline import BACKGROUND_SYNC_MS, CHECKPOINT_RETRY_S, MARK_BUSY_S
+from txmq.broker.commit.pipeline import BACKGROUND_SYNC_MS, MARK_BUSY_S
 from txmq.broker.commit.steps import Append, Mark, Step
 from txmq.config import BrokerSettings
 
@@ -54,7 +55,7 @@ class Watch:
         is_due = store.journal.next_lsn >= store.checkpoint_due_lsn
         if is_hindered or not is_due or store.checkpoint_lsn != self._checkpoint_lsn:
             self._due_since, self._checkpoint_lsn = now, store.checkpoint_lsn
-        elif now - self._due_since > self._stable_s + CHECKPOINT_RETRY_S:
+        elif now - self._due_since > self._stable_s + RETRY_S:
             raise Violation(f"liveness: a checkpoint is due for {now - self._due_since:.2f} s")
         if self._unmarked_since is not None and now - self._unmarked_since > MARK_BUSY_S + ALLOWED_S:
             raise Violation(f"liveness: no mark for {now - self._unmarked_since:.2f} s")

@@ -36,16 +36,16 @@ Invariants:
     * liveness: what is due goes before the next group (release, sync, mark), so that no load starves it; a sync is due
       at the latest ``UNSYNCED_BYTES_MAX`` behind the first unsynced byte, a mark ``MARK_BUSY_S`` behind the last one;
     * a step that failed is the last one, except a checkpoint that lacks space or descriptors: the older one and the
-      journal behind it are whole, and it is tried again ``CHECKPOINT_RETRY_S`` later.
+      journal behind it are whole, and it is tried again ``checkpointing.RETRY_S`` later.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from math import inf
 from typing import Final
 
+from txmq.broker.commit.checkpointing import Checkpointing
 from txmq.broker.commit.commit_delay import CommitDelay
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.commits import Commits
@@ -57,7 +57,6 @@ from txmq.broker.commit.steps import (
     JournalStep,
     Mark,
     Prepare,
-    Release,
     Remove,
     Step,
     StepThread,
@@ -76,18 +75,7 @@ INLINE_APPLY_SIZE_BYTES: Final = 1 << 20  # likewise
 UNAPPLIED_BYTES_MAX: Final = 16 << 20  # stable groups that wait for partition files; then none is sealed
 UNAPPLIED_GROUPS_MAX: Final = 1000
 APPLY_RETRY_S: Final = 0.05
-CHECKPOINT_RETRY_S: Final = 1.0
 MARK_BUSY_S: Final = 1.0
-
-
-class _Phase(enum.Enum):
-    """Of the checkpoint that is under way."""
-
-    NONE = "none"
-    TAKEN = "the state is copied, its group not yet written"
-    PINNED = "its place in the journal is known, not everything before is applied"
-    RUNNING = "it is being written"
-    WRITTEN = "it is durable, the journal before it is not released"
 
 
 class CommitPipeline:
@@ -103,18 +91,13 @@ class CommitPipeline:
     __slots__ = (
         "_apply",
         "_apply_retry_at",
-        "_checkpoint",
-        "_checkpoint_at",
         "_checkpoint_due_lsn",
-        "_checkpoint_group",
-        "_checkpoint_phase",
-        "_checkpoint_retry_at",
+        "_checkpoints",
         "_clock",
         "_commit_delay",
         "_core",
         "_inline_sync_ms",
         "_inline_sync_size_bytes",
-        "_is_checkpoint_wanted",
         "_is_mark_wanted",
         "_is_marked",
         "_is_relaxed",
@@ -150,7 +133,7 @@ class CommitPipeline:
         self._unstable: deque[CommitGroup] = deque()  # sealed, oldest first
         self._unsynced_messages = self._unsynced_bytes = 0
         self._sync_due_at = inf
-        self._is_sync_wanted = self._is_checkpoint_wanted = self._is_mark_wanted = False
+        self._is_sync_wanted = self._is_mark_wanted = False
         self._stable: list[CommitGroup] = []  # answered, to be applied
         self._stable_bytes = self._stable_runs = 0
         self._apply: Apply | None = None
@@ -159,13 +142,9 @@ class CommitPipeline:
         self._look_at = 0.0  # see ``_next_due``
         self._checkpoint_due_lsn = store.checkpoint_due_lsn
         self._is_marked = False  # the recovered tail is not
-        self._checkpoint_phase = _Phase.NONE
-        self._checkpoint: PendingCheckpoint | None = None
-        self._checkpoint_group: CommitGroup | None = None
+        self._checkpoints = Checkpointing(core, store, settings, clock)
         self._last_write_at = now = clock.monotonic()
         self._mark_at = now + MARK_BUSY_S
-        self._checkpoint_at = now + settings.checkpoint_interval_ms / 1000
-        self._checkpoint_retry_at = 0.0
         relaxed_ms = settings.sync_interval_ms if settings.sync == "interval" else BACKGROUND_SYNC_MS
         self._inline_sync_size_bytes, self._inline_sync_ms = settings.inline_sync_size_bytes, settings.inline_sync_ms
         self._sync_interval_s = relaxed_ms / 1000
@@ -196,16 +175,16 @@ class CommitPipeline:
         What else can make something due sets ``_look_at`` to 0, or is asked for in ``next_step`` itself.
         """
         is_free = self._journal_step is None
-        if is_free and self._checkpoint is None and self._is_checkpoint_due(now):
+        if is_free and self._checkpoints.pending is None and self._checkpoints.is_due(now):
             self._take_checkpoint(now)
         if (upkeep := self._upkeep.next_step(now, prepares=not self.is_stopping)) is not None:
             return upkeep
-        if self._checkpoint is not None and (checkpoint := self._next_checkpoint(now)) is not None:
+        if (checkpoint := self._next_checkpoint(now)) is not None:
             return checkpoint
         if is_free and (step := self._due_on_journal(now)) is not None:
             self._journal_step = step
             return step
-        self._look_at = self._next_look() if is_free and self._checkpoint is None else 0.0
+        self._look_at = self._next_look() if is_free and self._checkpoints.pending is None else 0.0
         return None
 
     def _next_look(self) -> float:
@@ -216,7 +195,7 @@ class CommitPipeline:
         return min(
             self._upkeep.look_at,
             self._sync_due_at,
-            max(self._checkpoint_at, self._checkpoint_retry_at),
+            self._checkpoints.look_at,
             inf if self._is_marked else mark_at,
         )
 
@@ -233,10 +212,15 @@ class CommitPipeline:
         return (
             self._journal_step is None
             and self._apply is None
-            and self._checkpoint_phase is _Phase.NONE
-            and not (self._unstable or self._stable or self._is_checkpoint_wanted or self._upkeep.is_removing)
+            and not (self._checkpoints.is_under_way or self._checkpoints.is_wanted)
+            and not (self._unstable or self._stable or self._upkeep.is_removing)
             and self._core.next_group() is None
         )
+
+    @property
+    def checkpoint(self) -> PendingCheckpoint | None:
+        """The copied state of the checkpoint that is under way."""
+        return self._checkpoints.pending
 
     @property
     def oldest_unapplied(self) -> CommitGroup | None:
@@ -253,7 +237,7 @@ class CommitPipeline:
 
     def want_checkpoint(self) -> None:
         """Take a checkpoint as soon as the journal is free, whether one is due or not; a full disk puts it off."""
-        self._is_checkpoint_wanted, self._look_at = True, 0.0
+        self._checkpoints.is_wanted, self._look_at = True, 0.0
 
     def want_mark(self) -> None:
         """Write a mark as soon as the journal is free."""
@@ -279,7 +263,7 @@ class CommitPipeline:
             self._journal_step = None
             self._journal_done(step)
         elif isinstance(step, Checkpoint):
-            self._checkpoint_phase = _Phase.WRITTEN
+            self._checkpoints.written()
         else:
             self._upkeep.done(step, now)
             if isinstance(step, Remove) and self._apply_retry_at < inf:
@@ -290,7 +274,7 @@ class CommitPipeline:
         self._look_at = 0.0
         if is_lacking(error) and isinstance(step, Checkpoint | Prepare | Remove):
             if isinstance(step, Checkpoint):
-                self._give_checkpoint_up(now)
+                self._checkpoints.give_up(now)
             else:
                 self._upkeep.failed(step, now)
             return False
@@ -301,8 +285,8 @@ class CommitPipeline:
 
     def _due_on_journal(self, now: float) -> JournalStep | None:
         """The step in the journal that goes before the next group."""
-        if self._checkpoint is not None and self._checkpoint_phase is _Phase.WRITTEN:
-            return Release(self._store, self._checkpoint)
+        if (release := self._checkpoints.next_release()) is not None:
+            return release
         if self._unstable and self._is_sync_due(now):
             return Append(self._store, StepThread.WRITER, None, True, self._clock)
         if self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
@@ -349,7 +333,7 @@ class CommitPipeline:
             is_fast = (
                 size_bytes <= self._inline_sync_size_bytes
                 and self.sync_ms <= self._inline_sync_ms
-                and self._checkpoint is None
+                and self._checkpoints.pending is None
             )
         else:
             is_fast = size_bytes <= INLINE_WRITE_SIZE_BYTES
@@ -360,7 +344,7 @@ class CommitPipeline:
             self._is_marked, self._is_mark_wanted = True, False
             self._upkeep.want_prepare()
         else:
-            self._checkpoint_phase, self._checkpoint = _Phase.NONE, None
+            self._checkpoints.released()
         self._release_stable(step.syncs)
 
     def _appended(self, step: Append, now: float) -> None:
@@ -376,8 +360,8 @@ class CommitPipeline:
         self._last_write_at = now
         if self._is_marked:
             self._is_marked, self._mark_at, self._look_at = False, now + MARK_BUSY_S, 0.0
-        if group is self._checkpoint_group:
-            self._pin_checkpoint()
+        if group is self._checkpoints.group:
+            self._checkpoints.pin()
         if not step.syncs:
             self._core.written(group)
             self._unsynced_messages += group.message_count
@@ -433,49 +417,21 @@ class CommitPipeline:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _is_checkpoint_due(self, now: float) -> bool:
-        if self._is_checkpoint_wanted:
-            return True
-        if now < self._checkpoint_retry_at:
-            return False
-        store = self._store
-        end = store.journal.next_lsn
-        return end >= store.checkpoint_due_lsn or (now >= self._checkpoint_at and end > store.checkpoint_lsn)
-
     def _take_checkpoint(self, now: float) -> None:
-        """Copy the state as of the newest group. The journal is free: that group is queued, or written."""
-        self._is_checkpoint_wanted = False
         if self._apply_retry_at < inf:
-            self._checkpoint_retry_at = now + CHECKPOINT_RETRY_S
-            return
-        self._checkpoint_at = now + self._settings.checkpoint_interval_ms / 1000
-        group = self._core.cut()
-        self._checkpoint = self._store.begin_checkpoint(self._core.state)
-        self._checkpoint_phase, self._checkpoint_group = _Phase.TAKEN, group
-        if group is None or group.is_written:
-            self._pin_checkpoint()
-
-    def _pin_checkpoint(self) -> None:
-        """The journal ends where the copied state belongs."""
-        if self._checkpoint is not None:
-            self._store.pin_checkpoint(self._checkpoint)
-            self._checkpoint_phase, self._checkpoint_group = _Phase.PINNED, None
+            self._checkpoints.put_off(now)
+        else:
+            self._checkpoints.take(now)
 
     def _next_checkpoint(self, now: float) -> Checkpoint | None:
-        pending = self._checkpoint
-        if self._checkpoint_phase is not _Phase.PINNED or pending is None:
+        """The step that writes the checkpoint, when everything before its place is applied and removed."""
+        pending = self._checkpoints.pinned
+        if pending is None:
             return None
         first = self.oldest_unapplied
         if first is not None and first.end_lsn <= pending.lsn:
             return None
         if self._apply_retry_at < inf or self._upkeep.is_held_up:
-            self._give_checkpoint_up(now)
+            self._checkpoints.give_up(now)
             return None
-        if self._upkeep.is_removing:
-            return None
-        self._checkpoint_phase = _Phase.RUNNING
-        return Checkpoint(self._store, pending, self._clock)
-
-    def _give_checkpoint_up(self, now: float) -> None:
-        self._checkpoint_phase, self._checkpoint = _Phase.NONE, None
-        self._checkpoint_retry_at = self._checkpoint_at = now + CHECKPOINT_RETRY_S
+        return None if self._upkeep.is_removing else self._checkpoints.write(pending)

@@ -1,0 +1,129 @@
+"""The checkpoint that is due or under way: from the copy of the state to the release of the journal before it.
+
+Theory of operation. Part of the commit pipeline, as deterministic as the rest. The pipeline says when a checkpoint may
+be taken and when it may be written; this module keeps how far it has come:
+
+    taken -> pinned (its group is in the journal) -> running -> written -> released
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.commit.commits import Commits
+from txmq.broker.commit.steps import Checkpoint, Release
+from txmq.broker.commit.store import PendingCheckpoint, Store
+from txmq.config import BrokerSettings
+from txmq.runtime.ports import Clock
+
+RETRY_S: Final = 1.0
+
+
+class _Phase(enum.Enum):
+    NONE = "none"
+    TAKEN = "the state is copied, its group not yet written"
+    PINNED = "its place in the journal is known, not everything before is applied"
+    RUNNING = "it is being written"
+    WRITTEN = "it is durable, the journal before it is not released"
+
+
+class Checkpointing:
+    """See the module's docstring.
+
+    Attributes:
+        pending: the copied state, until it is written and the journal released.
+        group: the group whose record ends where the copied state belongs, until that record is written.
+        is_wanted: a checkpoint is asked for, whether one is due or not.
+    """
+
+    __slots__ = (
+        "_at",
+        "_clock",
+        "_core",
+        "_interval_s",
+        "_phase",
+        "_retry_at",
+        "_store",
+        "group",
+        "is_wanted",
+        "pending",
+    )
+
+    def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
+        self._core, self._store, self._clock = core, store, clock
+        self._interval_s = settings.checkpoint_interval_ms / 1000
+        self._phase = _Phase.NONE
+        self._at, self._retry_at = clock.monotonic() + self._interval_s, 0.0
+        self.pending: PendingCheckpoint | None = None
+        self.group: CommitGroup | None = None
+        self.is_wanted = False
+
+    @property
+    def look_at(self) -> float:
+        """The time at which a checkpoint is due even if the journal grows little."""
+        return max(self._at, self._retry_at)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a checkpoint was taken whose journal is not released."""
+        return self._phase is not _Phase.NONE
+
+    @property
+    def pinned(self) -> PendingCheckpoint | None:
+        """The copied state whose place in the journal is known, until it is being written."""
+        return self.pending if self._phase is _Phase.PINNED else None
+
+    def is_due(self, now: float) -> bool:
+        """Whether to take one."""
+        if self.is_wanted:
+            return True
+        if now < self._retry_at:
+            return False
+        store = self._store
+        end = store.journal.next_lsn
+        return end >= store.checkpoint_due_lsn or (now >= self._at and end > store.checkpoint_lsn)
+
+    def put_off(self, now: float) -> None:
+        """Take none now: groups wait for space."""
+        self.is_wanted, self._retry_at = False, now + RETRY_S
+
+    def take(self, now: float) -> None:
+        """Copy the state as of the newest group. The journal is free: that group is queued, or written."""
+        self.is_wanted, self._at = False, now + self._interval_s
+        self.group = group = self._core.cut()
+        self.pending = self._store.begin_checkpoint(self._core.state)
+        self._phase = _Phase.TAKEN
+        if group is None or group.is_written:
+            self.pin()
+
+    def pin(self) -> None:
+        """The journal ends where the copied state belongs."""
+        if self.pending is not None:
+            self._store.pin_checkpoint(self.pending)
+            self._phase, self.group = _Phase.PINNED, None
+
+    def write(self, pending: PendingCheckpoint) -> Checkpoint:
+        """The step that writes it."""
+        self._phase = _Phase.RUNNING
+        return Checkpoint(self._store, pending, self._clock)
+
+    def written(self) -> None:
+        """It is durable."""
+        self._phase = _Phase.WRITTEN
+
+    def next_release(self) -> Release | None:
+        """The step that releases the journal before a checkpoint that is durable."""
+        if self.pending is None or self._phase is not _Phase.WRITTEN:
+            return None
+        return Release(self._store, self.pending)
+
+    def released(self) -> None:
+        """The journal before it is released."""
+        self._phase, self.pending = _Phase.NONE, None
+
+    def give_up(self, now: float) -> None:
+        """Space or descriptors are lacking: the older checkpoint and the journal behind it are whole."""
+        self._phase, self.pending = _Phase.NONE, None
+        self._retry_at = self._at = now + RETRY_S
