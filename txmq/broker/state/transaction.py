@@ -6,8 +6,8 @@
    |  \\               |  \\                 |
    |   \\ COMMIT_PARTS |   \\ COMMIT         | ROLLBACK
    |    +------------- | ---+---> COMMITTED |
-   | FENCE, ROLLBACK   | ROLLBACK, FENCE,   |
-   v                   v OWNER_GONE, DEADLINE
+   | FENCE, ROLLBACK   | ROLLBACK, FENCE    |
+   v                   v                    |
   ROLLED_BACK <--------+--------------------+
 
   NONE, OPEN --DECIDE--> DECIDED --COMPLETE, of every branch--> COMMITTED
@@ -62,8 +62,6 @@ class TransactionEvent(enum.Enum):
     ROLLBACK = "rollback"
     FENCE = "outcome with fence"
     LOOKUP = "outcome"
-    OWNER_GONE = "the owner's connection was lost"
-    DEADLINE = "the deadline passed"
 
 
 class Action(enum.Enum):
@@ -79,7 +77,6 @@ class Action(enum.Enum):
     FENCE = "force rolled-back for a transaction never seen"
     REPEAT = "the same answer as before"
     TELL = "tell the state"
-    IGNORE = "nothing"
     REFUSE_CONFLICT = "409: it is decided or prepared otherwise"
     REFUSE_UNKNOWN = "404: no such transaction"
     REFUSE_FENCED = "410: no longer kept"
@@ -96,8 +93,6 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.NONE, _E.ROLLBACK): _A.FENCE,
     (_S.NONE, _E.FENCE): _A.FENCE,
     (_S.NONE, _E.LOOKUP): _A.TELL,
-    (_S.NONE, _E.OWNER_GONE): _A.IGNORE,
-    (_S.NONE, _E.DEADLINE): _A.IGNORE,
     (_S.OPEN, _E.PART): _A.ADD_PART,
     (_S.OPEN, _E.PREPARE): _A.PREPARE,
     (_S.OPEN, _E.COMMIT_PARTS): _A.DECIDE,
@@ -107,8 +102,6 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.OPEN, _E.ROLLBACK): _A.ROLL_BACK,
     (_S.OPEN, _E.FENCE): _A.ROLL_BACK,
     (_S.OPEN, _E.LOOKUP): _A.TELL,
-    (_S.OPEN, _E.OWNER_GONE): _A.ROLL_BACK,
-    (_S.OPEN, _E.DEADLINE): _A.ROLL_BACK,
     (_S.PREPARED, _E.PART): _A.REFUSE_CONFLICT,
     (_S.PREPARED, _E.PREPARE): _A.REPEAT,
     (_S.PREPARED, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
@@ -118,8 +111,6 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.PREPARED, _E.ROLLBACK): _A.ROLL_BACK,
     (_S.PREPARED, _E.FENCE): _A.TELL,
     (_S.PREPARED, _E.LOOKUP): _A.TELL,
-    (_S.PREPARED, _E.OWNER_GONE): _A.IGNORE,
-    (_S.PREPARED, _E.DEADLINE): _A.IGNORE,
     (_S.DECIDED, _E.PART): _A.REFUSE_CONFLICT,
     (_S.DECIDED, _E.PREPARE): _A.REFUSE_CONFLICT,
     (_S.DECIDED, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
@@ -129,8 +120,6 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.DECIDED, _E.ROLLBACK): _A.REFUSE_CONFLICT,
     (_S.DECIDED, _E.FENCE): _A.TELL,
     (_S.DECIDED, _E.LOOKUP): _A.TELL,
-    (_S.DECIDED, _E.OWNER_GONE): _A.IGNORE,
-    (_S.DECIDED, _E.DEADLINE): _A.IGNORE,
     (_S.COMMITTED, _E.PART): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.PREPARE): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.COMMIT_PARTS): _A.REPEAT,
@@ -140,8 +129,6 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.COMMITTED, _E.ROLLBACK): _A.REFUSE_CONFLICT,
     (_S.COMMITTED, _E.FENCE): _A.TELL,
     (_S.COMMITTED, _E.LOOKUP): _A.TELL,
-    (_S.COMMITTED, _E.OWNER_GONE): _A.IGNORE,
-    (_S.COMMITTED, _E.DEADLINE): _A.IGNORE,
     (_S.ROLLED_BACK, _E.PART): _A.REFUSE_CONFLICT,
     (_S.ROLLED_BACK, _E.PREPARE): _A.REFUSE_CONFLICT,
     (_S.ROLLED_BACK, _E.COMMIT_PARTS): _A.REFUSE_CONFLICT,
@@ -151,8 +138,6 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.ROLLED_BACK, _E.ROLLBACK): _A.REPEAT,
     (_S.ROLLED_BACK, _E.FENCE): _A.TELL,
     (_S.ROLLED_BACK, _E.LOOKUP): _A.TELL,
-    (_S.ROLLED_BACK, _E.OWNER_GONE): _A.IGNORE,
-    (_S.ROLLED_BACK, _E.DEADLINE): _A.IGNORE,
     (_S.FORGOTTEN, _E.PART): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.PREPARE): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.COMMIT_PARTS): _A.REFUSE_FENCED,
@@ -162,8 +147,6 @@ TRANSITIONS: dict[tuple[TransactionState, TransactionEvent], Action] = {
     (_S.FORGOTTEN, _E.ROLLBACK): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.FENCE): _A.REFUSE_FENCED,
     (_S.FORGOTTEN, _E.LOOKUP): _A.REFUSE_FENCED,
-    (_S.FORGOTTEN, _E.OWNER_GONE): _A.IGNORE,
-    (_S.FORGOTTEN, _E.DEADLINE): _A.IGNORE,
 }
 
 

@@ -64,10 +64,6 @@ class VisibilityBarriers:
         """The partitions whose watermark is held."""
         return self._queues.keys()
 
-    def is_held(self, partition: Partition) -> bool:
-        """Whether something in the partition is held."""
-        return partition in self._queues
-
     def add(self, hold: VisibilityBarrier) -> None:
         """A transaction was accepted; call in order of offsets."""
         if hold.places:
