@@ -15,11 +15,12 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.check_backs import CheckDesk
 from txmq.broker.state.deadlines import Deadlines
+from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.liveness import LivenessClock
 from txmq.broker.state.membership import Membership
 from txmq.broker.state.pending_groups import GroupDesk
 from txmq.broker.state.resources import Resources
-from txmq.broker.state.state import Limits, State
+from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition
 from txmq.protocol.answers import Reply, size_of
@@ -58,15 +59,6 @@ class Counters:
     heuristics: int = 0
     shown_before_rows: int = 0
     checks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerIdentity:
-    """Who this broker is."""
-
-    cluster: int
-    node: int
-    name: str
 
 
 @dataclass(slots=True, eq=False)
@@ -195,8 +187,3 @@ def _is_answered(waiting: tuple[Partition, Any]) -> bool:
 
 def _is_over(item: Any) -> bool:
     return bool(item.is_over)
-
-
-def new_state(settings: BrokerSettings) -> State:
-    """An empty state with the limits of ``settings``."""
-    return State(Limits(settings.in_flight_max, settings.outcomes_kept))

@@ -21,10 +21,21 @@ from collections.abc import Callable, Sequence
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Answer, CommitGroup
-from txmq.broker.context import BrokerIdentity, Context, Read
-from txmq.broker.state import session_expiry
+from txmq.broker.context import Context, Read
+from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import State
-from txmq.broker.verbs import check_backs, fast_path, get, hello, recover, stats, topic, transactions, xa
+from txmq.broker.verbs import (
+    check_backs,
+    fast_path,
+    get,
+    hello,
+    recover,
+    session_expiry,
+    stats,
+    topic,
+    transactions,
+    xa,
+)
 from txmq.broker.verbs.group import group as groups
 from txmq.broker.verbs.parts import parts
 from txmq.broker.verbs.put import put

@@ -1,15 +1,27 @@
 """Retention: segments that are too old, or too many, leave the log.
 
-The new log start is journaled first; the files go when that record is forced (``Group.unlinked``, ``store``).
+The new log start is journaled first; the files go when that record is forced (``CommitGroup.unlinked``, ``store``).
 """
 
 from __future__ import annotations
 
-from txmq.broker.context import Context
+from typing import Protocol
+
+from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.state.state import State
 from txmq.redo import entries
 
 
-def retire(context: Context, now_ms: int) -> None:
+class Accepting(Protocol):
+    """What accepts entries: the core's context."""
+
+    state: State
+
+    def group_with_room(self) -> CommitGroup:
+        """The group in the making."""
+
+
+def retire(context: Accepting, now_ms: int) -> None:
     """Put the new log starts of all partitions into the group in the making."""
     for partition in context.state.all_partitions():
         start, paths = partition.expired_segments(now_ms)

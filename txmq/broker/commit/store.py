@@ -35,9 +35,9 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.removals import Removals
-from txmq.broker.context import BrokerIdentity, new_state
 from txmq.broker.state.frozen_state import FrozenState
-from txmq.broker.state.state import State
+from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.state import State, new_state
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
 from txmq.errors import JournalFullError, StorageError

@@ -26,6 +26,7 @@ from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
+from txmq.config import BrokerSettings
 from txmq.log.memory import MemoryPartition
 from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
@@ -41,6 +42,11 @@ class Limits(NamedTuple):
 
     in_flight_max: int = 8
     outcomes_kept: int = 1024
+
+
+def new_state(settings: BrokerSettings) -> State:
+    """An empty state with the limits of ``settings``."""
+    return State(Limits(settings.in_flight_max, settings.outcomes_kept))
 
 
 class State:

@@ -15,7 +15,6 @@ from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state import session_expiry
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession
 from txmq.broker.state.transaction import (
@@ -26,7 +25,7 @@ from txmq.broker.state.transaction import (
     TransactionState,
     next_action,
 )
-from txmq.broker.verbs import check_backs, placing
+from txmq.broker.verbs import check_backs, placing, session_expiry
 from txmq.broker.verbs.checks import (
     check_streamed,
     floor_of,

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
-from txmq.broker.context import new_state
-from txmq.broker.state.state import State
+from txmq.broker.state.state import State, new_state
 from txmq.config import BrokerSettings
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.log.partition import Partition

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.context import BrokerIdentity, new_state
 from txmq.broker.core import VERBS, Core
+from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.state import new_state
 from txmq.broker.verbs import transactions
 from txmq.config import BrokerSettings
 from txmq.log.records import encode

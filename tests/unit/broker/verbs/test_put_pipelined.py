@@ -9,8 +9,9 @@ import pytest
 from txmq.broker import core as core_module
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.context import BrokerIdentity, new_state
 from txmq.broker.core import Core
+from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.state import new_state
 from txmq.config import BrokerSettings
 from txmq.log.batch import checksum, walk
 from txmq.log.records import encode

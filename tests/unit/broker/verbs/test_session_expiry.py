@@ -10,7 +10,7 @@ import pytest
 from tests.growth import growth
 from tools.images.check import comparable
 from tools.images.node import Client, Node
-from txmq.broker.state.session_expiry import REST_MS, SESSIONS_A_TICK
+from txmq.broker.verbs.session_expiry import REST_MS, SESSIONS_A_TICK
 from txmq.redo import entries
 
 from ..support import UUID, batch, listed_pages, node, part, prepare, put, restarted, values
