@@ -43,8 +43,9 @@ def list_(
 ) -> None:  # fmt: skip
     """List what a group has deferred, as its saved offsets say; members may be active.
 
-    States: [bold]waits[/bold] for its next retry; [bold]behind[/bold] another message of its key; [bold]stale[/bold]:
-    a row of the file that the group does not name; [bold]unreadable[/bold]: text of another version.
+    States: [bold]waits[/bold] for its next retry; [bold]blocked[/bold] by an earlier message of its key;
+    [bold]stale[/bold]: a row of the file that the group does not name; [bold]unreadable[/bold]: text of another
+    version.
 
     [bold]Examples[/bold]
 

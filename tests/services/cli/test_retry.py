@@ -73,27 +73,27 @@ def test_what_is_deferred_is_listed_shown_redelivered_and_dropped_while_a_member
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "r")
-    for value in (b"bad1", b"good", b"behind"):
+    for value in (b"bad1", b"good", b"blocked"):
         client.producer().send(TOPIC, value, key=b"k" if value != b"good" else None, partition=0)
     client.producer().send(TOPIC, b"bad2", key=b"q", partition=1)
     with listening(client, store, IN_ORDER, bad) as found:
         eventually(lambda: saved(client) == (3, [[0, 1], [2, 0]]) and saved(client, 1) == (1, [[0, 1]]), "deferred")
         rows = listed(broker, "--store", store)
         assert [(row["partition"], row["offset"], row["state"], row["failures"]) for row in rows] == [
-            (0, 0, "waits", 1), (0, 2, "behind", 0), (1, 0, "waits", 1),
+            (0, 0, "waits", 1), (0, 2, "blocked", 0), (1, 0, "waits", 1),
         ]  # fmt: skip
         assert ("cannot" in rows[0]["reason"], rows[0]["key"], rows[0]["owner"]) == (True, "k", found.consumer.name)
-        assert "waits behind" in rows[1]["reason"]
-        assert "behind" in run(broker, "retry", "list", GROUP)
+        assert "blocked by" in rows[1]["reason"]
+        assert "blocked" in run(broker, "retry", "list", GROUP)
         place = ("--topic", TOPIC, "--partition", "0", "--offset")
         for words in ((), ("--store", store)):  # from the log, from the file
-            assert json.loads(run(broker, "retry", "show", GROUP, *place, "2", "--json", *words))["value"] == "behind"
+            assert json.loads(run(broker, "retry", "show", GROUP, *place, "2", "--json", *words))["value"] == "blocked"
         assert "retry list" in run(broker, "retry", "show", GROUP, *place, "1", status=1)
         assert found.values.count(b"bad1") == 1
         run(broker, "retry", "redeliver", GROUP, *place, "0")
         eventually(lambda: found.values.count(b"bad1") == 2, "delivered again, long before its time")
         run(broker, "retry", "drop", GROUP, *place, "0", "--store", store)
-        eventually(lambda: b"behind" in found.values, "what waited behind it goes on")
+        eventually(lambda: b"blocked" in found.values, "what waited behind it goes on")
         eventually(lambda: saved(client) == (3, None), "and is saved as dealt with")
         assert json.loads(run(broker, "retry", "drop", GROUP, "--all", "--json")) == {"group": GROUP, "dropped": 1}
         eventually(lambda: saved(client, 1) == (1, None) and saved(client) == (3, None), "nothing is deferred")

@@ -42,7 +42,7 @@ class Selection(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One message: ``state`` is "waits", "behind" (another one of its key), "stale" (the group does not name it)
+    """One message: ``state`` is "waits", "blocked" (by an earlier one of its key), "stale" (the group does not name it)
     or "unreadable" (a partition whose text is not this version's; without an offset)."""
 
     topic: str
@@ -80,7 +80,7 @@ class Retries:
                 rows = {at: row for at, row in rows.items() if at[:2] != slot}  # which of them it names is not known
                 continue
             for offset, waiting in deferred.items():
-                state, stored = "waits" if waiting.failures else "behind", rows.pop((*slot, offset), None)
+                state, stored = "waits" if waiting.failures else "blocked", rows.pop((*slot, offset), None)
                 if place.holds(*slot, offset):
                     found.append(Row(*slot, offset, state, waiting.failures, partition["owner"], stored))
         found += [Row(*at, "stale", row.attempts, None, row) for at, row in rows.items() if place.holds(*at)]

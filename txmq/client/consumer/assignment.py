@@ -45,7 +45,7 @@ class Assignment:
         paused: what the application wants no messages of.
         is_closed: nothing more is delivered.
         is_left: the group is being left.
-        has_behind: something is to be stored behind other messages of its key.
+        has_behind: a message is blocked, and is to be deferred.
         failure: why it is over, where it was not the application that ended it.
     """
 
@@ -55,7 +55,7 @@ class Assignment:
         self.changed = Condition()
         self.partitions: dict[TopicPartition, ConsumedPartition] = {}
         self.paused: set[TopicPartition] = set()
-        self.is_closed = self.is_left = self.has_behind = False
+        self.is_closed = self.is_left = self.has_blocked = False
         self.failure: TxmqError | None = None
         self._turn = 0
         self._has_refused = False
@@ -127,19 +127,19 @@ class Assignment:
     def _take(self, consumed: ConsumedPartition, limit: int, now: float) -> list[Message]:
         taken = consumed.take(limit, now)
         if consumed.keeps_key_order:
-            self.has_behind = self.has_behind or bool(consumed.behind)
+            self.has_blocked = self.has_blocked or bool(consumed.blocked)
             self._tell(consumed)
         return taken
 
-    def take_behind(self, now: float) -> list[tuple[ConsumedPartition, list[Message]]]:
-        """What is to be stored behind others of its key, and by nobody else meanwhile."""
+    def take_blocked(self, now: float) -> list[tuple[ConsumedPartition, list[Message]]]:
+        """Blocked messages, to be deferred by the caller and no other thread."""
         with self.changed:
-            waiting = [consumed for consumed in self.partitions.values() if consumed.behind]
-            self.has_behind = bool(waiting)
-            found = [consumed for consumed in waiting if consumed.behind_at <= now]
+            waiting = [consumed for consumed in self.partitions.values() if consumed.blocked]
+            self.has_blocked = bool(waiting)
+            found = [consumed for consumed in waiting if consumed.blocked_at <= now]
             for consumed in found:
-                consumed.behind_at = float("inf")
-            return [(consumed, list(consumed.behind.values())) for consumed in found]
+                consumed.blocked_at = float("inf")
+            return [(consumed, list(consumed.blocked.values())) for consumed in found]
 
     def _accepted(self, consumed: ConsumedPartition, messages: list[Message]) -> list[Message]:
         kept = []
@@ -169,7 +169,7 @@ class Assignment:
         if self._has_refused:
             return 0.0
         due = [at for consumed in self.partitions.values() if (at := consumed.next_due()) is not None]
-        due += [consumed.behind_at for consumed in self.partitions.values() if consumed.behind]
+        due += [consumed.blocked_at for consumed in self.partitions.values() if consumed.blocked]
         return max(min(due) - now, 0.0) if due else IDLE_S_MAX
 
     # --- what the group gives and takes ------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class Consumer:
                 taken = self._assignment.take(max_records, now)
                 if not taken and now < deadline:
                     self._assignment.changed.wait(min(deadline - now, self._assignment.next_retry_in(now)))
-            self._failures.store_behind()
+            self._failures.store_blocked()
             if taken or now >= deadline:
                 break
         if taken:
@@ -252,8 +252,8 @@ class Consumer:
         if timestamp_ms is not None:
             offset = self._client.offset_for(topic, partition, timestamp_ms)
         with self._assignment.changed:
-            goes_behind = max(self._seeking(topic, partition).deferred, default=-1) >= (offset or 0)
-        if goes_behind:  # what is deferred there comes again from the log, but for what that has not any more
+            goes_back = max(self._seeking(topic, partition).deferred, default=-1) >= (offset or 0)
+        if goes_back:  # what is deferred there comes again from the log, but for what that has not any more
             offset = max(offset or 0, self._client.offsets(topic, partition).start)
         with self._assignment.changed:
             self._seeking(topic, partition).seek(offset or 0)

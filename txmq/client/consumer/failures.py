@@ -3,12 +3,12 @@
 Theory of operation. A message that fails (``reject``, or a listener that raises) is delivered again after a growing
 pause; in ``run`` its partition waits for it. After ``max_retries`` it is deferred (``retry/``) where there is a
 ``retry_store``, or becomes a dead letter (``dead_letters``); and the partition moves on. With ``keep_key_order``
-later messages of its key are not delivered but deferred too, ``behind`` it, by whoever takes messages next.
+later messages of its key are *blocked*: deferred without being delivered, by the thread that takes messages next.
 
 Invariants:
     * what can be stored nowhere is tried again, and its partition waits and says so (``stopped``): nothing is dropped;
-    * a message that failed is deferred only where there is room, else it becomes a dead letter; one that waits behind
-      another is never a dead letter for want of room: its partition waits, and says so.
+    * a message that failed is deferred only where there is room, else it becomes a dead letter; a blocked
+      one never becomes a dead letter for want of room: its partition waits, and reports why.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from txmq.runtime.ports import Clock
 
 RETRY_S_MAX = 60.0
 STORE_AGAIN_S = 1.0
-BEHIND = "waits behind another message of its key"
+BLOCKED = "blocked by an earlier message of its key"
 
 
 class Deferred(Protocol):
@@ -79,7 +79,7 @@ class Failures:
             consumed.give_up_retry(message.offset)
             consumed.ack(message.offset)
             if consumed.forget_deferred(message.offset) is not None or consumed.keeps_key_order:
-                self._assignment.changed.notify_all()  # something may have waited behind it
+                self._assignment.changed.notify_all()  # it may have blocked later ones
 
     def returned(self, message: Message, consumed: ConsumedPartition) -> None:
         """A listener has returned: that acknowledges, but for a message that it has rejected itself."""
@@ -174,7 +174,7 @@ class Failures:
 
     def _stored(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> Waiting | None:
         with self._assignment.changed:
-            if len(consumed.deferred) + len(consumed.behind) >= DEFERRED_MESSAGES_MAX or not self._has_room([message]):
+            if len(consumed.deferred) + len(consumed.blocked) >= DEFERRED_MESSAGES_MAX or not self._has_room([message]):
                 return None
         copies = self._deferred.store([message], count, reason)
         if copies is None:
@@ -213,31 +213,31 @@ class Failures:
             self._assignment.changed.notify_all()
 
     def _deferred_s(self, failures: int) -> float:
-        """The pause after so many failures; one that waited behind another has those in place still to come."""
+        """The pause after so many failures; a blocked one has those in place still to come."""
         times = failures - self._settings.max_retries - 1
         if times < 0:
             return self._delay_s(failures - 1)
         return float(min(self._settings.options.deferred_delay * 2 ** min(times, 20), DEFERRED_S_MAX))
 
-    # --- behind ------------------------------------------------------------------------------------------------------
+    # --- blocked -----------------------------------------------------------------------------------------------------
 
-    def store_behind(self) -> None:
-        """Defer what waits behind other messages of its key; for whoever takes messages, without the lock."""
-        if not self._assignment.has_behind:
+    def store_blocked(self) -> None:
+        """Defer blocked messages; call it without the lock, when messages are taken."""
+        if not self._assignment.has_blocked:
             return
-        for consumed, messages in self._assignment.take_behind(self._clock.monotonic()):
-            copies, problem = None, "the retry store is full, and the next message has to wait behind one in it"
+        for consumed, messages in self._assignment.take_blocked(self._clock.monotonic()):
+            copies, problem = None, "the retry store is full, and a message in it blocks the next one"
             try:
                 if self._has_room(messages):
-                    copies = self._deferred.store(messages, 0, BEHIND)
+                    copies = self._deferred.store(messages, 0, BLOCKED)
             except TxmqError as error:
                 problem = f"a message that has to wait could not be deferred: {error}"
             finally:
                 with self._assignment.changed:
-                    consumed.behind_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
+                    consumed.blocked_at = self._clock.monotonic() + (STORE_AGAIN_S if copies is None else 0.0)
             if copies is not None:
                 self._sparingly.warning(
-                    "messages deferred: they wait behind another one of their key", topic=consumed.slot[0],
+                    "messages deferred: an earlier message of their key blocks them", topic=consumed.slot[0],
                     partition=consumed.slot[1], offset=messages[0].offset, messages=len(messages),
                 )  # fmt: skip
             with self._assignment.changed:
@@ -245,5 +245,5 @@ class Failures:
                     self._assignment.stop(consumed, problem)
                 else:
                     consumed.stopped = None
-                    consumed.set_behind(zip(messages, copies, strict=True))
+                    consumed.defer_blocked(zip(messages, copies, strict=True))
                 self._assignment.changed.notify_all()

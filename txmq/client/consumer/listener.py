@@ -69,7 +69,7 @@ class Listener:
         """A message of a partition that nobody has in hand; None when it is over."""
         found = None
         while found is None:
-            self._failures.store_behind()
+            self._failures.store_blocked()
             with self._assignment.changed:
                 if self._assignment.is_closed:
                     return None
@@ -77,6 +77,6 @@ class Listener:
                 found = self._assignment.take_in_order(now)
                 if found is None:
                     self._assignment.changed.wait(min(self._assignment.next_retry_in(now), IDLE_S_MAX))
-        self._failures.store_behind()  # a transaction acknowledges in order, and nobody else can deal with these
+        self._failures.store_blocked()  # a transaction acknowledges in order, and nobody else can deal with these
         self._fetcher.more()
         return found

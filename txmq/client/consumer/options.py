@@ -38,7 +38,7 @@ class ConsumerOptions:
         offset_save_interval: between two times of saving what was acknowledged.
         deferred_retries: how often a deferred message is delivered again before it becomes a dead letter.
         deferred_delay: before the first of these; doubled each time, up to ten minutes.
-        keep_key_order: messages of a key wait behind one of it that was deferred, also in the hands of another member,
+        keep_key_order: a deferred message blocks later ones of its key, also in the hands of another member,
             and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is deferred.
     """
 

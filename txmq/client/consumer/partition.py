@@ -14,8 +14,8 @@ Invariants:
     * what a transaction acknowledges counts when its outcome is known, not before, and in order;
     * a reply to a fetch that ``seek`` or the loss of the partition has overtaken changes nothing;
     * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or deferred. The partition
-      waits for one in hand; one that is deferred lets it pass, and what comes of its key goes *behind* it, to be
-      stored.
+      waits for one in hand; one that is deferred lets it pass, and *blocks* what comes of its key, which is deferred
+      too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from txmq.client.consumer.offsets.store import OffsetPosition
 from txmq.model import Message, TopicPartition
 
 DEFERRED_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
-NO_ROOM = f"{DEFERRED_MESSAGES_MAX} messages are deferred, and the next one has to wait behind one of them"
+NO_ROOM = f"{DEFERRED_MESSAGES_MAX} messages are deferred, and one of them blocks the next one"
 
 
 def key_crc(message: Message) -> int | None:
@@ -41,7 +41,7 @@ class Waiting:
     """A deferred message. ``message`` is None until its contents are there; ``is_out`` while somebody has it.
 
     Attributes:
-        failures: how often it failed; 0 for one that waits behind another of its key and was never delivered.
+        failures: how often it failed; 0 for one that was blocked, and never delivered.
         copy: where in the retry topic its contents are, if they are there.
     """
 
@@ -82,11 +82,11 @@ class ConsumedPartition:
         is_busy: a listener has a message of it in hand.
         deferred: messages that were deferred and acknowledged, by offset; they are delivered again when due.
         deferred_saved: the text about them that the group has.
-        behind: by offset, what is to be stored behind others of its key; in nobody's hand, but under way until then.
+        blocked: by offset, messages that an earlier one of their key blocks; under way until they are deferred.
         dealt: offsets that were deferred and are dealt with, which the group may still take for deferred.
         is_ready: what is deferred has been read; before that nothing is delivered, fetched or saved.
         keeps_key_order: see the module's docstring.
-        behind_at: monotonic time before which nobody stores what is behind.
+        behind_at: monotonic time before which blocked messages are not deferred.
         claims: messages under way that transactions acknowledge, by offset; they count when the outcome is known.
         unsure: offsets of messages that came back from a transaction of an application's database which may commit all
             the same: nothing of the partition is saved, and they are not given up, before it is known to be over.
@@ -101,8 +101,8 @@ class ConsumedPartition:
         "_delivered",
         "_keys_in_hand",
         "attempts",
-        "behind",
-        "behind_at",
+        "blocked",
+        "blocked_at",
         "buffer",
         "buffer_bytes",
         "dealt",
@@ -147,14 +147,14 @@ class ConsumedPartition:
         self.revoked_until: float | None = None
         self.deferred: dict[int, Waiting] = {}
         self.deferred_saved: str | None = None
-        self.behind: dict[int, Message] = {}
+        self.blocked: dict[int, Message] = {}
         self.dealt: list[int] = []
         self.is_ready, self.keeps_key_order = True, False
         self.stopped: str | None = None
         self.told: str | None = None
         self.fetch_error: str | None = None
         self.fetch_told = 0.0
-        self.behind_at = 0.0
+        self.blocked_at = 0.0
         self.pending_acks: dict[int, Claim] = {}
         self.in_doubt: set[int] = set()
         self.saving: object | None = None
@@ -222,18 +222,18 @@ class ConsumedPartition:
         return message
 
     def _take_in_key_order(self, limit: int, taken: list[Message]) -> None:
-        waiting = {item.key_crc for item in self.deferred.values()} | set(map(key_crc, self.behind.values()))
+        waiting = {item.key_crc for item in self.deferred.values()} | set(map(key_crc, self.blocked.values()))
         in_hand = set(self._keys_in_hand.values())
         if self.stopped == NO_ROOM:
             self.stopped = None
         while self.buffer and len(taken) < limit:
             crc = key_crc(self.buffer[0])
             if crc is not None and crc in waiting:
-                if self.stopped is not None or len(self.deferred) + len(self.behind) >= DEFERRED_MESSAGES_MAX:
+                if self.stopped is not None or len(self.deferred) + len(self.blocked) >= DEFERRED_MESSAGES_MAX:
                     self.stopped = self.stopped or NO_ROOM
                     return
                 message = self._next()
-                self.behind[message.offset] = message
+                self.blocked[message.offset] = message
                 continue
             if crc is not None and crc in in_hand:
                 return
@@ -281,11 +281,11 @@ class ConsumedPartition:
         self.give_up_retry(message.offset)
         self.ack(message.offset)
 
-    def set_behind(self, stored: Iterable[tuple[Message, int | None]]) -> None:
-        """Messages of ``behind`` are stored, each with its ``copy``: they are deferred now, due at once."""
+    def defer_blocked(self, stored: Iterable[tuple[Message, int | None]]) -> None:
+        """Messages of ``blocked`` are stored, each with its ``copy``: they are deferred now, due at once."""
         for message, copy in stored:
-            if self.behind.get(message.offset) is message:  # else a seek has forgotten it meanwhile
-                del self.behind[message.offset]
+            if self.blocked.get(message.offset) is message:  # else a seek has forgotten it meanwhile
+                del self.blocked[message.offset]
                 self.defer(message, Waiting(message, 0, key_crc(message), copy=copy))
 
     @property
@@ -401,7 +401,14 @@ class ConsumedPartition:
         self.retries.clear()
         self.in_doubt.clear()
         self._delivered.clear()
-        for forgotten in (self._acked, self._keys_in_hand, self.attempts, self.failing, self.behind, self.pending_acks):
+        for forgotten in (
+            self._acked,
+            self._keys_in_hand,
+            self.attempts,
+            self.failing,
+            self.blocked,
+            self.pending_acks,
+        ):
             forgotten.clear()
 
 

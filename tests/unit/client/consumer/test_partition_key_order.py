@@ -57,8 +57,8 @@ class World:
         what = self.random.randrange(8)
         if what == 0:
             self.delivered(self.member.take(self.random.randrange(1, 5), 0.0))
-        elif what == 1 and self.member.behind:
-            self.member.set_behind([(found, None) for found in self.member.behind.values()])
+        elif what == 1 and self.member.blocked:
+            self.member.defer_blocked([(found, None) for found in self.member.blocked.values()])
         elif what in (2, 3, 4) and self.in_hand:
             self.deal_with(self.in_hand.pop(self.random.randrange(len(self.in_hand))), is_good=what == 2)
         elif what == 7:
@@ -93,7 +93,7 @@ def test_no_message_is_delivered_before_an_earlier_one_of_its_key_is_dealt_with(
     while world.member.position < len(keys) or world.member.deferred:  # and in the end nothing is left
         fetch(world.member, world.log, 9)
         world.delivered(world.member.take(9, 0.0))
-        world.member.set_behind([(found, None) for found in world.member.behind.values()])
+        world.member.defer_blocked([(found, None) for found in world.member.blocked.values()])
         while world.in_hand:
             world.deal_with(world.in_hand.pop(), is_good=True)
     assert world.done == set(range(len(keys)))
@@ -107,9 +107,9 @@ def test_the_partition_passes_a_message_deferred_and_later_ones_of_its_key_go_be
     (first,) = member.take(9, 0.0)  # the next one is of the same key: not while the first is in hand
     member.defer(first, Waiting(first, 1, key_crc(first), due_at=5.0))
     assert [found.offset for found in member.take(9, 0.0)] == [2, 3]
-    assert sorted(member.behind) == [1, 4]
+    assert sorted(member.blocked) == [1, 4]
     assert member.position == 1
-    member.set_behind([(found, 7) for found in member.behind.values()])
+    member.defer_blocked([(found, 7) for found in member.blocked.values()])
     member.ack(2)
     member.ack(3)
     crc = key_crc(first)
@@ -129,7 +129,7 @@ def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself(
     (first,) = member.take(1, 0.0)
     member.defer(first, Waiting(first, 1, key_crc(first), due_at=9.0))
     assert member.take(9, 0.0) == []
-    member.set_behind([(found, None) for found in member.behind.values()])
+    member.defer_blocked([(found, None) for found in member.blocked.values()])
     assert member.take(9, 0.0) == []
     assert (len(member.deferred), member.stopped, member.position) == (
         DEFERRED_MESSAGES_MAX,
@@ -142,7 +142,7 @@ def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself(
             dealt.append(found.offset)
             member.ack(found.offset)
             member.forget_deferred(found.offset)
-        member.set_behind([(found, None) for found in member.behind.values()])
+        member.defer_blocked([(found, None) for found in member.blocked.values()])
     assert [offset for offset in dealt if log[offset].key] == list(range(DEFERRED_MESSAGES_MAX + 5))
     assert (member.stopped, member.position) == (None, len(log))
 
