@@ -250,10 +250,10 @@ def test_a_duplicate_in_a_savepoint_undoes_its_rows_and_messages_and_no_others(
             cursor.execute("INSERT INTO orders VALUES (1, 'again')")
         with tx.savepoint(resource), suppress(MySQLdb.IntegrityError):
             cursor.execute("INSERT INTO orders VALUES (3, 'behind')")
-            tx.send(shop.topic, b"blocked", key=b"k")
+            tx.send(shop.topic, b"behind", key=b"k")
             cursor.execute("INSERT INTO orders VALUES (1, 'again')")
     assert tx.outcome is txmq.Outcome.COMMITTED
-    assert shop.rows() == shop.messages() == [b"before", b"blocked"]
+    assert shop.rows() == shop.messages() == [b"before", b"behind"]
 
 
 def test_a_deadlock_in_a_savepoint_dooms_the_block(shop: Shop) -> None:

@@ -45,7 +45,7 @@ class Assignment:
         paused: what the application wants no messages of.
         is_closed: nothing more is delivered.
         is_left: the group is being left.
-        has_behind: a message is blocked, and is to be deferred.
+        has_blocked: a message is blocked, and is to be deferred.
         failure: why it is over, where it was not the application that ended it.
     """
 

@@ -7,8 +7,8 @@ later messages of its key are *blocked*: deferred without being delivered, by th
 
 Invariants:
     * what can be stored nowhere is tried again, and its partition waits and says so (``stopped``): nothing is dropped;
-    * a message that failed is deferred only where there is room, else it becomes a dead letter; a blocked
-      one never becomes a dead letter for want of room: its partition waits, and reports why.
+    * a message that failed is deferred only where there is room, else it becomes a dead letter;
+      a blocked one never becomes a dead letter for want of room: its partition waits, and reports why.
 """
 
 from __future__ import annotations

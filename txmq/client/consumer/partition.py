@@ -55,7 +55,7 @@ class Waiting:
         self.is_out = False
 
 
-class Claim(NamedTuple):
+class PendingAck(NamedTuple):
     """A message whose acknowledgement stands or falls with a transaction.
 
     Attributes:
@@ -86,10 +86,10 @@ class ConsumedPartition:
         dealt: offsets that were deferred and are dealt with, which the group may still take for deferred.
         is_ready: what is deferred has been read; before that nothing is delivered, fetched or saved.
         keeps_key_order: see the module's docstring.
-        behind_at: monotonic time before which blocked messages are not deferred.
-        claims: messages under way that transactions acknowledge, by offset; they count when the outcome is known.
-        unsure: offsets of messages that came back from a transaction of an application's database which may commit all
-            the same: nothing of the partition is saved, and they are not given up, before it is known to be over.
+        blocked_at: monotonic time before which blocked messages are not deferred.
+        pending_acks: messages under way that transactions acknowledge, by offset; they count when the outcome is known.
+        in_doubt: offsets whose database transaction was abandoned but may still commit. Until its outcome is known, the
+            partition's offset is not saved and these messages are not dead-lettered.
         saving: the transaction that saves its offset, from when it was sent until the outcome is known here.
         is_in_doubt: that transaction's outcome could not be known at its end: nothing is delivered until it is.
         stopped: why nothing new is delivered, where something is wrong; ``told``: what was said of that.
@@ -155,7 +155,7 @@ class ConsumedPartition:
         self.fetch_error: str | None = None
         self.fetch_told = 0.0
         self.blocked_at = 0.0
-        self.pending_acks: dict[int, Claim] = {}
+        self.pending_acks: dict[int, PendingAck] = {}
         self.in_doubt: set[int] = set()
         self.saving: object | None = None
         self.is_in_doubt = False
@@ -306,7 +306,7 @@ class ConsumedPartition:
         return waiting if waiting is not None and waiting.is_out else None
 
     def ack(self, offset: int) -> None:
-        """A message has been dealt with; again, of another time, or claimed by a transaction: nothing."""
+        """A message has been dealt with; again, of another time, or pending in a transaction: nothing."""
         if offset not in self._acked or offset in self.pending_acks:
             return
         self._acked[offset] = None

@@ -1,24 +1,24 @@
 """Messages of a consumer that transactions acknowledge: ``tx.ack(message)``, ``message.ack(connection)``.
 
-Theory of operation. Such a message is *claimed*: still under way, and nobody else's to acknowledge. When the
-transaction is sent, the offset it saves is looked at, and until its outcome is known nothing else of that partition is
-saved. Then the messages are acknowledged, or in the application's hands again: it may run the block once more, or
-reject them.
+Theory of operation. Such an acknowledgement is *pending*: the message is still under way, and only that transaction may
+acknowledge it. When the transaction is sent, the offset that it saves is fixed, and until its outcome is known nothing
+else of that partition is saved. If it commits, the messages are acknowledged. If it rolls back, they are the
+application's again: it may run the block once more, or reject them.
 
-Where the outcome cannot be known at the block's end, the partition is *in doubt*: nothing of it is delivered, a thread
-asks the broker (fencing the id, so that the answer is final), and then the messages count as acknowledged or are
-delivered again. Where the broker does not keep the outcome any more, the partition is loaded anew: the saved offset is
-the truth.
+If the outcome cannot be known at the block's end, the partition is *in doubt* and nothing of it is delivered. A thread
+asks the broker, and fences the id, so that the answer is final. Then the messages count as acknowledged or are
+delivered again. If the broker no longer keeps the outcome, the partition is loaded anew: the saved offset is the truth.
 
 A message that is acknowledged in a transaction of the application's own database counts when its offset is seen there,
-committed. Rolled back, it stays under way: rejected, it is delivered again; else whoever has the partition next gets
-it. A COMMIT without an answer may still be under way when the application rejects the message: it is delivered again,
-because its next transaction finds out; but nothing of the partition is saved, nor the message given up, before a look
-with the row's lock has said that the transaction is over (``ConsumedPartition.in_doubt``).
+committed. After a rollback it stays under way: if it is rejected, it is delivered again; otherwise the next owner of
+the partition gets it. A COMMIT without an answer may still be under way when the application rejects the message. The
+message is delivered again, because its next transaction finds out. But nothing of the partition is saved, and the
+message is not given up, before a look with the row's lock has shown that the transaction is over
+(``ConsumedPartition.in_doubt``).
 
 Invariants:
-    * messages of a partition are claimed in order: nothing before them is left unacknowledged;
-    * a claimed message is acknowledged only when the transaction that claimed it is known to have committed;
+    * messages of a partition are acknowledged in order: nothing before them is left unacknowledged;
+    * a pending acknowledgement counts only when its transaction is known to have committed;
     * while an outcome is not known, nothing of that partition is saved or delivered by this member.
 """
 
@@ -37,7 +37,7 @@ from txmq.client.consumer.offsets.store import (
     asked,
     next_order,
 )
-from txmq.client.consumer.partition import Claim, ConsumedPartition
+from txmq.client.consumer.partition import ConsumedPartition, PendingAck
 from txmq.client.consumer.retry.deferred import deferred_text_with, parsed
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
@@ -126,14 +126,14 @@ class PendingAcks:
             lower = consumed.lowest_before(message.offset, owner)
             if lower is not None:
                 raise TransactionStateError(f"{name}: acknowledge message {lower} before it, too: in order of offsets")
-        consumed.pending_acks[message.offset] = Claim(owner, message)
+        consumed.pending_acks[message.offset] = PendingAck(owner, message)
         return consumed
 
     def look(self, partitions: Iterable[ConsumedPartition], owner: object) -> tuple[int, list[OffsetRow]]:
         """What a transaction saves, as it is sent; from now on nothing else of these partitions is saved.
 
         Raises:
-            RolledBackError: a partition was lost, or a seek went elsewhere, since the claim.
+            RolledBackError: a partition was lost, or a seek went elsewhere, since the message was acknowledged.
         """
         with self._assignment.changed:
             for consumed in partitions:
@@ -232,7 +232,7 @@ class PendingAcks:
             if self._is_acknowledged_in(message, connection, store):
                 return
             self._look_up_before(message)
-            position, from_, consumed = self._claimed(message)
+            position, from_, consumed = self._pending(message)
             self._offsets.wait_saved()  # a save that is under way must not come behind this one
             try:
                 if consumed.deferred_in_hand(message.offset) is not None:
@@ -262,7 +262,7 @@ class PendingAcks:
         outside = asked(lambda: store.saved(self.group, consumed.slot))
         return _has(consumed, inside, message.offset) and not _has(consumed, outside, message.offset)
 
-    def _claimed(self, message: Message) -> tuple[OffsetPosition, _From, ConsumedPartition]:
+    def _pending(self, message: Message) -> tuple[OffsetPosition, _From, ConsumedPartition]:
         with self._assignment.changed:
             known = self._assignment.partitions.get((message.topic, message.partition))
             if known is None:
@@ -277,7 +277,7 @@ class PendingAcks:
             offset = consumed.position if is_deferred else message.offset + 1
             text = deferred_text_with(consumed, offset, self)
             position = OffsetPosition(consumed.slot, consumed.generation, offset, text, next_order())
-            consumed.pending_acks[message.offset] = Claim(self, message, position)
+            consumed.pending_acks[message.offset] = PendingAck(self, message, position)
         return position, found, consumed
 
     def _look_up_before(self, message: Message) -> None:

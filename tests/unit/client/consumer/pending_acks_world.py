@@ -66,7 +66,7 @@ class Saver(OffsetSaver):
 
 
 class World:
-    """A share with one partition, five messages of which are delivered; its client, and its claims."""
+    """A share with one partition, five messages of which are delivered; its client, and its pending acks."""
 
     def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
         self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.client.consumer.pending_acks_world import SLOT, World, consumed, message
-from txmq.client.consumer.partition import Claim, ConsumedPartition, Waiting
+from txmq.client.consumer.partition import ConsumedPartition, PendingAck, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow
@@ -16,7 +16,7 @@ ONE, OTHER = object(), object()
 
 def pending_ack(made: ConsumedPartition, offset: int, owner: object = ONE) -> None:
     """As ``Claims`` does once nothing speaks against it."""
-    made.pending_acks[offset] = Claim(owner, message(offset))
+    made.pending_acks[offset] = PendingAck(owner, message(offset))
 
 
 def test_the_lowest_message_that_is_left_out_is_named() -> None:
