@@ -79,11 +79,11 @@ class Assignment:
     def stop(self, consumed: ConsumedPartition, problem: str) -> None:
         """Say why a partition delivers nothing new; under ``changed``."""
         consumed.stopped = problem
-        self._tell(consumed)
+        self._report(consumed)
 
-    def _tell(self, consumed: ConsumedPartition) -> None:
-        if consumed.stopped != consumed.told:
-            consumed.told = consumed.stopped
+    def _report(self, consumed: ConsumedPartition) -> None:
+        if consumed.stopped != consumed.reported:
+            consumed.reported = consumed.stopped
             if consumed.stopped is not None:
                 self._log.error(
                     "partition stopped: nothing new is delivered until this is over", topic=consumed.slot[0],
@@ -128,7 +128,7 @@ class Assignment:
         taken = consumed.take(limit, now)
         if consumed.keeps_key_order:
             self.has_blocked = self.has_blocked or bool(consumed.blocked)
-            self._tell(consumed)
+            self._report(consumed)
         return taken
 
     def take_blocked(self, now: float) -> list[tuple[ConsumedPartition, list[Message]]]:

@@ -6,9 +6,10 @@ get has a number: an answer that ``seek`` or the loss of the partition has overt
 
 Invariants:
     * one get a partition at a time, and none where the partition's share of the buffer is full;
-    * an error costs the partition a pause, never the others; an offset that is gone is told, and the oldest message
+    * an error costs the partition a pause, never the others; an offset that is gone is logged, and the oldest message
       there is comes next;
-    * what is sound is delivered up to the damage, and nothing of or behind it; an error that stays is told each minute.
+    * what is sound is delivered up to the damage, and nothing of or behind it; an error that stays is logged each
+      minute.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from txmq.runtime.threads import Condition, start_daemon
 FETCH_WAIT_MS = 1000
 FETCH_AGAIN_S = 0.2  # after an error
 FETCH_DAMAGED_S = 5.0  # where the same bytes failed twice: each look reads up to the partition's share of the buffer
-TOLD_AGAIN_S = 60.0
+REPORTED_AGAIN_S = 60.0
 
 
 class _Fetch:
@@ -152,15 +153,15 @@ class ConsumerFetcher:
             now = self._clock.monotonic()
             if not consumed.failed(number, now + (FETCH_DAMAGED_S if is_damaged else FETCH_AGAIN_S)):
                 return
-            is_told = text == consumed.fetch_error and now < consumed.fetch_told + TOLD_AGAIN_S
+            is_reported = text == consumed.fetch_error and now < consumed.fetch_reported + REPORTED_AGAIN_S
             consumed.fetch_error = text
-            if not is_told:
-                consumed.fetch_told = now
+            if not is_reported:
+                consumed.fetch_reported = now
             topic, partition = consumed.slot
             if isinstance(error, OffsetOutOfRangeError):
                 offset = consumed.next_fetch
                 start_daemon("txmq-out-of-range", lambda: self._go_to_start(consumed, offset))
-        if not (self._is_closed or is_told):
+        if not (self._is_closed or is_reported):
             self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=text)
 
     def _go_to_start(self, consumed: ConsumedPartition, offset: int) -> None:
@@ -170,7 +171,7 @@ class ConsumerFetcher:
         except TxmqError:
             return  # asked again when the next fetch fails
         with self._changed:
-            # Else it went on meanwhile: the end that was told may be behind it, and all would come again.
+            # Else it went on meanwhile: the end in that answer may be behind it, and all would come again.
             if consumed.next_fetch == offset and not held.start <= offset <= held.end:
                 skipped = held.start - offset
                 self._log.error(

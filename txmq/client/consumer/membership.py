@@ -191,9 +191,9 @@ class GroupMember:
         self._apply(view)
         if not self._has_looked:
             self._has_looked = True
-            self._tell_missing({topic for topic, *_ in view["assigned"]})
+            self._report_missing({topic for topic, *_ in view["assigned"]})
 
-    def _tell_missing(self, assigned: Collection[str]) -> None:
+    def _report_missing(self, assigned: Collection[str]) -> None:
         """A topic may come into being later; one that is misspelt would be waited for in silence."""
         for topic in self._settings.topics:
             try:

@@ -92,8 +92,8 @@ class ConsumedPartition:
             partition's offset is not saved and these messages are not dead-lettered.
         saving: the transaction that saves its offset, from when it was sent until the outcome is known here.
         is_in_doubt: that transaction's outcome could not be known at its end: nothing is delivered until it is.
-        stopped: why nothing new is delivered, where something is wrong; ``told``: what was said of that.
-        fetch_error: why nothing new can be fetched, until something is; ``fetch_told``: when that was said.
+        stopped: why nothing new is delivered, where something is wrong; ``reported``: what the log has of it.
+        fetch_error: why nothing new can be fetched, until something is; ``fetch_reported``: when that was logged.
     """
 
     __slots__ = (
@@ -112,7 +112,7 @@ class ConsumedPartition:
         "fetch",
         "fetch_at",
         "fetch_error",
-        "fetch_told",
+        "fetch_reported",
         "generation",
         "in_doubt",
         "is_busy",
@@ -124,13 +124,13 @@ class ConsumedPartition:
         "next_fetch",
         "pending_acks",
         "position",
+        "reported",
         "retries",
         "revoked_until",
         "saved",
         "saving",
         "slot",
         "stopped",
-        "told",
     )  # fmt: skip
 
     def __init__(self, slot: TopicPartition, generation: int, offset: int, saved: int | None) -> None:
@@ -151,9 +151,9 @@ class ConsumedPartition:
         self.dealt: list[int] = []
         self.is_ready, self.keeps_key_order = True, False
         self.stopped: str | None = None
-        self.told: str | None = None
+        self.reported: str | None = None
         self.fetch_error: str | None = None
-        self.fetch_told = 0.0
+        self.fetch_reported = 0.0
         self.blocked_at = 0.0
         self.pending_acks: dict[int, PendingAck] = {}
         self.in_doubt: set[int] = set()

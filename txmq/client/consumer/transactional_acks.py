@@ -204,9 +204,9 @@ class PendingAcks:
 
     def _ask(self, txid: str) -> Outcome | None:
         control = self.client.control
-        told: Outcome | None = control.known_outcome(TxId.parse(txid))
-        if told is not None:
-            return told
+        reported: Outcome | None = control.known_outcome(TxId.parse(txid))
+        if reported is not None:
+            return reported
         reply = control.call("outcome", txid, extensions={"fence": None}, timeout=ASK_TIMEOUT_S)
         return _ENDS.get(parse_outcome(reply)[0])
 

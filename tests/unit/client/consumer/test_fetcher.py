@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, TOLD_AGAIN_S, ConsumerFetcher
+from txmq.client.consumer.fetcher import FETCH_DAMAGED_S, REPORTED_AGAIN_S, ConsumerFetcher
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.log import records
 from txmq.log.batch import stamp, stored_crc
@@ -77,7 +77,7 @@ def test_a_damaged_batch_holds_nothing_up_that_is_before_it_and_is_told_once_a_m
     assert consumed.fetch_error is not None
     assert "txmq log verify" in consumed.fetch_error
     assert logs == [consumed.fetch_error.partition("; damaged")[0], consumed.fetch_error]
-    clock.advance(TOLD_AGAIN_S)
+    clock.advance(REPORTED_AGAIN_S)
     answered(1)
     assert len(logs) == 3
     answered(-1)  # sound again

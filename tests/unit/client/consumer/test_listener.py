@@ -189,15 +189,15 @@ def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_de
 
 
 def test_a_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     ours = World(100, is_kept=False)
-    say = SimpleNamespace(warning=lambda _, times, **_where: told.append(times), info=lambda *_, **__: None)
+    say = SimpleNamespace(warning=lambda _, times, **_where: reported.append(times), info=lambda *_, **__: None)
     monkeypatch.setattr(ours.failures, "_log", say)
     for _ in range(9):
         [message] = ours.share.take(1, ours.clock.monotonic())
         ours.reject(message)
         ours.clock.advance(60.0)
-    assert told == [1, 2, 4, 8]
+    assert reported == [1, 2, 4, 8]
 
 
 # --- what is logged --------------------------------------------------------------------------------------------------

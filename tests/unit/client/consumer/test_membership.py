@@ -36,15 +36,15 @@ def member(broker: Any) -> GroupMember:
 
 
 def test_a_topic_that_is_not_there_and_a_broker_that_stays_away_are_told_once() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     joining = member(BrokerWithoutTopic())
-    joining._log = SimpleNamespace(warning=lambda event, **_: told.append(event), debug=lambda *_, **__: None)
+    joining._log = SimpleNamespace(warning=lambda event, **_: reported.append(event), debug=lambda *_, **__: None)
     for _ in range(2):
         joining._join()
-    assert told == ["there is no such topic yet: it is waited for"]
+    assert reported == ["there is no such topic yet: it is waited for"]
     for _ in range(70):
         joining._cannot_reach(ConnectionLostError("gone"))
-    assert told[1:] == ["the broker cannot be reached: partitions are given up"]
+    assert reported[1:] == ["the broker cannot be reached: partitions are given up"]
 
 
 class FullBroker:
@@ -56,13 +56,13 @@ class FullBroker:
 
 
 def test_a_broker_that_keeps_no_more_of_groups_is_told_of_once_and_a_save_does_not_stop_the_beat() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     refused = member(FullBroker())
-    refused._log = SimpleNamespace(warning=lambda event, **_: told.append(event), debug=lambda *_, **__: None)
+    refused._log = SimpleNamespace(warning=lambda event, **_: reported.append(event), debug=lambda *_, **__: None)
     for _ in range(3):
         with pytest.raises(OverloadedError) as caught:
             refused._join()
         refused._cannot_reach(caught.value)
-    assert told == ["the broker refuses the group for now; it is tried again"]
+    assert reported == ["the broker refuses the group for now; it is tried again"]
     assert refused._is_saved() is False
-    assert told[1:] == ["offsets could not be saved; it is tried again"]
+    assert reported[1:] == ["offsets could not be saved; it is tried again"]

@@ -37,7 +37,7 @@ class Partitions:
     """What a consumer is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, TopicPartition, bool]] = []
+        self.reported: list[tuple[str, TopicPartition, bool]] = []
         self.fails_at: TopicPartition | None = None
 
     def assigned(self, assigned: Assigned) -> None:
@@ -45,11 +45,11 @@ class Partitions:
         if assigned.slot == self.fails_at:
             raise ConnectionLostError("away")
         assert (assigned.offset, assigned.deferred) == (None, None)
-        self.told.append(("assigned", assigned.slot, assigned.is_later))
+        self.reported.append(("assigned", assigned.slot, assigned.is_later))
 
     def lost(self, slot: TopicPartition) -> None:
         """See ``member.Partitions``."""
-        self.told.append(("lost", slot, False))
+        self.reported.append(("lost", slot, False))
 
 
 class Scene:
@@ -62,9 +62,9 @@ class Scene:
 
     def look(self) -> list[tuple[str, TopicPartition, bool]]:
         """One look; what was told."""
-        self.partitions.told.clear()
+        self.partitions.reported.clear()
         self.alone._look()
-        return list(self.partitions.told)
+        return list(self.partitions.reported)
 
 
 def test_what_is_there_at_first_begins_at_the_start_and_what_comes_later_at_its_first_message() -> None:
@@ -99,10 +99,10 @@ def test_a_broker_that_is_away_takes_nothing_and_what_could_not_begin_begins_at_
     scene.partitions.fails_at = "a", 1
     with pytest.raises(ConnectionLostError):
         scene.look()
-    assert scene.partitions.told == [("assigned", ("a", 0), False)]
+    assert scene.partitions.reported == [("assigned", ("a", 0), False)]
     scene.partitions.fails_at, scene.topics.is_away = None, True
     with pytest.raises(ConnectionLostError):
         scene.look()
-    assert scene.partitions.told == []
+    assert scene.partitions.reported == []
     scene.topics.is_away = False
     assert scene.look() == [("assigned", ("a", 1), False)]

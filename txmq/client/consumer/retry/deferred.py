@@ -1,7 +1,7 @@
 """What a consumer does with messages that fail: deferred, retried later, dead-lettered in the end.
 
 Theory of operation. A message that failed ``max_retries`` times in place is deferred: its content is stored
-(``retry_store``: a file, or ``retry_topic``), its offset noted in its partition's tracker, then it is acknowledged,
+(``retry_store``: a file, or ``retry_topic``), its offset noted in its ``ConsumedPartition``, then it is acknowledged,
 so that the partition moves on. The note travels in the group's saved offset (``deferred``), which is the truth: JSON
 ``[[offset, failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, ``copy`` only where it is
 in the retry topic. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows,
@@ -11,7 +11,7 @@ contents from its own store, and from the log what that has not.
 Invariants:
     * store, then acknowledge, then save: a process that dies in between has the message delivered again;
     * dealt with, then saved, then removed from the store: what the group names is somewhere;
-    * what the group names and cannot be read is told, and stays: its partition is not consumed;
+    * what the group names and cannot be read is logged, and stays: its partition is not consumed;
     * one partition has at most ``DEFERRED_MESSAGES_MAX`` deferred messages.
 """
 
@@ -33,7 +33,7 @@ from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Condition, start_daemon
 
 DEFERRED_S_MAX = 600.0
-FAILURES_MAX = 99_999  # that are told: the text is bounded
+FAILURES_MAX = 99_999  # that are written: the text is bounded
 FETCH_AGAIN_S = 0.2
 READ_AGAIN_S = 1.0
 FETCH_SIZE_BYTES = 64 << 10
@@ -71,7 +71,7 @@ def open_store(client: Messaging, group: str, member: str, where: str | None) ->
 
 
 def deferred_text(consumed: ConsumedPartition) -> str | None:
-    """What is to be saved beside the tracker's position; what is not below it is delivered again anyway."""
+    """What is to be saved beside the partition's position; what is not below it is delivered again anyway."""
     return text_of((at, waiting) for at, waiting in sorted(consumed.deferred.items()) if at < consumed.position)
 
 
@@ -164,7 +164,7 @@ class DeferredMessages:
     # --- a partition is assigned -------------------------------------------------------------------------------------
 
     def take_over(self, consumed: ConsumedPartition, text: str | None) -> None:
-        """Its deferred messages are ours to retry; before the tracker is used. Unreadable: it is not ready."""
+        """Its deferred messages are ours to retry; before the partition is consumed. Unreadable: it is not ready."""
         consumed.deferred_saved = text
         try:
             self._read(consumed, text)
@@ -195,10 +195,10 @@ class DeferredMessages:
             raise StorageError(f"where the log begins is not known: {error}") from error
 
     def go_on(self, consumed: ConsumedPartition, is_current: Callable[[], bool], has_room: Callable[[], bool]) -> None:
-        """Read, in a thread, what ``take_over`` could not; once the tracker is in use.
+        """Read, in a thread, what ``take_over`` could not; once the partition is consumed.
 
         Args:
-            is_current: whether the partition is still ours under this tracker.
+            is_current: whether the partition is still ours, under the same generation.
             has_room: whether more contents may be held in memory now.
         """
         if not consumed.is_ready or self._missing(consumed):

@@ -58,7 +58,7 @@ class RetryStore:
     def __init__(self, path: str | Path, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
         self.path, self.size_bytes_max = Path(path), size_bytes_max
         self._lock = Lock()
-        with self._told():
+        with self._storage_errors():
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
             try:
                 self._prepare()
@@ -85,7 +85,7 @@ class RetryStore:
 
         Durability: on disk when this returns.
         """
-        with self._lock, self._told(), self._database:
+        with self._lock, self._storage_errors(), self._database:
             self._database.execute("BEGIN IMMEDIATE")
             for row in rows:
                 self._database.execute(f"DELETE FROM messages {_ONE}", _place(row))
@@ -102,7 +102,7 @@ class RetryStore:
 
     def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
         """Forget a message; whether it was there."""
-        with self._lock, self._told():
+        with self._lock, self._storage_errors():
             cursor = self._database.execute(
                 f"DELETE FROM messages {_ONE}",
                 (group, topic, partition, offset),
@@ -112,7 +112,7 @@ class RetryStore:
     def read(self, group: str | None = None) -> list[Stored]:
         """What is stored, of one group or of all, in order of topic, partition, offset."""
         where, arguments = ("", ()) if group is None else ("WHERE group_name = ?", (group,))
-        with self._lock, self._told():
+        with self._lock, self._storage_errors():
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM messages {where} ORDER BY 1, 2, 3, 4",
                 arguments,
@@ -121,7 +121,7 @@ class RetryStore:
 
     def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
         """What is stored of one partition, by offset."""
-        with self._lock, self._told():
+        with self._lock, self._storage_errors():
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM messages WHERE group_name = ? AND topic = ? AND partition = ?",
                 (group, topic, partition),
@@ -134,7 +134,7 @@ class RetryStore:
             self._database.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _storage_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
