@@ -120,7 +120,6 @@ class ConsumedPartition:
         "is_paused",
         "is_ready",
         "keeps_key_order",
-        "next_deliver",
         "next_fetch",
         "pending_acks",
         "position",
@@ -135,7 +134,7 @@ class ConsumedPartition:
 
     def __init__(self, slot: TopicPartition, generation: int, offset: int, saved: int | None) -> None:
         self.slot, self.generation = slot, generation
-        self.next_fetch = self.next_deliver = self.position = offset
+        self.next_fetch = self.position = offset
         self.saved = saved  # what the store has; None: nothing
         self.buffer: deque[Message] = deque()
         self.buffer_bytes = 0
@@ -218,7 +217,6 @@ class ConsumedPartition:
         self.buffer_bytes -= _size(message)
         self._acked[message.offset] = message.timestamp_ms
         self._delivered.append(message.offset)
-        self.next_deliver = message.offset + 1
         return message
 
     def _take_in_key_order(self, limit: int, taken: list[Message]) -> None:
@@ -388,12 +386,12 @@ class ConsumedPartition:
         """What was not fetched below an offset is gone; what was fetched stays."""
         self.next_fetch, self.fetch, self.fetch_at = offset, 0, 0.0
         if not self.buffer and not self._acked:
-            self.next_deliver = self.position = offset
+            self.position = offset
 
     def seek(self, offset: int) -> None:
         """Go on elsewhere: what is buffered or under way is forgotten, what is deferred below the new place is not."""
         self.deferred = {at: waiting for at, waiting in self.deferred.items() if at < offset}
-        self.next_fetch = self.next_deliver = self.position = offset
+        self.next_fetch = self.position = offset
         self.buffer.clear()
         self.buffer_bytes = self.fetch = 0
         self.fetch_at = 0.0

@@ -148,4 +148,4 @@ def test_what_was_fetched_before_retention_took_it_is_still_delivered() -> None:
 def test_nothing_in_hand_and_everything_below_gone_moves_the_position() -> None:
     mine = consumed(0)
     mine.skip_to(10)
-    assert (mine.position, mine.next_deliver, mine.next_fetch) == (10, 10, 10)
+    assert (mine.position, mine.next_fetch) == (10, 10)

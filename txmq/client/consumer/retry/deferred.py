@@ -125,11 +125,6 @@ class DeferredMessages:
 
     # --- contents ----------------------------------------------------------------------------------------------------
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether there is a store: without one a message becomes a dead letter at once."""
-        return self._store is not None
-
     def store(self, messages: Sequence[Message], failures: int, reason: str) -> list[int | None] | None:
         """Keep contents, all or none; the ``copy`` of each, None where there is no room.
 
