@@ -1,13 +1,13 @@
 """What a group has deferred, for operators: ``txmq retry list|show|redeliver|drop``.
 
-Theory of operation. The group's saved offsets name what is deferred (``deferred``); a retry store on local disk,
-where its path is given, and the log have the contents. A change goes from the text that was read to another one, and
-the broker refuses it where the text is another by now (``Groups.change_deferred``): then it is read again. Members
-that are active get the partitions anew, with the changed text: what they had under way there is delivered again.
+Theory of operation. The group's saved offsets name what is deferred. A retry store on local disk, if its path is given,
+and the log have the contents. A change replaces the text that was read by another one. The broker refuses it if the
+text has changed meanwhile (``Groups.change_deferred``); then it is read again. Active members get the partitions anew,
+with the changed text, and messages that they had under way there are delivered again.
 
 Invariants:
-    * a message is dropped at the broker before its content is: who dies in between leaves a row that nobody names;
-    * text that cannot be read is shown, and goes only where it is asked for by name.
+    * a message is dropped at the broker before its content is: a crash in between leaves a stale row;
+    * text that cannot be read is listed, and dropped only by ``drop_unreadable``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Deferred = dict[int, Waiting]
 
 
 class Selection(NamedTuple):
-    """What is meant: of all topics, all partitions, all offsets where there is None."""
+    """Which messages are meant; None stands for all topics, partitions or offsets."""
 
     topic: str | None = None
     partition: int | None = None
@@ -68,7 +68,7 @@ class Retries:
         self._client, self._group, self._store = client, group, store
 
     def list(self, place: Selection) -> tuple[Row, ...]:
-        """What is deferred. Raises UnknownGroupError."""
+        """The deferred messages. Raises UnknownGroupError."""
         found: list[Row] = []
         rows = {(row.message.topic, row.message.partition, row.message.offset): row for row in self._stored()}
         for partition in self._partitions(place):
@@ -94,7 +94,7 @@ class Retries:
         return tuple(row for row in described if row["deferred"] and place.holds(row["topic"], row["partition"]))
 
     def content(self, row: Row) -> Message | None:
-        """The message; None where its content is neither here nor in the log nor in the retry topic."""
+        """The message; None if its content is neither in the store nor in the log nor in the retry topic."""
         if row.stored is not None:
             return row.stored.message
         if row.offset is None:
@@ -121,7 +121,7 @@ class Retries:
         return len(self._change(place, begin_anew))
 
     def drop(self, place: Selection) -> int:
-        """Forget messages, as if they had been dealt with; how many.
+        """Forget messages, as if they had been acknowledged; how many.
 
         Raises:
             UnknownGroupError: as it says.
@@ -140,7 +140,7 @@ class Retries:
         return len(dropped)
 
     def drop_unreadable(self, place: Selection) -> int:
-        """Forget all that partitions have deferred and whose text cannot be read; of how many partitions."""
+        """Forget what partitions have deferred under a text that cannot be read; of how many partitions."""
         texts = []
         for row in self._partitions(place):
             try:

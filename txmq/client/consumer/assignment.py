@@ -46,7 +46,7 @@ class Assignment:
         is_closed: nothing more is delivered.
         is_left: the group is being left.
         has_blocked: a message is blocked, and is to be deferred.
-        failure: why it is over, where it was not the application that ended it.
+        failure: why the consumer ended, if the application did not end it.
     """
 
     def __init__(self, consumer: object, settings: ConsumerSettings, clock: Clock, log: Logger) -> None:
@@ -67,17 +67,17 @@ class Assignment:
             self.changed.notify_all()
 
     def fail(self, error: TxmqError) -> None:
-        """Deliver nothing more, and raise the error in whoever asks for messages."""
+        """Deliver nothing more, and raise the error in threads that ask for messages."""
         self.failure = error
         self.stop_delivery()
 
     @property
     def deferred_bytes(self) -> int:
-        """How much of what is deferred is in memory."""
+        """Size of the deferred messages whose content is in memory."""
         return sum(consumed.deferred_bytes for consumed in list(self.partitions.values()))
 
     def stop(self, consumed: ConsumedPartition, problem: str) -> None:
-        """Say why a partition delivers nothing new; under ``changed``."""
+        """Note and log why a partition delivers nothing new; under ``changed``."""
         consumed.stopped = problem
         self._report(consumed)
 
@@ -93,7 +93,7 @@ class Assignment:
     # --- delivery, under ``changed`` ---------------------------------------------------------------------------------
 
     def take(self, limit: int, now: float) -> list[Message]:
-        """Messages of any partition, at most so many."""
+        """Take at most ``limit`` messages of any partitions."""
         self._has_refused = False
         taken: list[Message] = []
         partitions = list(self.partitions.values())
@@ -108,7 +108,7 @@ class Assignment:
         return taken
 
     def take_in_order(self, now: float) -> tuple[Message, ConsumedPartition] | None:
-        """A message of a partition that nobody has in hand, which has the partition now: ``is_busy``."""
+        """Take a message of a partition that no listener works for, and mark the partition as busy."""
         self._has_refused = False
         partitions = list(self.partitions.values())
         refused = 0
@@ -132,7 +132,7 @@ class Assignment:
         return taken
 
     def take_blocked(self, now: float) -> list[tuple[ConsumedPartition, list[Message]]]:
-        """Blocked messages, to be deferred by the caller and no other thread."""
+        """Take the blocked messages; the caller defers them, and no other thread does meanwhile."""
         with self.changed:
             waiting = [consumed for consumed in self.partitions.values() if consumed.blocked]
             self.has_blocked = bool(waiting)
@@ -165,7 +165,7 @@ class Assignment:
             return True
 
     def next_retry_in(self, now: float) -> float:
-        """Seconds until a message is due that failed; none where the filter refused some, and more may be there."""
+        """Seconds until a failed message is due; 0 if the filter refused some, because more may be there."""
         if self._has_refused:
             return 0.0
         due = [at for consumed in self.partitions.values() if (at := consumed.next_due()) is not None]
@@ -175,7 +175,7 @@ class Assignment:
     # --- what the group gives and takes ------------------------------------------------------------------------------
 
     def held(self) -> list[tuple[TopicPartition, int]]:
-        """What is consumed now, with generations."""
+        """The partitions that are consumed now, with generations."""
         with self.changed:
             return [(slot, consumed.generation) for slot, consumed in self.partitions.items()]
 

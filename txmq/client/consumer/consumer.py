@@ -8,7 +8,7 @@ and always before a partition is handed over, on ``close`` and on SIGTERM in ``r
 of a message that fails.
 
 Invariants:
-    * at least once: what was delivered and not acknowledged is delivered again to whoever has the partition next;
+    * at least once: a message that was not acknowledged is delivered again, to the next owner of the partition;
     * memory is bounded: ``buffer_size_bytes`` a consumer, shared by its partitions, plus one fetch each.
 """
 
@@ -104,7 +104,7 @@ class Consumer:
 
         Args:
             max_records: at most so many.
-            timeout: seconds to wait where there is nothing.
+            timeout: seconds to wait if there is nothing.
 
         Raises:
             ConfigError: an argument out of range.
@@ -143,7 +143,7 @@ class Consumer:
     # --- acknowledging -----------------------------------------------------------------------------------------------
 
     def ack(self, message: Message, connection: Any = None, *, sync: bool = False) -> None:
-        """The message is dealt with. As ``message.ack``.
+        """Acknowledge a message. As ``message.ack``.
 
         Args:
             connection: save the group's offset in the transaction that this connection is in; the consumer's
@@ -151,7 +151,7 @@ class Consumer:
             sync: save the group's offset now.
 
         Raises:
-            FencedError: the partition is somebody else's: nothing was saved, and a transaction cannot commit.
+            FencedError: another member has the partition: nothing was saved, and a transaction cannot commit.
             StorageError: with ``sync``: acknowledged, and not saved yet, because a transaction that acknowledges some
                 of the partition is not over, or the store is away. It is saved by itself later.
             TransactionStateError, ConfigError: see ``Transaction.ack``; a transaction cannot commit.
@@ -179,7 +179,7 @@ class Consumer:
                 raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")
 
     def reject(self, message: Message, reason: str = "rejected") -> None:
-        """The message could not be dealt with: it is delivered again, deferred, or becomes a dead letter."""
+        """Report that a message failed: it is delivered again, deferred, or becomes a dead letter."""
         self._failures.failed(message, reason)
 
     # --- listeners ---------------------------------------------------------------------------------------------------
@@ -187,11 +187,11 @@ class Consumer:
     def run(self, handle: Handle, *, threads: int = 1) -> None:
         """Call ``handle`` with each message until ``close``, SIGTERM or Ctrl-C: return acknowledges, raise retries.
 
-        Partitions in parallel, each in order: no message of a partition before the one that failed. On SIGTERM (where
-        this is the main thread) what is in hand is finished, offsets are saved, the group is left.
+        Partitions run in parallel, each in order: a partition waits for a message that failed. On SIGTERM (if this is
+        the main thread) listeners finish their messages, offsets are saved, and the consumer leaves the group.
 
         Args:
-            threads: how many messages are in hand at a time.
+            threads: how many listeners run at a time.
 
         Raises:
             FencedError, GroupActiveError: as ``poll``.
@@ -215,7 +215,7 @@ class Consumer:
 
     @property
     def stopped(self) -> dict[TopicPartition, str]:
-        """Partitions that deliver nothing new because something is wrong, and what; it is tried again by itself."""
+        """Partitions that deliver nothing new because something is wrong, each with the reason; all are tried again."""
         with self._assignment.changed:
             held = self._assignment.partitions.items()
             return {
@@ -223,7 +223,7 @@ class Consumer:
             }
 
     def pause(self, slots: Iterable[TopicPartition] | None = None) -> None:
-        """Deliver nothing of these partitions (default: all) until ``resume``; they stay ours."""
+        """Deliver nothing of these partitions (default: all) until ``resume``; the consumer keeps them."""
         with self._assignment.changed:
             for slot in self._assignment.partitions if slots is None else slots:
                 self._assignment.paused.add(slot)
@@ -245,7 +245,7 @@ class Consumer:
 
         Raises:
             TransactionStateError: the partition is not this consumer's.
-            ConnectionLostError, ...: the broker is asked, where a time is given or something deferred is behind that.
+            ConnectionLostError, ...: the broker is asked, for a time or about deferred messages behind the offset.
         """
         if (offset is None) == (timestamp_ms is None):
             raise ConfigError("seek takes an offset or timestamp_ms")
@@ -253,7 +253,7 @@ class Consumer:
             offset = self._client.offset_for(topic, partition, timestamp_ms)
         with self._assignment.changed:
             goes_back = max(self._seeking(topic, partition).deferred, default=-1) >= (offset or 0)
-        if goes_back:  # what is deferred there comes again from the log, but for what that has not any more
+        if goes_back:  # deferred messages there come again from the log, if the log still has them
             offset = max(offset or 0, self._client.offsets(topic, partition).start)
         with self._assignment.changed:
             self._seeking(topic, partition).seek(offset or 0)
@@ -268,8 +268,8 @@ class Consumer:
     def close(self) -> None:
         """Save the offsets and leave the group: others take over at once. What is not acknowledged comes again.
 
-        What listeners have in hand is finished first, if that takes no longer than 5 seconds. A listener may call this:
-        ``run`` ends when its message is dealt with.
+        Listeners finish their messages first, if that takes no longer than 5 seconds. A listener may call this: ``run``
+        ends when it returns.
         """
         self._assignment.stop_delivery()
         if self._listener is None or self._listener.wait(CLOSE_S):

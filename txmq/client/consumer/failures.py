@@ -1,12 +1,13 @@
 """What becomes of messages that fail: retried in place, deferred, dead-lettered.
 
 Theory of operation. A message that fails (``reject``, or a listener that raises) is delivered again after a growing
-pause; in ``run`` its partition waits for it. After ``max_retries`` it is deferred (``retry/``) where there is a
-``retry_store``, or becomes a dead letter (``dead_letters``); and the partition moves on. With ``keep_key_order``
+pause; in ``run`` its partition waits for it. After ``max_retries`` it is deferred (``retry/``) if there is a
+``retry_store``, or becomes a dead letter (``dead_letters``), and the partition moves on. With ``keep_key_order``
 later messages of its key are *blocked*: deferred without being delivered, by the thread that takes messages next.
 
 Invariants:
-    * what can be stored nowhere is tried again, and its partition waits and says so (``stopped``): nothing is dropped;
+    * a message that cannot be stored is tried again; its partition waits and reports why (``stopped``): nothing is
+      dropped;
     * a message that failed is deferred only where there is room, else it becomes a dead letter;
       a blocked one never becomes a dead letter for want of room: its partition waits, and reports why.
 """
@@ -71,7 +72,7 @@ class Failures:
         self._sparingly = Sparingly(log, clock)
 
     def acked(self, message: Message) -> None:
-        """A message is dealt with: it waits nowhere any more."""
+        """Acknowledge a message, and cancel its retries."""
         with self._assignment.changed:
             consumed = self._assignment.partitions.get((message.topic, message.partition))
             if consumed is None or consumed.is_of_another(message):
@@ -82,26 +83,25 @@ class Failures:
                 self._assignment.changed.notify_all()  # it may have blocked later ones
 
     def returned(self, message: Message, consumed: ConsumedPartition) -> None:
-        """A listener has returned: that acknowledges, but for a message that it has rejected itself."""
+        """Acknowledge the message of a listener that returned, unless the listener has rejected it."""
         with self._assignment.changed:
             if consumed.waits_again(message.offset):
                 return
         self.acked(message)
 
     def failed(self, message: Message, reason: str, error: Exception | None = None) -> None:
-        """A message could not be dealt with: it is delivered again, deferred, or becomes a dead letter.
+        """Deliver a message that failed again, defer it, or make it a dead letter.
 
         Args:
-            message: which.
-            reason: in a few words.
-            error: what the listener raised; the log has its traceback.
+            reason: in a few words; it stands in the retry store and in the dead letter.
+            error: raised by the listener; its traceback is logged.
         """
         if self._acks.rejected(message):
             return
         with self._assignment.changed:
             consumed = self._assignment.partitions.get((message.topic, message.partition))
             if consumed is None or consumed.is_of_another(message):
-                return  # somebody else has the partition, and will get the message
+                return  # another member has the partition, and will get the message
             if message.offset in consumed.failing or consumed.waits_again(message.offset):
                 return  # another thread has rejected it, too
             ours = consumed.failing[message.offset] = object()
@@ -127,7 +127,7 @@ class Failures:
                 self._retry(consumed, message, count)
 
     def _say_failed(self, message: Message, times: int, reason: str, error: Exception | None) -> None:
-        """The 1st, 2nd, 4th ... time as a warning: one that fails for ever is seen, and fills no log."""
+        """Log the 1st, 2nd, 4th ... failure as a warning: a message that fails for ever does not fill the log."""
         is_seen = times & (times - 1) == 0
         (self._log.warning if is_seen else self._log.info)(
             "message failed", topic=message.topic, partition=message.partition, offset=message.offset, times=times,
@@ -147,7 +147,7 @@ class Failures:
     # --- deferred ----------------------------------------------------------------------------------------------------
 
     def _is_given_up(self, consumed: ConsumedPartition, message: Message, count: int, reason: str) -> bool:
-        """Defer a message or dead-letter it, then acknowledge it; False where both failed."""
+        """Defer a message or dead-letter it, then acknowledge it; False if both failed."""
         try:
             waiting = self._stored(consumed, message, count, reason)
             if waiting is None:

@@ -1,14 +1,14 @@
 """Fetches for a consumer: keeps a ``get`` open at the broker for every partition that has room.
 
-Theory of operation. Requests go out from whatever thread makes room; one thread of its own reads the answers (a
-connection that nobody else uses), decodes them and puts the messages into the partitions' buffers (``consumed``). Each
-get has a number: an answer that ``seek`` or the loss of the partition has overtaken is dropped.
+Theory of operation. The thread that makes room sends the request. One thread reads the answers on a connection of its
+own, decodes them and puts the messages into the partitions' buffers. Each get has a number: the answer is dropped if
+``seek`` or the loss of the partition has overtaken it.
 
 Invariants:
-    * one get a partition at a time, and none where the partition's share of the buffer is full;
+    * one get a partition at a time, and none while the partition's share of the buffer is full;
     * an error costs the partition a pause, never the others; an offset that is gone is logged, and the oldest message
       there is comes next;
-    * what is sound is delivered up to the damage, and nothing of or behind it; an error that stays is logged each
+    * sound batches are delivered up to the damage, and nothing of it or after it; an error that stays is logged each
       minute.
 """
 
@@ -38,7 +38,7 @@ from txmq.runtime.threads import Condition, start_daemon
 
 FETCH_WAIT_MS = 1000
 FETCH_AGAIN_S = 0.2  # after an error
-FETCH_DAMAGED_S = 5.0  # where the same bytes failed twice: each look reads up to the partition's share of the buffer
+FETCH_DAMAGED_S = 5.0  # if the same bytes failed twice: each try reads up to the partition's share of the buffer
 REPORTED_AGAIN_S = 60.0
 
 
@@ -69,11 +69,11 @@ class ConsumerFetcher:
         self._waiter, self._numbers, self._is_closed = Waiter(), 0, False
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that reads answers."""
         start_daemon("txmq-fetch", self._run)
 
     def close(self) -> None:
-        """End it."""
+        """End the thread and the connection."""
         self._is_closed = True
         self._connection.close()
 
@@ -90,7 +90,7 @@ class ConsumerFetcher:
             connection.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
 
     def more(self, connection: Connection | None = None) -> None:
-        """Ask for more where there is room; any thread. Without a connection the fetching thread does it soon."""
+        """Send a get for each partition that has room. Without a live connection the fetching thread does so soon."""
         try:
             connection = connection or self._connection.live
             if connection is None:
@@ -122,7 +122,7 @@ class ConsumerFetcher:
         return found
 
     def answered(self, consumed: ConsumedPartition, number: int, code: int, body: bytes) -> None:
-        """For ``_Fetch``; in whatever thread reads."""
+        """Buffer the messages of an answer; called by the thread that reads."""
         if code != 200:
             self.failed(consumed, number, broker_error(code, body))
             return
@@ -143,7 +143,7 @@ class ConsumerFetcher:
         self.more()
 
     def failed(self, consumed: ConsumedPartition, number: int, error: TxmqError) -> None:
-        """For ``_Fetch``."""
+        """Note that a get failed, and when the next one may go out."""
         text, is_damaged = str(error), False
         with self._changed:
             if isinstance(error, InvalidBatchError):

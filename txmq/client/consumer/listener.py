@@ -1,6 +1,7 @@
 """``Consumer.run``: a listener, called with each message by several threads.
 
-Partitions in parallel, each in order: a partition is one thread's at a time, and waits for a message of it that failed.
+Partitions run in parallel, each in order: one thread at a time works for a partition. If a message fails, its partition
+waits until the message is delivered again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Handle = Callable[[Message], object]
 
 
 class Listener:
-    """See the module's docstring; ``work`` is for as many threads as one likes."""
+    """See the module's docstring. Thread safety: any thread; several threads may call ``work``."""
 
     def __init__(
         self, assignment: Assignment, failures: Failures, fetcher: Fetches, clock: Clock, handle: Handle
@@ -39,7 +40,7 @@ class Listener:
                 self._assignment.changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until what is in hand is dealt with, once nothing more is delivered; False for who has some itself."""
+        """Wait until every thread has finished its message; False at once in a thread that has one itself."""
         deadline = self._clock.monotonic() + timeout
         with self._assignment.changed:
             if thread_number() in self._working:
@@ -66,7 +67,7 @@ class Listener:
                 self._assignment.changed.notify_all()
 
     def _next(self) -> tuple[Message, ConsumedPartition] | None:
-        """A message of a partition that nobody has in hand; None when it is over."""
+        """Wait for a message of a partition that no other thread works for; None after the end."""
         found = None
         while found is None:
             self._failures.store_blocked()
@@ -77,6 +78,6 @@ class Listener:
                 found = self._assignment.take_in_order(now)
                 if found is None:
                     self._assignment.changed.wait(min(self._assignment.next_retry_in(now), IDLE_S_MAX))
-        self._failures.store_blocked()  # a transaction acknowledges in order, and nobody else can deal with these
+        self._failures.store_blocked()  # a transaction acknowledges in order, and only this thread can defer these
         self._fetcher.more()
         return found

@@ -44,8 +44,8 @@ class Assigned(NamedTuple):
     """A partition to be consumed.
 
     Attributes:
-        offset: None where the group has saved none.
-        is_later: it came into being after the member did, or after others of its topic were begun.
+        offset: None if the group has saved none.
+        is_later: created after the member joined, or after the group began with other partitions of the topic.
     """
 
     slot: TopicPartition
@@ -56,19 +56,19 @@ class Assigned(NamedTuple):
 
 
 class Partitions(Protocol):
-    """What consumes; called by the member's thread."""
+    """``Handover``; called by the member's thread."""
 
     def assigned(self, assigned: Assigned) -> None:
-        """Begin."""
+        """Begin to consume a partition."""
 
     def revoked(self, slot: TopicPartition) -> None:
-        """Deliver nothing more."""
+        """Deliver nothing more of a partition that another member should have."""
 
     def kept(self, slot: TopicPartition) -> None:
-        """Go on, also where it was revoked for a moment."""
+        """Go on with a partition, also if it was revoked for a moment."""
 
     def lost(self, slot: TopicPartition) -> None:
-        """Somebody else has it."""
+        """Consume a partition no longer: another member has it."""
 
     def held(self) -> list[tuple[TopicPartition, int]]:
         """What is consumed now, with generations."""
@@ -77,7 +77,7 @@ class Partitions(Protocol):
         """Revoked partitions with nothing under way any more."""
 
     def refused(self, error: TxmqError) -> None:
-        """The group does not take us: it is over."""
+        """End the consumer: the group does not take it."""
 
 
 class Acks(Protocol):
@@ -120,11 +120,11 @@ class GroupMember:
         self._released: list[TopicPartition] = []
 
     def start(self) -> None:
-        """Join; the thread goes on."""
+        """Start the thread, which joins."""
         start_daemon(f"txmq-member-{self._settings.group}", self._run)
 
     def stop(self, timeout: float) -> None:
-        """Save everything and leave."""
+        """Save everything, leave the group and end the thread."""
         self._is_closing = True
         try:
             self._acks.resolve()
@@ -169,7 +169,7 @@ class GroupMember:
         self._heard_at = self._clock.monotonic()
 
     def _is_refused(self, error: GroupActiveError) -> bool:
-        """One of the two must be alone; but who was killed a moment ago is a member until the group has noticed."""
+        """Whether to give up: one member must be alone. A member that was killed counts until the group has noticed."""
         if self._clock.monotonic() - self._heard_at < self._settings.session_timeout_s + RETRY_S:
             self._clock.sleep(RETRY_S)
             return False
@@ -178,7 +178,7 @@ class GroupMember:
 
     def _join(self) -> None:
         settings = self._settings
-        # One request claims all; what does not fit is handed over anew, and goes on from what is saved.
+        # One request names all held partitions; what does not fit goes on from its saved offset.
         held = in_pieces([*slot, generation] for slot, generation in self._partitions.held())[0]
         fields: Fields = {
             "topics": ",".join(settings.topics), "strategy": settings.strategy,
@@ -194,7 +194,7 @@ class GroupMember:
             self._report_missing({topic for topic, *_ in view["assigned"]})
 
     def _report_missing(self, assigned: Collection[str]) -> None:
-        """A topic may come into being later; one that is misspelt would be waited for in silence."""
+        """Log which topics are missing: one may be created later, but a misspelt one would be waited for in silence."""
         for topic in self._settings.topics:
             try:
                 if topic not in assigned and not self._requests.has_topic(topic):
@@ -217,7 +217,7 @@ class GroupMember:
                 self._requests.call("heartbeat", piece, {})
             view = self._requests.call("heartbeat", last, fields)
         except TxmqError:
-            self._released = released  # said again
+            self._released = released  # sent again
             raise
         self._apply(json.loads(view))
         if self._has_revoked:
@@ -231,7 +231,7 @@ class GroupMember:
             Assigned((topic, number), generation, offset, deferred, self._has_view or topic in begun)
             for topic, number, generation, offset, deferred in view["assigned"]
         ]
-        # Who stands by, or waits for somebody's end, has not seen yet what there is.
+        # A member that stands by, or waits for the end of another one, has not seen yet which partitions there are.
         self._has_view = self._has_view or bool(assigned) or view["members"] == 1
         revoked = {(topic, partition) for topic, partition in view["revoked"]}
         mine = {item.slot: item.generation for item in assigned}
@@ -242,7 +242,7 @@ class GroupMember:
             if slot in held:
                 self._partitions.revoked(slot)
             elif slot not in self._released:
-                self._released.append(slot)  # released while the group wanted it back for a moment: said again
+                self._released.append(slot)  # released while the group wanted it back for a moment: sent again
         for item in assigned:
             if held.get(item.slot) == item.generation:
                 self._partitions.kept(item.slot)
@@ -251,7 +251,7 @@ class GroupMember:
         self._has_revoked = bool(revoked)
 
     def _begin(self, item: Assigned) -> None:
-        """Load a partition. Where that cannot be now it is not ours yet, and the next view says it again."""
+        """Load and begin a partition. If that fails, the next view assigns it again."""
         in_broker = None if item.offset is None else StoredOffset(item.offset, item.deferred)
         try:
             found = self._offsets.load(item.slot, item.generation, in_broker)
@@ -271,7 +271,7 @@ class GroupMember:
             self._is_saved()
 
     def _is_saved(self, *, everything: bool = False) -> bool:
-        """Save; False where that cannot be now, and will be tried again: heartbeats go on meanwhile."""
+        """Save; False if that fails now: it is tried again, and heartbeats go on meanwhile."""
         try:
             self._offsets.save(everything=everything)
         except (OverloadedError, StorageError) as error:

@@ -16,26 +16,26 @@ from txmq.registry.topics import RESERVED_PREFIX
 RETRIES_MAX = 1_000_000
 FETCH_SIZE_BYTES_MIN = 64 << 10
 DEAD_LETTERS_SUFFIX = ".dead-letter"  # of the topic that has a group's dead letters
-REDRIVEN_SUFFIX = ".redriven"  # behind that: of the topic that has the account of those sent again
+REDRIVEN_SUFFIX = ".redriven"  # appended to that: of the topic that says which were sent again
 Filter = Callable[[Message], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """What few consumers change; times in seconds.
+    """Options that few consumers change; times in seconds.
 
     Args:
-        name: this member's name in the group; by default made up. Who joins under another one's takes over, and that
-            one ends with a FencedError. A broadcast's member finds its offsets again under it.
-        accept: which messages are delivered; the others count as acknowledged. Where it raises, the message is
+        name: this member's name in the group; by default made up. A member that joins under the name of another one
+            takes over, and the other one ends with a FencedError. A broadcast's member finds its offsets under it.
+        accept: which messages are delivered; the others count as acknowledged. If it raises, the message is
             delivered: a filter that fails loses nothing.
         strategy: "sticky", "range", "round-robin", "consistent-hash" or "exclusive" (one member has everything, the
             others stand by); the same for all members. Without meaning in a broadcast.
         retry_delay: before the first retry; doubled each time, up to a minute.
         buffer_size_bytes: how much is fetched ahead, all partitions together.
-        session_timeout: who is not heard of for so long loses its partitions; 0.3 to 600.
-        heartbeat_interval: how often it is heard of.
-        offset_save_interval: between two times of saving what was acknowledged.
+        session_timeout: a member that sends no heartbeat for so long loses its partitions; 0.3 to 600.
+        heartbeat_interval: between two heartbeats.
+        offset_save_interval: between two saves of offsets.
         deferred_retries: how often a deferred message is delivered again before it becomes a dead letter.
         deferred_delay: before the first of these; doubled each time, up to ten minutes.
         keep_key_order: a deferred message blocks later ones of its key, also in the hands of another member,
@@ -67,7 +67,7 @@ class ConsumerOptions:
         if self.name is not None:
             require_name("name", self.name)
         if self.accept is not None and not callable(self.accept):
-            raise ConfigError(f"accept = {self.accept!r}: expected what takes a message and answers True or False")
+            raise ConfigError(f"accept = {self.accept!r}: expected a function of a message that returns True or False")
 
 
 DEFAULTS = ConsumerOptions()
@@ -110,7 +110,7 @@ class ConsumerSettings:
         return f"{self.group}.{name}" if self.broadcast and name is not None else self.group
 
     def member(self, made_up: str) -> MemberSettings:
-        """How it takes part in its group."""
+        """The settings of its membership."""
         options = self.options
         # Two processes under one name must not share: the second one stands by.
         name, strategy = (made_up, "exclusive") if self.broadcast else (options.name or made_up, options.strategy)

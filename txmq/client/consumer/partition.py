@@ -1,4 +1,4 @@
-"""What a consumer has of one partition: fetched, delivered, acknowledged. No I/O, no clock.
+"""One partition as a consumer has it: fetched, delivered, acknowledged. No I/O, no clock.
 
 ```
    saved            next to deliver       next to fetch
@@ -9,10 +9,10 @@
 ``position`` is what may be saved: everything below it is acknowledged. Acks may come in any order.
 
 Invariants:
-    * messages are delivered in order of their offsets, each once, but for a *retry*, which delivers one again;
-    * ``position`` never passes a message that is not acknowledged, and never falls but by ``seek``;
-    * what a transaction acknowledges counts when its outcome is known, not before, and in order;
-    * a reply to a fetch that ``seek`` or the loss of the partition has overtaken changes nothing;
+    * messages are delivered in order of their offsets, each once; only a *retry* delivers one again;
+    * ``position`` never passes a message that is not acknowledged, and only ``seek`` lowers it;
+    * an ack in a transaction counts when the outcome is known, not before, and in order;
+    * a reply to a fetch changes nothing if ``seek`` or the loss of the partition has overtaken it;
     * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or deferred. The partition
       waits for one in hand; one that is deferred lets it pass, and *blocks* what comes of its key, which is deferred
       too.
@@ -33,16 +33,16 @@ NO_ROOM = f"{DEFERRED_MESSAGES_MAX} messages are deferred, and one of them block
 
 
 def key_crc(message: Message) -> int | None:
-    """What stands for a message's key among what is deferred."""
+    """The CRC that stands for a message's key in the text about deferred messages."""
     return None if message.key is None else zlib.crc32(message.key)
 
 
 class Waiting:
-    """A deferred message. ``message`` is None until its contents are there; ``is_out`` while somebody has it.
+    """A deferred message. ``message`` is None until its content is read; ``is_out`` while the application has it.
 
     Attributes:
         failures: how often it failed; 0 for one that was blocked, and never delivered.
-        copy: where in the retry topic its contents are, if they are there.
+        copy: offset of its content in the retry topic, if it is there.
     """
 
     __slots__ = ("copy", "due_at", "failures", "is_out", "key_crc", "message")
@@ -56,11 +56,11 @@ class Waiting:
 
 
 class PendingAck(NamedTuple):
-    """A message whose acknowledgement stands or falls with a transaction.
+    """A message whose acknowledgement depends on a transaction.
 
     Attributes:
-        owner: what stands for that transaction.
-        position: what it saved, where that is in a database of the application.
+        owner: stands for that transaction.
+        position: saved by it, if the offsets are in a database of the application.
     """
 
     owner: object
@@ -72,14 +72,14 @@ class ConsumedPartition:
     """One partition under one generation.
 
     Attributes:
-        fetch: number of the fetch under way; 0 where there is none.
+        fetch: number of the fetch under way; 0 if there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
         attempts: how often each message under way failed.
-        failing: by offset, who is about to retry a message, defer it or dead-letter it.
-        retries: messages to be delivered again, with the time from which on.
+        failing: by offset, stands for the thread that is about to retry a message, defer it or dead-letter it.
+        retries: messages to be delivered again, each with the time it is due.
         revoked_until: monotonic time until which messages under way may be dealt with, if another member should have
             the partition; None: it stays here.
-        is_busy: a listener has a message of it in hand.
+        is_busy: a listener works on a message of it.
         deferred: messages that were deferred and acknowledged, by offset; they are delivered again when due.
         deferred_saved: the text about them that the group has.
         blocked: by offset, messages that an earlier one of their key blocks; under way until they are deferred.
@@ -92,8 +92,8 @@ class ConsumedPartition:
             partition's offset is not saved and these messages are not dead-lettered.
         saving: the transaction that saves its offset, from when it was sent until the outcome is known here.
         is_in_doubt: that transaction's outcome could not be known at its end: nothing is delivered until it is.
-        stopped: why nothing new is delivered, where something is wrong; ``reported``: what the log has of it.
-        fetch_error: why nothing new can be fetched, until something is; ``fetch_reported``: when that was logged.
+        stopped: why nothing new is delivered, if something is wrong; ``reported``: as it was logged last.
+        fetch_error: why the last fetch failed; ``fetch_reported``: when that was logged.
     """
 
     __slots__ = (
@@ -166,19 +166,19 @@ class ConsumedPartition:
 
     @property
     def is_silent(self) -> bool:
-        """Nothing is delivered, whatever there is."""
+        """Whether nothing is delivered, even if there is something."""
         return self.is_paused or self.revoked_until is not None or self.is_in_doubt or not self.is_ready
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def wants_more(self, now: float, buffer_bytes_max: int) -> bool:
-        """Whether to fetch: nothing is under way, and there is room."""
+        """Whether to fetch: no fetch is under way, and there is room."""
         if self.fetch or self.is_silent:
             return False
         return now >= self.fetch_at and self.buffer_bytes < buffer_bytes_max
 
     def fetched(self, fetch: int, messages: Sequence[Message]) -> bool:
-        """A reply came; whether it was the one that is waited for."""
+        """Buffer the messages of a reply; False if it is not the reply that is waited for."""
         if fetch != self.fetch:
             return False
         self.fetch, self.fetch_error = 0, None
@@ -190,7 +190,7 @@ class ConsumedPartition:
         return True
 
     def failed(self, fetch: int, again_at: float) -> bool:
-        """A fetch failed; the next one not before ``again_at``."""
+        """Note that a fetch failed: the next one goes out at ``again_at``. False as in ``fetched``."""
         if fetch != self.fetch:
             return False
         self.fetch, self.fetch_at = 0, again_at
@@ -199,7 +199,7 @@ class ConsumedPartition:
     # --- delivery ----------------------------------------------------------------------------------------------------
 
     def take(self, limit: int, now: float) -> list[Message]:
-        """Deliver: what is to be retried first, then what is new."""
+        """Deliver messages that are due again first, then new ones."""
         if self.is_silent:
             return []
         taken = self._due_retries(limit, now)
@@ -255,7 +255,7 @@ class ConsumedPartition:
         return taken
 
     def _deliverable_deferred(self) -> Iterator[Waiting]:
-        """What is deferred and may be delivered when it is due: with order of keys, the first of each."""
+        """Deferred messages that may be delivered when they are due; in order of keys, the first of each."""
         keys: set[int] = set()
         for _, waiting in sorted(self.deferred.items()) if self.keeps_key_order else self.deferred.items():
             if self.keeps_key_order and waiting.key_crc is not None:
@@ -266,7 +266,7 @@ class ConsumedPartition:
                 yield waiting
 
     def next_due(self) -> float | None:
-        """When something that failed may be delivered again; None: nothing waits for a time."""
+        """When the next failed message is due; None if there is none."""
         if self.is_silent or self.is_busy:
             return None
         due = [at for at, _ in self.retries]
@@ -274,13 +274,13 @@ class ConsumedPartition:
         return min(due, default=None)
 
     def defer(self, message: Message, waiting: Waiting) -> None:
-        """It is stored, and waits outside the order: the position may pass it."""
+        """Defer a message that is stored: it waits outside the order, and the position may pass it."""
         self.deferred[message.offset] = waiting
         self.give_up_retry(message.offset)
         self.ack(message.offset)
 
     def defer_blocked(self, stored: Iterable[tuple[Message, int | None]]) -> None:
-        """Messages of ``blocked`` are stored, each with its ``copy``: they are deferred now, due at once."""
+        """Defer blocked messages that are stored, each with its ``copy``; they are due at once."""
         for message, copy in stored:
             if self.blocked.get(message.offset) is message:  # else a seek has forgotten it meanwhile
                 del self.blocked[message.offset]
@@ -288,23 +288,23 @@ class ConsumedPartition:
 
     @property
     def deferred_bytes(self) -> int:
-        """How much of it is in memory."""
+        """Size of the deferred messages whose content is in memory."""
         return sum(len(item.message.value or b"") for item in self.deferred.values() if item.message is not None)
 
     def forget_deferred(self, offset: int) -> Waiting | None:
-        """A message that was deferred is dealt with."""
+        """Forget a deferred message: it is acknowledged, or a dead letter."""
         waiting = self.deferred.pop(offset, None)
         if waiting is not None:
             self.dealt.append(offset)
         return waiting
 
     def deferred_in_hand(self, offset: int) -> Waiting | None:
-        """The deferred message that somebody has in hand, if it is one."""
+        """The deferred message at an offset, if the application has it."""
         waiting = self.deferred.get(offset)
         return waiting if waiting is not None and waiting.is_out else None
 
     def ack(self, offset: int) -> None:
-        """A message has been dealt with; again, of another time, or pending in a transaction: nothing."""
+        """Acknowledge a message; nothing happens if it is not under way, or pending in a transaction."""
         if offset not in self._acked or offset in self.pending_acks:
             return
         self._acked[offset] = None
@@ -319,7 +319,7 @@ class ConsumedPartition:
             self.position = lowest + 1
 
     def lowest_before(self, offset: int, owner: object) -> int | None:
-        """A message before this one that is not acknowledged, nor by that transaction; None: there is none."""
+        """The lowest message before ``offset`` that is neither acknowledged nor pending in that transaction."""
         before = self.pending_acks.get(offset - 1)
         if before is not None and before.owner is owner:
             return None  # which was asked of that one
@@ -332,7 +332,7 @@ class ConsumedPartition:
         return None
 
     def position_with(self, owner: object) -> int:
-        """What the position will be once a transaction has committed."""
+        """The position as it will be when a transaction has committed."""
         position = self.position
         for offset in self._delivered:
             made_ms = self._acked[offset]
@@ -348,31 +348,31 @@ class ConsumedPartition:
         return self._acked.get(offset) is not None
 
     def is_of_another(self, message: Message) -> bool:
-        """Whether a message was delivered of a topic that had this one's name before, which has another there now."""
+        """Whether a message is of a former topic of this name, which has another message at that offset now."""
         waiting, made_ms = self.deferred.get(message.offset), self._acked.get(message.offset)
         if waiting is not None and waiting.message is not None:
             made_ms = waiting.message.timestamp_ms
         return made_ms is not None and made_ms != message.timestamp_ms
 
     def count_failure(self, message: Message) -> int:
-        """A message failed; how often it did by now."""
+        """Count a failure; how often the message has failed."""
         count = self.attempts[message.offset] = self.attempts.get(message.offset, 0) + 1
         return count
 
     def retry(self, message: Message, again_at: float) -> None:
-        """A message under way is delivered again from ``again_at`` on."""
+        """Deliver a message under way again, at ``again_at``."""
         self.give_up_retry(message.offset)
         self.retries.append((again_at, message))
 
     def waits_again(self, offset: int) -> bool:
-        """Whether a message failed and is to be delivered again: from here, or from what is deferred."""
+        """Whether a message failed and is to be delivered again, in place or as a deferred one."""
         waiting = self.deferred.get(offset)
         return any(message.offset == offset for _, message in self.retries) or (
             waiting is not None and not waiting.is_out
         )
 
     def give_up_retry(self, offset: int) -> None:
-        """It will not be delivered again."""
+        """Cancel a retry in place."""
         if self.retries:
             self.retries = [entry for entry in self.retries if entry[1].offset != offset]
 
@@ -383,13 +383,13 @@ class ConsumedPartition:
         return delivered + sum(item.is_out for item in self.deferred.values())
 
     def skip_to(self, offset: int) -> None:
-        """What was not fetched below an offset is gone; what was fetched stays."""
+        """Fetch from ``offset`` on; messages that were fetched stay."""
         self.next_fetch, self.fetch, self.fetch_at = offset, 0, 0.0
         if not self.buffer and not self._acked:
             self.position = offset
 
     def seek(self, offset: int) -> None:
-        """Go on elsewhere: what is buffered or under way is forgotten, what is deferred below the new place is not."""
+        """Go on at ``offset``: forget messages in the buffer and under way, and deferred ones from there on."""
         self.deferred = {at: waiting for at, waiting in self.deferred.items() if at < offset}
         self.next_fetch = self.position = offset
         self.buffer.clear()

@@ -61,7 +61,7 @@ _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLE
 
 
 class _From(NamedTuple):
-    """What must be saved where a message is acknowledged in a transaction; see ``OffsetStoreWithTransactions``."""
+    """Conditions on the saved offset when a message is acknowledged; see ``OffsetStoreWithTransactions.save_in``."""
 
     above: int | None = None
     most: int | None = None
@@ -98,7 +98,7 @@ class PendingAcks:
     # --- transactions of the broker ----------------------------------------------------------------------------------
 
     def pending_ack(self, message: Message, owner: object) -> ConsumedPartition:
-        """A transaction acknowledges a message.
+        """Acknowledge a message in a transaction of the broker.
 
         Raises:
             ConfigError: the broker does not have this consumer's offsets.
@@ -130,7 +130,7 @@ class PendingAcks:
         return consumed
 
     def look(self, partitions: Iterable[ConsumedPartition], owner: object) -> tuple[int, list[OffsetRow]]:
-        """What a transaction saves, as it is sent; from now on nothing else of these partitions is saved.
+        """Fix what a transaction saves, when it is sent; from then on nothing else of these partitions is saved.
 
         Raises:
             RolledBackError: a partition was lost, or a seek went elsewhere, since the message was acknowledged.
@@ -151,7 +151,7 @@ class PendingAcks:
     def end(
         self, partitions: Iterable[ConsumedPartition], owner: object, outcome: Outcome, rows: Iterable[OffsetRow] = ()
     ) -> None:
-        """The outcome is known."""
+        """Acknowledge the messages of a transaction, or give them back: its outcome is known."""
         committed = {(row.topic, row.partition): row for row in rows if outcome is Outcome.COMMITTED}
         for consumed in partitions:
             with self._assignment.changed:
@@ -177,7 +177,7 @@ class PendingAcks:
             consumed.retry(message, now)
 
     def doubt(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
-        """The outcome is not known: ask until it is."""
+        """Deliver nothing more of these partitions, and ask for the outcome in a thread until it is known."""
         with self._assignment.changed:
             for consumed in partitions:
                 consumed.is_in_doubt = True
@@ -221,7 +221,7 @@ class PendingAcks:
         return self._store
 
     def pending_ack_in(self, message: Message, connection: Any) -> None:
-        """A transaction of the application's database acknowledges a message: its offset is saved there.
+        """Acknowledge a message in a transaction of the application's database, where its offset is saved.
 
         Raises:
             ConfigError: the consumer's offsets are not in that database.
@@ -240,24 +240,24 @@ class PendingAcks:
                 store.save_in(connection, self.group, position, from_.above, most=from_.most, beside=from_.beside)
             except BaseException as error:
                 if isinstance(error, TransactionStateError):
-                    self._try_look_up(consumed)  # it may be committed already: then it is dealt with
+                    self._try_look_up(consumed)  # it may be committed already
                 with self._assignment.changed:
                     consumed.pending_acks.pop(message.offset, None)
                 raise
             with self._assignment.changed:
-                consumed.in_doubt.discard(message.offset)  # who has the row comes behind every transaction before
+                consumed.in_doubt.discard(message.offset)  # the row's lock is granted after every earlier transaction
         except BaseException as error:
             store.doom(connection, error)
             raise
 
     def _is_acknowledged_in(self, message: Message, connection: Any, store: OffsetStoreWithTransactions) -> bool:
-        """Whether this transaction has acknowledged it before; another one may have, and was rolled back."""
+        """Whether this transaction, and not one that was rolled back, has acknowledged the message before."""
         with self._assignment.changed:
             consumed = self._assignment.partitions.get((message.topic, message.partition))
             pending_ack = consumed.pending_acks.get(message.offset) if consumed is not None else None
         if consumed is None or pending_ack is None or pending_ack.owner is not self or consumed.is_of_another(message):
             return False
-        # In this order: with the row's lock nobody else can commit between the two looks.
+        # In this order: with the row's lock no other transaction can commit between the two looks.
         inside = asked(lambda: store.settled(self.group, consumed.slot, connection))
         outside = asked(lambda: store.saved(self.group, consumed.slot))
         return _has(consumed, inside, message.offset) and not _has(consumed, outside, message.offset)
@@ -281,7 +281,7 @@ class PendingAcks:
         return position, found, consumed
 
     def _look_up_before(self, message: Message) -> None:
-        """One that was deferred is acknowledged alone: those before it may be committed by now."""
+        """Look whether earlier messages are committed: a deferred one is acknowledged alone."""
         with self._assignment.changed:
             consumed = self._assignment.partitions.get((message.topic, message.partition))
             waits = (
@@ -293,10 +293,10 @@ class PendingAcks:
             self._look_up(consumed)
 
     def _still_deferred(self, consumed: ConsumedPartition, offset: int) -> StoredOffset | None:
-        """What is saved, and must be so still when the transaction has the row.
+        """The saved offset, which must be the same when the transaction has the row's lock.
 
         Raises:
-            TransactionStateError: it does not name the message any more: its transaction was committed after all.
+            TransactionStateError: it no longer names the message: an earlier transaction was committed after all.
         """
         store = self._database
         found: StoredOffset | None = asked(lambda: store.saved(self.group, consumed.slot))
@@ -305,7 +305,7 @@ class PendingAcks:
         return found
 
     def resolve(self) -> None:
-        """See what of these has been committed; a store that is away is asked again later."""
+        """Look which pending acks are committed; a store that is away is asked again later."""
         with self._assignment.changed:
             partitions = list(self._assignment.partitions.values())
             waiting = [(one, bool(one.in_doubt)) for one in partitions if one.in_doubt or self._has_pending_acks(one)]
@@ -320,7 +320,7 @@ class PendingAcks:
             self._look_up(consumed, is_final=is_final)
 
     def _look_up(self, consumed: ConsumedPartition, *, is_final: bool = False) -> None:
-        """Acknowledge what was committed; ``is_final``: and have what was not back for certain."""
+        """Acknowledge committed messages; with ``is_final`` also take the others back for certain."""
         store = self._database
         with self._assignment.changed:
             in_doubt = consumed.in_doubt.copy()  # what comes back from now on may be committed behind this look
@@ -342,7 +342,7 @@ class PendingAcks:
             self._offsets.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.deferred)])
 
     def rejected(self, message: Message) -> bool:
-        """The application rejects a message; whether it is a transaction's to say what becomes of it."""
+        """Note that the application rejects a message; whether a transaction decides what becomes of it."""
         with self._assignment.changed:
             consumed = self._assignment.partitions.get((message.topic, message.partition))
             pending_ack = consumed.pending_acks.get(message.offset) if consumed is not None else None
@@ -384,12 +384,12 @@ def _goes_on_from(consumed: ConsumedPartition, offset: int) -> _From:
         # The text that is saved names none of these: each must be in this transaction, or committed.
         last = max((position for position in others.values() if position is not None), key=lambda one: one.order)
         beside = StoredOffset(last.offset, last.deferred)
-    # What is saved is above the message only where a seek went back from there.
+    # The saved offset is above the message only if a seek went back from there.
     return _From(max((at for at in others if at < offset), default=None), max(offset, consumed.saved or 0), beside)
 
 
 def _has(consumed: ConsumedPartition, found: StoredOffset | None, offset: int) -> bool:
-    """Whether a message is acknowledged by what is saved. A deferred one is named from the save on that passes it."""
+    """Whether the saved offset acknowledges a message. It names a deferred one from the save on that passes it."""
     if found is None or offset >= found.offset:
         return False
     return not (offset in consumed.deferred and offset in parsed(found.deferred))

@@ -1,14 +1,14 @@
-"""A consumer that shares with nobody: every partition of its topics, and nothing is saved. A thread of its own.
+"""A consumer without a group: it has every partition of its topics, and saves nothing. A thread of its own.
 
-Theory of operation. This is what a broadcast's member without a name has in place of a ``GroupMember``. It asks the
-broker now and then which partitions its topics have, and gives all of them to the ``Partitions``. No group knows of
-it, so there is nothing to hand over, nothing to save, and nothing that stays behind when it ends; where a partition
-has got to is in memory, so a restart of the broker changes nothing.
+Theory of operation. A broadcast's member without a name has this in place of a ``GroupMember``. The thread asks the
+broker every ``heartbeat_interval`` which partitions the topics have, and gives all of them to the ``Partitions``. There
+is nothing to hand over or to save, and nothing is left when the consumer ends. Positions are in memory, so a restart of
+the broker changes nothing.
 
 Invariants:
-    * every partition of every topic is consumed, each from ``start`` where it was there at the beginning, and from its
-      first message where it came later;
-    * a topic that was made anew under its name is another one;
+    * every partition of every topic is consumed: from ``start`` if it existed at the beginning, from its first message
+      if it came later;
+    * a topic that was deleted and created under the same name is another one;
     * a broker that cannot be reached takes nothing away.
 """
 
@@ -34,11 +34,11 @@ class UngroupedConsumer:
         self._wake, self._ended = Signal(), Signal()
 
     def start(self) -> None:
-        """Begin; the thread goes on."""
+        """Start the thread."""
         start_daemon(f"txmq-alone-{self._settings.group}", self._run)
 
     def stop(self, timeout: float) -> None:
-        """End. There is nothing to save."""
+        """End the thread."""
         self._is_closing = True
         self._wake.set()
         self._ended.wait(timeout)
@@ -70,7 +70,6 @@ class UngroupedConsumer:
         self._has_looked = True
 
     def _there(self) -> dict[TopicPartition, int]:
-        """The partitions that there are, each with its topic's id."""
         there: dict[TopicPartition, int] = {}
         for name in self._settings.topics:
             try:

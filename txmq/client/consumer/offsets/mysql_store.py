@@ -1,10 +1,10 @@
 """Offsets in the application's own MySQL or MariaDB: saved in the transaction that holds the rows.
 
-Theory of operation. A row per group and partition holds the generation and the offset. Whoever is handed a partition
+Theory of operation. A row per group and partition holds the generation and the offset. A new owner of a partition
 first commits ``generation = mine``, then reads the offset in a new transaction: from that commit on, an older owner's
 update matches no row. ``message.ack(connection)`` updates the row in the application's transaction, which commits rows
-and offset together or neither: each message has its effect once, whatever dies. Acks that come without a connection are
-saved by the consumer's own connection now and then.
+and offset together or neither: each message has its effect once, whichever process dies. Acks without a connection are
+saved by the store's own connection every ``offset_save_interval``.
 
 Invariants:
     * every update of an offset names the generation, and must match exactly one row;
@@ -58,7 +58,7 @@ class MySQLOffsetStore:
     Args:
         connect: makes a DB-API connection to the database that holds the application's rows. Give it short timeouts:
             the consumer's heartbeat waits for it.
-        table: the table's name, with its schema where that is another one.
+        table: the table's name, with its schema if that is another one.
 
     Thread safety: any thread; several consumers may share one.
     """
@@ -74,7 +74,7 @@ class MySQLOffsetStore:
         self._lock = Lock()
 
     def install(self) -> None:
-        """Create the table where it is missing. Idempotent.
+        """Create the table if it is missing. Idempotent.
 
         Raises:
             StorageError: the database cannot be reached, or refuses.
@@ -84,7 +84,7 @@ class MySQLOffsetStore:
     # --- for the consumer --------------------------------------------------------------------------------------------
 
     def enter(self, group: str) -> None:
-        """Look whether the table is there.
+        """Check that the table is there.
 
         Raises:
             StorageError: it is not, or the database cannot be reached.
@@ -102,7 +102,7 @@ class MySQLOffsetStore:
             raise
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
-        """See ``OffsetStore``. A transaction of the owner before us that holds the row is waited for, a second."""
+        """See ``OffsetStore``. Waits a second for a transaction of the former owner that holds the row."""
         return self._ask(lambda own: self._load(own, group, slot, generation))
 
     def _load(self, own: Connection, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
@@ -120,7 +120,7 @@ class MySQLOffsetStore:
         """See ``OffsetStore``. One transaction."""
 
         def saved(own: Connection) -> list[TopicPartition]:
-            # In one order for all: two who save the same rows do not wait for each other in a circle.
+            # In one order for all, so that two members that save the same rows cannot deadlock.
             refused = [p.slot for p in sorted(positions) if self._update(own, group, p, ()) != 1]
             own.commit()
             return refused
@@ -138,7 +138,7 @@ class MySQLOffsetStore:
         return self._ask(lambda own: self._read(own, group, slot, " FOR UPDATE")[1])
 
     def leave(self, group: str) -> None:
-        """Close the connection; it is made again where another consumer goes on with this store."""
+        """Close the connection; it is opened again if another consumer uses this store."""
         with self._lock:
             self._close()
 
@@ -217,7 +217,7 @@ class MySQLOffsetStore:
         return run(connection, sql, parameters)
 
     def _ask(self, ask: Callable[[Connection], T]) -> T:
-        """With the store's own connection; one that failed is made anew the next time."""
+        """Call with the store's own connection; after an error the next call opens another one."""
         with self._lock:
             try:
                 return ask(self._opened())

@@ -100,7 +100,7 @@ class OffsetSaver:
         return not asked(lambda: self._store.save(self._group, [start]))
 
     def to_save(self, *, everything: bool) -> list[OffsetPosition]:
-        """Positions that the group does not know; with ``everything`` also those that were never saved, at 0."""
+        """Positions that the group does not know; with ``everything`` also partitions at 0 that were never saved."""
         with self._assignment.changed:
             order = next_order()
             return [

@@ -1,14 +1,14 @@
-"""Where a consumer group's offsets are: the port, and the values it speaks of.
+"""Where a consumer group's offsets are: the port and its values.
 
-Theory of operation. The broker says who has which partition, under which *generation*: a number that grows with each
-change of ownership. Where the offsets are kept is the ``OffsetStore``'s business: in the broker (the default), in the
-application's own MySQL database, in a file, or wherever a store of yours puts them. The consumer's thread *loads* a
-partition when it is handed over, and *saves* it every ``offset_save_interval`` and before it is handed on.
+Theory of operation. The broker hands each partition to a member under a *generation*, a number that grows with each
+change of ownership. An ``OffsetStore`` keeps the offsets: in the broker (the default), in the application's own MySQL
+database, in a file, or in a store of yours. The consumer's thread *loads* a partition when it is handed over, and
+*saves* it every ``offset_save_interval`` and before it is handed on.
 
 Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
-    * loading fences: from its return on, nothing is saved under an older generation, whoever slept through what;
-    * an offset is saved under the newest generation or not at all; one that was refused changed nothing;
-    * what was saved is found by whoever loads next, in another process, too, with the text about what is deferred;
+    * loading fences: from its return on, nothing is saved under an older generation;
+    * an offset is saved under the newest generation or not at all; a refused one changes nothing;
+    * the next load finds what was saved, also in another process, with the text about deferred messages;
     * a store that cannot answer raises: it never says "nothing saved" for "not known".
 """
 
@@ -30,7 +30,7 @@ class StoredOffset(NamedTuple):
 
     Attributes:
         offset: the next one to be consumed.
-        deferred: the consumer's own text about messages that are deferred; not for anybody else to understand.
+        deferred: the consumer's own text about deferred messages; the store does not read it.
     """
 
     offset: int
@@ -41,7 +41,7 @@ class OffsetPosition(NamedTuple):
     """An offset to be saved.
 
     Attributes:
-        generation: under which the partition was handed to the one who saves.
+        generation: under which the partition was handed to the member that saves.
         offset: the next one to be consumed.
         deferred: as in ``StoredOffset``.
         order: grows with each look of this process at its offsets; for stores whose requests may be delayed.
@@ -58,8 +58,8 @@ class OffsetStore(Protocol):
     """See the module's docstring. Called by one thread of the consumer at a time.
 
     Attributes:
-        is_shared: other members of the group, on other hosts, find what this one saved. Where they do not, the member
-            is alone in its group: a second one is refused.
+        is_shared: other members of the group, on other hosts, find what this one saved. If they do not, the member is
+            alone in its group: a second one is refused.
     """
 
     is_shared: bool
@@ -72,10 +72,10 @@ class OffsetStore(Protocol):
         """
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
-        """A partition is ours under this generation: fence those before, then say what is saved.
+        """Fence earlier generations of a partition, then return what is saved.
 
         Returns:
-            None where nothing was ever saved: the consumer's ``start`` applies.
+            None if nothing was ever saved: the consumer's ``start`` applies.
 
         Raises:
             FencedError: a newer generation has loaded it.
@@ -88,7 +88,7 @@ class OffsetStore(Protocol):
         """Save each whose generation is the newest.
 
         Returns:
-            Those that were refused: their partitions are somebody else's.
+            Those that were refused: other members have their partitions.
 
         Raises:
             StorageError: some may be saved and some not; all are saved again later.
@@ -123,10 +123,10 @@ class OffsetStoreWithTransactions(Protocol):
         """
 
     def doom(self, connection: Any, error: BaseException) -> None:
-        """Whatever the application does now, the transaction that the connection is in does not commit."""
+        """Make sure that the connection's transaction does not commit."""
 
     def saved(self, group: str, slot: TopicPartition) -> StoredOffset | None:
-        """What is committed now, without waiting for anybody."""
+        """What is committed now, without waiting for a lock."""
 
     def settled(self, group: str, slot: TopicPartition, connection: Any = None) -> StoredOffset | None:
         """What is saved once every transaction that has saved there is over: committed or rolled back for good.
@@ -140,7 +140,7 @@ class OffsetStoreWithTransactions(Protocol):
 
 
 def asked(ask: Callable[[], T]) -> T:
-    """What a store says; whatever else it raises is a StorageError, so that nobody's thread ends of it."""
+    """Call a store; an error that is not txmq's becomes a StorageError, so that no thread ends of it."""
     try:
         return ask()
     except TxmqError:
@@ -153,7 +153,7 @@ Save = Callable[[Sequence[OffsetPosition]], Iterable[TopicPartition]]
 
 
 class BrokerOffsetStore:
-    """The default: the broker that hands the partitions out keeps their offsets, and tells them with the partition."""
+    """The default: the broker keeps the offsets, and sends them when it hands a partition over."""
 
     is_shared = True
 
@@ -162,22 +162,22 @@ class BrokerOffsetStore:
         self._found: dict[tuple[TopicPartition, int], StoredOffset | None] = {}
 
     def enter(self, group: str) -> None:
-        """Nothing to do: the member joins."""
+        """Do nothing: the member joins."""
 
     def handed_over(self, slot: TopicPartition, generation: int, found: StoredOffset | None) -> None:
         """Keep what the broker said with a partition; it has fenced earlier owners."""
         self._found[slot, generation] = found
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
-        """What came with the partition."""
+        """Return what came with the partition."""
         return self._found.pop((slot, generation))
 
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
-        """One request for all. Durability: forced in the broker when this returns."""
+        """Save all with one request. Durability: forced in the broker when this returns."""
         return set(self._save(positions))
 
     def leave(self, group: str) -> None:
-        """Nothing to do: the member leaves."""
+        """Do nothing: the member leaves."""
 
 
 class NoOffsetStore:

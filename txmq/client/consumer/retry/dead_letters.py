@@ -1,7 +1,7 @@
-"""Dead letters: messages that nobody could deal with, in the topic ``<group>.dead-letter``.
+"""Dead letters: messages that the group gave up, in the topic ``<group>.dead-letter``.
 
 A dead letter is the message with its key, value, headers and tag, and headers that say why, from where and how often:
-``txmq.dead.reason .topic .partition .offset .attempts .member``. Where the content cannot come along,
+``txmq.dead.reason .topic .partition .offset .attempts .member``. If the content cannot come along,
 ``txmq.dead.value`` says why: ``null`` (the message had none), ``gone`` (retention removed it), ``too-large`` (with its
 headers the broker would not take it; it is in the log at that offset, as long as retention leaves it there).
 
@@ -81,10 +81,10 @@ class DeadLetters:
         if self._producer is None:
             self._client.topics.ensure(self.topic, storage="disk")
             self._producer = self._client.producer()
-        # In a context of its own: a transaction's block that rolls back later must not take it along.
+        # In a context of its own, so that it does not join a transaction block that may roll back.
         Context().run(partial(self._producer.send, key=key, headers=headers, tag=tag), self.topic, value or b"")
 
     def close(self) -> None:
-        """Let go of the producer."""
+        """Close the producer."""
         if self._producer is not None:
             self._producer.close()

@@ -1,17 +1,18 @@
 """What a consumer does with messages that fail: deferred, retried later, dead-lettered in the end.
 
-Theory of operation. A message that failed ``max_retries`` times in place is deferred: its content is stored
-(``retry_store``: a file, or ``retry_topic``), its offset noted in its ``ConsumedPartition``, then it is acknowledged,
-so that the partition moves on. The note travels in the group's saved offset (``deferred``), which is the truth: JSON
-``[[offset, failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, ``copy`` only where it is
-in the retry topic. Whoever has the partition, and nobody else, delivers these again, each after a pause that grows,
-and makes them dead letters (``dead_letters``) after ``deferred_retries`` more failures. Who gets a partition takes
-contents from its own store, and from the log what that has not.
+Theory of operation. A message that failed ``max_retries`` times in place is deferred. Its content is stored
+(``file_store`` or ``topic_store``), its offset is noted in the ``ConsumedPartition``, then it is acknowledged, so that
+the partition moves on. The note is saved with the group's offset (``deferred``) and decides: JSON ``[[offset,
+failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, with ``copy`` if the content is in the
+retry topic.
+Only the owner of the partition delivers these messages again, each after a pause that grows, and makes them dead
+letters (``dead_letters``) after ``deferred_retries`` more failures. A new owner takes contents from its own store, and
+from the log what its store does not have.
 
 Invariants:
     * store, then acknowledge, then save: a process that dies in between has the message delivered again;
-    * dealt with, then saved, then removed from the store: what the group names is somewhere;
-    * what the group names and cannot be read is logged, and stays: its partition is not consumed;
+    * acknowledge, then save, then remove from the store: what the group names is stored somewhere;
+    * a saved text that cannot be read is logged, and stays: its partition is not consumed;
     * one partition has at most ``DEFERRED_MESSAGES_MAX`` deferred messages.
 """
 
@@ -41,22 +42,22 @@ IN_TOPIC = "topic"
 
 
 class Store(Protocol):
-    """Where contents are."""
+    """Keeps the contents of deferred messages."""
 
     def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
-        """Keep them, all or none; the ``copy`` of each. None: no room. Durable when this returns."""
+        """Keep contents, all or none; the ``copy`` of each, None if there is no room. Durable when this returns."""
 
     def update(self, row: Stored) -> None:
-        """One that is kept failed again."""
+        """Note that a kept message failed again."""
 
     def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
-        """Forget one."""
+        """Forget a message; whether it was there."""
 
     def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
-        """What there is of one partition, by offset."""
+        """The contents of one partition, by offset."""
 
     def close(self) -> None:
-        """Let go."""
+        """Close the store."""
 
 
 def open_store(client: Messaging, group: str, member: str, where: str | None) -> Store | None:
@@ -71,19 +72,19 @@ def open_store(client: Messaging, group: str, member: str, where: str | None) ->
 
 
 def deferred_text(consumed: ConsumedPartition) -> str | None:
-    """What is to be saved beside the partition's position; what is not below it is delivered again anyway."""
+    """The text to save with the position: deferred messages below it. Others are delivered again anyway."""
     return text_of((at, waiting) for at, waiting in sorted(consumed.deferred.items()) if at < consumed.position)
 
 
 def deferred_text_with(consumed: ConsumedPartition, offset: int, owner: object) -> str | None:
-    """The same beside an offset that a transaction saves, without what that transaction acknowledges."""
+    """The text to save with an offset of a transaction, without the messages that the transaction acknowledges."""
     dealt = {at for at, pending_ack in consumed.pending_acks.items() if pending_ack.owner is owner}
     rows = sorted(consumed.deferred.items())
     return text_of((at, waiting) for at, waiting in rows if at < offset and at not in dealt)
 
 
 def text_of(deferred: Iterable[tuple[int, Waiting]]) -> str | None:
-    """Offsets and what is known of them, as it is saved."""
+    """Encode deferred messages; None for none."""
     rows = []
     for offset, waiting in deferred:
         row = [offset, min(waiting.failures, FAILURES_MAX), waiting.key_crc]
@@ -138,12 +139,12 @@ class DeferredMessages:
         return self._store.put([Stored(self._group, message, failures, reason) for message in messages])
 
     def update(self, message: Message, failures: int, reason: str) -> None:
-        """It failed again. Raises as ``store``."""
+        """Note that a deferred message failed again. Raises as ``store``."""
         if self._store is not None:
             self._store.update(Stored(self._group, message, failures, reason))
 
     def remove(self, slot: TopicPartition, offsets: Iterable[int]) -> None:
-        """The group knows that these are dealt with. A row that stays is stale, and goes at the next assignment."""
+        """Remove contents that the group no longer names; a row that stays is stale, and goes later."""
         try:
             for offset in offsets:
                 if self._store is not None:
@@ -152,14 +153,14 @@ class DeferredMessages:
             self._log.warning("retry store: a message that was dealt with could not be removed", error=repr(error))
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()
 
     # --- a partition is assigned -------------------------------------------------------------------------------------
 
     def take_over(self, consumed: ConsumedPartition, text: str | None) -> None:
-        """Its deferred messages are ours to retry; before the partition is consumed. Unreadable: it is not ready."""
+        """Read a partition's deferred messages, before it is consumed; if they cannot be read, it is not ready."""
         consumed.deferred_saved = text
         try:
             self._read(consumed, text)
@@ -173,7 +174,7 @@ class DeferredMessages:
     def _read(self, consumed: ConsumedPartition, text: str | None) -> None:
         named = parsed(text)
         if max(named, default=-1) >= consumed.position:
-            # A reset went back: what the log has comes again from there; what it has not any more is here alone.
+            # A reset went back: messages from there on come again from the log, if the log still has them.
             consumed.skip_to(max(consumed.position, self._log_start(consumed)))
         consumed.deferred = {at: waiting for at, waiting in named.items() if at < consumed.position}
         kept = self._store.partition(self._group, *consumed.slot) if self._store is not None else {}
@@ -270,7 +271,6 @@ class DeferredMessages:
             waiting.copy = copies[0]
 
     def _gone(self, consumed: ConsumedPartition, offset: int, waiting: Waiting) -> None:
-        """Retention was faster than everybody: a dead letter without content says so."""
         self._log.error(
             "the content of a deferred message is gone; a dead letter says which", topic=consumed.slot[0],
             partition=consumed.slot[1], offset=offset,

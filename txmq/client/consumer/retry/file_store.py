@@ -1,9 +1,9 @@
-"""The retry store: messages deferred by consumers, on local disk until somebody has dealt with them.
+"""The retry store: contents of deferred messages, on local disk.
 
-An SQLite file in WAL mode and ``synchronous=FULL``: a message is on disk when ``put`` returns. What is deferred is
-decided by the group's saved offset, which names it (``deferred``); this file keeps the contents, past retention and
-restarts, and lets an operator look at them. So a row that the group does not name is stale: its message comes
-again by itself, or was dealt with elsewhere.
+An SQLite file in WAL mode and ``synchronous=FULL``: a message is on disk when ``put`` returns. The group's saved offset
+(``deferred``) decides which messages are deferred. This file keeps their contents, past retention and restarts, and
+lets an operator look at them. A row that the group does not name is stale: its message comes again by itself, or was
+acknowledged elsewhere.
 
 Invariants:
     * a message is acknowledged to the group only after ``put`` returned;
@@ -97,7 +97,7 @@ class RetryStore:
         return [None] * len(rows)
 
     def update(self, row: Stored) -> None:
-        """As ``put``: the newest number of attempts and reason; a store that is full keeps the former ones."""
+        """Replace number of attempts and reason, as ``put``; a store that is full keeps the former ones."""
         self.put([row])
 
     def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
@@ -110,7 +110,7 @@ class RetryStore:
             return cursor.rowcount > 0
 
     def read(self, group: str | None = None) -> list[Stored]:
-        """What is stored, of one group or of all, in order of topic, partition, offset."""
+        """The rows of one group or of all, in order of topic, partition, offset."""
         where, arguments = ("", ()) if group is None else ("WHERE group_name = ?", (group,))
         with self._lock, self._storage_errors():
             rows = self._database.execute(
@@ -120,7 +120,7 @@ class RetryStore:
         return [_stored(row) for row in rows]
 
     def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
-        """What is stored of one partition, by offset."""
+        """The rows of one partition, by offset."""
         with self._lock, self._storage_errors():
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM messages WHERE group_name = ? AND topic = ? AND partition = ?",
@@ -129,7 +129,7 @@ class RetryStore:
         return {row[3]: _stored(row) for row in rows}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._database.close()
 

@@ -1,14 +1,15 @@
-"""Dead letters sent again, each once, whoever is killed or runs it twice: ``txmq dead-letter redrive``.
+"""Sends dead letters again, each once, even if it is killed or runs twice: ``txmq dead-letter redrive``.
 
 Theory of operation. Dead letters go out in transactions, and the topic ``<group>.dead-letter.redriven`` has the
 account in two kinds of records: before a transaction is committed, *begun* says which messages it will send under
-which txid; in the transaction itself, *done* says which it sent, so that both are visible or neither. Who is about to
-commit reads the account up to its own *begun* first, and settles each earlier one of the same messages that has no
-*done*: the broker is asked for its outcome with ``fence``, after which it is committed or never will be. Then what is
-done is left out. Of two that begin at the same time the later one in the log settles the earlier.
+which txid; in the transaction itself, *done* says which it sent, so that both are visible or neither. Before it
+commits, a redrive reads the account up to its own *begun*, and settles each earlier *begun* of the same messages
+without a *done*: it asks the broker for that outcome with ``fence``, after which the transaction is committed or never
+will be. Messages that are done are left out. Of two that begin at the same time the later one in the log settles the
+earlier.
 
-The account is read when one's own record in it is visible: then all before it is. It may stand behind a decision whose
-database is away, and waits with that.
+The account is read when the redrive's own record in it is visible: then all before it is. The record waits if an
+earlier decision waits for a database that is away.
 
 A message is known by where it came from: two dead letters of one message, because a consumer died in between, go out
 once.
@@ -48,7 +49,7 @@ class DeadLetter(NamedTuple):
     origin: Origin | None
 
     def word(self, name: str) -> str:
-        """One of its own headers."""
+        """The text of a ``txmq.dead.`` header."""
         return self.message.headers.get(HEADER + name, b"").decode("utf-8", "replace")
 
 
@@ -60,7 +61,7 @@ class Redriven(NamedTuple):
 
 
 def dead_letter_of(message: Message) -> DeadLetter:
-    """A record of a dead-letter topic; one that is not of a consumer's has no origin."""
+    """Read a record of a dead-letter topic; one that no consumer wrote has no origin."""
     words = [message.headers.get(HEADER + name, b"").decode("utf-8", "replace") for name in ("partition", "offset")]
     topic = message.headers.get(HEADER + "topic", b"").decode("utf-8", "replace")
     is_whole = bool(topic) and all(word.isdecimal() for word in words)
@@ -97,7 +98,7 @@ class Redrive:
         return True
 
     def done(self) -> set[Origin]:
-        """What was redriven."""
+        """Origins of the messages that were redriven."""
         return {origin for kind, _, origins in self._records(None) if kind == "done" for origin in origins}
 
     def redrive(
@@ -158,7 +159,7 @@ class Redrive:
             return results
 
     def _begin(self, txid: str, origins: Sequence[Origin | None]) -> int:
-        # By no producer, which would join the block that this stands in. Twice, behind a lost answer, does no harm.
+        # Without a producer, which would join the open block. A repeat after a lost answer does no harm.
         record = (None, _json(txid, origins), [(KIND, b"begun")], self._client.clock.now_ms())
         body = self._client.control.repeat(
             "put", self._account, 0, body=[records.encode([record])], timeout=self._client.timeout
@@ -166,7 +167,7 @@ class Redrive:
         return int(body)
 
     def _settled(self, begun: int, origins: set[Origin]) -> set[Origin]:
-        """What others have sent, once nobody who began before may send any more of it."""
+        """Messages that earlier redrives have sent, once none of them may send more."""
         self._await_visible(begun)
         account = list(self._records(begun))
         finished = {txid for kind, txid, _ in account if kind == "done"}
@@ -208,7 +209,7 @@ class Redrive:
             return
 
     def _content(self, dead_letter: DeadLetter) -> Message | None:
-        """The message as it was, but for its value: None, where it is gone."""
+        """The message as it was; None if its content is gone."""
         message = dead_letter.message
         if dead_letter.word("value") != "too-large":
             return message

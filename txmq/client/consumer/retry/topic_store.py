@@ -1,14 +1,14 @@
 """``retry_store="topic"``: contents of messages that are deferred, copied into the topic ``<group>.retry``.
 
 For containers without a disk. A copy has the message's key, value, headers and tag, and headers that say where it
-came from and how often it had failed. Nobody consumes the topic: what is deferred is decided by the group's saved
-offset (``deferred``), which names each copy, so a copy that it does not name means nothing. Contents are read from
-the message's own place in the log, and from the copy where retention was faster.
+came from and how often it had failed. No consumer reads the topic: the group's saved offset (``deferred``) decides what
+is deferred and names each copy, so a copy that it does not name means nothing. Contents are read from the message's own
+partition, and from the copy if retention has removed the message.
 
 Invariants:
     * a message is acknowledged to the group only after its copy is in the broker's journal;
-    * nothing is lost with the host; a process that dies between copy and saved offset leaves a copy that nobody names,
-      and its message is delivered again from its own place.
+    * nothing is lost with the host; a process that dies between copy and saved offset leaves a copy without a name, and
+      its message is delivered again from its own partition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txmq.model import Message, SendResult
 from txmq.runtime.threads import Future
 
 SUFFIX = ".retry"
-RETENTION_MS = 30 * 24 * 3600 * 1000  # where the topic is made here; an operator may alter it
+RETENTION_MS = 30 * 24 * 3600 * 1000  # if the topic is created here; an operator may alter it
 HEADER = "txmq.retry."
 
 
@@ -42,7 +42,7 @@ class RetryTopic:
 
         Durability: in the broker's journal when this returns.
         """
-        # In a context of its own: a transaction's block that rolls back later must not take it along.
+        # In a context of its own, so that it does not join a transaction block that may roll back.
         return Context().run(self._put, rows)
 
     def _put(self, rows: Sequence[Stored]) -> list[int | None]:
@@ -87,18 +87,18 @@ class RetryTopic:
         return message if message is not None and _place(message) == (topic, partition, offset) else None
 
     def update(self, row: Stored) -> None:
-        """Nothing: how often a message failed is in the group's saved offset."""
+        """Do nothing: the group's saved offset has the number of failures."""
 
     def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
-        """Nothing: a copy that nobody names means nothing, and goes with retention."""
+        """Do nothing: a copy that the group does not name goes with retention."""
         return False
 
     def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
-        """Nothing: contents are read one by one."""
+        """Return nothing: contents are read one by one."""
         return {}
 
     def close(self) -> None:
-        """Let go of the producer."""
+        """Close the producer."""
         if self._producer is not None:
             self._producer.close()
 
@@ -111,7 +111,7 @@ def _offset(future: Future[SendResult]) -> int | None:
 
 
 def original(copy: Message) -> Message | None:
-    """The message that a copy is of; None where it is not a copy."""
+    """The message that a copy is of; None if it is not a copy."""
     words = {name.removeprefix(HEADER): text for name, text in copy.headers.items() if name.startswith(HEADER)}
     try:
         place = words["topic"].decode(), int(words["partition"]), int(words["offset"])
