@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,19 @@ def test_the_glossary_has_each_word_once() -> None:
     words = [word for entry in entries if entry != "word" for word in entry.split(", ")]
     assert len(words) > 60
     assert [word for word in words if words.count(word) > 1] == []
+
+
+OTHERS_ERRORS = {"IntegrityError", "OperationalError"}  # DB-API drivers
+
+
+def test_the_names_of_txmq_on_the_pages_are_there() -> None:
+    text = "".join(page.read_text("utf-8") for page in PAGES if page.name != "CHANGES.md")
+    assert set(re.findall(r"\btxmq\.([A-Z][A-Za-z]+)\b", text)) - set(txmq.__all__) == set()
+    named = set(re.findall(r"(?<![\w.])[A-Z][A-Za-z]+Error\b", text)) - OTHERS_ERRORS
+    assert [name for name in sorted(named) if not hasattr(errors, name) and not hasattr(builtins, name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_programs_of_a_page_are_python(page: Path) -> None:
+    for program in re.findall(r"^( *)```python\n(.*?)^ *```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        compile(textwrap.dedent(program[1]), str(page), "exec")

@@ -31,7 +31,7 @@ class PartitionSelector(Protocol):
         """
 
 
-class RoundRobinSelector:
+class RoundRobinSelector(PartitionSelector):
     """Each message to the next partition, whatever its key."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class RoundRobinSelector:
         return next(self._numbers) % partitions
 
 
-class KeyHashSelector:
+class KeyHashSelector(PartitionSelector):
     """CRC32C of the key modulo the partitions; without a key, the next partition. The default."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class KeyHashSelector:
         return (next(self._numbers) if key is None else crc32c(key)) % partitions
 
 
-class KafkaPartitionSelector:
+class KafkaPartitionSelector(PartitionSelector):
     """As Kafka's default partitioner: murmur2 of the key; without a key, the next partition.
 
     Source: Apache Kafka, ``Utils.murmur2`` and ``BuiltInPartitioner.partitionForKey``.
@@ -69,7 +69,7 @@ class KafkaPartitionSelector:
         return (next(self._numbers) if key is None else murmur2(key) & 0x7FFFFFFF) % partitions
 
 
-class FixedSelector:
+class FixedSelector(PartitionSelector):
     """Every message to one partition."""
 
     def __init__(self, partition: int) -> None:
