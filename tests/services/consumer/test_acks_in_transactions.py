@@ -180,6 +180,24 @@ def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(
         assert (saved(client), outputs(client)) == (None, [])
 
 
+def test_a_synchronous_ack_is_refused_after_the_partition_was_handed_over_again(
+    client: txmq.Client, consumer: Consumer
+) -> None:
+    fill(client, 2)
+    first, second = delivered(consumer, 2)
+    first.ack(sync=True)
+    before = consumer._assignment.partitions[IN, 0]
+    fence(client)
+    held = consumer._assignment.partitions
+    eventually(lambda: held.get((IN, 0), before) is not before, "the partition is handed over under a new generation")
+    with pytest.raises(txmq.errors.FencedError, match="not saved"):
+        second.ack(sync=True)
+    assert saved(client) == 1
+    (again,) = delivered(consumer, 1)
+    again.ack(sync=True)
+    assert saved(client) == 2
+
+
 def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: Consumer) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)

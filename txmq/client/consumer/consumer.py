@@ -170,10 +170,12 @@ class Consumer:
     def _save_now(self, message: Message, consumed: ConsumedPartition | None) -> None:
         with self._assignment.changed:
             wanted = 0 if consumed is None else consumed.position
+            # Else the partition was lost and handed over again since: the message will be delivered again.
+            is_ours = consumed is not None and consumed.was_delivered(message.offset)
         self._offsets.save()
         name = f"{message.topic}-{message.partition}"
         with self._assignment.changed:
-            if consumed is None or self._assignment.partitions.get(consumed.slot) is not consumed:
+            if consumed is None or not is_ours or self._assignment.partitions.get(consumed.slot) is not consumed:
                 raise FencedError(f"{name} is not this consumer's any more: not saved")
             if (consumed.saved or 0) < wanted <= consumed.position:  # else a seek went back
                 raise StorageError(f"{name}: a transaction is to save its offset first: acknowledged, and saved later")

@@ -79,6 +79,7 @@ class ConsumedPartition:
         retries: messages to be delivered again, each with the time it is due.
         revoked_until: monotonic time until which messages under way may be dealt with, if another member should have
             the partition; None: it stays here.
+        was_sought: ``seek`` was called: what was delivered before is not known any more.
         is_busy: a listener works on a message of it.
         deferred: messages that were deferred and acknowledged, by offset; they are delivered again when due.
         deferred_saved: the text about them that the group has.
@@ -130,6 +131,7 @@ class ConsumedPartition:
         "saving",
         "slot",
         "stopped",
+        "was_sought",
     )  # fmt: skip
 
     def __init__(self, slot: TopicPartition, generation: int, offset: int, saved: int | None) -> None:
@@ -142,7 +144,7 @@ class ConsumedPartition:
         self.attempts: dict[int, int] = {}
         self.failing: dict[int, object] = {}
         self.retries: list[tuple[float, Message]] = []
-        self.is_paused = self.is_busy = False
+        self.is_paused = self.is_busy = self.was_sought = False
         self.revoked_until: float | None = None
         self.deferred: dict[int, Waiting] = {}
         self.deferred_saved: str | None = None
@@ -347,6 +349,10 @@ class ConsumedPartition:
         """Whether a message is delivered and not acknowledged."""
         return self._acked.get(offset) is not None
 
+    def was_delivered(self, offset: int) -> bool:
+        """Whether a message was delivered, or is acknowledged, under this generation; True for any after a seek."""
+        return self.was_sought or offset < self.position or offset in self._acked
+
     def is_of_another(self, message: Message) -> bool:
         """Whether a message is of a former topic of this name, which has another message at that offset now."""
         waiting, made_ms = self.deferred.get(message.offset), self._acked.get(message.offset)
@@ -392,6 +398,7 @@ class ConsumedPartition:
         """Go on at ``offset``: forget messages in the buffer and under way, and deferred ones from there on."""
         self.deferred = {at: waiting for at, waiting in self.deferred.items() if at < offset}
         self.next_fetch = self.position = offset
+        self.was_sought = True
         self.buffer.clear()
         self.buffer_bytes = self.fetch = 0
         self.fetch_at = 0.0
