@@ -128,14 +128,14 @@ def _fields(dead_letter: DeadLetter, done: set[Origin]) -> dict[str, Any]:
     message, origin = dead_letter.message, dead_letter.origin
     return {
         "offset": message.offset, "time": output.moment(message.timestamp_ms),
-        "from": "/".join(map(str, origin)) if origin else None, "attempts": dead_letter.word("attempts"),
-        "reason": dead_letter.word("reason"), "redriven": origin in done, "key": output.content(message.key),
-        "value": dead_letter.word("value") or None, "size_bytes": len(message.value or b""),
+        "from": "/".join(map(str, origin)) if origin else None, "attempts": dead_letter.header("attempts"),
+        "reason": dead_letter.header("reason"), "redriven": origin in done, "key": output.content(message.key),
+        "value": dead_letter.header("value") or None, "size_bytes": len(message.value or b""),
     }  # fmt: skip
 
 
 def _content(dead_letter: DeadLetter) -> dict[str, Any]:
     message = dead_letter.message
     headers = {name: output.content(text) for name, text in message.headers.items()}
-    shown = output.content(message.value) if not dead_letter.word("value") else f"({dead_letter.word('value')})"
+    shown = output.content(message.value) if not dead_letter.header("value") else f"({dead_letter.header('value')})"
     return {"key": output.content(message.key), "value": shown, "headers": headers, "tag": message.tag}

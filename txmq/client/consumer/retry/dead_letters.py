@@ -71,11 +71,11 @@ class DeadLetters:
         self._send(b"", None, {**self._headers(slot, offset, failures, reason), VALUE: b"gone"}, None)
 
     def _headers(self, slot: TopicPartition, offset: int, failures: int, reason: str) -> dict[str, bytes]:
-        words = {
+        fields = {
             "reason": reason, "topic": slot[0], "partition": slot[1], "offset": offset, "attempts": failures,
             "member": self._member,
         }  # fmt: skip
-        return {HEADER + name: str(word).encode()[:REASON_BYTES_MAX] for name, word in words.items()}
+        return {HEADER + name: str(value).encode()[:REASON_BYTES_MAX] for name, value in fields.items()}
 
     def _send(self, value: bytes | None, key: bytes | None, headers: Mapping[str, bytes], tag: str | None) -> None:
         if self._producer is None:

@@ -48,7 +48,7 @@ class DeadLetter(NamedTuple):
     message: Message
     origin: Origin | None
 
-    def word(self, name: str) -> str:
+    def header(self, name: str) -> str:
         """The text of a ``txmq.dead.`` header."""
         return self.message.headers.get(HEADER + name, b"").decode("utf-8", "replace")
 
@@ -62,10 +62,11 @@ class Redriven(NamedTuple):
 
 def dead_letter_of(message: Message) -> DeadLetter:
     """Read a record of a dead-letter topic; one that no consumer wrote has no origin."""
-    words = [message.headers.get(HEADER + name, b"").decode("utf-8", "replace") for name in ("partition", "offset")]
-    topic = message.headers.get(HEADER + "topic", b"").decode("utf-8", "replace")
-    is_whole = bool(topic) and all(word.isdecimal() for word in words)
-    return DeadLetter(message, (topic, int(words[0]), int(words[1])) if is_whole else None)
+    found = DeadLetter(message, None)
+    topic, partition, offset = map(found.header, ("topic", "partition", "offset"))
+    if topic and partition.isdecimal() and offset.isdecimal():
+        return found._replace(origin=(topic, int(partition), int(offset)))
+    return found
 
 
 class Redrive:
@@ -123,7 +124,7 @@ class Redrive:
         seen: set[Origin] = set()
         chunk: list[DeadLetter] = []
         for dead_letter in dead_letters:
-            if dead_letter.origin is None or dead_letter.word("value") == "gone":
+            if dead_letter.origin is None or dead_letter.header("value") == "gone":
                 yield Redriven(dead_letter, "gone")
             elif dead_letter.origin in seen:
                 yield Redriven(dead_letter, "done")
@@ -203,15 +204,15 @@ class Redrive:
             for record in self._client.browse(self._account):
                 if below is not None and record.offset >= below:
                     return
-                words = json.loads(record.value or b"{}")
-                yield record.headers[KIND].decode(), words["txid"], [tuple(origin) for origin in words["messages"]]
+                fields = json.loads(record.value or b"{}")
+                yield record.headers[KIND].decode(), fields["txid"], [tuple(origin) for origin in fields["messages"]]
         except UnknownTopicError:
             return
 
     def _content(self, dead_letter: DeadLetter) -> Message | None:
         """The message as it was; None if its content is gone."""
         message = dead_letter.message
-        if dead_letter.word("value") != "too-large":
+        if dead_letter.header("value") != "too-large":
             return message
         topic, partition, offset = dead_letter.origin or ("", 0, 0)
         try:
@@ -230,7 +231,7 @@ class Redrive:
         headers = [*(header for header in headers if header[0] != REDRIVEN), (REDRIVEN, place.encode())]
         if message.tag is not None:
             headers.insert(0, (TAG_HEADER, message.tag.encode()))
-        value = None if dead_letter.word("value") == "null" else message.value
+        value = None if dead_letter.header("value") == "null" else message.value
         tx.add(topic, partition, message.key, value, headers, self._client.clock.now_ms())
 
 

@@ -66,12 +66,12 @@ class RetryTopic:
 
     def _origin(self, row: Stored) -> dict[str, bytes]:
         message = row.message
-        words = {
+        fields = {
             "topic": message.topic, "partition": message.partition, "offset": message.offset,
             "timestamp": message.timestamp_ms, "txid": message.txid or "", "attempts": row.attempts,
             "reason": row.reason[:1000], "member": self._member, "null": int(message.value is None),
         }  # fmt: skip
-        return {HEADER + name: str(word).encode() for name, word in words.items()}
+        return {HEADER + name: str(value).encode() for name, value in fields.items()}
 
     def read(self, topic: str, partition: int, offset: int, copy: int) -> Message | None:
         """The message that a copy is of; None where it is gone, or the topic was made anew.
@@ -112,11 +112,11 @@ def _offset(future: Future[SendResult]) -> int | None:
 
 def original(copy: Message) -> Message | None:
     """The message that a copy is of; None if it is not a copy."""
-    words = {name.removeprefix(HEADER): text for name, text in copy.headers.items() if name.startswith(HEADER)}
+    fields = {name.removeprefix(HEADER): text for name, text in copy.headers.items() if name.startswith(HEADER)}
     try:
-        place = words["topic"].decode(), int(words["partition"]), int(words["offset"])
-        timestamp_ms, txid = int(words["timestamp"]), words["txid"].decode() or None
-        value = None if int(words["null"]) else copy.value
+        place = fields["topic"].decode(), int(fields["partition"]), int(fields["offset"])
+        timestamp_ms, txid = int(fields["timestamp"]), fields["txid"].decode() or None
+        value = None if int(fields["null"]) else copy.value
     except (KeyError, ValueError):
         return None
     headers: Mapping[str, bytes] = {n: text for n, text in copy.headers.items() if not n.startswith(HEADER)}
