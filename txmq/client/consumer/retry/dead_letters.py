@@ -13,11 +13,10 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextvars import Context
-from functools import partial
 
 from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX
-from txmq.client.transport.ports import MessageProducer, Messaging
+from txmq.client.consumer.retry.topic_producer import TopicProducer
+from txmq.client.transport.ports import Messaging
 from txmq.errors import TooLargeError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger
@@ -31,8 +30,8 @@ class DeadLetters:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(self, client: Messaging, group: str, member: str, log: Logger) -> None:
-        self._client, self.topic, self._member, self._log = client, group + DEAD_LETTERS_SUFFIX, member, log
-        self._producer: MessageProducer | None = None
+        self.topic, self._member, self._log = group + DEAD_LETTERS_SUFFIX, member, log
+        self._producer = TopicProducer(client, self.topic, storage="disk")
 
     def dead_letter(self, message: Message, failures: int, reason: str) -> None:
         """Send it to the dead-letter topic.
@@ -78,13 +77,8 @@ class DeadLetters:
         return {HEADER + name: str(value).encode()[:REASON_BYTES_MAX] for name, value in fields.items()}
 
     def _send(self, value: bytes | None, key: bytes | None, headers: Mapping[str, bytes], tag: str | None) -> None:
-        if self._producer is None:
-            self._client.topics.ensure(self.topic, storage="disk")
-            self._producer = self._client.producer()
-        # In a context of its own, so that it does not join a transaction block that may roll back.
-        Context().run(partial(self._producer.send, key=key, headers=headers, tag=tag), self.topic, value or b"")
+        self._producer.run(lambda made: made.send(self.topic, value or b"", key=key, headers=headers, tag=tag))
 
     def close(self) -> None:
         """Close the producer."""
-        if self._producer is not None:
-            self._producer.close()
+        self._producer.close()

@@ -14,9 +14,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextvars import Context
 
 from txmq.client.consumer.retry.file_store import Stored
+from txmq.client.consumer.retry.topic_producer import TopicProducer
 from txmq.client.transport.ports import MessageProducer, Messaging
 from txmq.errors import OffsetOutOfRangeError, TooLargeError, UnknownTopicError
 from txmq.model import Message, SendResult
@@ -32,7 +32,7 @@ class RetryTopic:
 
     def __init__(self, client: Messaging, group: str, member: str) -> None:
         self._client, self.topic, self._member = client, group + SUFFIX, member
-        self._producer: MessageProducer | None = None
+        self._producer = TopicProducer(client, self.topic, storage="disk", retention_ms=RETENTION_MS)
 
     def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
         """Send copies; where in the topic each is, None for one that is too large: it is in the log alone.
@@ -42,15 +42,7 @@ class RetryTopic:
 
         Durability: in the broker's journal when this returns.
         """
-        # In a context of its own, so that it does not join a transaction block that may roll back.
-        return Context().run(self._put, rows)
-
-    def _put(self, rows: Sequence[Stored]) -> list[int | None]:
-        if self._producer is None:
-            self._client.topics.ensure(self.topic, storage="disk", retention_ms=RETENTION_MS)
-            self._producer = self._client.producer()
-        producer = self._producer
-        futures = [self._sent(producer, row) for row in rows]
+        futures = self._producer.run(lambda made: [self._sent(made, row) for row in rows])
         return [None if future is None else _offset(future) for future in futures]
 
     def _sent(self, producer: MessageProducer, row: Stored) -> Future[SendResult] | None:
@@ -99,8 +91,7 @@ class RetryTopic:
 
     def close(self) -> None:
         """Close the producer."""
-        if self._producer is not None:
-            self._producer.close()
+        self._producer.close()
 
 
 def _offset(future: Future[SendResult]) -> int | None:

@@ -1,0 +1,35 @@
+"""A producer for one topic, made at the first message; what it sends joins no transaction block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, TypeVar
+
+from txmq.client.transport.ports import MessageProducer, Messaging
+
+T = TypeVar("T")
+
+
+class TopicProducer:
+    """See the module's docstring. Thread safety: any thread.
+
+    Args:
+        settings: of the topic, if it has to be created.
+    """
+
+    def __init__(self, client: Messaging, topic: str, **settings: Any) -> None:
+        self._client, self._topic, self._settings = client, topic, settings
+        self._producer: MessageProducer | None = None
+
+    def run(self, send: Callable[[MessageProducer], T]) -> T:
+        """Call ``send`` with the producer, in a context of its own: a block that rolls back takes nothing along."""
+        if self._producer is None:
+            self._client.topics.ensure(self._topic, **self._settings)
+            self._producer = self._client.producer()
+        return Context().run(send, self._producer)
+
+    def close(self) -> None:
+        """Close the producer."""
+        if self._producer is not None:
+            self._producer.close()
