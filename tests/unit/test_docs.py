@@ -105,3 +105,14 @@ def test_the_names_of_txmq_on_the_pages_are_there() -> None:
 def test_the_programs_of_a_page_are_python(page: Path) -> None:
     for program in re.findall(r"^( *)```python\n(.*?)^ *```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
         compile(textwrap.dedent(program[1]), str(page), "exec")
+
+
+def test_the_files_that_architecture_names_are_there() -> None:
+    there = [
+        f"/{path.relative_to(ROOT).as_posix()}"
+        for top in ("txmq", "tests", "tools", "bench")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    named = set(re.findall(r"(?<![\w/<*])((?:\w+/)*\w+\.py)\b", (ROOT / "ARCHITECTURE.md").read_text("utf-8")))
+    assert len(named) > 100
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
