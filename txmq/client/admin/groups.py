@@ -33,7 +33,7 @@ class Groups:
         return self._ask("describe", group)
 
     def reset(self, group: str, offsets: Iterable[Sequence[Any]], *, create: bool = False) -> None:
-        """Set where a group goes on.
+        """Set the offsets from which a group continues.
 
         Args:
             offsets: topic, partition and offset each.

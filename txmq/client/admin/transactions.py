@@ -37,7 +37,7 @@ Messages = list[Message]
 
 
 class Transactions:
-    """See the module's docstring. Thread safety: any thread."""
+    """``client.transactions``: look at transactions and settle them by hand. Thread safety: any thread."""
 
     def __init__(
         self, connection: Callable[[], ReconnectingConnection], timeout: float, told: Callable[[TxId], Outcome | None]
@@ -47,11 +47,11 @@ class Transactions:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def list(self, state: str = "in-doubt") -> FieldsList:
-        """Transactions that somebody may have to do something about, oldest first.
+        """The transactions in doubt, or in another state, oldest first.
 
         Args:
             state: ``in-doubt`` (prepared or decided), ``prepared``, ``decided`` (a branch has not completed),
-                ``heuristic`` (somebody decided alone) or ``all``.
+                ``heuristic`` (decided without proof) or ``all``.
 
         Returns:
             Fields as ``recover`` in docs/protocol.md.
@@ -61,7 +61,7 @@ class Transactions:
         return [*self._rows(state)]
 
     def resources(self) -> FieldsList:
-        """What resolvers see in databases: which they reach, and branches that are prepared there, the oldest first.
+        """The databases that resolvers reach or not, and the branches prepared there, the oldest first.
 
         Returns:
             Fields as ``resource list`` in docs/protocol.md.
@@ -87,7 +87,7 @@ class Transactions:
                 return found
 
     def show(self, txid: TxId | str) -> Fields:
-        """What is known of one transaction: ``txid``, ``outcome``, its ``parts``, and where it hangs.
+        """Look at one transaction: ``txid``, ``outcome``, its ``parts``, and the reason why it waits.
 
         Raises:
             FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
@@ -109,9 +109,9 @@ class Transactions:
         return fields
 
     def outcome(self, txid: TxId | str) -> Outcome:
-        """What became of it; UNKNOWN where it is open, prepared, or was never seen.
+        """Its outcome; UNKNOWN if it is open, prepared, or was never seen.
 
-        UNKNOWN, too, where the messages were rolled back and the rows may be there: the body of the block had ended
+        It is also UNKNOWN if the messages were rolled back and the rows may be there: the body of the block had ended
         the database's transaction by itself, which is listed until it is forgotten.
         """
         text = _checked(txid)
@@ -128,13 +128,13 @@ class Transactions:
     # --- settling ----------------------------------------------------------------------------------------------------
 
     def commit(self, txid: TxId | str, reason: str) -> Parts:
-        """Commit a prepared transaction, whatever its own database or application would say: its messages go out.
+        """Commit a prepared transaction without asking its database or application: readers see its messages.
 
         Args:
-            reason: why, and who; kept with the heuristic outcome.
+            reason: the reason, and the name of the operator; kept with the heuristic outcome.
 
         Returns:
-            Where its messages went.
+            The offsets of its messages.
 
         Raises:
             UnknownTransactionError: nothing of that id is prepared here.
@@ -148,10 +148,10 @@ class Transactions:
         return parse_result_lines(body)
 
     def rollback(self, txid: TxId | str, reason: str) -> None:
-        """Roll a prepared transaction back, whatever its own database or application would say: no message goes out.
+        """Roll a prepared transaction back without asking its database or application: its messages are dropped.
 
         Args:
-            reason: why, and who; kept with the heuristic outcome.
+            reason: the reason, and the name of the operator; kept with the heuristic outcome.
 
         Raises:
             UnknownTransactionError: nothing of that id is prepared here.
@@ -169,7 +169,7 @@ class Transactions:
         Args:
             resource: name or uuid of the branch's resource.
             heuristic: what became of the branch: ``commit``, ``rollback``, ``mixed`` or ``hazard`` (cannot be known).
-            reason: why, and who.
+            reason: the reason, and the name of the operator.
 
         Raises:
             UnknownTransactionError: no branch of that transaction and resource is waited for.
@@ -193,9 +193,9 @@ class Transactions:
             self._connection().repeat("complete", text, extensions=given, timeout=self._timeout)
 
     def fence(self, txid: TxId | str) -> Outcome:
-        """What became of it, for good: an id that the broker never saw is journaled as rolled back.
+        """Its final outcome: an id that the broker never saw is journaled as rolled back.
 
-        After that the XA branches of that id, listed by a database, may be rolled back by hand. UNKNOWN where it is
+        After that the XA branches of that id, listed by a database, may be rolled back by hand. UNKNOWN if it is
         prepared.
         """
         body = self._connection().repeat("outcome", _checked(txid), extensions={"fence": None}, timeout=self._timeout)

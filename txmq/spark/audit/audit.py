@@ -66,7 +66,7 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What lies around the window, asked only when something has no partner.
+    """The partners that lie around the window, asked for only when something has no partner.
 
     Attributes:
         ranges: the offsets that were to be read, by partition.
@@ -88,10 +88,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What was found.
+    """The findings, and figures about them.
 
     Attributes:
-        findings: one row a finding, columns of ``audit_findings.SCHEMA``.
+        findings: one row a finding, columns of ``findings.SCHEMA``.
         counts: findings by kind; kinds that were not checked are not in it.
         unchecked: kinds that could not be checked, and why.
         bucket_s: seconds of each of ``moments``.

@@ -29,7 +29,7 @@ SETTLE_MS_MAX = 24 * 3600 * 1000
 
 
 class Kind(enum.Enum):
-    """What an audit finds; the value is its name in every result."""
+    """The kinds of findings; the value is the name in every result."""
 
     MISSING = "missing"  # a row without message
     PHANTOM = "phantom"  # a message without row
@@ -83,7 +83,7 @@ class TimeUnit(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowTime:
-    """The column that says when a row was committed; ``unit`` where it holds numbers."""
+    """The column that says when a row was committed; ``unit`` if it holds numbers."""
 
     column: str
     unit: TimeUnit | None = None
@@ -91,7 +91,7 @@ class RowTime:
 
 @dataclass(frozen=True, slots=True)
 class AuditSpec:
-    """What to compare.
+    """Topic, table and the terms of their comparison.
 
     Attributes:
         topic: whose messages.
@@ -100,7 +100,7 @@ class AuditSpec:
         order: a column that grows with each change of a key: the messages of a key must come in its order.
         row_time: when rows were committed. Without it the audit covers the whole table, and knows no latencies.
         row_txid: a column with the transaction id (``tx.txid``) that wrote the row: torn transactions are found by it.
-        transaction_size: where each message says how many of its transaction's messages are in the topic.
+        transaction_size: the source, in each message, of the number of its transaction's messages in the topic.
         together: topics in which the transactions of ``topic`` have messages too, and the reverse.
         settle_ms: how long a message may take, and how far clocks may differ.
     """

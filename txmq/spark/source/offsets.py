@@ -32,7 +32,7 @@ class Position:
     Attributes:
         ids: of the topics, by name.
         ends: the first offset that was not read, by topic and partition.
-        begins: where the first micro-batch began, in its end only.
+        begins: the offsets at which the first micro-batch began, in its end only.
         is_initial: nothing was read yet.
     """
 
@@ -86,7 +86,7 @@ def _numbers(words: Mapping[str, int]) -> dict[int, int]:
 
 
 def lag(progress: Mapping[str, Any]) -> dict[str, int]:
-    """How many messages a streaming query had not read when it last told its progress, by ``topic-partition``.
+    """How many messages a streaming query had not read at its last progress report, by ``topic-partition``.
 
     Args:
         progress: ``query.lastProgress``; sources that are not txmq's are passed over.

@@ -36,7 +36,7 @@ class BrokerFailedError(TxmqError):
 
 
 class BrokerProcess(ChildProcess):
-    """One broker over one data directory. Usable as a block: killed at the end, whatever happened.
+    """One broker over one data directory. Usable as a block: killed at its end.
 
     Args:
         data_dir: the broker's data directory; made by the broker.
@@ -135,7 +135,7 @@ class BrokerProcess(ChildProcess):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on, outside the range that the system gives to outgoing connections."""
+    """A port without a listener, outside the range that the system gives to outgoing connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for _ in range(_PORT_TRIES_MAX):
         port = _PORT_MIN + secrets.randbelow(_PORT_MAX - _PORT_MIN + 1)

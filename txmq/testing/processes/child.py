@@ -27,13 +27,13 @@ _LOG_TAIL_BYTES = 2000
 
 
 class ChildProcess:
-    """One server; its launcher derives from this. Usable as a block: killed at the end, whatever happened.
+    """One server; its launcher derives from this. Usable as a block: killed at its end.
 
     Args:
-        log_file: where its output goes.
+        log_file: for its output.
 
     Attributes:
-        failure: what is raised where it does not start, serve or stop; the text ends with the end of the log.
+        failure: raised if it does not start, serve or stop; the text ends with the end of the log.
         title: what it is called in errors.
     """
 
@@ -51,7 +51,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The running process; None where there is none."""
+        """The running process, or None."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
@@ -61,11 +61,11 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status of the last process; minus the signal's number where a signal ended it."""
+        """Exit status of the last process; minus the signal's number if a signal ended it."""
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would; no error where nothing runs."""
+        """SIGKILL, as a crash would; no error if nothing runs."""
         atexit.unregister(self.kill)
         if self._process is not None:
             self._process.kill()
@@ -98,7 +98,7 @@ class ChildProcess:
         return status
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nobody answers.
+        """Freeze it (SIGSTOP): connections stay open and get no answer.
 
         Returns when every thread stands still: the signal reaches one of them, which stops the others in its turn, and
         until then they answer.
@@ -151,7 +151,7 @@ class ChildProcess:
 
 
 def _stands_still(pid: int) -> bool:
-    """Whether all threads of a process are stopped, or it has ended; where that cannot be seen, it is supposed."""
+    """Whether all threads of a process are stopped, or it has ended; if that cannot be seen, true."""
     states = []
     for status in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):  # the thread has ended

@@ -50,10 +50,10 @@ class MariaDBFailedError(TxmqError):
 
 
 class MariaDB(ChildProcess):
-    """One server over one directory. Usable as a block: killed at the end, whatever happened.
+    """One server over one directory. Usable as a block: killed at its end.
 
     Args:
-        directory: for data, log and process id; made where it is missing. A directory used before is started again.
+        directory: for data, log and process id; made if it is missing. A directory used before is started again.
         binary_log: keep one, in row format and synced (replication, change capture).
         options: more options of ``mariadbd``; the last one of a name holds.
         database: made at the first start, and chosen by ``connect_arguments``.
