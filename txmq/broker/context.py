@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.state.check_backs import CheckDesk
+from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.liveness import LivenessClock
 from txmq.broker.state.membership import Membership
-from txmq.broker.state.pending_groups import GroupDesk
+from txmq.broker.state.pending_groups import PendingGroups
 from txmq.broker.state.resources import Resources
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
@@ -104,12 +104,12 @@ class Context:
     counters: Counters = field(default_factory=Counters)
     closing: list[ClientConnection] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
-    checks: CheckDesk = field(init=False)
+    checks: CheckBacks = field(init=False)
     relaxed: bool = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     groups: dict[str, Membership] = field(default_factory=dict)
     member_count: int = 0
-    group_desk: GroupDesk = field(default_factory=GroupDesk)
+    pending_groups: PendingGroups = field(default_factory=PendingGroups)
     resources: Resources = field(default_factory=Resources)
     alarms: list[dict[str, Any]] = field(default_factory=list)
     disk_full: bool = False
@@ -117,7 +117,7 @@ class Context:
     liveness: LivenessClock = field(default_factory=LivenessClock)
 
     def __post_init__(self) -> None:
-        self.checks = CheckDesk(self.state.transactions)
+        self.checks = CheckBacks(self.state.transactions)
         self.relaxed = self.settings.sync != "always"
 
     def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:

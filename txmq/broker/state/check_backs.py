@@ -31,7 +31,7 @@ class CheckPoll:
         self.limit, self.deadline_ms, self.is_answered = limit, deadline_ms, False
 
 
-class CheckDesk:
+class CheckBacks:
     """See the module's docstring.
 
     Attributes:

@@ -24,7 +24,7 @@ class Beat:
         self.is_answered = False
 
 
-class GroupDesk:
+class PendingGroups:
     """See the module's docstring.
 
     Attributes:

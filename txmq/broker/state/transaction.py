@@ -196,7 +196,7 @@ class Transaction:
         waiting: requests (peer, opaque, floor) for its commit that wait for earlier ones of the same resource.
         checks: how often a half was handed out for a check-back in this incarnation of the broker.
         checked_ms: before that time it is not handed out again.
-        look_at_ms: when it is looked at, whether it is due (``check_desk``).
+        look_at_ms: when it is looked at, whether it is due (``check_backs``).
     """
 
     __slots__ = (

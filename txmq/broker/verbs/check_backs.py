@@ -63,12 +63,12 @@ def owner_gone(context: Context, session: BrokerSession) -> None:
 
 def tick(context: Context) -> None:
     """Time has passed: halves have become due, polls are over."""
-    desk = context.checks
+    pending = context.checks
     for group in _look(context):
-        for poll in list(desk.polls.get(group, ())):
+        for poll in list(pending.polls.get(group, ())):
             if not poll.client.gone:
                 _hand_out(context, poll)
-    for poll in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
+    for poll in pending.over.take_all() if context.stopping else pending.over.take_due(context.now_ms):
         _answer(context, poll, [])
 
 

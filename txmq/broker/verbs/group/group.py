@@ -93,7 +93,7 @@ def _join(request: GroupRequest) -> None:
             note_owned(context, request.group, place)
             continued.append(slot)
     membership.drop_unclaimed(name, continued)
-    context.group_desk.listen(request.group, membership, member.silent_ms)
+    context.pending_groups.listen(request.group, membership, member.silent_ms)
     settle(context, request.group)
     _answer_view(request, membership.members[name])
 
@@ -104,7 +104,7 @@ def _membership(request: GroupRequest, strategy: str) -> Membership:
     if membership is None:
         refuse_over_groups(request.context, request.group)
         membership = groups[request.group] = Membership()
-        request.context.group_desk.unsettled[request.group] = None  # it goes, where nobody joins
+        request.context.pending_groups.unsettled[request.group] = None  # it goes, where nobody joins
     if request.words["member"] not in membership.members:
         if len(membership.members) >= MEMBERS_MAX:
             raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
@@ -147,7 +147,7 @@ def _heartbeat(request: GroupRequest) -> None:
     heartbeat = Beat(
         request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, incarnation
     )
-    context.group_desk.wait(heartbeat)
+    context.pending_groups.wait(heartbeat)
 
 
 def _leave(request: GroupRequest) -> None:
@@ -182,21 +182,21 @@ def _fenced(group: str, member: str) -> FencedError:
 
 def tick(context: Context) -> None:
     """Time has passed: members expire, topics came and went, beats that wait are answered."""
-    desk, topics_seen = context.group_desk, context.state.topics.changes
-    for name, membership in desk.silences.take_due(context.liveness.now_ms):
+    pending, topics_seen = context.pending_groups, context.state.topics.changes
+    for name, membership in pending.silences.take_due(context.liveness.now_ms):
         _listen(context, name, membership)
-    unsettled, desk.unsettled = desk.unsettled, {}
+    unsettled, pending.unsettled = pending.unsettled, {}
     for name in unsettled:
         settle(context, name, is_again=True)
-    if topics_seen != desk.topics_seen:
-        desk.topics_seen = topics_seen
+    if topics_seen != pending.topics_seen:
+        pending.topics_seen = topics_seen
         for name in list(context.groups):
             settle(context, name)
-    changed, desk.changed = desk.changed, {}
+    changed, pending.changed = pending.changed, {}
     for name in changed:
-        for heartbeat in desk.waiting(name):
+        for heartbeat in pending.waiting(name):
             _answer_heartbeat(context, heartbeat)
-    for heartbeat in desk.over.take_all() if context.stopping else desk.over.take_due(context.now_ms):
+    for heartbeat in pending.over.take_all() if context.stopping else pending.over.take_due(context.now_ms):
         _answer_heartbeat(context, heartbeat)
 
 
@@ -209,7 +209,7 @@ def _listen(context: Context, name: str, membership: Membership) -> None:
             context.member_count -= 1
     if membership.members:
         due_ms = min(member.silent_ms for member in membership.members.values())
-        context.group_desk.listen(name, membership, max(due_ms, now_ms + 1))
+        context.pending_groups.listen(name, membership, max(due_ms, now_ms + 1))
     settle(context, name)
 
 
@@ -224,19 +224,19 @@ def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
     membership = context.groups.get(heartbeat.group)
     member = membership.members.get(heartbeat.member) if membership is not None else None
     if heartbeat.client.gone:
-        context.group_desk.answered(heartbeat)
+        context.pending_groups.answered(heartbeat)
     elif member is None:
         error = UnknownMemberError(f"group {heartbeat.group!r} does not know this member: join (again)")
         _refuse_heartbeat(context, heartbeat, error)
     elif not member.is_of(heartbeat.incarnation):
         _refuse_heartbeat(context, heartbeat, _fenced(heartbeat.group, heartbeat.member))
     elif member.version != heartbeat.view or heartbeat.deadline_ms <= context.now_ms or context.stopping:
-        context.group_desk.answered(heartbeat)
+        context.pending_groups.answered(heartbeat)
         _answer_view(GroupRequest(context, heartbeat.client, heartbeat.opaque, heartbeat.group, {}, []), member)
 
 
 def _refuse_heartbeat(context: Context, heartbeat: Beat, error: BrokerError) -> None:
-    context.group_desk.answered(heartbeat)
+    context.pending_groups.answered(heartbeat)
     context.answer_settled(heartbeat.client, heartbeat.opaque, error)
 
 
@@ -244,7 +244,7 @@ def disconnected(context: Context, client: ClientConnection) -> None:
     """A connection is gone: its members have a moment to come back."""
     for name, membership, member in _members_over(context, client):
         membership.lost(member.name, context.liveness.now_ms)
-        context.group_desk.listen(name, membership, member.silent_ms)
+        context.pending_groups.listen(name, membership, member.silent_ms)
 
 
 def read_again(context: Context, client: ClientConnection) -> None:

@@ -16,11 +16,11 @@ REJOIN_MS = 1000  # members are back by then, and go on with what they had
 
 def settle(context: Context, name: str, *, is_again: bool = False) -> None:
     """Hand free partitions to their owners, journaled, where members or topics changed; wake the members then."""
-    membership, desk = context.groups.get(name), context.group_desk
+    membership, pending = context.groups.get(name), context.pending_groups
     topics_seen = context.state.topics.changes
     if membership is None or not (membership.is_changed or membership.topics_seen != topics_seen or is_again):
         return
-    desk.changed[name] = None
+    pending.changed[name] = None
     if not membership.members:
         del context.groups[name]
         return
@@ -36,13 +36,13 @@ def _hand_over(context: Context, name: str, membership: Membership) -> None:
         place = place_of(context, slot)
         if place is not None and saved.is_new_to(name, place):
             if room_bytes < PLACE_BYTES:
-                context.group_desk.unsettled[name] = None
+                context.pending_groups.unsettled[name] = None
                 continue  # it came into being since they joined; it is handed over when there is room
             room_bytes -= PLACE_BYTES
         if place is None:
             continue
         if (name, *place) in saved.held or _may_be_claimed(context, name, place):
-            context.group_desk.unsettled[name] = None
+            context.pending_groups.unsettled[name] = None
         else:
             is_later = place[0] in known or place[0] >= membership.members[member].topics_since
             if is_later and saved.is_new_to(name, place):
