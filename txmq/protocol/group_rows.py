@@ -58,7 +58,7 @@ def slot_row(row: list[Any]) -> TopicPartition:
     return row[0], row[1]
 
 
-def claim_row(row: list[Any]) -> tuple[TopicPartition, int]:
+def numbered_row(row: list[Any]) -> tuple[TopicPartition, int]:
     """``[topic, partition, generation]``, or with an offset in its place.
 
     Raises:

@@ -120,15 +120,15 @@ class Membership:
         self.members[member.name] = member
         self._rebalance()
 
-    def claim(self, name: str, slot: TopicPartition, generation: int) -> None:
+    def reclaim(self, name: str, slot: TopicPartition, generation: int) -> None:
         """A member that was there before the broker's restart still has a partition."""
         if slot not in self.owned:
             self.owned[slot] = Owned(name, generation)
             self._changed(name)
 
-    def drop_unclaimed(self, name: str, claimed: Iterable[TopicPartition]) -> None:
-        """A member that joins again has lost what it does not claim: it may be another process of that name."""
-        kept = set(claimed)
+    def drop_all_but(self, name: str, reclaimed: Iterable[TopicPartition]) -> None:
+        """A member that joins again has lost what it does not reclaim: it may be another process of that name."""
+        kept = set(reclaimed)
         for slot in [slot for slot, owned in self.owned.items() if owned.member == name and slot not in kept]:
             del self.owned[slot]
             self._changed(name)

@@ -11,7 +11,8 @@ anybody hears of them, are journaled; members are not (``saved``, ``membership``
 
 Invariants:
     * nobody hears of a partition before its generation is forced;
-    * a partition that somebody had before a restart is given to nobody else for a second, unless it is claimed;
+    * a partition that somebody had before a restart is given to nobody else for a second, unless its member reclaims
+      it;
     * an offset is saved only under the newest generation of its partition, by its owner, and in the order in which the
       owner looked (``order``); one that a transaction holds is not saved, and its partition not handed over;
 """
@@ -37,7 +38,7 @@ from txmq.broker.verbs.group.request import (
 )
 from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.model import TopicPartition, is_valid_name
-from txmq.protocol.group_rows import claim_row, slot_row, split_rows
+from txmq.protocol.group_rows import numbered_row, slot_row, split_rows
 from txmq.protocol.offsets import offset_row
 from txmq.protocol.requests import Request
 from txmq.registry.assignment import STRATEGIES
@@ -74,7 +75,7 @@ def _join(request: GroupRequest) -> None:
     if strategy not in STRATEGIES:
         raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
-    claims = [claim_row(row) for row in request.rows]
+    reclaimed = [numbered_row(row) for row in request.rows]
     membership = _membership(request, strategy)
     member = Member(
         name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
@@ -86,13 +87,13 @@ def _join(request: GroupRequest) -> None:
     membership.join(member, strategy)
     _speaks_for(request, member)
     saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
-    for slot, generation in claims:
+    for slot, generation in reclaimed:
         place = place_of(context, slot)
         if place is not None and generation > 0 and saved.generations.get(place) == generation:
-            membership.claim(name, slot, generation)
+            membership.reclaim(name, slot, generation)
             note_owned(context, request.group, place)
             continued.append(slot)
-    membership.drop_unclaimed(name, continued)
+    membership.drop_all_but(name, continued)
     context.pending_groups.listen(request.group, membership, member.silent_ms)
     settle(context, request.group)
     _answer_view(request, membership.members[name])

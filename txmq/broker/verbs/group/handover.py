@@ -41,7 +41,7 @@ def _hand_over(context: Context, name: str, membership: Membership) -> None:
             room_bytes -= PLACE_BYTES
         if place is None:
             continue
-        if (name, *place) in saved.held or _may_be_claimed(context, name, place):
+        if (name, *place) in saved.held or _may_be_reclaimed(context, name, place):
             context.pending_groups.unsettled[name] = None
         else:
             is_later = place[0] in known or place[0] >= membership.members[member].topics_since
@@ -56,12 +56,12 @@ def _hand_over(context: Context, name: str, membership: Membership) -> None:
 
 
 def note_owned(context: Context, name: str, place: tuple[int, int]) -> None:
-    """Somebody had it since the restart: it is nobody else's to claim."""
+    """Somebody had it since the restart: no other member may reclaim it."""
     if context.now_ms - context.started_ms < REJOIN_MS:
         context.owned_since_start.add((name, *place))
 
 
-def _may_be_claimed(context: Context, name: str, place: tuple[int, int]) -> bool:
+def _may_be_reclaimed(context: Context, name: str, place: tuple[int, int]) -> bool:
     """Whether a member of the broker's former incarnation may be about to come back with this partition."""
     if context.now_ms - context.started_ms >= REJOIN_MS or (name, *place) in context.owned_since_start:
         return False

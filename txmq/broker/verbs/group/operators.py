@@ -22,7 +22,7 @@ from txmq.broker.verbs.group.request import (
 from txmq.broker.verbs.recover import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition
-from txmq.protocol.group_rows import claim_row, deferred_row
+from txmq.protocol.group_rows import deferred_row, numbered_row
 from txmq.redo import entries
 
 
@@ -95,7 +95,7 @@ def reset(request: GroupRequest) -> None:
     known = context.state.saved.named.get(request.group)
     saved, rows = known or SavedGroup(), list[list[Any]]()
     for row in request.rows:
-        slot, offset = claim_row(row)
+        slot, offset = numbered_row(row)
         place = place_of(context, slot)
         if place is None:
             raise UnknownTopicError(f"no partition {slot[1]} of topic {slot[0][:80]!r}")
