@@ -34,13 +34,13 @@ _STATES = {
     "all": _IN_ORDER,
     "": (_PREPARED, _DECIDED),
 }
-_PLACE = re.compile(r"([0-9]{1,10})\.(prepared|decided|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
+_PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
 _NOBODY = (0, 0)  # a name that no transaction has
 ROWS_MAX = 1000  # in an answer
 ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
 
 
-class Place(NamedTuple):
+class PageStart(NamedTuple):
     """Behind which row a page begins; numbers of an incarnation of the broker mean nothing in another one."""
 
     incarnation: int
@@ -71,43 +71,43 @@ def recover(context: Context, client: ClientConnection, request: Request) -> Non
     name = None if txid is None else at_home(context, txid.encode())[2:]
     wanted = Wanted(_STATES[state], given.get("uuid"), given.get("xid"), name)
     limit = min(int(given.get("limit", ROWS_MAX)), ROWS_MAX)
-    context.answer_settled(client, opaque, _page(context, wanted, _place(context, given.get("after")), limit))
+    context.answer_settled(client, opaque, _page(context, wanted, _page_start(context, given.get("after")), limit))
 
 
-def _place(context: Context, text: str | None) -> Place:
+def _page_start(context: Context, text: str | None) -> PageStart:
     """Where to go on: at the beginning, where that place was of another incarnation of the broker."""
-    beginning = Place(context.state.epoch, _PREPARED, 0)
+    beginning = PageStart(context.state.epoch, _PREPARED, 0)
     if text is None:
         return beginning
-    match = _PLACE.match(text)
+    match = _PAGE_START.match(text)
     if match is None:
         raise BadRequestError(f"after={text[:40]}: expected what the page before said in next")
-    place = Place(int(match[1]), match[2], int(match[3]))
-    return place if place.incarnation == context.state.epoch else beginning
+    start = PageStart(int(match[1]), match[2], int(match[3]))
+    return start if start.incarnation == context.state.epoch else beginning
 
 
-def _page(context: Context, wanted: Wanted, place: Place, limit: int) -> bytes:
+def _page(context: Context, wanted: Wanted, start: PageStart, limit: int) -> bytes:
     """At most ``limit`` rows behind a place, as JSON."""
     rows: list[str] = []
     size, following = 0, None
-    for found, row in _rows(context, wanted, place):
+    for found, row in _rows(context, wanted, start):
         if len(rows) >= limit or size >= ROWS_SIZE_BYTES_MAX:
-            following = str(place)
+            following = str(start)
             break
         rows.append(json.dumps(row))
         size += len(rows[-1])
-        place = found
+        start = found
     return f'{{"transactions": [{", ".join(rows)}], "next": {json.dumps(following)}}}'.encode()
 
 
-def _rows(context: Context, wanted: Wanted, place: Place) -> Iterator[tuple[Place, Row]]:
+def _rows(context: Context, wanted: Wanted, start: PageStart) -> Iterator[tuple[PageStart, Row]]:
     """Everything that is wanted behind a place, in order."""
-    begun = _IN_ORDER.index(place.state)
+    begun = _IN_ORDER.index(start.state)
     for rank, state in enumerate(_IN_ORDER):
         if rank >= begun and state in wanted.states:
-            number = place.number if rank == begun else 0
+            number = start.number if rank == begun else 0
             for found, row in _WALKS[state](context, wanted, number):
-                yield Place(place.incarnation, state, found), row
+                yield PageStart(start.incarnation, state, found), row
 
 
 def _prepared(context: Context, wanted: Wanted, number: int) -> Iterator[tuple[int, Row]]:
