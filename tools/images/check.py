@@ -292,7 +292,7 @@ def _check_values(
         return
     partition = node.partition(*place)
     for offset, value in enumerate(values, base_offset):
-        if offset >= partition.high_watermark and partition in node.state.decisions.holds.partitions():
+        if offset >= partition.high_watermark and partition in node.state.decisions.barriers.partitions():
             assert offset < partition.next_offset, f"P1: {value[:20]!r} is not at {offset} of {place}"
         elif offset >= partition.log_start:
             assert visible.get(value) == (place, offset), f"P1: {value[:20]!r} is not at {offset} of {place}"
@@ -322,7 +322,7 @@ def _check_whole(script: Script, counter: int, node: Node, visible: Visible) -> 
 
 def _is_behind(node: Node, place: TopicPartition) -> bool:
     """Whether something in a partition is held back."""
-    return place[0] in _names(node) and node.partition(*place) in node.state.decisions.holds.partitions()
+    return place[0] in _names(node) and node.partition(*place) in node.state.decisions.barriers.partitions()
 
 
 def _names(node: Node) -> set[str]:

@@ -265,10 +265,10 @@ class Core:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""
         # Once a partition: a reader in a thread must not see the first half of a transaction that rolled the segment.
         moved = {run.partition: run.next_offset for run in group.placed}
-        holds = self.context.state.decisions.holds
-        changed = [*holds.applied(moved, group.ended_holds)]
+        barriers = self.context.state.decisions.barriers
+        changed = [*barriers.applied(moved, group.ended_barriers)]
         for deleted in group.deleted:
-            changed += holds.drop(deleted)
+            changed += barriers.drop(deleted)
         for partition in changed:
             if partition.waiters:
                 get.wake_polls(self.context, partition)
@@ -304,7 +304,7 @@ class Core:
         self._ticked_ms = now_ms
         get.expire_polls(self.context)
         transactions.expire_streams(self.context)
-        xa.show_overdue(self.context)
+        xa.make_overdue_visible(self.context)
         check_backs.tick(self.context)
         groups.tick(self.context)
         session_expiry.tick(self.context)

@@ -64,7 +64,7 @@ class CommitGroup:
         waiters: answers released when the record is forced.
         forced: True if some answer needs the sync whatever ``sync`` says.
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
-        ended_holds: messages that readers may see once the record is synced (``holds``).
+        ended_barriers: messages that readers may see once the record is synced (``visibility``).
         deleted: partitions whose files go once the record is forced.
         unlinked: segment files that retention drops once the record is forced.
         end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
@@ -74,7 +74,7 @@ class CommitGroup:
         "delayable",
         "deleted",
         "end_lsn",
-        "ended_holds",
+        "ended_barriers",
         "forced",
         "items",
         "message_count",
@@ -94,7 +94,7 @@ class CommitGroup:
         self.puts: list[PutAnswer] = []
         self.relaxed_waiters: list[Answer] = []
         self.waiters: list[Answer] = []
-        self.ended_holds: list[VisibilityBarrier] = []
+        self.ended_barriers: list[VisibilityBarrier] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = self.delayable = 0

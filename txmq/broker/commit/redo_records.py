@@ -79,7 +79,7 @@ class Redo:
             committed = entries.decode_committed(body)
             outcome, places = self._redo_placements(committed)
             self._state.settle(committed.session, committed.counter, committed.floor, outcome)
-            self._state.decisions.holds.add_behind((committed.session, committed.counter), places)
+            self._state.decisions.barriers.add_behind((committed.session, committed.counter), places)
         elif kind == entries.DECIDED:
             decided = entries.decode_decided(body)
             outcome, places = self._redo_placements(decided)
@@ -102,7 +102,7 @@ class Redo:
             self._state.put_topic(Topic.from_json(json.loads(bytes(body))))
         elif kind == entries.TOPIC_DELETED:
             for removed in self._state.delete_topic(entries.decode_topic_deleted(body)):
-                self._state.decisions.holds.drop(removed)
+                self._state.decisions.barriers.drop(removed)
         elif kind == entries.LOG_START:
             moved = entries.decode_log_start(body)
             partition = self._state.partition(moved.topic_id, moved.partition)
@@ -135,9 +135,9 @@ class Redo:
         if kind == entries.COMPLETED:
             decided = self._state.complete(name, fields["uuid"], fields["fact"])
             if decided is not None:
-                decisions.holds.applied({}, [decided.hold])
+                decisions.barriers.applied({}, [decided.barrier])
         elif kind == entries.SHOWN:
-            decisions.holds.applied({}, [decisions.incomplete[name].hold])
+            decisions.barriers.applied({}, [decisions.incomplete[name].barrier])
             self._state.may_load(decisions.incomplete[name])
         elif kind == entries.HEURISTIC:
             decisions.record(name, fields["fact"])

@@ -1,4 +1,4 @@
-"""XADecisions whose branches have not all completed, what they hold back, and heuristic outcomes: part of the state.
+"""XADecisions whose branches have not all completed, what they barrier back, and heuristic outcomes: part of the state.
 
 A fold over the journal like everything in ``state``: DECIDED makes an entry, COMPLETED ticks one branch off, the last
 one ends it; SHOWN lets readers see the messages before that; HEURISTIC keeps what somebody decided alone, until
@@ -34,12 +34,12 @@ class XADecision:
         number: in order of decision, in this incarnation of the broker.
     """
 
-    __slots__ = ("branches", "hold", "meta", "name", "number", "parts")
+    __slots__ = ("barrier", "branches", "meta", "name", "number", "parts")
 
     def __init__(
-        self, name: Name, meta: dict[str, Any], parts: CommittedParts, hold: VisibilityBarrier, number: int
+        self, name: Name, meta: dict[str, Any], parts: CommittedParts, barrier: VisibilityBarrier, number: int
     ) -> None:
-        self.name, self.meta, self.parts, self.hold, self.number = name, meta, parts, hold, number
+        self.name, self.meta, self.parts, self.barrier, self.number = name, meta, parts, barrier, number
         self.branches: list[dict[str, Any]] = meta.pop("branches")
 
     @property
@@ -51,7 +51,7 @@ class XADecision:
     def index_keys(self) -> tuple[str, ...]:
         """What it is looked up by: the resources it waits for, and that readers do not see it yet."""
         waited_for = dict.fromkeys(branch["uuid"] for branch in self.branches if not branch["complete"])
-        return (*waited_for, HELD) if not self.hold.is_settled else tuple(waited_for)
+        return (*waited_for, HELD) if not self.barrier.is_ended else tuple(waited_for)
 
     def branch(self, uuid: str) -> dict[str, Any] | None:
         """The branch in one resource."""
@@ -70,7 +70,7 @@ class XADecisions:
     def __init__(self) -> None:
         self.incomplete: dict[Name, XADecision] = {}
         self.index: InDoubtIndex[XADecision] = InDoubtIndex()
-        self.holds = VisibilityBarriers()
+        self.barriers = VisibilityBarriers()
         self.heuristics: dict[Name, list[dict[str, Any]]] = {}
         self.recorded: Ordered[Name] = Ordered()
         self._number_of: dict[Name, int] = {}  # of heuristics
@@ -80,10 +80,10 @@ class XADecisions:
         self, name: Name, meta: Mapping[str, Any], parts: CommittedParts, places: Mapping[Partition, LogPosition]
     ) -> XADecision:
         """A decision was accepted. A single one without branches is over at once."""
-        hold = VisibilityBarrier(name, places)
+        barrier = VisibilityBarrier(name, places)
         branches = [{**branch, "complete": False, "heuristic": None} for branch in meta["branches"]]
-        decided = self._add(XADecision(name, {**meta, "branches": branches}, parts, hold, self._next_number))
-        self.holds.add(hold)
+        decided = self._add(XADecision(name, {**meta, "branches": branches}, parts, barrier, self._next_number))
+        self.barriers.add(barrier)
         return decided
 
     def _add(self, decided: XADecision) -> XADecision:
@@ -93,7 +93,7 @@ class XADecisions:
         return decided
 
     def complete(self, name: Name, uuid: str, fact: Mapping[str, Any] | None) -> XADecision | None:
-        """A branch has completed; the decision, where that was the last one: its hold may go.
+        """A branch has completed; the decision, where that was the last one: its barrier may go.
 
         Args:
             fact: what and why, where the resource had decided alone.
@@ -110,7 +110,7 @@ class XADecisions:
             return None
         del self.incomplete[name]
         self.index.remove(decided.number, (HELD,))
-        decided.hold.is_settled = True
+        decided.barrier.is_ended = True
         return decided
 
     def overdue(self, latest_ms: int) -> list[XADecision]:
@@ -122,7 +122,7 @@ class XADecisions:
             found.append((number, decided))
         for number, _ in found:
             self.index.remove_under(number, HELD)
-        return [decided for _, decided in found if not decided.hold.is_settled]
+        return [decided for _, decided in found if not decided.barrier.is_ended]
 
     def record(self, name: Name, fact: Mapping[str, Any]) -> None:
         """Somebody decided alone."""
@@ -153,29 +153,29 @@ class XADecisions:
                 [*d.name, {**d.meta, "branches": [dict(branch) for branch in d.branches]}, d.parts]
                 for d in self.incomplete.values()
             ],
-            "holds": [*self.holds.snapshot(), *self._without_places()],
+            "holds": [*self.barriers.snapshot(), *self._without_places()],
             "heuristics": [[*name, list(facts)] for name, facts in self.heuristics.items()],
         }
 
     def _without_places(self) -> list[list[Any]]:
         """Barriers of decisions that keep nothing from readers (any more): whether they may be loaded stands there."""
-        return [[*d.name, d.hold.is_settled, []] for d in self.incomplete.values() if d.hold not in self.holds]
+        return [[*d.name, d.barrier.is_ended, []] for d in self.incomplete.values() if d.barrier not in self.barriers]
 
     def restore(self, snapshot: dict[str, Any], partition: Callable[[int, int], Partition | None]) -> None:
         """The reverse of ``snapshot``; then redo, then ``recovered``."""
-        holds: dict[Name, VisibilityBarrier] = {}
-        for session, counter, is_settled, listed in snapshot["holds"]:
+        barriers: dict[Name, VisibilityBarrier] = {}
+        for session, counter, is_ended, listed in snapshot["holds"]:
             found = {partition(topic_id, number): (at[0], at[1], at[2]) for topic_id, number, *at in listed}
             places = {known: place for known, place in found.items() if known is not None}
-            hold = holds[session, counter] = VisibilityBarrier((session, counter), places, is_settled=is_settled)
-            self.holds.add(hold)
+            barrier = barriers[session, counter] = VisibilityBarrier((session, counter), places, is_ended=is_ended)
+            self.barriers.add(barrier)
         for session, counter, meta, parts in snapshot["undone"]:
             name = (session, counter)
             placed = tuple((p[0], p[1], p[2], p[3]) for p in parts)
-            hold = holds.get(name) or VisibilityBarrier(
-                name, {}, is_settled=bool(placed)
+            barrier = barriers.get(name) or VisibilityBarrier(
+                name, {}, is_ended=bool(placed)
             )  # a checkpoint that did not list it
-            self._add(XADecision(name, meta, placed, hold, self._next_number))
+            self._add(XADecision(name, meta, placed, barrier, self._next_number))
         for session, counter, facts in snapshot["heuristics"]:
             self.heuristics[session, counter] = facts
             self._note((session, counter))

@@ -94,7 +94,7 @@ class State:
     def delete_topic(self, topic_id: int) -> list[Partition]:
         """Forget a topic; its parts of unsettled transactions go with it. Returns what it was made of.
 
-        What is held in it goes behind the forced record (``Holds.drop``).
+        What is held in it goes behind the forced record (``VisibilityBarriers.drop``).
         """
         topic = self.topics.remove(topic_id)
         removed = self.partitions_of.pop(topic_id, [])
@@ -226,7 +226,7 @@ class State:
     def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:
         """A batch of a query is decided: its transactions (session, counter, outcome, places) are seen together.
 
-        Where one stands behind a hold, all wait there.
+        If one stands behind a barrier, all wait there.
         """
         together: Places = {}
         for session, counter, outcome, places in placed:
@@ -234,7 +234,7 @@ class State:
             for partition, place in places.items():
                 together.setdefault(partition, place)
         if placed:
-            self.decisions.holds.add_behind(placed[0][:2], together)
+            self.decisions.barriers.add_behind(placed[0][:2], together)
         self.queries.committed(meta["query"], meta["batch"], meta["time_ms"])
 
     def accept_sequence(
@@ -364,11 +364,11 @@ class State:
             self._owe(transaction.session, 1)
         for decided in self.decisions.incomplete.values():
             self._owe(decided.name[0], 1)
-            if not decided.hold.is_settled:
+            if not decided.barrier.is_ended:
                 self.saved.hold(decided.name, decided.meta.get("offsets", ()), self.partition)
-        self.decisions.holds.settled()
+        self.decisions.barriers.restored()
 
     def publish_recovered(self) -> None:
         """Everything in the journal is redone: readers may see it, but for what undone decisions hold."""
         for partition in self.all_partitions():
-            self.decisions.holds.recovered(partition)
+            self.decisions.barriers.recovered(partition)

@@ -1,19 +1,19 @@
 """What keeps placed messages from readers: decisions whose branches have not all completed.
 
-Theory of operation. A decision assigns the offsets of its messages, but a visible message implies readable rows, so the
-high watermark of its partitions stays in front of them until every branch has completed. A partition's *holds* queue up
-in order of their offsets; its watermark is where the first of them begins, or where the log has got to.
+Theory of operation. A decision assigns the offsets of its messages, but a visible message implies readable rows. So the
+high watermark of its partitions stays in front of them until every branch has completed. A partition's *barriers* queue
+up in order of their offsets. Its watermark (Kafka's last stable offset) is where the first barrier begins, or the end
+of the log.
 
-All or none: a transaction that wrote behind a hold in one partition, and in another one that has none, holds that one
-too (it is ready at once, and waits only for its turn). A hold leaves when it is ready and first in all its partitions;
-then it leaves all of them together.
+All or none: a transaction that wrote behind a barrier in one partition, and into another partition that has none, gets
+a barrier in both. That one has ended already and only waits for its turn. A barrier leaves when it has ended durably
+and is the first in all its partitions; it leaves all of them together.
 
 Invariants:
-    * a hold joins when its transaction is accepted (assigned side) and leaves when the record that ended it, or deleted
-      its topics, is forced and applied (durable side); ``is_settled`` is its end on the assigned side, which
-      checkpoints keep;
-    * queues are in order of offsets, so the watermark never passes a hold;
-    * without holds, ``applied`` is what ``Partition.publish`` is.
+    * a barrier joins when its transaction is accepted (assigned side). It leaves when the record that ended it, or that
+      deleted its topics, is synced and applied (durable side). Checkpoints keep ``is_ended``, the assigned side;
+    * queues are in order of offsets, so the watermark never passes a barrier;
+    * without barriers, ``applied`` is what ``Partition.publish`` is.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class VisibilityBarrier:
     Attributes:
         name: (session, counter) of the transaction.
         places: where its messages begin in each partition.
-        is_settled: nothing but its turn keeps it, as far as accepted requests say.
-        is_ready: the same, durably.
+        is_ended: only its turn keeps it: every branch has completed, or it has waited too long. Assigned side.
+        is_ended_durably: the record that says so is synced.
     """
 
-    __slots__ = ("is_ready", "is_settled", "name", "places")
+    __slots__ = ("is_ended", "is_ended_durably", "name", "places")
 
     def __init__(
-        self, name: tuple[int, int], places: Mapping[Partition, LogPosition], *, is_settled: bool = False
+        self, name: tuple[int, int], places: Mapping[Partition, LogPosition], *, is_ended: bool = False
     ) -> None:
         self.name, self.places = name, dict(places)
-        self.is_settled = self.is_ready = is_settled
+        self.is_ended = self.is_ended_durably = is_ended
 
 
 class VisibilityBarriers:
-    """All holds of a broker, by partition."""
+    """All barriers of a broker, by partition."""
 
     def __init__(self) -> None:
         self._queues: dict[Partition, dict[VisibilityBarrier, None]] = {}
@@ -57,31 +57,31 @@ class VisibilityBarriers:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __contains__(self, hold: VisibilityBarrier) -> bool:
-        return hold in self._all
+    def __contains__(self, barrier: VisibilityBarrier) -> bool:
+        return barrier in self._all
 
     def partitions(self) -> Iterable[Partition]:
         """The partitions whose watermark is held."""
         return self._queues.keys()
 
-    def add(self, hold: VisibilityBarrier) -> None:
+    def add(self, barrier: VisibilityBarrier) -> None:
         """A transaction was accepted; call in order of offsets."""
-        if hold.places:
-            self._all[hold] = None
-            for partition in hold.places:
-                self._queues.setdefault(partition, {})[hold] = None
+        if barrier.places:
+            self._all[barrier] = None
+            for partition in barrier.places:
+                self._queues.setdefault(partition, {})[barrier] = None
 
     def add_behind(self, name: tuple[int, int], places: Mapping[Partition, LogPosition]) -> None:
-        """A transaction committed: where it stands behind a hold, all of it waits there."""
+        """A transaction committed: where it stands behind a barrier, all of it waits there."""
         if len(places) > 1 and any(partition in self._queues for partition in places):
-            self.add(VisibilityBarrier(name, places, is_settled=True))
+            self.add(VisibilityBarrier(name, places, is_ended=True))
 
     def applied(self, moved: Mapping[Partition, int], ready: Sequence[VisibilityBarrier]) -> Iterable[Partition]:
         """A record is forced and applied.
 
         Args:
             moved: how far it got in each partition.
-            ready: holds that it ended.
+            ready: barriers that it ended.
 
         Returns:
             The partitions whose watermark may have moved.
@@ -94,9 +94,9 @@ class VisibilityBarriers:
             if partition in self._queues:
                 self._reached[partition] = partition.end_at(next_offset)
         changed = dict.fromkeys(moved)
-        for hold in ready:
-            hold.is_settled = hold.is_ready = True
-            changed.update(dict.fromkeys(self._leave(hold)))
+        for barrier in ready:
+            barrier.is_ended = barrier.is_ended_durably = True
+            changed.update(dict.fromkeys(self._leave(barrier)))
         for partition in changed:
             if partition in self._queues or partition in self._reached:
                 self._show(partition)
@@ -120,25 +120,25 @@ class VisibilityBarriers:
         """
         waiting = self._queues.pop(partition, {})
         self._reached.pop(partition, None)
-        for hold in waiting:
-            del hold.places[partition]
-            if not hold.places:
-                self._all.pop(hold, None)
+        for barrier in waiting:
+            del barrier.places[partition]
+            if not barrier.places:
+                self._all.pop(barrier, None)
         freed: dict[Partition, None] = {}
-        for hold in waiting:
-            if hold.places and hold.is_ready:
-                freed.update(dict.fromkeys(self._leave(hold)))
+        for barrier in waiting:
+            if barrier.places and barrier.is_ended_durably:
+                freed.update(dict.fromkeys(self._leave(barrier)))
         for other in freed:
             self._show(other)
         return list(freed)
 
-    def _leave(self, hold: VisibilityBarrier) -> list[Partition]:
-        """Take a ready hold out where its turn has come, and those behind it; the partitions it stood in."""
+    def _leave(self, barrier: VisibilityBarrier) -> list[Partition]:
+        """Take an ended barrier out if its turn has come, and those behind it. Returns the partitions it stood in."""
         freed: dict[Partition, None] = {}
-        candidates = [hold]
+        candidates = [barrier]
         while candidates:
             candidate = candidates.pop()
-            if not candidate.is_ready or candidate not in self._all or not self._is_first(candidate):
+            if not candidate.is_ended_durably or candidate not in self._all or not self._is_first(candidate):
                 continue
             del self._all[candidate]
             for partition in candidate.places:
@@ -151,8 +151,8 @@ class VisibilityBarriers:
                     del self._queues[partition]
         return list(freed)
 
-    def _is_first(self, hold: VisibilityBarrier) -> bool:
-        return all(next(iter(self._queues[partition])) is hold for partition in hold.places)
+    def _is_first(self, barrier: VisibilityBarrier) -> bool:
+        return all(next(iter(self._queues[partition])) is barrier for partition in barrier.places)
 
     def _show(self, partition: Partition) -> None:
         queue = self._queues.get(partition)
@@ -166,12 +166,12 @@ class VisibilityBarriers:
     def snapshot(self) -> list[Any]:
         """JSON-able, in order."""
         return [
-            [*hold.name, hold.is_settled, [[p.topic_id, p.number, *place] for p, place in hold.places.items()]]
-            for hold in self._all
+            [*barrier.name, barrier.is_ended, [[p.topic_id, p.number, *place] for p, place in barrier.places.items()]]
+            for barrier in self._all
         ]
 
-    def settled(self) -> None:
+    def restored(self) -> None:
         """After a restore or redo: let those leave whose end is durable."""
-        for hold in list(self._all):
-            hold.is_ready = hold.is_settled
-            self._leave(hold)
+        for barrier in list(self._all):
+            barrier.is_ended_durably = barrier.is_ended
+            self._leave(barrier)

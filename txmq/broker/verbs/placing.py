@@ -252,8 +252,8 @@ def commit(
     state = context.state
     context.group.insert_entry(at, entries.encode_committed(session, counter, floor, placements))
     state.settle(session, counter, floor, outcome)
-    if len(placements) > 1 and state.decisions.holds:
-        state.decisions.holds.add_behind((session, counter), _places(state, placements))
+    if len(placements) > 1 and state.decisions.barriers:
+        state.decisions.barriers.add_behind((session, counter), _places(state, placements))
     context.counters.committed += 1
     return lines
 

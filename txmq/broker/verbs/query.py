@@ -11,7 +11,7 @@ moves the query's newest batch, and rolls back what else was prepared for it. So
 
 Invariants:
     * a winner is prepared, of this query, epoch and batch, and of one attempt a task; else nothing happens;
-    * messages of a batch become visible together (one hold for all winners, where anything holds them back);
+    * messages of a batch become visible together (one barrier for all winners, where anything holds them back);
     * nothing but ``query commit``, or an operator who says so, commits a transaction of kind ``spark``.
 """
 

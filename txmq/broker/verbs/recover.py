@@ -220,7 +220,7 @@ def _decided_row(context: Context, decided: XADecision) -> Row:
     row.update(
         kind=TransactionKind.XA.value, resource=first["resource"], uuid=first["uuid"], deadline_ms=0,
         prepared_ms=meta["decided_ms"], decided_ms=meta["decided_ms"], client=meta["client"],
-        branches=decided.branches, is_held=bool(decided.hold.places) and not decided.hold.is_settled,
+        branches=decided.branches, is_held=bool(decided.barrier.places) and not decided.barrier.is_ended,
         heuristics=context.state.decisions.heuristics.get(decided.name, []),
         parts=[
             {"topic": _topic_name(context, topic_id), "partition": partition, "offset": offset, "count": count}

@@ -1,12 +1,11 @@
-"""The verbs of XA transactions and of lone decisions: ``decide``, ``complete``, ``forget``.
+"""The verbs of XA transactions and of heuristic decisions: ``decide``, ``complete``, ``forget``.
 
-``decide`` comes when every branch is prepared in its database: its forced record holds messages, decision and branches,
-and is the decision; there is no other log. It assigns the offsets, and the messages stay behind the high watermark
-(``holds``) until each branch has been reported ``complete``. Past ``visibility_hold_ms_max`` they are shown all the
-same: the decision stands, the rows follow.
+``decide`` comes when every branch is prepared in its database. Its synced record holds messages, decision and branches,
+and is the decision; there is no other log. It assigns the offsets. The messages stay behind the high watermark
+(``visibility``) until each branch has been reported ``complete``, or ``visibility_hold_ms_max`` has passed: the
+decision stands, and the rows follow.
 
-A *heuristic* is what somebody decided alone: a database that lost a branch, an operator. It is journaled and shown
-until ``forget``.
+A *heuristic* decision is one that a database or an operator made alone. It is journaled, and listed until ``forget``.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def _complete(context: Context, client: ClientConnection, name: Name, given: dic
     context.group.add_entry(entries.json_entry(entries.COMPLETED, fields))
     over = context.state.complete(name, uuid, fact)
     if over is not None:
-        context.group.ended_holds.append(over.hold)
+        context.group.ended_barriers.append(over.barrier)
     context.group.delayable += fact is None
     context.answer_when_forced(client, opaque)
 
@@ -140,7 +139,7 @@ def forget(context: Context, client: ClientConnection, request: Request) -> None
     context.answer_when_forced(client, opaque)
 
 
-def show_overdue(context: Context) -> None:
+def make_overdue_visible(context: Context) -> None:
     """Let readers see what has waited for its branches longer than ``visibility_hold_ms_max``, in this incarnation."""
     latest = context.now_ms - context.settings.visibility_hold_ms_max
     if context.started_ms > latest:
@@ -149,8 +148,8 @@ def show_overdue(context: Context) -> None:
         fields = {"session": decided.name[0], "counter": decided.name[1]}
         context.group.add_entry(entries.json_entry(entries.SHOWN, fields))
         context.group.forced = True
-        decided.hold.is_settled = True
-        context.group.ended_holds.append(decided.hold)
+        decided.barrier.is_ended = True
+        context.group.ended_barriers.append(decided.barrier)
         context.state.may_load(decided)
         context.counters.shown_before_rows += 1
         waiting = [branch["resource"] for branch in decided.branches if not branch["complete"]]

@@ -139,7 +139,7 @@ def _derived(state: State) -> dict[str, Any]:
         "held": state.saved.held,
         "visible": {(p.topic_id, p.number): p.high_watermark for p in state.all_partitions()},
         "holds": {
-            (p.topic_id, p.number): [hold.name for hold in queue] for p, queue in decisions.holds._queues.items()
+            (p.topic_id, p.number): [hold.name for hold in queue] for p, queue in decisions.barriers._queues.items()
         },
         "order": {key: [t.counter for t in queue] for key, queue in state.order._by_key.items()},
         "undone": {name: [branch["complete"] for branch in d.branches] for name, d in decisions.incomplete.items()},
