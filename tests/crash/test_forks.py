@@ -67,7 +67,7 @@ class Fork:
 
 
 @pytest.mark.parametrize("stream_at_bytes", [0, 1 << 20])
-def test_a_child_that_leaves_the_block_undoes_nothing_of_its_parents(
+def test_child_that_leaves_block_undoes_nothing_of_its_parents(
     broker: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch, stream_at_bytes: int
 ) -> None:
     """Found: its prepare was refused, so it rolled back, where the database of its parent had committed."""
@@ -112,9 +112,7 @@ def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: Wor
     assert world.rows()["orders-db"] == []
 
 
-def test_a_child_that_leaves_the_block_of_a_half_message_does_not_decide_it(
-    broker: BrokerProcess, world: World
-) -> None:
+def test_child_that_leaves_a_half_message_block_decides_nothing(broker: BrokerProcess, world: World) -> None:
     fork, answers = Fork(raises=False), [txmq.Resolution.UNKNOWN]
     with txmq.connect(broker.address) as client:
         producer = client.producer(group="shop", checker=lambda _: answers[0])

@@ -15,7 +15,7 @@ OWNED_S_MAX, STOPPED_S_MAX = 40.0, 30.0
 
 
 @pytest.mark.timeout(900)
-def test_members_that_come_go_pause_and_die_lose_nothing_and_stop_nobody(tmp_path: Path) -> None:
+def test_group_loses_nothing_while_members_join_leave_pause_and_die(tmp_path: Path) -> None:
     lines: list[str] = []
     campaign = GroupCampaign(tmp_path, SEED, lines.append, owned_s_max=OWNED_S_MAX, stopped_s_max=STOPPED_S_MAX)
     report = campaign.run(0.0, changes=CHANGES)

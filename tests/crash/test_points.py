@@ -32,7 +32,7 @@ def _used() -> Counter[str]:
     return Counter(ast.literal_eval(call.args[0]) for call in calls)
 
 
-def test_every_declared_crash_point_is_used_and_every_used_one_declared() -> None:
+def test_declared_and_used_crash_points_are_equal() -> None:
     assert sorted(_used()) == sorted(POINTS)
 
 
@@ -64,6 +64,6 @@ def test_a_plan_goes_through_every_point_and_kills_everybody() -> None:
     assert LEFT_FOR_RESOLVER.keys() == {point for point in SQLITE_POINTS if point.startswith("resolver.")}
 
 
-def test_the_same_seed_gives_the_same_deaths() -> None:
+def test_deaths_repeat_with_their_seed() -> None:
     first, again = (list(itertools.islice(deaths(random.Random(3)), 20)) for _ in range(2))
     assert first == again

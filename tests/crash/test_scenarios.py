@@ -69,7 +69,7 @@ def _batch(session: int, sequence: int) -> bytes:
     ("point", "is_stored"),
     [("journal.sync.done", True), ("journal.append.before", False), ("broker.put.accepted", False)],
 )
-def test_a_batch_whose_answer_died_with_the_broker_is_stored_once(tmp_path: Path, point: str, is_stored: bool) -> None:
+def test_batch_whose_answer_died_with_broker_is_stored_once(tmp_path: Path, point: str, is_stored: bool) -> None:
     with BrokerProcess(tmp_path / "broker", settings=QUIET) as broker:
         with txmq.connect(broker.address) as client:
             client.topics.create("t")
@@ -182,9 +182,7 @@ def test_what_a_dead_client_left_is_settled_by_the_resolver(
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepare_sent", "client.tx.prepared"])
-def test_a_client_that_sleeps_past_its_deadline_is_told_the_truth(
-    world: World, broker: BrokerProcess, point: str
-) -> None:
+def test_client_that_sleeps_past_its_deadline_is_told_truth(world: World, broker: BrokerProcess, point: str) -> None:
     order = Order(world, broker, "order-1", f"{point}:1:sleep:1.0", timeout=1.5)
     eventually(lambda: bool(final_reads.in_doubt(broker.address)), "a transaction is prepared")
     order.process.send_signal(signal.SIGSTOP)
@@ -213,7 +211,7 @@ def _is_overdue(broker: BrokerProcess) -> bool:
 FULL_BYTES_MAX = 4 << 30
 
 
-def test_a_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp_path: Path) -> None:
+def test_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp_path: Path) -> None:
     free_bytes = shutil.disk_usage(tmp_path).free
     full_bytes = min(FULL_BYTES_MAX, free_bytes // 4)
     limit = free_bytes - full_bytes // 2
@@ -246,9 +244,7 @@ def _refuses(producer: txmq.Producer) -> bool:
     return False
 
 
-def test_a_second_broker_on_one_directory_refuses_and_the_first_serves_on(
-    tmp_path: Path, broker: BrokerProcess
-) -> None:
+def test_second_broker_on_one_directory_refuses_and_first_serves_on(tmp_path: Path, broker: BrokerProcess) -> None:
     command = [sys.executable, "-m", "txmq.cli.main", "broker", "--data", str(broker.data_dir)]
     command += ["--listen", f"127.0.0.1:{free_port()}"]
     second = subprocess.run(command, capture_output=True, timeout=WAIT_S, text=True, check=False)

@@ -13,7 +13,7 @@ SEED = 1
 
 
 @pytest.mark.timeout(900)
-def test_what_spark_reads_transforms_and_writes_is_there_once_whoever_is_killed(tmp_path: Path) -> None:
+def test_spark_stream_is_exactly_once_through_kills(tmp_path: Path) -> None:
     lines: list[str] = []
     report = SparkCampaign(tmp_path, SEED, lines.append).run(KILLS)
     assert report.complaints == [], "\n".join(lines)

@@ -60,7 +60,7 @@ def test_an_example_says_that_the_broker_is_away(program: str, tmp_path: Path) -
     says_it(program, WITHOUT_DATABASE[program], places)
 
 
-def test_an_example_with_a_database_says_it_too(mariadb: MariaDB, tmp_path: Path) -> None:
+def test_example_with_a_database_reports_a_broker_that_is_away(mariadb: MariaDB, tmp_path: Path) -> None:
     mariadb.execute("CREATE DATABASE away")
     arguments = mariadb.connect_arguments() | {"db": "away"}
     places = {

@@ -160,7 +160,7 @@ def test_what_is_urgent_overtakes_a_backlog(broker: BrokerProcess, client: txmq.
     assert urgent[-1] < BACKLOG, "behind the whole backlog"
 
 
-def test_a_log_is_shipped_once_and_in_order_through_kills_outages_and_rotation(
+def test_log_is_shipped_once_in_order_through_kills_and_outages(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     log, spool = tmp_path / "app.log", tmp_path / "spool"

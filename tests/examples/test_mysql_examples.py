@@ -140,7 +140,7 @@ def statements(found: dict[str, Any], verb: str) -> list[str]:
     return [line for line in found["sql"] if line.startswith(verb)]
 
 
-def test_the_sql_that_an_operator_pastes_commits_the_branches_of_a_killed_owner(
+def test_sql_that_operator_pastes_commits_branches_of_killed_owner(
     broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
 ) -> None:
     other = database | {"db": new_database(mariadb)}
@@ -162,7 +162,7 @@ def test_the_sql_that_an_operator_pastes_commits_the_branches_of_a_killed_owner(
     assert sent(broker, "transfers") == [(b"", b"bank-one to bank-other: 7")]
 
 
-def test_the_sql_that_an_operator_pastes_bars_the_way_of_a_last_resource(
+def test_sql_that_operator_pastes_bars_way_of_last_resource(
     broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
 ) -> None:
     killed = run(
@@ -230,7 +230,7 @@ except RuntimeError as error:
 """
 
 
-def test_an_exception_in_django_s_block_undoes_the_row_and_leaves_the_connection_as_it_was(
+def test_exception_in_django_block_undoes_row_and_restores_connection(
     broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
 ) -> None:
     given = {"USER": database["user"], "NAME": database["db"], "HOST": database["unix_socket"]}

@@ -37,7 +37,7 @@ def _rows(tmp_path: Path) -> list[str]:
         return [customer for (customer,) in connection.execute("SELECT customer FROM orders")]
 
 
-def test_the_example_of_the_readme_writes_one_row_and_one_message(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_example_of_readme_writes_one_row_and_one_message(broker: BrokerProcess, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "rows.db")) as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT)")
     with txmq.connect(broker.address) as client:
@@ -57,7 +57,7 @@ def test_the_program_of_the_quickstart_commits_rows_and_messages(broker: BrokerP
     assert _rows(tmp_path) == ["ada"]
 
 
-def test_the_last_program_of_the_quickstart_needs_nothing_of_those_before_it(broker: BrokerProcess) -> None:
+def test_last_program_of_quickstart_needs_nothing_of_those_before_it(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         for topic in ("orders", "payments", "audit"):
             client.topics.create(topic)

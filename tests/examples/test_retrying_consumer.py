@@ -15,9 +15,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "retrying_consumer.
 
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
-def test_payments_wait_behind_those_of_their_account_and_one_is_given_up(
-    broker: BrokerProcess, tmp_path: Path, kind: str
-) -> None:
+def test_payments_wait_for_their_account_and_one_is_given_up(broker: BrokerProcess, tmp_path: Path, kind: str) -> None:
     store = str(tmp_path / "retry.db") if kind == "file" else "topic"
     command = [sys.executable, str(EXAMPLE), "--bootstrap", broker.address, "--retry-store", store]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False, text=True)

@@ -9,7 +9,7 @@ from tools.images.scripts import SCRIPTS
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_every_image_keeps_what_was_told_and_answers_the_same_again(name: str) -> None:
+def test_every_image_keeps_what_was_told_and_answers_again_alike(name: str) -> None:
     count = check_script(name)
     print(f"{count} images of {name}")
     assert count > 150

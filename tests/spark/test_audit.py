@@ -35,7 +35,7 @@ def shop(client: txmq.Client, tmp_path: Path, request: pytest.FixtureRequest) ->
     return Shop(client, tmp_path / "shop.db", request.node.name.partition("[")[0][:100])
 
 
-def test_20_000_orders_with_faults_of_every_kind_exactly_those_are_found(
+def test_audit_of_20_000_orders_finds_exactly_the_planted_faults(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with MariaDB(tmp_path / "db") as database:
@@ -47,7 +47,7 @@ def test_20_000_orders_with_faults_of_every_kind_exactly_those_are_found(
     assert proof.holds
 
 
-def test_the_command_leaves_page_object_and_dataset_and_says_by_its_status_what_it_found(
+def test_command_leaves_page_object_and_dataset_and_a_status(
     spark: SparkSession, broker: BrokerProcess, shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at_ms = time.time_ns() // 1_000_000 - 60_000
@@ -114,7 +114,7 @@ def test_what_cannot_be_audited_is_refused_before_spark_starts(
         AuditCommand(asked(shop, broker, **changes), as_json=False).prepare()
 
 
-def test_an_audit_that_cannot_be_made_ends_with_status_2_and_one_line(broker: BrokerProcess, shop: Shop) -> None:
+def test_impossible_audit_ends_with_status_2_and_one_line(broker: BrokerProcess, shop: Shop) -> None:
     directory = shop.path.with_name("none")
     command = [sys.executable, "-m", "txmq.cli.main", "audit", "--topic", shop.topic, "--database", shop.url]
     command += ["--table", "nothing", "--bootstrap", broker.address, "--output", str(directory)]

@@ -28,7 +28,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def test_an_audit_that_is_killed_tells_its_round_again_and_goes_on_to_what_is_planted_next(
+def test_killed_audit_repeats_its_round_and_finds_the_next_faults(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     shop = Shop(client, tmp_path / "shop.db", "followed")

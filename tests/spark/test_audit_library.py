@@ -157,7 +157,7 @@ def test_what_excuses_a_line_without_partner(spark: SparkSession) -> None:
     assert found(result) == {"late": [("500", 0, 48, None)]}
 
 
-def test_transactions_are_held_to_their_size_and_to_their_other_topics(spark: SparkSession) -> None:
+def test_transactions_are_checked_for_size_and_other_topics(spark: SparkSession) -> None:
     world = World(16)
     world.unsend(9)
     others = World(16)
@@ -191,7 +191,7 @@ def test_identities_are_read_as_the_columns_type(spark: SparkSession) -> None:
     assert "cannot be matched" in str(result.sample(Kind.PHANTOM, 1)[0]["detail"])
 
 
-def test_a_table_that_does_not_fit_the_spec_is_refused_with_its_columns(spark: SparkSession) -> None:
+def test_table_that_misfits_the_spec_is_refused_with_its_columns(spark: SparkSession) -> None:
     world = World(1)
     spec = AuditSpec("orders", parse_terms(["number = key"]))
     with pytest.raises(ConfigError, match=r"no column 'number'; it has amount, committed, customer"):

@@ -139,7 +139,7 @@ def test_what_java_cannot_do_is_told_in_a_line(spark: SparkSession, derby: str, 
         zones.setDefault(before)
 
 
-def test_a_password_is_given_to_the_driver_and_shown_to_nobody() -> None:
+def test_password_is_given_to_driver_and_shown_to_nobody() -> None:
     rows = open_rows(None, "jdbc:derby:memory:x", "orders", "s3cret")
     assert rows.password == "s3cret"
     assert "s3cret" not in repr(rows)

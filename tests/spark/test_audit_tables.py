@@ -106,7 +106,7 @@ def test_ranges_cover_everything_once(low: int, high: int, at_least: int) -> Non
 
 
 @pytest.mark.parametrize(("rows", "pieces"), [(0, 200), (2_000, 1), (25_000, 3), (10**6, 101), (10**8, 400)])
-def test_the_number_of_ranges_follows_the_rows_up_to_the_cores(rows: int, pieces: int) -> None:
+def test_number_of_ranges_follows_rows_up_to_cores(rows: int, pieces: int) -> None:
     assert len(ranges(1, 10**9, 200, rows)) == pieces
 
 

@@ -32,7 +32,7 @@ def table(path: Path) -> str:
     return f"sqlite:{path}"
 
 
-def test_a_standalone_cluster_runs_sink_source_stream_and_audit_in_few_tasks(
+def test_standalone_cluster_runs_sink_source_stream_and_audit(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     for topic in ("orders", "copies"):

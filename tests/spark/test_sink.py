@@ -49,7 +49,7 @@ def expected(count: int = 1000) -> Counter[bytes | None]:
     return Counter({f"v{number}".encode(): 1 for number in range(count)})
 
 
-def test_a_batch_is_one_decision_and_keys_go_where_producers_send_them(
+def test_batch_is_one_decision_with_keys_placed_as_producers_do(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     write(rows(spark), broker, topic=topic)
@@ -109,7 +109,7 @@ def test_a_task_that_fails_leaves_nothing_of_its_job(
     assert (Queries(client).list(), client.transactions.list()) == ([], [])
 
 
-def test_a_stream_that_repeats_a_batch_after_a_crash_writes_it_once(
+def test_stream_that_repeats_batch_after_crash_writes_it_once(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, topic: str, tmp_path: Path
 ) -> None:
     client.topics.create("in", partitions=2)

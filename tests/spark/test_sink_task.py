@@ -117,9 +117,7 @@ def test_a_task_that_fails_rolls_back_what_it_has_prepared(
         sink_task.write(client, options(broker, "nosuch"), life(client, topic), iter([rows(b"x")]))
 
 
-def test_a_later_life_of_the_driver_fences_the_former_ones_tasks(
-    broker: BrokerProcess, client: txmq.Client, topic: str
-) -> None:
+def test_later_life_of_driver_fences_former_ones_tasks(broker: BrokerProcess, client: txmq.Client, topic: str) -> None:
     told = options(broker, topic)
     before = life(client, topic)
     left = sink_task.write(client, told, before, iter([rows(b"left")]))
@@ -137,7 +135,7 @@ def test_a_later_life_of_the_driver_fences_the_former_ones_tasks(
     assert values(client, topic) == [b"once"]
 
 
-def test_a_broker_that_stays_away_or_is_full_is_told_and_nothing_hangs(tmp_path: Path) -> None:
+def test_absent_or_full_broker_is_reported_and_nothing_hangs(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", settings={"prepared_bytes_max": 2 << 20}) as broker:
         client = Client(parse_bootstrap(broker.address), timeout=2.0)
         client.topics.create("out")
@@ -160,7 +158,7 @@ def test_a_broker_that_stays_away_or_is_full_is_told_and_nothing_hangs(tmp_path:
         client.close()
 
 
-def test_the_next_job_in_a_worker_waits_as_long_as_it_says(broker: BrokerProcess) -> None:
+def test_next_job_in_worker_waits_as_long_as_it_says(broker: BrokerProcess) -> None:
     patient, hasty = (sink_task.client_of(options(broker, timeout_s=seconds)) for seconds in (60.0, 0.5))
     assert (patient.timeout, hasty.timeout) == (60.0, 0.5)
     assert sink_task.client_of(options(broker, timeout_s=60.0)) is patient
@@ -170,7 +168,7 @@ def test_the_next_job_in_a_worker_waits_as_long_as_it_says(broker: BrokerProcess
     ("query", "advice"),
     [(None, "look into the topic before you write it again"), ("job", "write it again with the same queryId")],
 )
-def test_a_commit_that_nobody_answers_says_what_may_have_happened_and_what_to_do(
+def test_unanswered_commit_reports_what_may_have_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str | None, advice: str
 ) -> None:
     with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address, timeout=0.5) as client:

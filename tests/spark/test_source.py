@@ -104,7 +104,7 @@ def drain(spark: SparkSession, broker: BrokerProcess, checkpoint: Path, **option
     return rows, query.recentProgress
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_tells_its_lag(
+def test_stream_goes_on_from_its_checkpoint_and_tells_its_lag(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     before = sorted((m.partition, m.offset) for m in client.browse(TOPIC))
@@ -126,7 +126,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_tells_its_lag(
     assert sorted(again) == sorted([*repeated, *(set(after) - set(before))])
 
 
-def test_a_stream_that_finds_nothing_waits_at_latest_and_ends_at_another_topic_of_the_same_name(
+def test_stream_with_nothing_new_waits_and_ends_at_replaced_topic(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException

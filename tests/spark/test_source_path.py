@@ -73,7 +73,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield process
 
 
-def test_a_killed_brokers_directory_gives_what_readers_saw_and_nothing_undecided(broker: BrokerProcess) -> None:
+def test_killed_brokers_directory_gives_what_readers_saw_and_nothing_undecided(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client, client.producer() as producer:
         client.topics.create("orders", partitions=2, segment_size_bytes=4096)
         client.topics.create("gone")
@@ -112,7 +112,7 @@ def test_a_killed_brokers_directory_gives_what_readers_saw_and_nothing_undecided
         read(broker.data_dir, topic="order")
 
 
-def test_messages_of_a_decision_that_readers_do_not_see_yet_are_not_given_out(broker: BrokerProcess) -> None:
+def test_messages_of_a_held_decision_are_not_given_out(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         fill(client, "orders", 10)
@@ -140,7 +140,7 @@ def decide(client: txmq.Client) -> None:
     client.control.call("decide", home.txid, extensions={"branches": 1}, body=[branch, *parts], timeout=DEADLINE_S)
 
 
-def test_what_only_the_journal_has_is_an_error_or_a_warning(broker: BrokerProcess) -> None:
+def test_what_only_journal_has_is_error_or_warning(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         fill(client, "orders", 100)
@@ -212,7 +212,7 @@ def test_times_and_offsets_choose_rows_of_a_copy(copy: Path) -> None:
     assert offsets(read(copy, topic="7", startingOffsets='{"7": {"3": 142}}')) == list(range(142, 150))
 
 
-def test_a_batch_whose_header_names_a_later_time_than_its_messages_hides_nothing_behind_it(copy: Path) -> None:
+def test_batch_with_a_later_header_time_hides_nothing_behind_it(copy: Path) -> None:
     segment = copy / "7" / "3" / f"{0:020d}.log"
     content = bytearray(segment.read_bytes())
     size = batch.HEADER.unpack_from(content)[1] + 12
@@ -224,14 +224,14 @@ def test_a_batch_whose_header_names_a_later_time_than_its_messages_hides_nothing
     assert offsets(read(copy, startingTimestamp=str(TIME_MS + 20_000))) == list(range(10, 150))
 
 
-def test_a_last_segment_that_ends_inside_a_batch_ends_before_it(copy: Path) -> None:
+def test_last_segment_that_ends_inside_batch_ends_before_it(copy: Path) -> None:
     segment = copy / "7" / "3" / f"{100:020d}.log"
     segment.write_bytes(segment.read_bytes()[:-5])
     assert offsets(read(copy)) == list(range(140))
 
 
 @pytest.mark.parametrize("number", range(0, 100, 9))
-def test_damage_is_an_error_with_file_and_position_or_ends_the_part(copy: Path, number: int) -> None:
+def test_damage_is_error_with_file_and_position_or_ends_part(copy: Path, number: int) -> None:
     segment = copy / "7" / "3" / f"{0:020d}.log"
     content = bytearray(segment.read_bytes())
     position = len(content) * number // 100
@@ -248,7 +248,7 @@ def test_damage_is_an_error_with_file_and_position_or_ends_the_part(copy: Path, 
     assert found == [*range(sound), *range(100, 150)]
 
 
-def test_a_segment_that_is_misnamed_or_missing_in_the_middle_is_an_error(copy: Path) -> None:
+def test_segment_that_is_misnamed_or_missing_in_middle_is_error(copy: Path) -> None:
     folder = copy / "7" / "3"
     (folder / f"{100:020d}.log").rename(folder / f"{120:020d}.log")
     with pytest.raises(CorruptRecordError, match=f"{0:020d}.log.*ends at offset 100, 120 was to follow"):
@@ -274,7 +274,7 @@ def test_what_is_no_directory_of_segments_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_damaged_journal_is_an_error_and_without_it_topics_have_their_ids(broker: BrokerProcess) -> None:
+def test_damaged_journal_is_an_error_a_missing_one_leaves_ids(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         fill(client, "orders", 100)

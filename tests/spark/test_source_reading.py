@@ -110,7 +110,7 @@ def test_a_time_means_the_first_message_that_is_not_older(
             assert getattr(each, side) == expected
 
 
-def test_a_batch_whose_header_names_a_later_time_than_its_messages_hides_nothing_behind_it(
+def test_batch_with_a_later_header_time_hides_nothing_behind_it(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     content = bytearray(records.encode([(None, b"v", [], 1_000)]))
@@ -173,7 +173,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield process
 
 
-def test_retention_that_passed_the_start_is_an_error_that_names_the_offsets_or_a_warning(
+def test_retention_past_the_start_is_an_error_or_a_warning(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     fill(client, topic, 2000)
@@ -191,7 +191,7 @@ def test_retention_that_passed_the_start_is_an_error_that_names_the_offsets_or_a
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_topic_deleted_before_it_was_read_is_an_error_and_another_one_of_its_name_is_never_read(
+def test_unread_deleted_topic_is_error_and_its_successor_never_read(
     is_made_anew: bool, broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     fill(client, topic, 100)
@@ -206,7 +206,7 @@ def test_a_topic_deleted_before_it_was_read_is_an_error_and_another_one_of_its_n
         rows_of(read_ranges([task], reading(broker, fails_on_loss=False)))
 
 
-def test_a_broker_that_is_killed_and_comes_back_costs_no_row(
+def test_broker_that_is_killed_and_comes_back_costs_no_row(
     broker: BrokerProcess, client: txmq.Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source_fetch, "ANSWER_SIZE_BYTES", 4096)
@@ -220,9 +220,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_row(
     assert [row[1] for row in found] == list(range(task.start, task.end))
 
 
-def test_a_broker_that_stays_away_ends_the_reading_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broker_that_stays_away_ends_reading_with_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_fetch, "ANSWER_SIZE_BYTES", 4096)
     monkeypatch.setattr(source_fetch, "ROWS_GATHERED", 100)
     with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address) as client:
@@ -238,7 +236,7 @@ def test_a_broker_that_stays_away_ends_the_reading_with_an_error(
             planned(broker, "orders", timeout="0.3")
 
 
-def test_damage_at_the_broker_is_an_error_that_names_the_partition(tmp_path: Path) -> None:
+def test_damage_at_broker_is_error_that_names_partition(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address) as client:
         client.topics.create("orders")
         fill(client, "orders", 2000)
@@ -295,7 +293,7 @@ def test_micro_batches_of_limited_size_read_everything_once(stream: Open, client
     assert sizes == [300, 300, 300, 100]
 
 
-def test_the_first_micro_batch_is_repeated_as_it_was_planned_although_latest_moved(
+def test_first_micro_batch_repeats_as_planned_although_latest_moved(
     stream: Open, client: txmq.Client, topic: str
 ) -> None:
     fill(client, topic, 100)
@@ -311,7 +309,7 @@ def test_the_first_micro_batch_is_repeated_as_it_was_planned_although_latest_mov
     assert len(read_between(again, end, following)) == 70
 
 
-def test_available_now_reads_to_where_it_began_and_new_partitions_come_with_the_next_run(
+def test_available_now_stops_at_its_start_and_leaves_new_partitions(
     stream: Open, client: txmq.Client, topic: str
 ) -> None:
     fill(client, topic, 100)
@@ -338,9 +336,7 @@ def test_bytes_are_admitted_about(stream: Open, client: txmq.Client, topic: str)
 
 
 @pytest.mark.parametrize("fails_on_loss", ["true", "false"])
-def test_a_stream_stops_at_another_topic_of_the_same_name(
-    fails_on_loss: str, stream: Open, client: txmq.Client, topic: str
-) -> None:
+def test_stream_stops_at_a_replaced_topic(fails_on_loss: str, stream: Open, client: txmq.Client, topic: str) -> None:
     fill(client, topic, 100)
     reader = stream(topic, failOnDataLoss=fails_on_loss)
     start = reader.initialOffset()
@@ -363,7 +359,7 @@ def test_a_deleted_topic_stops_a_stream_or_is_left_out(stream: Open, client: txm
     assert lenient.latestOffset(at, ReadAllAvailable()) == at
 
 
-def test_retention_that_passed_a_stream_is_an_error_or_a_warning(stream: Open, client: txmq.Client, topic: str) -> None:
+def test_retention_that_passed_stream_is_error_or_warning(stream: Open, client: txmq.Client, topic: str) -> None:
     fill(client, topic, 2000)
     reader = stream(topic)
     at = reader.initialOffset()

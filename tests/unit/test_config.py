@@ -51,7 +51,7 @@ NUMBERS = [setting for setting in SETTINGS.values() if setting.low is not None]
 
 @pytest.mark.parametrize("setting", NUMBERS, ids=lambda setting: setting.name)
 @pytest.mark.parametrize("side", ["low", "high"])
-def test_a_number_outside_its_range_is_refused_naming_key_value_and_range(setting: object, side: str) -> None:
+def test_number_out_of_range_is_refused_naming_key_and_range(setting: object, side: str) -> None:
     assert isinstance(setting, type(SETTINGS["sync"]))
     assert setting.low is not None
     assert setting.high is not None
@@ -93,14 +93,14 @@ def test_a_bad_file_is_refused_saying_why(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_a_misspelt_variable_is_refused_and_variables_of_others_are_passed_over() -> None:
+def test_misspelt_variable_is_refused_and_foreign_ones_are_ignored() -> None:
     others = {"TXMQ_BOOTSTRAP": "x", "TXMQ_CRASH": "y", "TXMQ_TEST_SEED": "1", "HOME": "/"}
     assert load_settings(None, others, {}) == BrokerSettings()
     with pytest.raises(ConfigError, match=r"variable TXMQ_SYNK.*did you mean 'sync'"):
         load_settings(None, {"TXMQ_SYNK": "never"}, {})
 
 
-def test_a_variable_in_another_case_is_refused_since_it_would_be_the_same_key_twice() -> None:
+def test_variable_in_another_case_is_refused_as_a_duplicate_key() -> None:
     with pytest.raises(ConfigError, match=r"'TXMQ_Sync'; did you mean 'TXMQ_SYNC'"):
         load_settings(None, {"TXMQ_SYNC": "always", "TXMQ_Sync": "never"}, {})
 
@@ -111,7 +111,7 @@ def test_text_that_is_no_number_is_refused(text: str) -> None:
         load_settings(None, {"TXMQ_CONNECTIONS_MAX": text}, {})
 
 
-def test_none_lifts_a_limit_where_the_table_says_so() -> None:
+def test_none_lifts_a_limit_if_the_table_allows_it() -> None:
     settings = load_settings('default_segment_age_ms = "none"', {}, {})
     assert settings.default_segment_age_ms is None
     assert load_settings(None, {"TXMQ_DEFAULT_SEGMENT_AGE_MS": "none"}, {}).default_segment_age_ms is None
@@ -170,7 +170,7 @@ def test_settings_that_do_not_fit_each_other_are_refused(flags: dict[str, object
         load_settings(None, {}, flags)
 
 
-def test_settings_built_directly_are_checked_too() -> None:
+def test_settings_built_directly_are_checked() -> None:
     with pytest.raises(ConfigError):
         BrokerSettings(connections_max=0)
 
@@ -207,7 +207,7 @@ def test_a_new_topic_has_the_defaults_of_the_model() -> None:
     ],
     ids=lambda text: text[:30],
 )
-def test_a_file_that_is_not_right_is_refused_with_one_line(text: str, told: str) -> None:
+def test_file_that_is_not_right_is_refused_with_one_line(text: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         load_settings(text, {}, {})
     assert "\n" not in str(caught.value)

@@ -79,7 +79,7 @@ def _told_by_the_code(cls: type[errors.TxmqError]) -> tuple[list[str], str, str,
     )
 
 
-def test_the_error_reference_has_every_error_as_the_code_has_it() -> None:
+def test_error_reference_has_every_error_as_code_has_it() -> None:
     classes = [cls for cls in vars(errors).values() if inspect.isclass(cls) and issubclass(cls, errors.TxmqError)]
     assert _rows_of_the_error_reference() == {cls.__name__: _told_by_the_code(cls) for cls in classes}
 

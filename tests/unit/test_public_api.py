@@ -155,7 +155,7 @@ def test_the_top_has_the_eight_errors_that_programs_catch() -> None:
     assert all(getattr(txmq, name) is getattr(errors, name) for name in CAUGHT)
 
 
-def test_an_error_that_is_not_at_the_top_is_named_with_its_place() -> None:
+def test_error_outside_the_top_level_is_named_with_its_module() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'SpoolFullError': it is txmq\.errors\.SpoolFullError$"):
         txmq.SpoolFullError  # type: ignore[attr-defined]  # noqa: B018
 

@@ -22,6 +22,7 @@ from txmq.testing.settings_page import BEGIN, END, page_table
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 60
 MODULE_LINES_MAX = 500
+TEST_NAME_WORDS_MAX = 10
 PARAMETERS_MAX = 8  # aim at 5; a constructor's keyword-only options count too
 # Rows of data, on hot paths, where building a value first would cost more than the work.
 # And the keyword-only options of the public API, as the public API spells them.
@@ -238,6 +239,16 @@ def test_tests_neither_sleep_nor_skip() -> None:
         and (getattr(node.value, "id", getattr(node.value, "attr", None)), node.attr) in banned
     ]
     assert found == []
+
+
+def test_names_of_tests_have_at_most_ten_words() -> None:
+    """Subject, condition, result: a name is read in a list, and what it leaves out stands in the test."""
+    assert [
+        f"{_name(path)}:{node.lineno}: {node.name}"
+        for path in _files("tests")
+        for node in _functions(path)
+        if node.name.startswith("test_") and node.name.count("_") > TEST_NAME_WORDS_MAX
+    ] == []
 
 
 def _committed() -> list[Path]:

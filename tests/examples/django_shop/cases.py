@@ -60,7 +60,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
         orders_db.install(client())
         super().setUp()
 
-    def test_a_block_commits_row_and_message_and_runs_its_hooks_behind_that(self) -> None:
+    def test_block_commits_row_and_message_then_runs_its_hooks(self) -> None:
         seen: list[Any] = []
         with together(producer(), orders_db) as tx:
             self.order("ada", tx)
@@ -70,7 +70,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
         assert self.found() == (["ada"], ["ada"], ["ada"])
         assert seen == [(True, ["ada"], txmq.Outcome.COMMITTED)]
 
-    def test_hooks_of_a_block_that_rolled_back_never_run_not_even_with_somebody_elses(self) -> None:
+    def test_hooks_of_a_rolled_back_block_never_run(self) -> None:
         with self.assertRaisesMessage(ValueError, "planned"), together(producer(), orders_db) as tx:
             self.order("ada", tx)
             raise ValueError("planned")
@@ -89,7 +89,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
             Order.objects.create(customer="plain")
         assert self.found() == (["ada", "bob", "plain"], ["ada", "bob"], ["ada", "bob"])
 
-    def test_what_the_broker_refuses_is_rolled_back_in_django_too(self) -> None:
+    def test_refusal_of_the_broker_rolls_back_in_django(self) -> None:
         client().topics.create("gone")
         producer().send("gone", b"so that its producer knows it")
         with self.assertRaises(txmq.RolledBackError), together(producer(), orders_db) as tx:
@@ -98,7 +98,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
             client().topics.delete("gone")
         assert self.found() == ([], [], [])
 
-    def test_a_savepoint_that_fails_takes_its_own_rows_and_hooks_with_it(self) -> None:
+    def test_failed_savepoint_takes_its_rows_and_hooks_with_it(self) -> None:
         with together(producer(), orders_db) as tx:
             self.order("ada", tx)
             with self.assertRaises(IntegrityError), transaction.atomic():
@@ -115,7 +115,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
         assert tx.outcome is txmq.Outcome.ROLLED_BACK
         assert self.found() == ([], [], [])
 
-    def test_a_failure_that_was_caught_outside_of_a_savepoint_undoes_the_block(self) -> None:
+    def test_failure_that_was_caught_outside_of_savepoint_undoes_block(self) -> None:
         with together(producer(), orders_db) as tx:
             self.order("ada", tx)
             with self.assertRaises(IntegrityError), transaction.atomic(savepoint=False):
@@ -132,7 +132,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
             self.order("ada", tx)
         assert self.found() == ([], [], [])
 
-    def test_a_lost_connection_undoes_the_block_and_the_next_one_has_another(self) -> None:
+    def test_lost_connection_undoes_block_and_next_one_has_another(self) -> None:
         with self.assertRaises(DatabaseError), together(producer(), orders_db) as tx:
             self.order("ada", tx)
             connection.connection.close()  # as if the server had gone
@@ -141,7 +141,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
             self.order("cleo", tx)
         assert self.found() == (["cleo"], ["cleo"], ["cleo"])
 
-    def test_connections_that_are_too_old_are_closed_between_blocks(self) -> None:
+    def test_connections_past_their_age_are_closed_between_blocks(self) -> None:
         for customer in ("ada", "bob"):
             with together(producer(), orders_db) as tx:
                 self.order(customer, tx)
@@ -168,12 +168,12 @@ class IsolatedCase(Shop, TestCase):  # type: ignore[misc]  # Django has no types
         assert (Order.objects.count(), sent(self.before)) == (1, ["ada"])
         assert (len(callbacks), self.hooks, rows()) == (1, ["ada"], [])
 
-    def test_the_same_order_again(self) -> None:
+    def test_order_sent_again(self) -> None:
         assert Order.objects.count() == 0
         assert self.client.post("/take/ada").status_code == 200
         assert (Order.objects.count(), sent(self.before), rows()) == (1, ["ada"], [])
 
-    def test_a_block_that_fails_leaves_the_rest_of_the_test_alone(self) -> None:
+    def test_block_that_fails_leaves_rest_of_test_alone(self) -> None:
         Order.objects.create(customer="before")
         with self.assertRaisesMessage(ValueError, "planned"), together(producer(), orders_db) as tx:
             self.order("ada", tx)

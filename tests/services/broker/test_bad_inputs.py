@@ -30,7 +30,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
         yield Watch(broker)
 
 
-def test_every_number_of_the_list_is_here_or_says_where_it_is() -> None:
+def test_every_number_of_list_has_case_or_reference() -> None:
     assert {case.number for case in CASES} | set(OWN_TESTS) | set(ELSEWHERE) >= ASKED
     named = set(OWN_TESTS.values())
     tests = {name.removeprefix("test_own_") for name in globals() if name.startswith("test_own_")}
@@ -38,7 +38,7 @@ def test_every_number_of_the_list_is_here_or_says_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.number}: {case.name}")
-def test_a_bad_input_gets_its_answer_and_costs_nobody_else_anything(watch: Watch, case: Case) -> None:
+def test_bad_input_gets_its_answer_and_costs_nobody_else_anything(watch: Watch, case: Case) -> None:
     def work() -> None:
         with Wire(watch.broker) as wire:
             wire.send(case.sent)

@@ -76,7 +76,7 @@ def _get(broker: BrokerProcess, partition: int) -> int:
         return wire.ask(b"get many %d 0 1000 1\r\n" % partition)[0]
 
 
-def test_too_few_descriptors_to_live_on_is_said_at_the_start(tmp_path: Path) -> None:
+def test_insufficient_descriptors_are_reported_at_the_start(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -218,7 +218,7 @@ def test_a_broker_that_was_stopped_for_a_while_goes_on(broker: BrokerProcess) ->
         assert wire.ask(b"offset t 0 latest 1\r\n")[1] == b"1 0 1\n"
 
 
-def test_members_whose_heartbeats_waited_in_the_sockets_of_a_stopped_broker_keep_what_they_have(
+def test_members_with_heartbeats_queued_at_stopped_broker_keep_their_partitions(
     broker: BrokerProcess,
 ) -> None:
     """It stands still for longer than their session timeout: it reads what came meanwhile before it judges anybody."""
@@ -334,7 +334,7 @@ def test_what_is_not_a_file_in_the_journals_place(
     assert not place.is_file()
 
 
-def test_damage_in_what_was_acknowledged_stops_the_start_with_what_to_do(broker: BrokerProcess) -> None:
+def test_damage_in_acknowledged_data_stops_the_start_with_advice(broker: BrokerProcess) -> None:
     """120: the file, the place, that nothing was touched, and where to read on."""
     with Wire(broker) as wire:
         assert wire.ask(b"topic create t 1\r\n")[0] == 200

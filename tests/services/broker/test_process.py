@@ -25,7 +25,7 @@ def _started_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForkServer, "running", None)
 
 
-def test_the_ready_file_holds_the_address_where_it_serves_and_goes_when_it_stops(broker: BrokerProcess) -> None:
+def test_ready_file_holds_the_address_and_goes_at_the_stop(broker: BrokerProcess) -> None:
     ready = broker.data_dir.with_name(broker.data_dir.name + ".ready")
     assert ready.read_text() == f"{broker.host}:{broker.port}\n"
     with txmq.connect(broker.address) as client:
@@ -34,7 +34,7 @@ def test_the_ready_file_holds_the_address_where_it_serves_and_goes_when_it_stops
     assert not ready.exists()
 
 
-def test_a_kill_leaves_the_signal_and_a_restart_serves_at_the_same_address(broker: BrokerProcess) -> None:
+def test_kill_leaves_the_signal_and_a_restart_keeps_the_address(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders", partitions=2)
     before = broker.address
@@ -60,7 +60,7 @@ def test_every_line_of_its_log_is_json(broker: BrokerProcess) -> None:
     assert [line["event"] for line in lines if line["event"] in ("serving", "stopped")] == ["serving", "stopped"]
 
 
-def test_a_second_broker_on_the_same_directory_is_refused_naming_the_first(broker: BrokerProcess) -> None:
+def test_second_broker_on_a_directory_is_refused_naming_the_first(broker: BrokerProcess) -> None:
     second = BrokerProcess(broker.data_dir)
     command = [
         sys.executable,
@@ -117,7 +117,7 @@ def test_an_address_of_another_machine_is_told_as_such(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "said"), [("--data", "cannot open the data directory"), ("--ready-file", "cannot write the ready file")]
 )
-def test_a_path_that_cannot_be_used_ends_it_in_one_line_that_names_it(tmp_path: Path, option: str, said: str) -> None:
+def test_unusable_path_ends_the_broker_in_one_line_naming_it(tmp_path: Path, option: str, said: str) -> None:
     (tmp_path / "file").write_text("")
     path = str(tmp_path / "file" / "below")
     given = {"--data": str(tmp_path / "data"), "--listen": "127.0.0.1:0", option: path}
@@ -132,7 +132,7 @@ def test_a_path_that_cannot_be_used_ends_it_in_one_line_that_names_it(tmp_path: 
 
 
 @pytest.mark.parametrize("sync", ["interval", "never"])
-def test_a_relaxed_put_is_synced_in_its_time_and_not_at_some_later_tick(tmp_path: Path, sync: str) -> None:
+def test_relaxed_put_is_synced_in_time_and_not_tick_later(tmp_path: Path, sync: str) -> None:
     (tmp_path / "sitecustomize.py").write_text("import txmq.broker.shell.server\ntxmq.broker.server.TICK_S = 3600.0\n")
     env = {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
     with BrokerProcess(tmp_path / "broker", settings={"sync": sync}, env=env) as broker, Wire(broker) as wire:
@@ -153,7 +153,7 @@ def test_a_crash_point_ends_the_process_where_it_says(broker: BrokerProcess) -> 
         assert client.offsets("orders", 0).end == 0
 
 
-def test_settings_reach_the_broker_and_a_bad_one_ends_it_with_its_reason(tmp_path: Path) -> None:
+def test_settings_reach_the_broker_and_a_bad_one_is_named(tmp_path: Path) -> None:
     process = BrokerProcess(tmp_path / "broker", settings={"connections_max": 0})
     with pytest.raises(BrokerFailedError, match="status 2") as caught:
         process.start()
@@ -186,7 +186,7 @@ def test_nothing_but_the_loopback_address_is_served_without_insecure(tmp_path: P
         BrokerProcess(tmp_path / "broker", listen="0.0.0.0:0").start()
 
 
-def test_a_clean_stop_with_a_stream_open_rolls_it_back_and_logs_no_failure(broker: BrokerProcess) -> None:
+def test_clean_stop_rolls_an_open_stream_back_without_a_failure(broker: BrokerProcess) -> None:
     with Wire(broker) as wire:
         assert wire.ask(b"topic create t 1\r\n")[0] == 200
         hello = json.loads(wire.ask(b"hello 1 me session=new 2\r\n")[1])

@@ -39,7 +39,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.parametrize(("strangers_count", "asked"), [(60, _READ), (15, _LIST)], ids=["reads", "lists"])
-def test_those_who_do_not_read_hold_no_more_than_the_budget_and_others_are_served(
+def test_unread_answers_stay_within_the_budget_and_others_are_served(
     broker: BrokerProcess, strangers_count: int, asked: bytes
 ) -> None:
     with ExitStack() as stack:

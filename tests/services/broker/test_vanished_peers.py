@@ -49,7 +49,7 @@ def _options(of: socket.socket) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("write_timeout_ms", "unacknowledged_ms"), [(100, VANISHED_S * 1000), (60_000, 60_000)])
-def test_the_broker_has_the_system_ask_whether_those_it_accepted_are_there(
+def test_broker_has_system_ask_whether_those_it_accepted_are_there(
     tmp_path: Path, write_timeout_ms: int, unacknowledged_ms: int
 ) -> None:
     settings = {"write_timeout_ms": write_timeout_ms}
@@ -63,7 +63,7 @@ def test_the_broker_has_the_system_ask_whether_those_it_accepted_are_there(
             }  # fmt: skip
 
 
-def test_a_client_has_the_system_ask_whether_its_broker_is_there(broker: BrokerProcess) -> None:
+def test_client_has_system_ask_whether_its_broker_is_there(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.list()
         ends = [line.split()[1:3] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]

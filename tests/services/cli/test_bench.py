@@ -94,7 +94,7 @@ def test_ctrl_c_shows_what_was_measured_and_deletes_the_topic(broker: BrokerProc
             running.kill()
 
 
-def test_an_interrupt_stays_one_where_the_connection_is_shut_and_the_topic_goes_all_the_same(
+def test_interrupt_on_shut_connection_stays_one_and_deletes_topic(
     broker: BrokerProcess,
 ) -> None:
     def interrupted() -> None:
@@ -119,7 +119,7 @@ def test_a_row_that_fails_says_why_and_the_others_stay(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_wrong_with_the_command_line_is_said_in_one_line(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_bad_command_line_is_reported_in_one_line(broker: BrokerProcess, tmp_path: Path) -> None:
     assert "--rows puts: no such row; there are put-pipelined" in refusal("--rows", "puts")
     assert "has its settings" in refusal("--server", broker.address, "--sync", "never")
     assert "did you mean 'sync'" in refusal("--set", "synk=never")

@@ -150,7 +150,7 @@ def test_a_transaction_is_shown_with_its_parts(broker: BrokerProcess) -> None:
     assert "[{" not in text
 
 
-def test_consume_begins_where_it_is_told_and_ends_where_it_is_told(broker: BrokerProcess) -> None:
+def test_consume_begins_and_ends_at_the_given_offsets(broker: BrokerProcess) -> None:
     ok(broker, "topic", "create", "numbers")
     ok(broker, "produce", "--topic", "numbers", "--partition", "0", stdin=b"0\n1\n2\n3\n")
     assert ok(broker, "consume", "--topic", "numbers", "--from", "2") == b"2\n3\n"
@@ -160,7 +160,7 @@ def test_consume_begins_where_it_is_told_and_ends_where_it_is_told(broker: Broke
     assert ok(broker, "consume", "--topic", "numbers", "--from", "2999-01-01") == b""
 
 
-def test_a_value_that_is_not_text_comes_as_base64_in_json(broker: BrokerProcess) -> None:
+def test_value_that_is_not_text_comes_as_base64_in_json(broker: BrokerProcess) -> None:
     ok(broker, "topic", "create", "bytes")
     ok(broker, "produce", "--topic", "bytes", stdin=b"\xff\x00\n")
     [message] = [json.loads(line) for line in ok(broker, "consume", "--topic", "bytes", "--json").splitlines()]
@@ -183,7 +183,7 @@ def test_consume_follows_and_ends_cleanly_on_ctrl_c(broker: BrokerProcess) -> No
             reader.kill()
 
 
-def test_ctrl_c_while_lines_trickle_in_says_how_many_were_acknowledged(broker: BrokerProcess) -> None:
+def test_ctrl_c_amid_trickling_lines_reports_how_many_were_acknowledged(broker: BrokerProcess) -> None:
     ok(broker, "topic", "create", "trickle")
     command = [sys.executable, "-m", "txmq.cli.main", "produce", "-t", "trickle", "--json", "-b", broker.address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
@@ -236,7 +236,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     assert len(lines) == 7
 
 
-def test_the_version_is_an_option_too() -> None:
+def test_version_is_an_option() -> None:
     assert ok(None, "--version") == ok(None, "version")
 
 
@@ -271,14 +271,14 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert result.stderr.count(b"\n") == 1
 
 
-def test_a_name_with_a_line_break_stays_on_one_line_of_the_error(shared_broker: BrokerProcess) -> None:
+def test_name_with_line_break_stays_on_one_line_of_error(shared_broker: BrokerProcess) -> None:
     result = run(shared_broker, "topic", "create", "a\nb\x1b[2J")
     assert result.returncode == 1
     assert result.stderr.count(b"\n") == 1
     assert b"\x1b" not in result.stderr
 
 
-def test_the_journal_and_the_log_of_a_stopped_broker_are_dumped_and_verified(broker: BrokerProcess) -> None:
+def test_journal_and_log_of_stopped_broker_are_dumped_and_verified(broker: BrokerProcess) -> None:
     data = str(broker.data_dir)
     ok(broker, "topic", "create", "orders")
     ok(broker, "produce", "--topic", "orders", stdin=b"hello\n")
@@ -308,9 +308,7 @@ def test_damage_is_found_and_named(broker: BrokerProcess) -> None:
     assert segment.name.encode() in result.stdout
 
 
-def test_the_resolver_waits_for_the_broker_settles_what_a_killed_service_left_and_stops_on_sigterm(
-    broker: BrokerProcess, tmp_path: Path
-) -> None:
+def test_resolver_waits_for_the_broker_settles_and_stops_on_sigterm(broker: BrokerProcess, tmp_path: Path) -> None:
     database = tmp_path / "orders.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, reference TEXT, customer TEXT)")

@@ -20,7 +20,7 @@ from txmq.cli.demo.run import Death, Play
 
 
 @pytest.mark.timeout(180)
-def test_the_demo_holds_and_says_so_to_programs() -> None:
+def test_demo_holds_and_reports_it_to_programs() -> None:
     command = [sys.executable, "-m", "txmq.cli.main", "demo", "--json", "--seed", "7"]
     result = subprocess.run(command, capture_output=True, timeout=120, check=False, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

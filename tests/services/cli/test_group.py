@@ -71,7 +71,7 @@ def test_a_group_is_listed_described_reset_skipped_and_deleted(broker: BrokerPro
     assert "no group" in run(broker, "describe", "billing", status=1)
 
 
-def test_a_slip_in_a_name_is_told_with_the_nearest_one_and_changes_nothing(broker: BrokerProcess) -> None:
+def test_misspelt_name_is_answered_with_the_nearest_and_changes_nothing(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders", partitions=2)
         run(broker, "reset", "billing", "--topic", "orders", "--to", "earliest", "--create")
@@ -84,7 +84,7 @@ def test_a_slip_in_a_name_is_told_with_the_nearest_one_and_changes_nothing(broke
         assert [row["group"] for row in client.groups.list()] == ["billing"]
 
 
-def test_a_damaged_message_stops_its_partition_says_so_and_is_skipped_by_hand(broker: BrokerProcess) -> None:
+def test_damaged_message_stops_its_partition_until_skipped_by_hand(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         producer = client.producer()
@@ -130,9 +130,7 @@ def test_describe_names_the_transaction_that_a_partition_waits_for(broker: Broke
         assert "waits" not in run(broker, "describe", "billing")
 
 
-def test_offsets_that_the_consumers_keep_themselves_are_said_to_be_elsewhere(
-    broker: BrokerProcess, tmp_path: Path
-) -> None:
+def test_offsets_that_consumers_keep_themselves_are_said_to_be_elsewhere(broker: BrokerProcess, tmp_path: Path) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         client.producer().send("orders", b"v")

@@ -123,7 +123,7 @@ def test_a_transaction_of_two_databases_is_settled_once(server: MariaDB, shared:
         assert client.outcome(txid) is txmq.Outcome.COMMITTED
 
 
-def test_a_decided_branch_that_was_rolled_back_by_hand_is_found_and_never_called_committed(
+def test_decided_branch_rolled_back_by_hand_is_never_called_committed(
     server: MariaDB, shared: BrokerProcess, tmp_path: Path
 ) -> None:
     txid = leave(server, shared, "client.xa.decided")
@@ -162,7 +162,7 @@ def stopped_owner(server: MariaDB, broker: BrokerProcess) -> Iterator[str]:
             cursor.execute(f"XA ROLLBACK {xid}")
 
 
-def test_branches_without_a_decision_are_listed_and_alarmed_about_though_nothing_is_in_doubt_at_the_broker(
+def test_undecided_branches_unknown_to_broker_are_listed_with_alarm(
     server: MariaDB, shared: BrokerProcess, tmp_path: Path
 ) -> None:
     with stopped_owner(server, shared) as txid, txmq.connect(shared.address) as client:
@@ -204,7 +204,7 @@ def txmq_tx(broker: BrokerProcess, *words: str) -> subprocess.CompletedProcess[b
     return result
 
 
-def test_a_resolver_that_reached_nothing_ends_with_1_and_says_so(
+def test_resolver_that_reached_nothing_ends_with_status_1(
     server: MariaDB, shared: BrokerProcess, tmp_path: Path
 ) -> None:
     server.execute("CREATE OR REPLACE USER shop@localhost IDENTIFIED BY 'right'")
@@ -217,7 +217,7 @@ def test_a_resolver_that_reached_nothing_ends_with_1_and_says_so(
     assert sorted(json.loads(said.stdout)["problems"]) == list(NAMES)
 
 
-def test_a_file_that_is_not_there_is_not_reached_and_named(shared: BrokerProcess, tmp_path: Path) -> None:
+def test_file_that_is_not_there_is_not_reached_and_named(shared: BrokerProcess, tmp_path: Path) -> None:
     path = tmp_path / "resolver.toml"
     absent = tmp_path / "absent.db"
     path.write_text(f'[[resource]]\nname = "shop"\ndriver = "sqlite3"\nconnect = {{ database = "{absent}" }}\n')

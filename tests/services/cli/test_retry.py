@@ -69,7 +69,7 @@ def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
         clear(made)
 
 
-def test_what_is_deferred_is_listed_shown_redelivered_and_dropped_while_a_member_is_active(
+def test_deferred_messages_are_listed_shown_redelivered_and_dropped_under_member(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "r")
@@ -101,7 +101,7 @@ def test_what_is_deferred_is_listed_shown_redelivered_and_dropped_while_a_member
     assert found.values.count(b"good") == 1
 
 
-def test_without_members_what_is_dropped_does_not_come_again_though_its_file_has_it(
+def test_message_dropped_without_members_is_not_redelivered_from_its_file(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     store = tmp_path / "r"
@@ -118,7 +118,7 @@ def test_without_members_what_is_dropped_does_not_come_again_though_its_file_has
     assert listed(broker, "--store", str(store)) == []
 
 
-def test_text_that_cannot_be_read_is_listed_and_goes_only_by_name(client: txmq.Client, broker: BrokerProcess) -> None:
+def test_unreadable_text_is_listed_and_goes_only_by_name(client: txmq.Client, broker: BrokerProcess) -> None:
     with client.consumer(GROUP, [TOPIC]) as consumer:
         eventually(lambda: len(consumer.assignment) == 2, "assigned")
         client.producer().send(TOPIC, b"one", partition=0)
@@ -132,7 +132,7 @@ def test_text_that_cannot_be_read_is_listed_and_goes_only_by_name(client: txmq.C
     assert listed(broker) == []
 
 
-def test_a_store_is_not_made_by_looking_and_a_place_is_said_in_full(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_look_at_missing_store_creates_none_and_shows_its_path(broker: BrokerProcess, tmp_path: Path) -> None:
     missing = tmp_path / "none"
     assert "no retry store" in run(broker, "retry", "list", GROUP, "--store", str(missing), status=1)
     assert not missing.exists()
@@ -158,9 +158,7 @@ def sent(client: txmq.Client, topic: str = TOPIC) -> list[bytes | None]:
     return [message.value for message in client.browse(topic)]
 
 
-def test_dead_letters_are_listed_shown_and_sent_again_once_to_where_they_came_from(
-    client: txmq.Client, broker: BrokerProcess
-) -> None:
+def test_dead_letters_are_listed_shown_and_redriven_once_to_origin(client: txmq.Client, broker: BrokerProcess) -> None:
     client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     assert json.loads(run(broker, "dead-letter", "list", GROUP, "--json")) == []  # it has no dead letters
     send_dead_letters(client, 5, 8, 5)  # the first one twice: its consumer died in between
@@ -188,7 +186,7 @@ def test_dead_letters_are_listed_shown_and_sent_again_once_to_where_they_came_fr
     assert "cannot" in run(broker, "dead-letter", "list", GROUP)
 
 
-def test_dead_letters_without_their_value_are_sent_with_what_the_log_has_or_told_as_gone(
+def test_dead_letters_without_value_are_redriven_from_log_or_reported(
     client: txmq.Client, broker: BrokerProcess
 ) -> None:
     client.producer().send(TOPIC, b"large", key=b"k", headers={"h": b"1"}, partition=1)
@@ -209,9 +207,7 @@ def test_dead_letters_without_their_value_are_sent_with_what_the_log_has_or_told
     assert (large.value, large.key, large.headers["h"]) == (b"large", b"k", b"1")
 
 
-def test_dead_letters_of_a_group_that_is_not_there_are_not_taken_for_none(
-    client: txmq.Client, broker: BrokerProcess
-) -> None:
+def test_dead_letters_of_an_unknown_group_are_an_error(client: txmq.Client, broker: BrokerProcess) -> None:
     client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     before = [topic.name for topic in client.topics.list()]
     slip = GROUP[:-1]
@@ -222,9 +218,7 @@ def test_dead_letters_of_a_group_that_is_not_there_are_not_taken_for_none(
     assert [topic.name for topic in client.topics.list()] == before
 
 
-def test_what_is_not_deferred_is_not_redelivered_or_dropped_in_silence(
-    client: txmq.Client, broker: BrokerProcess
-) -> None:
+def test_redelivery_or_drop_of_an_undeferred_message_is_reported(client: txmq.Client, broker: BrokerProcess) -> None:
     client.groups.reset(GROUP, [(TOPIC, 0, 0)], create=True)
     for action in ("redeliver", "drop"):
         at = ("retry", action, GROUP, "--topic", TOPIC, "--partition", "0", "--offset")
@@ -234,7 +228,7 @@ def test_what_is_not_deferred_is_not_redelivered_or_dropped_in_silence(
 
 
 @pytest.mark.parametrize("point", ["client.redrive.begun:1", "client.redrive.sent:1"])
-def test_a_redrive_that_is_killed_and_repeated_sends_each_message_once(
+def test_redrive_that_is_killed_and_repeated_sends_each_message_once(
     client: txmq.Client, broker: BrokerProcess, point: str
 ) -> None:
     send_dead_letters(client, 5, 8)
@@ -246,7 +240,7 @@ def test_a_redrive_that_is_killed_and_repeated_sends_each_message_once(
     assert sent(client) == [b"letter 5", b"letter 8"]
 
 
-def test_of_redrives_at_the_same_time_one_sends_each_message(client: txmq.Client, broker: BrokerProcess) -> None:
+def test_concurrent_redrives_send_each_message_once(client: txmq.Client, broker: BrokerProcess) -> None:
     send_dead_letters(client, *range(20))
     together = threading.Barrier(4)
     outcomes: list[str] = []
@@ -271,9 +265,7 @@ def test_of_redrives_at_the_same_time_one_sends_each_message(client: txmq.Client
     assert outcomes.count("sent") == 20
 
 
-def test_a_delayed_commit_of_a_redrive_that_was_overtaken_is_refused(
-    client: txmq.Client, broker: BrokerProcess
-) -> None:
+def test_delayed_commit_of_redrive_that_was_overtaken_is_refused(client: txmq.Client, broker: BrokerProcess) -> None:
     """The proof does not rest on connections that end in time: the earlier one commits after the later one is done."""
     send_dead_letters(client, 5)
     (one,) = Redrive(client, GROUP).dead_letters()

@@ -92,9 +92,7 @@ def test_states_part_what_is_listed(desk: Desk) -> None:
         desk.transactions.list(state="done")
 
 
-def test_a_lone_commit_sends_the_messages_out_and_is_remembered_until_it_is_forgotten(
-    desk: Desk, broker: BrokerProcess
-) -> None:
+def test_lone_commit_releases_the_messages_and_is_remembered_until_forgotten(desk: Desk, broker: BrokerProcess) -> None:
     txid = desk.prepared(b"out")
     [line] = desk.transactions.commit(txid, "ticket 17: the row is there, ä%")
     assert (line.topic, line.base_offset, desk.visible()) == ("orders", 0, [b"out"])
@@ -129,7 +127,7 @@ def test_what_is_decided_is_not_rolled_back(desk: Desk) -> None:
     assert desk.transactions.outcome(txid) is txmq.Outcome.COMMITTED
 
 
-def test_an_id_that_was_never_prepared_is_refused_and_not_rolled_back(desk: Desk) -> None:
+def test_never_prepared_id_is_refused_and_not_rolled_back(desk: Desk) -> None:
     home = BrokerTransaction(desk.client, desk.client.clock, 30.0)
     home.begin()
     for settle in (desk.transactions.commit, desk.transactions.rollback):
@@ -147,7 +145,7 @@ def test_a_fence_makes_never_seen_final(desk: Desk) -> None:
     assert desk.transactions.fence(desk.decided()) is txmq.Outcome.COMMITTED
 
 
-def test_a_branch_whose_database_is_gone_is_given_up_and_the_messages_are_shown(desk: Desk) -> None:
+def test_branch_of_lost_database_is_given_up_showing_messages(desk: Desk) -> None:
     txid = desk.decided(b"held")
     assert (desk.transactions.show(txid)["is_held"], desk.visible()) == (True, [])
     desk.transactions.complete(txid, "a", "hazard", "the disk burnt")
@@ -169,7 +167,7 @@ def test_a_reason_is_some_text_of_reasonable_length(desk: Desk) -> None:
     assert desk.txids("prepared") == [txid]
 
 
-def test_an_id_of_a_session_that_is_gone_is_said_to_be_gone(desk: Desk) -> None:
+def test_id_of_an_ended_session_is_reported_as_such(desk: Desk) -> None:
     cluster, home, _, counter = desk.prepared().split("-")
     with pytest.raises(FencedError):
         desk.transactions.show(f"{cluster}-{home}-ffff-{counter}")
@@ -192,7 +190,7 @@ def test_the_list_tells_why_and_leaves_out_what_is_young(desk: Desk, broker: Bro
     assert b"last-resource" in table
 
 
-def test_a_decided_one_is_shown_with_branches_and_the_sql_to_paste(desk: Desk, broker: BrokerProcess) -> None:
+def test_decided_one_is_shown_with_branches_and_sql_to_paste(desk: Desk, broker: BrokerProcess) -> None:
     txid = desk.decided()
     shown = as_json(broker, "show", txid)
     assert [branch["resource"] for branch in shown["branches"]] == ["a", "b"]
@@ -203,7 +201,7 @@ def test_a_decided_one_is_shown_with_branches_and_the_sql_to_paste(desk: Desk, b
     assert "txmq resolver" in text
 
 
-def test_the_keys_of_its_messages_tell_what_it_is_about_and_values_on_demand(desk: Desk, broker: BrokerProcess) -> None:
+def test_keys_of_a_transaction_are_shown_and_values_on_demand(desk: Desk, broker: BrokerProcess) -> None:
     txid, value = desk.prepared(b"order 42 of ada"), "order 42 of ada"
     assert as_json(broker, "show", txid)["messages"] == [
         {"topic": "orders", "partition": 0, "offset": None, "key": None}
@@ -245,7 +243,7 @@ def test_deciding_alone_wants_the_word_and_a_yes(desk: Desk, broker: BrokerProce
     assert b"something that never happened" in agreed.stderr
 
 
-def test_a_fence_of_what_is_prepared_says_that_it_fenced_nothing(desk: Desk, broker: BrokerProcess) -> None:
+def test_fence_of_what_is_prepared_says_that_it_fenced_nothing(desk: Desk, broker: BrokerProcess) -> None:
     txid = desk.prepared()
     said = run(broker, "fence", txid)
     assert said.stderr.decode() == (

@@ -104,7 +104,7 @@ def test_a_commit_saves_the_offset_and_a_rollback_leaves_it(client: txmq.Client,
     assert (saved(client), outputs(client)) == (3, [b"a"])
 
 
-def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transaction(
+def test_messages_of_partition_are_acknowledged_in_order_by_one_transaction(
     client: txmq.Client, consumer: Consumer
 ) -> None:
     fill(client, 3)
@@ -133,9 +133,7 @@ def test_messages_of_a_partition_are_acknowledged_in_order_and_by_one_transactio
             tx.ack(client.fetch(IN, 0, 0)[0])
 
 
-def test_with_order_of_keys_each_input_has_one_output_in_order_and_none_fails_for_another(
-    client: txmq.Client, tmp_path: Path
-) -> None:
+def test_key_order_gives_each_input_one_output_without_others_failing(client: txmq.Client, tmp_path: Path) -> None:
     producer, tries = client.producer(), Counter[bytes]()
     inputs = [(b"k", b"bad"), (b"k", b"2"), (b"x", b"3"), (b"k", b"4"), (b"x", b"5"), (None, b"6")]
     for key, value in inputs:
@@ -180,7 +178,7 @@ def test_a_fenced_members_transaction_is_refused_and_nothing_is_visible(
         assert (saved(client), outputs(client)) == (None, [])
 
 
-def test_a_synchronous_ack_is_refused_after_the_partition_was_handed_over_again(
+def test_synchronous_ack_is_refused_after_partition_was_handed_over_again(
     client: txmq.Client, consumer: Consumer
 ) -> None:
     fill(client, 2)
@@ -209,9 +207,7 @@ def test_ack_that_waits_says_that_it_was_refused(client: txmq.Client, consumer: 
     assert saved(client) == 1
 
 
-def test_ack_that_waits_says_that_a_transaction_is_to_save_the_offset_first(
-    client: txmq.Client, consumer: Consumer
-) -> None:
+def test_waiting_ack_reports_that_a_transaction_must_save_first(client: txmq.Client, consumer: Consumer) -> None:
     fill(client, 2)
     first, second = delivered(consumer, 2)
     consumed = consumer._assignment.partitions[IN, 0]
@@ -225,9 +221,7 @@ def test_ack_that_waits_says_that_a_transaction_is_to_save_the_offset_first(
     assert saved(client) == 2
 
 
-def test_a_partition_that_was_let_go_is_loaded_anew_where_the_group_stands(
-    client: txmq.Client, consumer: Consumer
-) -> None:
+def test_released_partition_is_loaded_anew_at_the_groups_offset(client: txmq.Client, consumer: Consumer) -> None:
     """What a doubt ends in, whose outcome the broker does not keep any more."""
     fill(client, 2)
     first, second = delivered(consumer, 2)
@@ -268,7 +262,7 @@ def test_with_a_last_resource_row_message_and_offset_are_one(
     assert (saved(client), outputs(client)) == (1, [b"a"])
 
 
-def test_with_xa_too(client: txmq.Client, consumer: Consumer, mariadb: MariaDB) -> None:
+def test_acks_commit_with_an_xa_transaction(client: txmq.Client, consumer: Consumer, mariadb: MariaDB) -> None:
     mariadb.execute("CREATE TABLE invoices (value INT) ENGINE=InnoDB")
     resource = MySQLResource("shop", connect=mariadb.connect)
     resource.install(client)
@@ -289,7 +283,7 @@ def test_with_xa_too(client: txmq.Client, consumer: Consumer, mariadb: MariaDB) 
 
 
 @pytest.mark.parametrize("is_committed", [True, False], ids=["committed", "rolled back"])
-def test_an_unknown_outcome_is_asked_for_and_the_message_neither_saved_nor_delivered_before_it_is_known(
+def test_message_of_unknown_outcome_is_neither_saved_nor_delivered_meanwhile(
     broker: BrokerProcess, client: txmq.Client, consumer: Consumer, *, is_committed: bool
 ) -> None:
     fill(client, 2)
@@ -358,7 +352,7 @@ LIVES = (
 )  # fmt: skip
 
 
-def test_each_input_has_one_output_though_members_and_the_broker_die_between_prepare_and_commit(
+def test_each_input_has_one_output_despite_deaths_after_prepare(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     database, count = tmp_path / "shop.db", 60

@@ -87,7 +87,7 @@ def test_every_member_gets_every_message_from_its_beginning_on(client: txmq.Clie
             assert consumer.poll(timeout=0) == []
 
 
-def test_a_member_without_a_name_begins_anew_and_leaves_no_trace(client: txmq.Client) -> None:
+def test_member_without_name_begins_anew_and_leaves_no_trace(client: txmq.Client) -> None:
     with member(client) as consumer:
         send(client, 3)
         take(consumer, 3)
@@ -108,9 +108,7 @@ def test_a_member_with_a_name_goes_on_where_it_stopped(client: txmq.Client) -> N
     assert [group["group"] for group in client.groups.list()] == [f"{GROUP}.shop-1"]
 
 
-def test_a_second_one_of_the_same_name_stands_by_and_follows_when_the_first_is_killed(
-    client: txmq.Client, broker: BrokerProcess
-) -> None:
+def test_second_consumer_of_name_stands_by_and_follows_kill(client: txmq.Client, broker: BrokerProcess) -> None:
     process = subprocess.Popen([sys.executable, "-c", _MEMBER, broker.address], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as output:
@@ -127,7 +125,7 @@ def test_a_second_one_of_the_same_name_stands_by_and_follows_when_the_first_is_k
 
 
 @pytest.mark.parametrize("name", [None, "shop-1"])
-def test_what_comes_into_being_later_is_consumed_from_its_first_message_on(
+def test_later_topics_and_partitions_are_consumed_from_their_first_message(
     client: txmq.Client, name: str | None
 ) -> None:
     with client.consumer(GROUP, [TOPIC, "new"], broadcast=True, options=options(name)) as consumer:
@@ -140,7 +138,7 @@ def test_what_comes_into_being_later_is_consumed_from_its_first_message_on(
         assert set(values(take(consumer, 2))) == {b"first of a topic", b"first of a partition"}
 
 
-def test_a_name_that_consumes_one_more_topic_begins_at_its_end_and_misses_no_partition_that_came_meanwhile(
+def test_added_topic_begins_at_its_end_missing_no_later_partition(
     client: txmq.Client,
 ) -> None:
     with member(client, "shop-1"):
@@ -195,7 +193,7 @@ def test_pause_seek_and_the_start_are_as_elsewhere(client: txmq.Client) -> None:
         assert values(take(consumer, 2)) == [b"old", b"new"]
 
 
-def test_a_message_that_one_member_cannot_deal_with_is_its_own_affair(client: txmq.Client, tmp_path: Path) -> None:
+def test_message_that_one_member_cannot_handle_affects_no_other(client: txmq.Client, tmp_path: Path) -> None:
     seen: list[bytes | None] = []
     refused = threading.Event()
 
@@ -235,7 +233,7 @@ def test_its_dead_letters_are_the_whole_groups_and_say_whose(client: txmq.Client
     assert (dead.value, dead.headers["txmq.dead.member"]) == (b"bad", b"shop-1")
 
 
-def test_a_retry_store_needs_a_name_to_be_found_again_under(client: txmq.Client, tmp_path: Path) -> None:
+def test_retry_store_needs_name_to_be_found_again_under(client: txmq.Client, tmp_path: Path) -> None:
     with pytest.raises(txmq.errors.ConfigError, match=r"options\.name"):
         client.consumer(GROUP, [TOPIC], broadcast=True, retry_store=str(tmp_path / "retry.db"))
     with pytest.raises(txmq.errors.ConfigError, match="longer"):

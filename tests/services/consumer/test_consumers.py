@@ -72,7 +72,7 @@ def offsets(client: txmq.Client) -> dict[int, int | None]:
     return {row["partition"]: row["offset"] for row in json.loads(body)["partitions"]}
 
 
-def test_every_message_comes_once_in_order_and_a_second_consumer_goes_on_where_the_first_stopped(
+def test_every_message_comes_once_in_order_over_two_consumers(
     client: txmq.Client,
 ) -> None:
     sent = fill(client, 1000)
@@ -125,7 +125,7 @@ def test_members_that_join_one_after_another_share_and_lose_nothing(client: txmq
     assert len(found) - len(sent) <= 600  # at least once: what was under way at a hand-over may come twice
 
 
-def test_a_listener_keeps_the_order_retries_in_place_and_gives_up_in_the_end(client: txmq.Client) -> None:
+def test_listener_keeps_order_retries_in_place_and_gives_up_finally(client: txmq.Client) -> None:
     producer = client.producer()
     for value in (b"one", b"bad", b"two"):
         producer.send(TOPIC, value, key=b"k", headers={"h": b"1"})
@@ -151,7 +151,7 @@ def test_a_listener_keeps_the_order_retries_in_place_and_gives_up_in_the_end(cli
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_a_listener_has_in_hand_is_finished_before_the_group_is_left(client: txmq.Client, threads: int) -> None:
+def test_message_in_listeners_hand_is_finished_before_group_leave(client: txmq.Client, threads: int) -> None:
     client.producer().send(TOPIC, b"one", partition=0)
     client.producer().send(TOPIC, b"two", partition=0)
     consumer = client.consumer(GROUP, [TOPIC])
@@ -210,9 +210,7 @@ def test_start_latest_and_a_time_and_seek(client: txmq.Client) -> None:
         assert values(take(consumer, 1)) == [b"new"]
 
 
-def test_latest_is_where_the_group_began_and_not_where_its_next_member_comes(
-    client: txmq.Client, broker: BrokerProcess
-) -> None:
+def test_latest_is_where_the_group_began_not_its_next_member(client: txmq.Client, broker: BrokerProcess) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", _DEAF_MEMBER, broker.address, GROUP, TOPIC], stdout=subprocess.PIPE, text=True
     )
@@ -227,7 +225,7 @@ def test_latest_is_where_the_group_began_and_not_where_its_next_member_comes(
         assert values(take(consumer, 1)) == [b"first"]
 
 
-def test_a_dead_letter_stays_when_the_transaction_around_it_rolls_back(client: txmq.Client) -> None:
+def test_dead_letter_stays_when_transaction_around_it_rolls_back(client: txmq.Client) -> None:
     producer = client.producer()
     producer.send(TOPIC, b"bad", key=b"k", tag="red")
     with client.consumer(GROUP, [TOPIC], max_retries=0) as consumer:
@@ -257,7 +255,7 @@ def test_pause_and_filter(client: txmq.Client) -> None:
         assert values(take(consumer, 1)) == [b"v3"]
 
 
-def test_groups_do_not_disturb_each_other_and_bad_names_are_refused(client: txmq.Client) -> None:
+def test_groups_do_not_disturb_each_other_and_bad_names_fail(client: txmq.Client) -> None:
     sent = fill(client, 50)
     for group in ("one", "two"):
         with client.consumer(group, [TOPIC]) as consumer:
@@ -275,7 +273,7 @@ def test_groups_do_not_disturb_each_other_and_bad_names_are_refused(client: txmq
             client.consumer(group, topics)
 
 
-def test_a_member_says_what_it_has_of_thousands_of_partitions_in_pieces(client: txmq.Client) -> None:
+def test_member_reports_thousands_of_partitions_in_pieces(client: txmq.Client) -> None:
     """One request would be more than the broker takes, which may be as little as 64 KiB."""
     topic, count = "t" * 150, 500
     client.topics.create(topic, partitions=count)
@@ -311,9 +309,7 @@ def test_a_broker_that_is_killed_and_restarted_is_consumed_on(client: txmq.Clien
     assert max(Counter(found).values()) <= 2
 
 
-def test_who_joins_under_another_ones_name_takes_over_and_that_one_is_told(
-    client: txmq.Client, broker: BrokerProcess
-) -> None:
+def test_join_under_taken_name_takes_over_and_tells_other(client: txmq.Client, broker: BrokerProcess) -> None:
     """Else both had all of it, and each saved what the other one had not deferred."""
     sent = fill(client, 100)
     options = txmq.ConsumerOptions(name="same")
@@ -346,7 +342,7 @@ class Member:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_a_member_that_dies_stops_or_freezes_is_followed_by_the_others(
+def test_member_that_dies_stops_or_freezes_is_followed_by_others(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, end: signal.Signals
 ) -> None:
     members = [Member(broker, tmp_path, number) for number in range(3)]

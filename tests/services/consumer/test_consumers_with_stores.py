@@ -59,7 +59,7 @@ def rows(mariadb: MariaDB) -> list[int]:
     return sorted(value for (value,) in mariadb.execute("SELECT value FROM rows_made"))
 
 
-def test_a_row_and_its_offset_commit_together_and_what_is_rolled_back_comes_again(
+def test_row_and_offset_commit_together_and_a_rollback_is_redelivered(
     client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
 ) -> None:
     connection = mariadb.connect()
@@ -86,7 +86,7 @@ def test_a_row_and_its_offset_commit_together_and_what_is_rolled_back_comes_agai
     connection.close()
 
 
-def test_a_message_that_is_rejected_although_its_transaction_committed_is_dealt_with(
+def test_rejected_message_of_a_committed_transaction_is_done(
     client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
 ) -> None:
     """The answer to COMMIT was lost: the listener raised, the row is there."""
@@ -101,7 +101,7 @@ def test_a_message_that_is_rejected_although_its_transaction_committed_is_dealt_
     connection.close()
 
 
-def test_a_message_whose_commit_is_under_way_is_not_given_up_and_its_row_comes_once(
+def test_message_with_commit_under_way_is_kept_and_written_once(
     client: txmq.Client, mariadb: MariaDB, store: txmq.MySQLOffsetStore
 ) -> None:
     """COMMIT was sent and not answered: the listener raised, at the message's last retry, and the row comes later."""
@@ -154,7 +154,7 @@ def test_acks_in_a_database_want_a_store_there(client: txmq.Client, mariadb: Mar
     connection.close()
 
 
-def test_and_acks_in_a_brokers_transaction_want_the_offsets_in_the_broker(
+def test_and_acks_in_brokers_transaction_want_offsets_in_broker(
     client: txmq.Client, store: txmq.MySQLOffsetStore
 ) -> None:
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer, client.producer() as producer:
@@ -163,7 +163,7 @@ def test_and_acks_in_a_brokers_transaction_want_the_offsets_in_the_broker(
             tx.ack(first)
 
 
-def test_with_a_file_the_group_is_of_one_and_goes_on_where_it_stopped(client: txmq.Client, tmp_path: Path) -> None:
+def test_group_with_a_file_has_one_member_and_continues(client: txmq.Client, tmp_path: Path) -> None:
     path = str(tmp_path / "billing.offsets")
     with client.consumer(GROUP, [TOPIC], offset_store=txmq.FileOffsetStore(path), options=QUICK) as consumer:
         for message in delivered(consumer, 5)[:3]:
@@ -214,7 +214,7 @@ class Away:
         """Nothing."""
 
 
-def test_a_store_that_is_away_costs_neither_the_membership_nor_a_message(client: txmq.Client) -> None:
+def test_store_that_is_away_costs_neither_membership_nor_message(client: txmq.Client) -> None:
     store = Away()
     with client.consumer(GROUP, [TOPIC], offset_store=store, options=QUICK) as consumer:
         assert values(take(consumer, 4)) == [b"1", b"2", b"3", b"4"]

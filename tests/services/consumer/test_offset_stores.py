@@ -136,7 +136,7 @@ class TestMySQLOffsetStore(OffsetStoreWithTransactionsContract):
         with pytest.raises(StorageError, match=r"nowhere.*install\(\) once"):
             MySQLOffsetStore(self.mariadb.connect, table="nowhere").enter(GROUP)
 
-    def test_a_connection_in_autocommit_is_refused_unless_it_is_in_a_transaction(self) -> None:
+    def test_connection_in_autocommit_is_refused_unless_it_is_in_transaction(self) -> None:
         store, generation = self.with_transactions()
         connection = self.connect()
         connection.autocommit(True)
@@ -194,13 +194,13 @@ class TestFileOffsetStore(OffsetStoreContract):
         self.store.enter(GROUP)
         assert self.store.load(GROUP, SLOT, generation + 1) == StoredOffset(7, "w")
 
-    def test_a_second_member_is_refused_in_this_process_and_in_another(self) -> None:
+    def test_second_member_is_refused_in_this_process_and_in_another(self) -> None:
         with pytest.raises(DirectoryInUseError):
             self.store.enter(GROUP)
         with pytest.raises(DirectoryInUseError, match="held by process"):
             FileOffsetStore(str(self.path)).enter(GROUP)
 
-    def test_another_groups_file_is_refused_and_an_older_generation_too(self) -> None:
+    def test_file_of_another_group_or_an_older_generation_is_refused(self) -> None:
         _, generation = self.owner()
         with pytest.raises(FencedError, match="generation"):
             self.store.load(GROUP, SLOT, generation - 1)
@@ -240,7 +240,7 @@ def _on(disk: SimDisk) -> FileOffsetStore:
     return store
 
 
-def test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved() -> None:
+def test_file_after_any_crash_has_the_last_or_current_save() -> None:
     """Whatever the disk kept of what was not synced: the file is whole, and no older than the last answer."""
     from txmq.testing.simulated.crash_images import enumerate_images
 
@@ -349,7 +349,7 @@ def test_a_store_that_does_not_fence_fails_the_contract() -> None:
 
 
 @pytest.mark.usefixtures("short_waits")
-def test_a_store_that_fences_too_late_or_forgets_what_is_deferred_fails_the_contract() -> None:
+def test_store_that_fences_late_or_loses_deferred_state_fails_contract() -> None:
     found = failures(FencesWhenSaving())
     assert "test_loading_fences_also_where_nothing_was_saved" in found
     found = failures(ForgetsDeferred())

@@ -50,9 +50,7 @@ def forget(client: txmq.Client, below: int) -> None:
     eventually(lambda: client.offsets(TOPIC, 0).start >= below, "retention takes the messages")
 
 
-def test_later_messages_of_a_key_wait_behind_the_stored_one_also_across_a_hand_over(
-    client: txmq.Client, tmp_path: Path
-) -> None:
+def test_later_messages_of_a_key_wait_also_across_a_handover(client: txmq.Client, tmp_path: Path) -> None:
     producer = client.producer()
     for value, key in ((b"bad1", b"k"), (b"x1", b"x"), (b"a2", b"k"), (b"none", None), (b"a3", b"k"), (b"x2", b"x")):
         producer.send(TOPIC, value, key=key)
@@ -68,7 +66,7 @@ def test_later_messages_of_a_key_wait_behind_the_stored_one_also_across_a_hand_o
     assert saved(client) == (7, None)
 
 
-def test_one_that_waited_behind_is_retried_and_deferred_like_any_other(client: txmq.Client, tmp_path: Path) -> None:
+def test_message_that_waited_behind_another_is_retried_and_deferred_itself(client: txmq.Client, tmp_path: Path) -> None:
     for value in (b"bad1", b"bad2", b"good"):
         client.producer().send(TOPIC, value, key=b"k")
     at_once = txmq.ConsumerOptions(retry_delay=0.0, deferred_delay=0.0, deferred_retries=2, keep_key_order=True)
@@ -83,7 +81,7 @@ def test_one_that_waited_behind_is_retried_and_deferred_like_any_other(client: t
     assert saved(client) == (3, None)
 
 
-def test_where_what_waits_finds_no_room_the_partition_stops_says_so_and_loses_nothing(
+def test_partition_without_room_for_waiting_messages_stops_and_loses_nothing(
     client: txmq.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failures, "SIZE_BYTES_MAX", 5000)
@@ -122,7 +120,7 @@ def test_the_retry_topic_keeps_contents_that_retention_took(client: txmq.Client)
     assert saved(client)[1] is None
 
 
-def test_the_retry_topic_has_the_same_limits_and_dead_letters(client: txmq.Client) -> None:
+def test_retry_topic_has_equal_limits_and_dead_letters(client: txmq.Client) -> None:
     for value in (b"bad", b"good"):
         client.producer().send(TOPIC, value, key=b"k")
     with listening(client, "topic", NOW, bad) as found:
@@ -173,7 +171,7 @@ def hold(client: txmq.Client) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("how", ["reset", "seek"])
-def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_deferred(
+def test_reset_to_a_retained_start_loses_nothing_that_is_deferred(
     client: txmq.Client, tmp_path: Path, how: str
 ) -> None:
     """What the log has comes again from there; what it has not is in the store alone."""
@@ -196,7 +194,7 @@ def test_to_go_back_to_where_the_log_begins_no_more_loses_nothing_that_is_deferr
         assert saved(client)[1] == [[0, 2]]
 
 
-def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client: txmq.Client, tmp_path: Path) -> None:
+def test_message_gone_from_everywhere_becomes_dead_letter_with_reason(client: txmq.Client, tmp_path: Path) -> None:
     client.producer().send(TOPIC, b"bad", key=b"k")
     with listening(client, str(tmp_path / "lost"), LATER, bad):
         eventually(lambda: saved(client) == (1, [[0, 1]]), "deferred")
@@ -210,7 +208,7 @@ def test_what_is_gone_from_everywhere_becomes_a_dead_letter_that_says_so(client:
 
 
 @pytest.mark.parametrize(("room", "said"), [(600, None), (0, b"too-large")])
-def test_no_dead_letter_is_too_large(client: txmq.Client, room: int, said: bytes | None) -> None:
+def test_oversized_dead_letter_is_cut(client: txmq.Client, room: int, said: bytes | None) -> None:
     value = b"bad" + bytes(REQUEST_SIZE_BYTES_MAX - 1024 - 3 - room)
     client.producer().send(TOPIC, b"bad")  # with it the dead letters' producer learns the broker's limit
     client.producer().send(TOPIC, value)
@@ -244,9 +242,7 @@ def save_as_a_member(client: txmq.Client, deferred: str) -> None:
     client.control.call("group", "leave", GROUP, timeout=5.0, extensions={"member": "other"}, body=[b"[]"])
 
 
-def test_what_is_deferred_and_cannot_be_read_stops_its_partition_alone_and_stays(
-    client: txmq.Client, tmp_path: Path
-) -> None:
+def test_unreadable_deferred_message_stops_only_its_partition(client: txmq.Client, tmp_path: Path) -> None:
     client.producer().send(TOPIC, b"one")
     client.producer().send(TOPIC, b"two")
     save_as_a_member(client, "[[of another version")
@@ -260,7 +256,7 @@ def test_what_is_deferred_and_cannot_be_read_stops_its_partition_alone_and_stays
     assert (row["offset"], row["deferred"]) == (1, "[[of another version")
 
 
-def test_a_store_that_cannot_be_read_for_a_moment_is_read_again(
+def test_store_that_cannot_be_read_for_moment_is_read_again(
     client: txmq.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.producer().send(TOPIC, b"bad")

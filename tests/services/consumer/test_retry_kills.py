@@ -74,7 +74,7 @@ def rows(store: Path) -> list[bytes | None]:
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
 @pytest.mark.parametrize("point", ["client.deferred.stored:1", "client.deferred.saved:1"])
-def test_killed_while_a_message_is_deferred_it_comes_again_and_its_copy_does_not(
+def test_kill_while_deferring_redelivers_the_message_but_not_its_copy(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, kind: str, point: str
 ) -> None:
     file = tmp_path / "r"
@@ -92,7 +92,7 @@ def test_killed_while_a_message_is_deferred_it_comes_again_and_its_copy_does_not
 
 
 @pytest.mark.parametrize(("point", "left"), [("client.deferred.saved:2", [b"bad"]), ("client.deferred.removed:1", [])])
-def test_killed_after_it_was_dealt_with_it_does_not_come_again(
+def test_kill_after_completion_does_not_redeliver_the_message(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, point: str, left: list[bytes]
 ) -> None:
     file = tmp_path / "r"
@@ -106,7 +106,7 @@ def test_killed_after_it_was_dealt_with_it_does_not_come_again(
 
 
 @pytest.mark.parametrize("has_store", [True, False])
-def test_killed_after_the_dead_letter_it_becomes_one_again_and_never_lost(
+def test_kill_after_the_dead_letter_repeats_it_and_loses_none(
     client: txmq.Client, broker: BrokerProcess, tmp_path: Path, has_store: bool
 ) -> None:
     file = tmp_path / "r"

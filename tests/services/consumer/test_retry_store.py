@@ -58,9 +58,7 @@ def run(client: txmq.Client, store: Path | None, options: ConsumerOptions, fails
     return seen
 
 
-def test_a_message_deferred_lets_the_partition_move_on_and_is_dealt_with_later(
-    client: txmq.Client, tmp_path: Path
-) -> None:
+def test_deferred_message_lets_the_partition_go_on_and_comes_later(client: txmq.Client, tmp_path: Path) -> None:
     store = tmp_path / "retry"
     assert run(client, store, LATER, 99, 4) == [b"one", b"bad", b"bad", b"two"]
     assert deferred(client) == (3, [[1, 2]])
@@ -81,7 +79,7 @@ def test_another_host_takes_over_what_was_deferred(client: txmq.Client, tmp_path
     assert RetryStore(tmp_path / "lost").read() == []
 
 
-def test_after_the_limit_it_is_a_dead_letter_with_where_and_why(client: txmq.Client, tmp_path: Path) -> None:
+def test_after_limit_it_is_dead_letter_with_where_and_why(client: txmq.Client, tmp_path: Path) -> None:
     seen = run(client, tmp_path / "retry", NOW, 99, 7)
     assert seen.count(b"bad") == 5  # 1 + max_retries, and deferred_retries
     assert deferred(client) == (3, None)

@@ -6,8 +6,8 @@ original fails at, is in ``test_scenarios_transactions``. Left out: ha, gregor, 
 ======================================== ==============================================================================
 OneProducerOneConsumerTest               test_five_messages_arrive_as_they_were
 ...TwoBroker...                          none: one broker
-OneProducerOneConsumerWithFilterTest     test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest
-OneProducerTenConsumerOneGroupTest       test_six_members_that_join_one_after_another_get_each_of_100_messages_once;
+OneProducerOneConsumerWithFilterTest     test_filter_delivers_what_it_accepts_and_offset_passes_rest
+OneProducerTenConsumerOneGroupTest       test_six_members_joining_in_turn_get_each_message_once;
                                          tests/services/consumer/test_consumers.py::
                                          test_members_that_join_one_after_another_share_and_lose_nothing
 OneProducerTenConsumerTenGroup,          test_ten_producers_and_ten_groups_on_two_topics
@@ -17,7 +17,7 @@ BlankData, SpecialCharData               test_blank_and_special_content_is_carri
 BlankTopic, BlankGroup, SpecialCharTopic,
 SpecialCharGroupName                     test_blank_and_special_names_are_refused
 NotPublishTopicTest                      test_sending_to_a_topic_that_is_not_there_is_refused
-SubscribeWrongTopic                      test_a_topic_that_is_not_there_brings_nothing_and_fails_nothing
+SubscribeWrongTopic                      test_topic_that_is_not_there_brings_nothing_and_fails_nothing
 SubscribeSmallInfoSize                   test_the_smallest_fetch_brings_a_whole_message
 BigMessageTest, BigCountTest             test_big_messages_and_many_messages_arrive_equal
 SendMessageCallbackTest                  test_callbacks_are_told_in_order
@@ -27,50 +27,50 @@ ComsumeFailAndRetryTest                  test_a_listener_that_fails_twice_gets_t
 ComsumeFailAndRecoverTest                test_six_deliveries_in_place_then_from_the_retry_store
 ComsumeFromMaxOffsetTest                 test_the_latest_is_what_comes_after_the_consumer
 MesageSetRollbackOnlyTest                test_five_messages_rejected_twice_are_fifteen_deliveries
-TransactionConsumerTest                  test_what_was_taken_and_rejected_comes_again_in_the_same_order
+TransactionConsumerTest                  test_rejected_messages_come_again_in_their_order
 TopicBrowserTest                         test_a_topic_is_browsed_whole
 ---------------------------------------- ------------------------------------------------------------------------------
 SimpleFetchManagerUnitTest: normal       test_five_messages_arrive_as_they_were
-  filter accepts, rejects                test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest
+  filter accepts, rejects                test_filter_delivers_what_it_accepts_and_offset_passes_rest
   filter throws                          test_a_filter_that_fails_loses_nothing
   invalid message, offset query          tests/unit/client/test_client_bulk_and_reading.py::
                                          test_damage_on_the_way_is_found;
                                          tests/unit/broker/verbs/test_get.py::
-                                         test_a_damaged_segment_is_told_as_an_internal_error_and_costs_nobody_else
+                                         test_damaged_segment_is_an_internal_error_and_affects_no_other
   retry too many, delay, rollbackOnly    test_six_deliveries_in_place_then_from_the_retry_store;
                                          tests/unit/client/consumer/test_partition.py::
-                                         test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_position
+                                         test_failed_message_comes_again_in_time_and_holds_the_position
   increase maxSize                       test_big_messages_and_many_messages_arrive_equal
 MessageIteratorUnitTest                  tests/unit/log/test_batch.py::
-                                         test_a_batch_that_breaks_a_rule_is_refused_and_the_rule_named;
+                                         test_batch_that_breaks_rule_is_refused_and_rule_named;
                                          tests/unit/client/test_client_bulk_and_reading.py::
                                          test_messages_before_the_offset_are_dropped
 FetchRequestQueueUnitTest                tests/unit/client/consumer/test_partition.py::
-                                         test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up
+                                         test_full_buffer_fetch_under_way_and_error_hold_fetching_up
 DefaultStrategy-, ConsistStrategyUnitTest tests/unit/registry/test_assignment.py::
                                          test_every_partition_of_metaqs_own_cases_is_consumed
 BaseOffset-, LocalOffsetStorageUnitTest  tests/services/consumer/test_offset_stores.py::
-                                         test_after_any_crash_the_file_has_what_was_saved_last_or_what_was_being_saved
+                                         test_file_after_any_crash_has_the_last_or_current_save
 RecoverStorageManagerUnitTest            tests/unit/client/consumer/retry/test_file_store.py::
-                                         test_what_was_put_is_there_for_whoever_opens_the_file_next;
+                                         test_what_was_put_is_there_for_whoever_opens_file_next;
                                          tests/unit/client/consumer/retry/test_file_store.py::
                                          test_a_message_put_again_replaces_itself_and_is_removed_once
 OrderedMessagePartitionSelectorUnitTest  tests/unit/client/test_partitioner.py::
-                                         test_the_same_key_always_goes_the_same_way;
+                                         test_equal_keys_go_to_one_partition;
                                          tests/unit/client/test_partitioner.py::
                                          test_a_partition_that_is_not_there_is_refused;
                                          tests/services/producer/test_ordered_producer.py::
-                                         test_a_closed_topic_and_a_new_one_under_its_name_are_waited_for
+                                         test_closed_topic_and_its_successor_are_waited_for
 OrderedMessageSenderUnitTest             tests/unit/client/spooling/test_partition_queue.py::
                                          test_direct_sending_goes_on_only_when_the_spool_is_empty;
                                          tests/unit/client/spooling/test_partition_queue.py::
                                          test_whatever_fails_nothing_is_lost_repeated_or_reordered
 OrderedLocalMessageStorageManagerUnitT.  tests/unit/client/spooling/test_spool.py::
-                                         test_batches_come_out_in_the_order_in_which_they_went_in
+                                         test_batches_come_out_in_order_in_which_they_went_in
 AsyncMetaMessageProducerUnitTest         tests/unit/client/test_client.py::
                                          test_a_failed_future_holds_what_send_would_raise
 SlidingWindowUnitTest                    tests/unit/client/test_client.py::
-                                         test_who_fills_the_buffer_waits_and_is_told_when_it_stays_full
+                                         test_caller_that_fills_the_buffer_waits_until_its_timeout
 ======================================== ==============================================================================
 """
 
@@ -161,7 +161,7 @@ def test_five_messages_arrive_as_they_were(scene: Scene) -> None:
     ]
 
 
-def test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest(scene: Scene) -> None:
+def test_filter_delivers_what_it_accepts_and_offset_passes_rest(scene: Scene) -> None:
     scene.create()
     scene.send(200)  # in one batch
     for number in range(200, 220):  # and one by one
@@ -175,7 +175,7 @@ def test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest(scene:
         eventually(lambda: scene.saved() == [220], "nothing of it comes again")
 
 
-def test_a_filter_that_refuses_nearly_everything_does_not_look_like_nothing(scene: Scene) -> None:
+def test_filter_that_refuses_nearly_everything_does_not_look_like_nothing(scene: Scene) -> None:
     scene.create()
     scene.send(3000)
     with scene.consumer(accept=lambda message: message.value == b"2999") as consumer:
@@ -195,7 +195,7 @@ def test_a_filter_that_fails_loses_nothing(scene: Scene) -> None:
         assert values(take(consumer, 2)) == [b"2", b"3"]
 
 
-def test_six_members_that_join_one_after_another_get_each_of_100_messages_once(scene: Scene) -> None:
+def test_six_members_joining_in_turn_get_each_message_once(scene: Scene) -> None:
     scene.create(partitions=12)
     consumers: list[Consumer] = []
     found: list[bytes] = []
@@ -282,7 +282,7 @@ def test_sending_to_a_topic_that_is_not_there_is_refused(scene: Scene) -> None:
     assert scene.topic not in [topic.name for topic in scene.client.topics.list()]
 
 
-def test_a_topic_that_is_not_there_brings_nothing_and_fails_nothing(scene: Scene) -> None:
+def test_topic_that_is_not_there_brings_nothing_and_fails_nothing(scene: Scene) -> None:
     with scene.consumer() as consumer:
         assert consumer.poll(timeout=0.1) == []
         scene.create().send(1)
@@ -390,7 +390,7 @@ def test_five_messages_rejected_twice_are_fifteen_deliveries(scene: Scene) -> No
     assert deliveries == dict.fromkeys(sent, 3)
 
 
-def test_what_was_taken_and_rejected_comes_again_in_the_same_order(scene: Scene) -> None:
+def test_rejected_messages_come_again_in_their_order(scene: Scene) -> None:
     sent = scene.create().send(5)
     with scene.consumer() as consumer:
         taken: list[txmq.Message] = []

@@ -18,28 +18,28 @@ SimpleMessageProducerUnitTest:
   no partitions                        tests/services/metaq/test_scenarios.py::
                                        test_sending_to_a_topic_that_is_not_there_is_refused
 TransactionContextUnitTest             tests/unit/client/transaction/test_foreign_branch.py::
-                                       test_every_state_and_call_leads_somewhere_or_is_a_protocol_error;
+                                       test_every_state_and_call_leads_somewhere_or_is_protocol_error;
                                        tests/services/transaction/test_xa_resource.py::
                                        test_after_a_restart_of_the_broker_the_manager_recovers
 SimpleXAMessageProducerUnitTest        none: it intersects the partitions of several brokers
 -------------------------------------- ---------------------------------------------------------------------------------
 Transactions that overlap a checkpoint test_transactions_that_overlap_checkpoints_are_all_there_after_a_kill;
                                        tests/images/test_images.py::
-                                       test_every_image_keeps_what_was_told_and_answers_the_same_again
+                                       test_every_image_keeps_what_was_told_and_answers_again_alike
 Commit of a recovered transaction      test_a_recovered_transaction_is_committed_behind_what_was_put_meanwhile
   after new puts
 Retention before recovery              test_retention_before_a_recovery_takes_no_transaction_along
 Connection drop inside a transaction   tests/unit/broker/verbs/test_put_streamed.py::
-                                       test_a_stream_whose_owner_is_gone_is_rolled_back_for_good;
+                                       test_stream_whose_owner_is_gone_is_rolled_back_for_good;
                                        tests/services/transaction/test_xa_resource.py::
-                                       test_a_disconnect_rolls_back_what_is_not_prepared_and_keeps_what_is
+                                       test_disconnect_rolls_back_the_unprepared_and_keeps_the_prepared
 Restart within the session timeout     tests/services/consumer/test_consumers.py::
                                        test_a_broker_that_is_killed_and_restarted_is_consumed_on;
                                        tests/unit/broker/verbs/group/test_group.py::
-                                       test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a_stop
-Mixed sizes around the group limit     test_mixed_sizes_around_the_limit_of_a_group_are_where_they_were_told_to_be
+                                       test_offsets_and_generations_survive_a_restart_and_members_go_on
+Mixed sizes around the group limit     test_mixed_sizes_around_the_group_limit_stand_where_told
 Filter with alternating answers        tests/services/metaq/test_scenarios.py::
-                                       test_a_filter_delivers_what_it_accepts_and_the_offset_passes_the_rest
+                                       test_filter_delivers_what_it_accepts_and_offset_passes_rest
 Order kept on disk over a restart      tests/services/producer/test_ordered_producer.py::
                                        test_kills_of_broker_and_producer_lose_repeat_and_reorder_nothing
 kill -9 at every step of commit        tests/crash/test_campaign.py::test_twenty_deaths_lose_nothing;
@@ -278,7 +278,7 @@ def test_retention_before_a_recovery_takes_no_transaction_along(
     client.topics.delete(topic)
 
 
-def test_mixed_sizes_around_the_limit_of_a_group_are_where_they_were_told_to_be(
+def test_mixed_sizes_around_the_group_limit_stand_where_told(
     broker: BrokerProcess, client: txmq.Client, topic: str
 ) -> None:
     client.topics.create(topic, segment_size_bytes=1 << 20)

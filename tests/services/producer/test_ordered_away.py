@@ -40,7 +40,7 @@ def test_a_first_life_spools_by_the_declared_partitions(tmp_path: Path) -> None:
         assert [message.value for message in client.browse("t")] == [b"0", b"1", b"2"]
 
 
-def test_a_later_life_goes_by_what_it_has_learnt_and_not_by_what_is_declared(tmp_path: Path) -> None:
+def test_later_process_trusts_learnt_topics_over_declared_ones(tmp_path: Path) -> None:
     with _broker(tmp_path) as broker:
         with txmq.connect(broker.address) as client:
             client.topics.create("t", partitions=7)
@@ -54,7 +54,7 @@ def test_a_later_life_goes_by_what_it_has_learnt_and_not_by_what_is_declared(tmp
             assert client.offsets("t", SELECTOR.partition_of(b"k", 7)).end == 2
 
 
-def test_a_topic_neither_learnt_nor_declared_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+def test_topic_neither_learnt_nor_declared_is_refused_and_nothing_stored(tmp_path: Path) -> None:
     address = _broker(tmp_path).address
     with (
         txmq.connect(address, timeout=0.2, lazy=True) as client,
@@ -71,7 +71,7 @@ def test_what_cannot_be_declared_is_refused(partitions: dict[str, int]) -> None:
         txmq.OrderedOptions(partitions=partitions).check()
 
 
-def test_that_messages_wait_on_disk_is_logged_once_and_then_sparingly(
+def test_messages_waiting_on_disk_are_logged_once_then_sparingly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "txmq")

@@ -52,7 +52,7 @@ def _values(client: txmq.Client) -> list[bytes | None]:
     return [message.value for message in client.browse("t")]
 
 
-def test_an_outage_spools_and_the_order_holds_when_it_is_over(
+def test_outage_spools_and_order_holds_when_it_is_over(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with _ordered(client, tmp_path) as producer:
@@ -66,7 +66,7 @@ def test_an_outage_spools_and_the_order_holds_when_it_is_over(
     assert _values(client) == [b"%d" % number for number in range(51)]
 
 
-def test_a_message_without_an_answer_is_stored_once_though_it_is_sent_again(
+def test_unanswered_message_that_is_sent_again_is_stored_once(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with _ordered(client, tmp_path) as producer:
@@ -80,7 +80,7 @@ def test_a_message_without_an_answer_is_stored_once_though_it_is_sent_again(
     assert _values(client) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
+def test_message_in_doubt_is_not_stored_twice_by_next_process(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with _ordered(client, tmp_path) as producer:
@@ -97,7 +97,7 @@ def test_a_message_of_unknown_fate_is_not_stored_twice_by_the_next_life(
     assert _values(client) == [b"0", b"1", b"2", b"3"]
 
 
-def test_flush_ends_what_a_former_life_left_though_its_spool_is_empty(
+def test_flush_ends_what_former_process_left_despite_empty_spool(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with txmq.connect(broker.address) as former:
@@ -120,7 +120,7 @@ def test_flush_ends_what_a_former_life_left_though_its_spool_is_empty(
 
 
 @pytest.mark.parametrize("was_stored", [True, False])
-def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_message(
+def test_log_tells_the_fate_of_a_message_whose_session_ended(
     was_stored: bool, client: txmq.Client, tmp_path: Path
 ) -> None:
     # A row pinned to a number nobody answers for: its session is told from the one that stored it by the cluster only.
@@ -148,7 +148,7 @@ def test_when_its_session_was_ended_meanwhile_the_log_says_what_became_of_a_mess
 
 
 @pytest.mark.parametrize("was_stored", [True, False])
-def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_had_stored(
+def test_spool_without_secrets_is_stored_once_in_any_case(
     was_stored: bool, client: txmq.Client, tmp_path: Path
 ) -> None:
     """A spool of the version before: its session cannot be resumed, so the log says what became of the batch."""
@@ -173,7 +173,7 @@ def test_what_a_spool_without_secrets_holds_is_stored_once_whatever_its_session_
     assert _values(client) == [b"0", b"1", b"2"]
 
 
-def test_a_closed_topic_and_a_new_one_under_its_name_are_waited_for(client: txmq.Client, tmp_path: Path) -> None:
+def test_closed_topic_and_its_successor_are_waited_for(client: txmq.Client, tmp_path: Path) -> None:
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
         client.topics.alter("t", accept_publish=False)
@@ -205,7 +205,7 @@ def test_poison_is_parked_and_what_is_behind_it_goes_on(
     assert _values(client) == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_full_spool_refuses_and_takes_more_when_it_is_drained(
+def test_full_spool_refuses_and_takes_more_when_it_is_drained(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with _ordered(client, tmp_path, txmq.OrderedOptions(timeout=30.0, spool_size_bytes_max=2048)) as producer:
@@ -244,7 +244,7 @@ def test_what_is_refused_for_good_is_told_and_not_spooled(client: txmq.Client, t
         assert producer.send("t", b"1", b"k").status is ACKNOWLEDGED
 
 
-def test_the_connection_of_a_former_life_is_closed_before_anything_is_sent(
+def test_connection_of_former_life_is_closed_before_anything_is_sent(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with Wire(broker) as former:

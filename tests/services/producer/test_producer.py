@@ -8,7 +8,7 @@ import txmq
 from txmq.testing.processes.broker import BrokerProcess
 
 
-def test_a_buffer_full_of_messages_of_unknown_fate_has_room_again_when_the_broker_is_back(
+def test_buffer_full_of_messages_in_doubt_empties_when_broker_returns(
     broker: BrokerProcess,
 ) -> None:
     value = bytes(60_000)

@@ -51,7 +51,7 @@ def arrived(client: txmq.Client) -> dict[int, list[bytes | None]]:
     return found
 
 
-def test_while_the_broker_is_there_it_is_a_producer_like_any(client: txmq.Client, producer: txmq.Producer) -> None:
+def test_while_broker_is_there_it_is_producer_like_any(client: txmq.Client, producer: txmq.Producer) -> None:
     plain = client.producer(timeout=30.0)
     assert plain.send("t", b"0", b"k").partition == producer.send("t", b"1", b"k").partition
     assert {producer.send("t", b"any").partition for _ in range(PARTITIONS)} == set(range(PARTITIONS))
@@ -68,7 +68,7 @@ def test_while_the_broker_is_there_it_is_a_producer_like_any(client: txmq.Client
     assert (producer.spooled, list(producer.parked())) == (0, [])
 
 
-def test_what_cannot_be_sent_is_kept_and_sent_in_the_background_in_order(
+def test_unsent_messages_are_kept_and_sent_later_in_order(
     broker: BrokerProcess, client: txmq.Client, producer: txmq.Producer
 ) -> None:
     sent = [producer.send("t", b"0", b"k")]
@@ -88,7 +88,7 @@ def test_what_cannot_be_sent_is_kept_and_sent_in_the_background_in_order(
     assert arrived(client)[sent[0].partition] == [b"%d" % number for number in range(21)]
 
 
-def test_what_is_kept_survives_its_process_and_the_next_one_sends_it(
+def test_kept_messages_survive_their_process_and_next_one_sends_them(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     program = (

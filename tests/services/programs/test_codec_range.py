@@ -25,7 +25,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def test_the_vectors_pass_on_the_lowest_version_and_the_newest_is_installed() -> None:
+def test_vectors_pass_on_lowest_version_and_newest_is_installed() -> None:
     found = re.search(r'"aiokafka>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
     assert found is not None
     lowest, beyond = found.groups()

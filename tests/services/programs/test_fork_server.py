@@ -54,20 +54,20 @@ def test_a_forked_child_sees_what_a_started_one_sees(tmp_path: Path, server: For
     assert forked[1][-1] == "the end"
 
 
-def test_what_it_raises_is_in_the_log_and_its_status_is_one(tmp_path: Path, server: ForkServer) -> None:
+def test_exception_of_child_is_logged_and_its_status_is_one(tmp_path: Path, server: ForkServer) -> None:
     for asked in (server, None):
         status, log = child_facts(tmp_path, "raise", server=asked)
         assert (status, [line for line in log if line.startswith("LookupError")]) == (1, ["LookupError: as asked"])
 
 
-def test_a_crash_point_is_armed_for_the_one_child_whose_environment_says_so(tmp_path: Path, server: ForkServer) -> None:
+def test_crash_point_is_armed_only_for_child_that_names_it(tmp_path: Path, server: ForkServer) -> None:
     status, log = child_facts(tmp_path, "0", server=server, TXMQ_CRASH=f"{POINT}:1")
     assert status == -signal.SIGKILL
     assert "the end" not in log
     assert child_facts(tmp_path, "0", server=server)[0] == 0
 
 
-def test_what_an_interpreter_reads_when_it_starts_asks_for_an_interpreter(tmp_path: Path, server: ForkServer) -> None:
+def test_what_interpreter_reads_when_it_starts_asks_for_interpreter(tmp_path: Path, server: ForkServer) -> None:
     command = [sys.executable, "-m", "tests.services.programs.child_facts", "0"]
     environment = dict(os.environ)
     assert server.can(command, environment | {"TXMQ_SYNC": "never"})
@@ -77,7 +77,7 @@ def test_what_an_interpreter_reads_when_it_starts_asks_for_an_interpreter(tmp_pa
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_what_a_command_reads_writes_and_complains_of_goes_three_ways(is_forked: bool, server: ForkServer) -> None:
+def test_what_command_reads_writes_and_complains_of_goes_three_ways(is_forked: bool, server: ForkServer) -> None:
     ForkServer.running, before = server if is_forked else None, ForkServer.running
     try:
         formatted = run([sys.executable, "-m", "json.tool", "--compact"], stdin=b'{ "a": 1 }', timeout=WAIT_S)
@@ -91,7 +91,7 @@ def test_what_a_command_reads_writes_and_complains_of_goes_three_ways(is_forked:
     assert b"Expecting property name" in refused.stderr
 
 
-def test_a_child_is_waited_for_and_killed_as_one_of_subprocess(tmp_path: Path, server: ForkServer) -> None:
+def test_child_is_waited_for_and_killed_as_one_of_subprocess(tmp_path: Path, server: ForkServer) -> None:
     with BrokerProcess(tmp_path / "broker") as broker:
         child: Process | None = broker._process
         assert child is not None
@@ -107,7 +107,7 @@ def test_a_child_is_waited_for_and_killed_as_one_of_subprocess(tmp_path: Path, s
         assert broker.returncode == -signal.SIGKILL
 
 
-def test_with_the_server_gone_its_children_go_on_and_a_start_says_so_at_once(tmp_path: Path) -> None:
+def test_children_outlive_the_server_and_a_later_start_fails_fast(tmp_path: Path) -> None:
     with ForkServer() as server, BrokerProcess(tmp_path / "broker") as broker:
         assert server._server is not None
         server._server.kill()

@@ -13,7 +13,7 @@ from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB, MariaDBFailedError
 
 
-def test_what_was_committed_survives_a_kill_and_what_was_not_does_not(mariadb: MariaDB) -> None:
+def test_committed_rows_survive_a_kill_and_uncommitted_ones_do_not(mariadb: MariaDB) -> None:
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY) ENGINE=InnoDB")
     mariadb.execute("INSERT INTO t VALUES (1)")
     open_transaction = mariadb.connect()
@@ -37,7 +37,7 @@ def test_it_is_reached_by_socket_and_by_tcp(mariadb: MariaDB) -> None:
             assert cursor.fetchone() == ("shop", mariadb.port, 1, 0)
 
 
-def test_an_orderly_stop_and_a_second_object_over_the_same_directory(tmp_path: Path) -> None:
+def test_orderly_stop_and_a_second_object_over_its_directory(tmp_path: Path) -> None:
     directory = tmp_path / ("long" * 30)  # longer than the path of a socket may be
     with MariaDB(directory, binary_log=True) as first:
         first.execute("CREATE TABLE t (id INT PRIMARY KEY)")

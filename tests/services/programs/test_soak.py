@@ -55,7 +55,7 @@ def test_mixed_load_stays_within_every_bound(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-def test_a_bound_that_breaks_is_named_and_the_exit_code_says_so(tmp_path: Path) -> None:
+def test_broken_bound_is_named_and_sets_the_exit_code(tmp_path: Path) -> None:
     code, told = finished(start(tmp_path, "--seconds", "2", "--memory-mib-max", "1"))
     assert code == 1
     assert "resident memory reached" in told

@@ -56,7 +56,7 @@ def test_the_demo_runs_and_names_what_is_there(home: Path) -> None:
         assert path.is_file()
 
 
-def test_whatever_a_text_of_the_package_names_is_in_the_wheel(home: Path) -> None:
+def test_whatever_text_of_package_names_is_in_wheel(home: Path) -> None:
     code = "from txmq.runtime.build import pages; import txmq; print(pages(), txmq.__file__)"
     pages, package = (Path(word) for word in run(home, "python", "-c", code).stdout.split())
     assert pages.is_relative_to(home)
@@ -78,7 +78,7 @@ def test_pages_of_the_wheel_link_only_to_what_is_there(home: Path) -> None:
     assert broken == []
 
 
-def test_how_to_install_what_an_extra_needs_is_what_the_wheel_says(home: Path) -> None:
+def test_how_to_install_what_extra_needs_is_what_wheel_says(home: Path) -> None:
     code = "from txmq.runtime.build import how_to_install as say; print(say('mysql')); print(say('spark'))"
     mysql, spark = run(home, "python", "-c", code).stdout.splitlines()
     assert mysql == "pip install 'mysqlclient>=2.2'"

@@ -182,7 +182,7 @@ def shop(request: pytest.FixtureRequest, broker: BrokerProcess, tmp_path: Path) 
     opened.close()
 
 
-def test_a_block_does_not_begin_while_the_broker_is_dead_and_a_restarted_one_is_found(shop: Shop) -> None:
+def test_block_does_not_begin_while_the_broker_is_dead(shop: Shop) -> None:
     shop.order()
     shop.broker.kill()
     eventually(shop.is_cut, "the client sees that the link has ended")
@@ -194,7 +194,7 @@ def test_a_block_does_not_begin_while_the_broker_is_dead_and_a_restarted_one_is_
     assert shop.sold() == 2
 
 
-def test_a_broker_that_dies_in_the_body_undoes_the_block_soon_and_frees_its_rows(shop: Shop) -> None:
+def test_broker_death_in_body_undoes_block_and_frees_rows(shop: Shop) -> None:
     shop.order()
     left = shop.stock.pieces()
     error = soon(lambda: shop.order(shop.kill_broker))
@@ -207,7 +207,7 @@ def test_a_broker_that_dies_in_the_body_undoes_the_block_soon_and_frees_its_rows
     assert list(shop.client.transactions.list(state="in-doubt")) == []
 
 
-def test_what_a_send_in_the_body_must_ask_a_dead_broker_is_the_same_error(shop: Shop) -> None:
+def test_send_in_body_to_dead_broker_raises_that_error(shop: Shop) -> None:
     def die() -> None:
         shop.broker.kill()
         shop.client.topics.forget("orders")  # as it is once in METADATA_AGE_S_MAX
@@ -216,7 +216,7 @@ def test_what_a_send_in_the_body_must_ask_a_dead_broker_is_the_same_error(shop: 
     assert shop.stock.pieces() == 10
 
 
-def test_a_frozen_broker_is_found_out_before_the_first_row_and_found_again_when_it_goes_on(shop: Shop) -> None:
+def test_frozen_broker_is_noticed_before_first_row_and_found_again(shop: Shop) -> None:
     shop.order()
     left = shop.stock.pieces()
     shop.freeze_broker()
@@ -237,7 +237,7 @@ def sqlite_shop(broker: BrokerProcess, tmp_path: Path) -> Iterator[Shop]:
     opened.close()
 
 
-def test_what_is_committed_is_told_as_committed_soon_though_the_broker_died_behind_it(sqlite_shop: Shop) -> None:
+def test_committed_block_is_reported_soon_despite_broker_that_died_since(sqlite_shop: Shop) -> None:
     def kill(name: str) -> None:
         if name == "client.tx.db_committed":
             sqlite_shop.broker.kill()
@@ -268,7 +268,7 @@ def test_a_half_message_that_cannot_be_prepared_never_was(sqlite_shop: Shop) -> 
 
 
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["nobody listens", "nobody answers"])
-def test_whatever_needs_a_broker_that_was_never_there_says_so(
+def test_calls_to_a_broker_that_was_never_there_report_it(
     broker: BrokerProcess, tmp_path: Path, is_frozen: bool
 ) -> None:
     address = broker.address if is_frozen else f"txmq://127.0.0.1:{free_port()}"
@@ -292,7 +292,7 @@ def test_whatever_needs_a_broker_that_was_never_there_says_so(
             soon(call)
 
 
-def test_a_send_alone_goes_on_trying_until_its_timeout_and_says_that_nothing_was_stored(sqlite_shop: Shop) -> None:
+def test_lone_send_retries_until_its_timeout_and_reports_nothing_stored(sqlite_shop: Shop) -> None:
     sqlite_shop.producer.send("orders", b"one", timeout=PATIENT_S)
     sqlite_shop.kill_broker()
     error = soon(lambda: sqlite_shop.producer.send("orders", b"two", timeout=0.2))

@@ -90,7 +90,7 @@ def deal(client: Any) -> Deal:
     return Deal(client)
 
 
-def test_a_commit_is_executed_once_and_answers_the_same_again(deal: Deal) -> None:
+def test_commit_is_executed_once_and_answers_again_alike(deal: Deal) -> None:
     parts = deal.parts(b"1", b"2")
     first = deal.home.commit_local(parts)
     assert [(line.topic, line.partition, line.count) for line in first] == [("orders", 0, 2)]
@@ -98,7 +98,7 @@ def test_a_commit_is_executed_once_and_answers_the_same_again(deal: Deal) -> Non
     assert deal.outcome() == ("committed", 1)
 
 
-def test_what_was_never_seen_is_unknown_and_cannot_be_committed_empty(deal: Deal) -> None:
+def test_unseen_transaction_is_unknown_and_cannot_be_committed_empty(deal: Deal) -> None:
     assert deal.outcome() == ("unknown", 0)
     with pytest.raises(UnknownTransactionError):
         deal.commit_prepared()
@@ -146,7 +146,7 @@ def test_a_prepared_one_is_listed_until_it_is_committed(deal: Deal) -> None:
     assert (deal.outcome(), deal.listed()) == (("committed", 1), [])
 
 
-def test_a_prepared_one_is_rolled_back_by_anybody_who_names_it(deal: Deal) -> None:
+def test_prepared_one_is_rolled_back_by_anybody_who_names_it(deal: Deal) -> None:
     deal.prepare(b"1")
     deal.home.rollback()
     assert (deal.outcome(), deal.listed()) == (("rolled-back", 0), [])
@@ -154,7 +154,7 @@ def test_a_prepared_one_is_rolled_back_by_anybody_who_names_it(deal: Deal) -> No
         deal.commit_prepared()
 
 
-def test_a_prepared_one_without_messages_is_one_too(deal: Deal) -> None:
+def test_transaction_without_messages_can_be_prepared(deal: Deal) -> None:
     deal.prepare()
     assert deal.outcome() == ("prepared", 0)
     assert deal.commit_prepared() == []
@@ -202,7 +202,7 @@ def test_an_unknown_topic_refuses_all_of_it(deal: Deal) -> None:
 OTHER = "fedcba9876543210" * 2
 
 
-def test_a_decision_is_made_once_and_is_listed_until_every_branch_is_complete(deal: Deal) -> None:
+def test_decision_is_made_once_and_listed_until_every_branch_completes(deal: Deal) -> None:
     first = deal.decide(b"1", b"2", uuids=(UUID, OTHER))
     assert [(line.topic, line.count) for line in first] == [("orders", 2)]
     assert deal.decide(uuids=(UUID, OTHER)) == first
@@ -218,7 +218,7 @@ def test_a_decision_is_made_once_and_is_listed_until_every_branch_is_complete(de
     assert (deal.listed(OTHER), deal.outcome()) == ([], ("committed", 1))
 
 
-def test_decided_ones_are_not_among_the_prepared_and_the_other_way_round(client: Any) -> None:
+def test_decided_ones_are_not_among_prepared_and_other_way_round(client: Any) -> None:
     decided, prepared = Deal(client), Deal(client)
     decided.decide(b"1")
     prepared.prepare(b"2")
@@ -228,7 +228,7 @@ def test_decided_ones_are_not_among_the_prepared_and_the_other_way_round(client:
     prepared.home.rollback()
 
 
-def test_what_was_rolled_back_cannot_be_decided_and_the_other_way_round(client: Any) -> None:
+def test_rolled_back_cannot_be_decided_nor_decided_rolled_back(client: Any) -> None:
     fenced, decided = Deal(client), Deal(client)
     fenced.home.rollback()
     with pytest.raises(TransactionConflictError):
@@ -243,7 +243,7 @@ def test_what_was_rolled_back_cannot_be_decided_and_the_other_way_round(client: 
         decided.home.rollback()
 
 
-def test_complete_of_what_was_never_seen_and_of_no_branch_is_refused(deal: Deal) -> None:
+def test_complete_of_an_unseen_transaction_or_no_branch_is_refused(deal: Deal) -> None:
     with pytest.raises(UnknownTransactionError):
         deal.complete()
     deal.decide(b"1")
@@ -269,7 +269,7 @@ def test_the_owner_is_told_of_where_nothing_is_committed(deal: Deal) -> None:
     assert "owner" not in " ".join(committed.owner())
 
 
-def test_a_lone_decision_of_a_branch_is_taken_with_its_reason(deal: Deal) -> None:
+def test_lone_decision_of_branch_is_taken_with_its_reason(deal: Deal) -> None:
     deal.decide(b"1")
     deal.complete(heuristic="rollback", reason="it%20was%20gone")
     assert (deal.listed(), deal.outcome()) == ([], ("committed", 1))

@@ -116,7 +116,7 @@ def test_a_message_sent_by_name_is_committed_with_its_row(service: Service) -> N
     assert service.ended == [txmq.Outcome.COMMITTED] * 3
 
 
-def test_a_message_that_names_no_block_is_refused_where_its_row_is_written(service: Service) -> None:
+def test_message_naming_no_block_is_refused_at_its_row(service: Service) -> None:
     refused: list[Exception] = []
 
     @service.app.post("/{value}")
@@ -134,7 +134,7 @@ def test_a_message_that_names_no_block_is_refused_where_its_row_is_written(servi
     assert service.ended == [txmq.Outcome.ROLLED_BACK]
 
 
-def test_a_request_that_fails_leaves_nothing_and_the_next_one_finds_the_database_free(service: Service) -> None:
+def test_failed_request_leaves_nothing_and_a_free_database(service: Service) -> None:
     @service.app.post("/{value}")
     def order(value: str, tx: Any = Depends(service.unit)) -> None:
         tx.connection(service.db).execute(INSERT, (value.encode(),))
@@ -164,7 +164,7 @@ def test_an_asynchronous_dependencys_block_is_joined(service: Service) -> None:
     assert service.messages() == service.rows() == [b"1", b"2"]
 
 
-def test_a_connection_that_was_handed_out_without_its_block_marks_its_user_and_the_dependency_joins(
+def test_connection_handed_out_without_its_block_marks_user_and_joins(
     service: Service,
 ) -> None:
     @service.app.post("/stray")

@@ -27,7 +27,7 @@ def fill(broker: BrokerProcess, txid: str) -> None:
             assert set(wire.hear(len(numbers)).codes) == {200}
 
 
-def test_a_client_whose_session_is_full_of_fences_goes_on_in_another_one(broker: BrokerProcess) -> None:
+def test_client_with_a_session_full_of_fences_uses_another(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address, timeout=30.0) as client, client.producer(timeout=30.0) as producer:
         client.topics.create("orders")
         with producer.transaction() as first:

@@ -74,7 +74,7 @@ def test_the_end_of_the_block_lets_the_message_out(client: txmq.Client) -> None:
     assert client.transactions.list() == []
 
 
-def test_the_checker_of_another_member_decides_for_owners_that_were_killed(
+def test_checker_of_another_member_decides_for_owners_that_were_killed(
     broker: BrokerProcess, client: txmq.Client
 ) -> None:
     done, not_done = killed_owner(broker, "done"), killed_owner(broker, "not done")
@@ -93,9 +93,7 @@ def test_the_checker_of_another_member_decides_for_owners_that_were_killed(
     assert asked[done].attempt >= 1
 
 
-def test_a_member_of_another_group_is_not_asked_and_a_restart_of_the_broker_drops_nothing(
-    broker: BrokerProcess, client: txmq.Client
-) -> None:
+def test_foreign_member_is_not_asked_and_a_restart_drops_nothing(broker: BrokerProcess, client: txmq.Client) -> None:
     txid = killed_owner(broker, "kept")
     strangers: list[str] = []
 
@@ -120,7 +118,7 @@ def test_a_member_of_another_group_is_not_asked_and_a_restart_of_the_broker_drop
     assert (visible(client), strangers) == ([b"kept"], [])
 
 
-def test_a_decision_that_the_broker_missed_is_told_when_it_is_back(broker: BrokerProcess, client: txmq.Client) -> None:
+def test_decision_that_broker_missed_is_told_when_it_is_back(broker: BrokerProcess, client: txmq.Client) -> None:
     producer = client.producer(group="shop", checker=never)
     with producer.half("orders", b"late") as half:
         broker.kill()
@@ -175,7 +173,7 @@ def test_a_forked_child_sends_and_checks_on_its_own(broker: BrokerProcess, clien
     wait_for(client, killed_owner(broker, "later"), Outcome.COMMITTED)  # the parent's thread is unharmed
 
 
-def test_a_producer_without_a_group_and_a_block_of_a_transaction_are_refused(client: txmq.Client) -> None:
+def test_producer_without_group_and_block_of_transaction_are_refused(client: txmq.Client) -> None:
     with pytest.raises(txmq.errors.ConfigError, match="producer group"):
         client.producer().half("orders", b"v")
     with pytest.raises(txmq.errors.ConfigError, match="callable"):

@@ -64,7 +64,7 @@ def rows(client: Any, **given: Any) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_half_is_handed_out_until_it_is_settled_each_time_with_a_higher_number(client: Any) -> None:
+def test_half_message_is_handed_out_until_settled_with_rising_numbers(client: Any) -> None:
     group = f"g{next(_numbers)}"
     home = prepared(client, "half", group=group, deadline=deadline_ms(client, 0.3))
     for attempt in (1, 2):
@@ -92,7 +92,7 @@ def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
         settle(client, home.txid, Resolution.COMMIT, 5.0)
 
 
-def test_a_foreign_branch_is_found_by_its_xid_and_an_xid_is_prepared_once(client: Any) -> None:
+def test_foreign_branch_is_found_by_its_xid_and_prepared_once(client: Any) -> None:
     xid = f"7.{next(_numbers):04x}.ff"
     home = prepared(client, "foreign", xid=xid)
     [row] = rows(client, xid=xid)

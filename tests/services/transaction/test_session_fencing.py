@@ -38,9 +38,7 @@ def _values(client: txmq.Client) -> list[bytes | None]:
     return [message.value for message in client.browse("t")]
 
 
-def test_a_local_block_of_who_was_fenced_is_rolled_back_and_the_next_one_commits(
-    broker: BrokerProcess, client: txmq.Client
-) -> None:
+def test_local_block_of_fenced_client_rolls_back_next_commits(broker: BrokerProcess, client: txmq.Client) -> None:
     producer = client.producer()
     with pytest.raises(txmq.RolledBackError) as caught, producer.transaction() as tx:  # noqa: PT012
         tx.send("t", b"fenced")
@@ -55,7 +53,7 @@ def test_a_local_block_of_who_was_fenced_is_rolled_back_and_the_next_one_commits
     assert _values(client) == [b"committed"]
 
 
-def test_a_row_of_who_was_fenced_is_rolled_back_with_its_message(
+def test_row_of_fenced_client_is_rolled_back_with_its_message(
     broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.sqlite"
@@ -76,7 +74,7 @@ def test_a_row_of_who_was_fenced_is_rolled_back_with_its_message(
     assert _values(client) == [b"committed"]
 
 
-def test_a_plain_producer_of_who_was_fenced_is_told_what_is_not_known_and_goes_on_in_another_session(
+def test_fenced_plain_producer_reports_doubt_and_continues_in_another_session(
     broker: BrokerProcess, client: txmq.Client
 ) -> None:
     producer = client.producer()

@@ -59,7 +59,7 @@ def manager(broker: BrokerProcess) -> Iterator[Manager]:
     opened.client.close()
 
 
-def test_what_is_sent_between_start_and_end_is_out_after_both_phases(manager: Manager) -> None:
+def test_messages_between_start_and_end_are_out_after_both_phases(manager: Manager) -> None:
     branch = manager.prepared(1, b"two phases")
     manager.producer.send("orders", b"alone", key=b"42")  # the thread is not associated any more
     assert manager.visible() == [b"alone"]
@@ -74,9 +74,7 @@ def test_what_is_sent_between_start_and_end_is_out_after_both_phases(manager: Ma
     assert (len(manager.visible()), manager.resource.recover()) == (3, [])
 
 
-def test_a_disconnect_rolls_back_what_is_not_prepared_and_keeps_what_is(
-    manager: Manager, broker: BrokerProcess
-) -> None:
+def test_disconnect_rolls_back_the_unprepared_and_keeps_the_prepared(manager: Manager, broker: BrokerProcess) -> None:
     kept, gone = manager.prepared(1, b"kept"), manager.work(2, b"gone")
     manager.client.close()
     other = Manager(broker)
@@ -140,7 +138,7 @@ def test_an_xid_that_is_prepared_is_not_used_twice(manager: Manager, broker: Bro
     other.client.close()
 
 
-def test_threads_have_branches_of_their_own_and_blocks_do_not_mix(manager: Manager) -> None:
+def test_threads_have_own_branches_and_blocks_do_not_mix(manager: Manager) -> None:
     manager.resource.start(xid(1))
     thread = threading.Thread(target=manager.work, args=(2, b"2"))
     thread.start()

@@ -50,7 +50,7 @@ def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made.last.close()
 
 
-def test_what_threads_leave_that_ended_is_used_by_all_that_follow(world: World) -> None:
+def test_connections_of_ended_threads_are_used_by_later_ones(world: World) -> None:
     """Each left its own for ever, inside BEGIN and SAVEPOINT."""
     eventually(lambda: world.sessions() == [], "the sessions of the install have ended")  # the install's
     together = threading.Barrier(6)
@@ -65,9 +65,7 @@ def test_what_threads_leave_that_ended_is_used_by_all_that_follow(world: World) 
     assert (len(world.rows()), len(left), world.sessions()) == (12, 6, left)
 
 
-def test_what_is_idle_is_bounded_and_closed_by_close_in_any_thread(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_connections_are_bounded_and_closed_from_any_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "IDLE_MAX", 3)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(world.order, range(1, 65)))

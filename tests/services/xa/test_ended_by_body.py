@@ -44,7 +44,7 @@ def _kept(shop: Shop) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("statement", ENDS)
-def test_a_statement_that_fails_behind_it_is_a_hazard_that_is_listed_until_it_is_forgotten(
+def test_statement_failing_behind_it_is_a_hazard_listed_until_forgotten(
     shop: Shop, broker: BrokerProcess, statement: str, is_packed: bool
 ) -> None:
     shop.arguments = {"multi_statements": is_packed}
@@ -78,7 +78,7 @@ def test_an_exception_behind_it_goes_on_with_a_note(shop: Shop, statement: str) 
     assert _kept(shop) == {tx.txid: ["heuristic-hazard"]}
 
 
-def test_a_broker_that_is_down_meanwhile_keeps_it_when_it_is_back(shop: Shop, broker: BrokerProcess) -> None:
+def test_broker_that_was_down_meanwhile_keeps_the_hazard(shop: Shop, broker: BrokerProcess) -> None:
     shop.order(b"1")
     with pytest.raises(ZeroDivisionError), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"2")
@@ -128,7 +128,7 @@ def test_a_deadlock_explains_the_savepoint_that_is_gone(shop: Shop, is_caught: b
     assert shop.rows() == shop.messages() == [b"1", b"2"]
 
 
-def test_a_deadlock_on_the_callers_own_connection_explains_it_too(shop: Shop) -> None:
+def test_deadlock_on_a_connection_of_the_caller_is_explained(shop: Shop) -> None:
     for value in (b"1", b"2"):
         shop.order(value)
     own = shop.connect()
@@ -151,7 +151,7 @@ class _Plain:
         return self._connection
 
 
-def test_a_lock_that_was_waited_for_in_vain_leaves_the_savepoint(shop: Shop) -> None:
+def test_lock_that_was_waited_for_in_vain_leaves_savepoint(shop: Shop) -> None:
     shop.order(b"1")
     holder = shop.connect()
     holder.cursor().execute("UPDATE orders SET value = 'held' WHERE id = 1")
@@ -164,7 +164,7 @@ def test_a_lock_that_was_waited_for_in_vain_leaves_the_savepoint(shop: Shop) -> 
     assert (tx.outcome, _kept(shop)) == (txmq.Outcome.ROLLED_BACK, {})
 
 
-def test_behind_it_such_a_lock_explains_nothing_where_the_server_keeps_the_transaction(shop: Shop) -> None:
+def test_behind_it_such_lock_explains_nothing_where_server_keeps_transaction(shop: Shop) -> None:
     shop.order(b"1")
     holder = shop.connect()
     with pytest.raises(HeuristicHazardError), shop.producer.transaction(shop.resource) as tx:
@@ -191,7 +191,7 @@ def _end_by_hand(tx: Any, connection: Any, *verbs: str) -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_branch_that_the_body_has_committed_by_hand_is_a_hazard(shop: Shop, fails: bool) -> None:
+def test_branch_that_body_has_committed_by_hand_is_hazard(shop: Shop, fails: bool) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
     expected = ZeroDivisionError if fails else HeuristicHazardError
     with pytest.raises(expected) as caught, shop.producer.transaction(resource) as tx:
@@ -207,7 +207,7 @@ def test_a_branch_that_the_body_has_committed_by_hand_is_a_hazard(shop: Shop, fa
     assert shop.client.outcome(tx.txid) is txmq.Outcome.UNKNOWN
 
 
-def test_a_branch_that_the_body_has_only_ended_is_rolled_back(shop: Shop) -> None:
+def test_branch_that_body_has_only_ended_is_rolled_back(shop: Shop) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
     with pytest.raises(RolledBackError, match="1399") as caught, shop.producer.transaction(resource) as tx:
         connection = tx.connection(resource)
@@ -218,7 +218,7 @@ def test_a_branch_that_the_body_has_only_ended_is_rolled_back(shop: Shop) -> Non
     assert (_kept(shop), caught.value.retriable) == ({}, False)
 
 
-def test_ddl_in_a_branch_is_refused_by_the_server_and_dooms_it(shop: Shop) -> None:
+def test_ddl_in_branch_is_refused_by_server_and_dooms_it(shop: Shop) -> None:
     resource = MySQLResource("shop", connect=shop.connect)
     with pytest.raises(RolledBackError, match="1399"), shop.producer.transaction(resource) as tx:
         cursor = tx.connection(resource).cursor()
@@ -235,9 +235,7 @@ def test_ddl_in_a_branch_is_refused_by_the_server_and_dooms_it(shop: Shop) -> No
 
 @pytest.mark.parametrize("kind", [LastResource, MySQLResource])
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_a_duplicate_in_a_savepoint_undoes_its_rows_and_messages_and_no_others(
-    shop: Shop, kind: Any, is_packed: bool
-) -> None:
+def test_duplicate_in_a_savepoint_undoes_only_its_rows_and_messages(shop: Shop, kind: Any, is_packed: bool) -> None:
     shop.arguments = {"multi_statements": is_packed}
     resource = kind("shop", connect=shop.connect)
     with shop.producer.transaction(resource) as tx:

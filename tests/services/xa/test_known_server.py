@@ -60,7 +60,7 @@ def copies(mariadb: MariaDB, other: MariaDB) -> Iterator[Copies]:
         server.execute(f"DROP TABLE {', '.join(TABLES)}")
 
 
-def test_what_is_missing_in_a_copy_proves_nothing_until_it_is_adopted(copies: Copies) -> None:
+def test_missing_row_in_a_copy_proves_nothing_until_adopted(copies: Copies) -> None:
     step, error = copies.proved(copies.other, "t1")
     assert step is Step.UNDECIDED
     assert isinstance(error, StrangeServerError)
@@ -97,13 +97,13 @@ def test_to_adopt_waits_for_no_transaction_that_is_open(copies: Copies) -> None:
     assert copies.proved(copies.other, "open")[0] is Step.TELL_COMMIT
 
 
-def test_a_restart_is_the_same_server(copies: Copies) -> None:
+def test_restarted_server_is_recognised(copies: Copies) -> None:
     copies.original.kill()
     copies.original.start()
     assert copies.proved(copies.original, "t2") == (Step.TELL_ROLLBACK, None)
 
 
-def test_tables_of_an_older_txmq_are_refused_until_they_are_installed_anew(copies: Copies, tmp_path: Path) -> None:
+def test_tables_of_an_older_txmq_are_refused_until_reinstalled(copies: Copies, tmp_path: Path) -> None:
     copies.original.execute("DROP TABLE txmq_marker_server")
     for kind, given in ((LastResource, ()), (MySQLResource, (new_txid(), 30.0))):
         with pytest.raises(ConfigError, match="call install"):

@@ -129,7 +129,7 @@ def hook() -> Iterator[Any]:
 # --- rows and messages -----------------------------------------------------------------------------------------------
 
 
-def test_rows_and_messages_of_threads_are_the_same(shop: Shop) -> None:
+def test_rows_and_messages_of_threads_agree(shop: Shop) -> None:
     with ThreadPoolExecutor(4) as threads:
         outcomes = list(threads.map(shop.order, [b"%d" % number for number in range(100)]))
     assert set(outcomes) == {txmq.Outcome.COMMITTED}
@@ -137,7 +137,7 @@ def test_rows_and_messages_of_threads_are_the_same(shop: Shop) -> None:
     assert sorted(shop.rows()) == sorted(message or b"" for message in shop.messages())
 
 
-def test_messages_of_rows_that_lock_each_other_stand_in_the_order_of_the_rows(shop: Shop) -> None:
+def test_messages_of_rows_with_lock_conflicts_follow_order_of_rows(shop: Shop) -> None:
     shop.execute("CREATE TABLE counter (n INT) ENGINE=InnoDB")
     shop.execute("INSERT INTO counter VALUES (0)")
 
@@ -209,7 +209,7 @@ def test_a_lock_that_is_held_dooms_the_transaction(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("leave", [lambda c: c.execute("SELECT 1"), lambda c: c.close(), lambda c: None])
-def test_a_later_statement_of_one_text_that_fails_unread_dooms_the_transaction(shop: Shop, leave: Any) -> None:
+def test_later_statement_of_one_text_that_fails_unread_dooms_transaction(shop: Shop, leave: Any) -> None:
     with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         cursor = tx.connection(shop.resource).cursor()
@@ -219,7 +219,7 @@ def test_a_later_statement_of_one_text_that_fails_unread_dooms_the_transaction(s
     assert (shop.rows(), shop.messages()) == ([], [])
 
 
-def test_an_error_that_comes_out_when_a_cursors_block_ends_dooms_the_transaction(shop: Shop) -> None:
+def test_error_that_comes_out_when_cursors_block_ends_dooms_transaction(shop: Shop) -> None:
     with pytest.raises(RolledBackError, match="Duplicate"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
         with suppress(MySQLdb.IntegrityError), tx.connection(shop.resource).cursor() as cursor:
@@ -281,7 +281,7 @@ def sent_by_an_order(shop: Shop) -> list[Any]:
     return list(Noting.seen)
 
 
-def test_a_transaction_costs_three_round_trips_and_six_where_statements_go_one_by_one(shop: Shop) -> None:
+def test_transaction_costs_three_round_trips_and_six_with_single_statements(shop: Shop) -> None:
     clock = SimClock()
     for is_packed, trips in ((True, [3, 3, 4, 3]), (False, [6, 6, 6, 6])):
         resource = noting(shop, clock, multi_statements=is_packed)
@@ -295,7 +295,7 @@ def test_a_transaction_costs_three_round_trips_and_six_where_statements_go_one_b
     assert len(shop.rows()) == len(shop.messages()) == 10
 
 
-def test_the_tables_are_looked_at_again_each_minute_also_on_a_connection_that_has_begun(shop: Shop) -> None:
+def test_tables_are_checked_again_each_minute_also_on_begun_connections(shop: Shop) -> None:
     clock = SimClock()
     noting(shop, clock)
     sent_by_an_order(shop)
@@ -307,7 +307,7 @@ def test_the_tables_are_looked_at_again_each_minute_also_on_a_connection_that_ha
     assert len(shop.rows()) == len(shop.messages()) == 4
 
 
-def test_an_idle_connection_that_has_begun_locks_nothing_and_has_seen_nothing_yet(shop: Shop) -> None:
+def test_idle_begun_connection_locks_nothing_and_has_no_snapshot(shop: Shop) -> None:
     noting(shop, SimClock())
     sent_by_an_order(shop)
     assert shop.execute("SELECT trx_id FROM information_schema.innodb_trx") == []
@@ -322,7 +322,7 @@ def test_an_idle_connection_that_has_begun_locks_nothing_and_has_seen_nothing_ye
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
-def test_a_body_that_ends_a_transaction_begun_ahead_is_a_heuristic(shop: Shop, statement: str) -> None:
+def test_body_that_ends_transaction_begun_ahead_is_heuristic(shop: Shop, statement: str) -> None:
     noting(shop, SimClock())
     sent_by_an_order(shop)
     with pytest.raises(HeuristicError, match="by itself"), shop.producer.transaction(shop.resource) as tx:
@@ -332,7 +332,7 @@ def test_a_body_that_ends_a_transaction_begun_ahead_is_a_heuristic(shop: Shop, s
     assert sent_by_an_order(shop)[0].startswith("BEGIN")
 
 
-def test_a_connection_that_the_server_has_ended_dooms_a_block_only_right_behind_the_one_before(shop: Shop) -> None:
+def test_connection_ended_by_the_server_dooms_only_an_immediate_block(shop: Shop) -> None:
     clock = SimClock()
     for passed_s in (BEGUN_FRESH_S / 2, 2 * BEGUN_FRESH_S):
         noting(shop, clock)
@@ -347,7 +347,7 @@ def test_a_connection_that_the_server_has_ended_dooms_a_block_only_right_behind_
     assert shop.rows() == shop.messages() == [b"a", b"b", b"a", b"b"]
 
 
-def test_a_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: Shop) -> None:
+def test_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop: Shop) -> None:
     noting(shop, SimClock())
     assert shop.order(b"1") is txmq.Outcome.COMMITTED
     number = idle(shop).connection.thread_id()
@@ -360,7 +360,7 @@ def test_a_connection_lost_behind_its_commit_has_committed_and_is_replaced(shop:
 
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "BEGIN", "CREATE TABLE u (i INT)", "TRUNCATE txmq_marker"])
-def test_a_body_that_ends_the_transaction_by_itself_is_a_heuristic(shop: Shop, statement: str, is_packed: bool) -> None:
+def test_body_that_ends_transaction_by_itself_is_heuristic(shop: Shop, statement: str, is_packed: bool) -> None:
     shop.arguments = {"multi_statements": is_packed}
     with pytest.raises(HeuristicError, match="by itself"), shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"x")
@@ -413,7 +413,7 @@ def test_connections_in_autocommit_or_in_a_transaction_are_refused(shop: Shop) -
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_commit_sent", "client.tx.db_committed"])
-def test_what_a_dead_client_left_is_settled_by_the_thread_of_another(
+def test_what_dead_client_left_is_settled_by_thread_of_another(
     shop: Shop, bus: BrokerProcess, hook: Any, point: str
 ) -> None:
     def die() -> None:

@@ -83,9 +83,7 @@ def test_rows_and_messages_of_threads_are_equal_and_in_order(shop: Shop) -> None
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
-def test_what_a_dead_client_left_is_settled_by_the_thread_of_another(
-    shop: Shop, broker: BrokerProcess, point: str
-) -> None:
+def test_what_dead_client_left_is_settled_by_thread_of_another(shop: Shop, broker: BrokerProcess, point: str) -> None:
     with _dying_at(point), pytest.raises(SimulatedCrash):
         shop.order(b"left")
     shop.die()
@@ -126,9 +124,7 @@ def test_a_broker_that_is_restarted_meanwhile_is_told_later(shop: Shop, broker: 
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
-def test_the_sql_of_show_asks_the_resources_own_table_and_goes_in_nowhere_else(
-    shop: Shop, tmp_path: Path, point: str
-) -> None:
+def test_sql_of_show_asks_only_the_resources_own_table(shop: Shop, tmp_path: Path, point: str) -> None:
     """Two resources in one schema: the INSERT went to the other's table, and a committed message was given up."""
     shop.resource = LastResource("depot", connect=shop.connect, table="depot_marker")
     shop.resource.install(shop.client)

@@ -75,9 +75,7 @@ def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("is_packed", "trips"), [(True, 5), (False, 7)])
-def test_a_lent_connection_costs_what_an_own_one_does_and_one_look_whether_it_is_idle(
-    world: World, is_packed: bool, trips: int
-) -> None:
+def test_lent_connection_costs_one_look_more_than_an_own_one(world: World, is_packed: bool, trips: int) -> None:
     connection, counts = world.lend(multi_statements=is_packed), []
     for number in range(3):
         connection.sent.clear()
@@ -96,7 +94,7 @@ def test_an_xa_branch_on_a_lent_connection_is_verified_once(world: World, monkey
     assert counts[0] > counts[1] == counts[2] == 5, connection.sent
 
 
-def test_a_remembered_connection_is_refused_in_autocommit_and_in_a_transaction(world: World) -> None:
+def test_remembered_connection_is_refused_in_autocommit_and_in_transaction(world: World) -> None:
     connection = world.lend()
     world.order(1, world.last, connection)
     connection.autocommit(True)
@@ -116,7 +114,7 @@ def test_a_wrapped_connection_works_and_its_wrapper_sees_each_statement(world: W
     assert not any(b"SAVEPOINT txmq_body; INSERT" in query for query in connection.sent if isinstance(query, bytes))
 
 
-def test_one_that_hides_its_driver_takes_the_dialect_and_no_branch(world: World) -> None:
+def test_one_that_hides_its_driver_takes_dialect_and_no_branch(world: World) -> None:
     with pytest.raises(ConfigError, match="give dialect="):
         world.order(1, world.last, Hiding(world.lend()))
     named = LastResource("orders-db", connect=world.connect, dialect="mysql")

@@ -69,7 +69,7 @@ def database(mariadb: MariaDB) -> Iterator[Database]:
 
 @pytest.mark.parametrize("kind", ["last-resource", "xa"])
 @pytest.mark.parametrize("count", [5, 200, DELETE_SIZE])
-def test_finished_markers_leave_past_a_writer_whose_marker_is_not_committed(
+def test_finished_markers_leave_past_writer_whose_marker_is_not_committed(
     database: Database, kind: str, count: int
 ) -> None:
     """Many of few: a full scan, which waited for every open transaction (and MariaDB scans at READ COMMITTED too)."""
@@ -126,7 +126,7 @@ def test_who_settles_reads_committed_rows(database: Database, kind: str) -> None
     assert cursor.fetchone() == ("READ-COMMITTED", 1)
 
 
-def test_a_binary_log_of_statements_lets_nobody_read_committed_rows_and_all_is_settled(tmp_path: Any) -> None:
+def test_statement_binary_log_forbids_read_committed_and_all_is_settled(tmp_path: Any) -> None:
     options = ("--binlog-format=STATEMENT",)
     with MariaDB(tmp_path / "m", binary_log=True, options=options) as server:
         database = Database(server)
@@ -148,7 +148,7 @@ def test_a_table_of_a_named_schema_is_cleaned_as_well(database: Database) -> Non
     assert database.execute("SELECT txid FROM own_marker") == []
 
 
-def test_the_databases_clock_is_told_in_utc_whatever_the_sessions_zone(database: Database) -> None:
+def test_databases_clock_is_told_in_utc_whatever_sessions_zone(database: Database) -> None:
     table = MarkerTable("txmq_marker", MYSQL, "%s")
     connection = database.connect()
     now_ms = table.now_ms(connection)

@@ -54,7 +54,7 @@ def test_a_branch_whose_owner_lives_is_not_known_and_listed(world: MySQLWorld) -
     assert world.rows() == [1]
 
 
-def test_the_owners_session_is_killed_by_the_number_in_the_xid(world: MySQLWorld) -> None:
+def test_owners_session_is_killed_by_number_in_xid(world: MySQLWorld) -> None:
     branch, recovery = world.prepared(1), world.recovery()
     (listed,) = recovery.prepared()
     assert (listed.xid, str(listed.txid), listed.uuid) == (branch.xid, branch.xid.gtrid.decode(), recovery.uuid)
@@ -65,7 +65,7 @@ def test_the_owners_session_is_killed_by_the_number_in_the_xid(world: MySQLWorld
     assert world.rows() == [1]
 
 
-def test_only_a_session_in_a_transaction_is_killed_and_never_the_killers_own(world: MySQLWorld) -> None:
+def test_only_session_in_transaction_is_killed_and_never_killers_own(world: MySQLWorld) -> None:
     recovery, idle = world.recovery(), world.connect(autocommit=True)
     assert not recovery.kill(idle.thread_id())
     assert not recovery.kill(1 << 40)
@@ -75,7 +75,7 @@ def test_only_a_session_in_a_transaction_is_killed_and_never_the_killers_own(wor
     assert recovery.now_ms() > 0
 
 
-def test_a_user_without_the_privilege_process_can_kill_its_own_sessions(world: MySQLWorld) -> None:
+def test_user_without_privilege_process_can_kill_its_own_sessions(world: MySQLWorld) -> None:
     world.execute("CREATE USER IF NOT EXISTS plain IDENTIFIED BY 'x'")
     world.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {world.database}.* TO plain")
     resource = MySQLResource(NAME, connect=lambda: world.connect(user="plain", passwd="x"))
@@ -108,7 +108,7 @@ def test_branches_of_others_are_not_listed(world: MySQLWorld) -> None:
     assert all(recovery.is_listed(xid) for xid in foreign)
 
 
-def test_an_empty_branch_of_somebody_is_rolled_back_with_a_code_that_says_so(world: MySQLWorld) -> None:
+def test_foreign_empty_branch_is_rolled_back_with_its_own_code(world: MySQLWorld) -> None:
     """MariaDB answers XA_RBROLLBACK (1402) to whoever ends a branch that wrote nothing, and it has ended."""
     recovery = world.recovery()
     uuid = recovery.uuid.encode()
@@ -163,7 +163,7 @@ def test_an_acknowledged_commit_is_durable(world: MySQLWorld) -> None:
     assert world.rows() == [0, 1, 2]
 
 
-def test_the_marker_row_is_the_outcome_and_not_readable_while_in_doubt(world: MySQLWorld) -> None:
+def test_marker_row_is_outcome_and_not_readable_while_in_doubt(world: MySQLWorld) -> None:
     branch, recovery = world.prepared(1), world.recovery()
     txid = branch.xid.gtrid.decode()
     with pytest.raises(MySQLdb.OperationalError, match="1205"):
@@ -176,7 +176,7 @@ def test_the_marker_row_is_the_outcome_and_not_readable_while_in_doubt(world: My
     assert recovery.marker_outcome(new_txid()) is None
 
 
-def test_removing_markers_does_not_stand_in_the_way_of_new_ones(world: MySQLWorld) -> None:
+def test_removing_markers_does_not_stand_in_way_of_new_ones(world: MySQLWorld) -> None:
     txids = [new_txid() for _ in range(4)]
     for number in (0, 3):
         branch = world.enlist(txid=txids[number])

@@ -114,7 +114,7 @@ def test_a_missing_privilege_is_named_before_the_first_branch(world: MySQLWorld)
     assert resource.enlist(CLUSTER, new_txid(), 30.0).roll_back(prepared=False)
 
 
-def test_an_install_of_what_is_there_needs_no_privilege_to_create(world: MySQLWorld) -> None:
+def test_install_of_what_is_there_needs_no_privilege_to_create(world: MySQLWorld) -> None:
     world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
     world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
     resource = MySQLResource(NAME, connect=lambda: world.connect(user="poor", passwd="x"))
@@ -122,7 +122,7 @@ def test_an_install_of_what_is_there_needs_no_privilege_to_create(world: MySQLWo
     assert resource.uuid == world.resource.uuid
 
 
-def test_an_install_without_the_privilege_says_so(world: MySQLWorld) -> None:
+def test_install_without_the_privilege_reports_it(world: MySQLWorld) -> None:
     world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
     world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
     world.execute("DROP TABLE txmq_marker")
@@ -237,7 +237,7 @@ def test_using_pairs_the_resource_with_the_callers_connection(world: MySQLWorld)
     assert world.resource.using(connection) == UsedXAConnection(world.resource, connection)
 
 
-def test_a_connection_without_several_statements_in_one_text_works_too(world: MySQLWorld) -> None:
+def test_connection_without_multi_statements_works(world: MySQLWorld) -> None:
     connection = world.connect(multi_statements=False)
     assert world.prepared(1, connection).commit()
     assert world.prepared(2, connection).roll_back(prepared=True)
@@ -299,7 +299,7 @@ def test_one_resource_takes_part_once(world: MySQLWorld) -> None:
 # --- without marker --------------------------------------------------------------------------------------------------
 
 
-def test_without_marker_a_branch_that_did_not_write_has_ended_when_it_is_prepared(world: MySQLWorld) -> None:
+def test_unwritten_branch_without_marker_has_ended_when_prepared(world: MySQLWorld) -> None:
     world.resource = world.new_resource(marker=False)
     branch = world.enlist()
     branch.connection.cursor().execute("SELECT * FROM orders FOR UPDATE")
@@ -376,7 +376,7 @@ def test_a_forked_child_has_connections_of_its_own(world: MySQLWorld) -> None:
     assert world.rows() == [1, 2, 3, 4]
 
 
-def test_a_forked_child_that_lets_go_of_everything_does_not_end_its_parents_sessions(world: MySQLWorld) -> None:
+def test_forked_child_dropping_everything_keeps_its_parents_sessions(world: MySQLWorld) -> None:
     assert world.prepared(1).commit()
     assert world.recovery().prepared() == []
     open_branch, idle = world.enlist(), world.enlist()

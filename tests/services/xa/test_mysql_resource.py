@@ -37,7 +37,7 @@ def end(branch: MySQLBranch) -> None:
 # --- the life of a branch --------------------------------------------------------------------------------------------
 
 
-def test_a_prepared_branch_is_invisible_until_its_commit_and_has_its_marker_then(world: MySQLWorld) -> None:
+def test_prepared_branch_is_invisible_until_commit_then_has_its_marker(world: MySQLWorld) -> None:
     branch = world.prepared(1)
     assert world.rows() == []
     assert world.markers() == {}
@@ -106,7 +106,7 @@ def test_each_end_gives_the_connection_back_once(world: MySQLWorld) -> None:
 # --- what dooms a branch ---------------------------------------------------------------------------------------------
 
 
-def test_a_failed_statement_dooms_the_branch_even_if_the_body_goes_on(world: MySQLWorld) -> None:
+def test_failed_statement_dooms_branch_even_if_body_goes_on(world: MySQLWorld) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     with pytest.raises(MySQLdb.IntegrityError):
@@ -165,7 +165,7 @@ def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQL
     assert survivor.commit()
 
 
-def test_a_later_statement_of_one_text_that_failed_unread_dooms_the_branch(world: MySQLWorld) -> None:
+def test_later_statement_of_one_text_that_failed_unread_dooms_branch(world: MySQLWorld) -> None:
     branch = world.enlist()
     cursor = branch.connection.cursor()
     cursor.execute("INSERT INTO orders VALUES (1, ''); INSERT INTO orders VALUES (1, '')")
@@ -175,7 +175,7 @@ def test_a_later_statement_of_one_text_that_failed_unread_dooms_the_branch(world
     assert world.rows() == []
 
 
-def test_several_statements_in_one_text_that_all_succeed_unread_are_all_there(world: MySQLWorld) -> None:
+def test_unread_results_of_several_statements_in_one_text_all_succeed(world: MySQLWorld) -> None:
     branch = world.enlist()
     branch.connection.cursor().execute("INSERT INTO orders VALUES (1, ''); SELECT 5; INSERT INTO orders VALUES (2, '')")
     branch.end_body()
@@ -203,7 +203,7 @@ def _end_by_hand(branch: MySQLBranch, *verbs: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["COMMIT ONE PHASE", "ROLLBACK"])
-def test_a_body_that_ends_the_branch_by_itself_is_a_heuristic(world: MySQLWorld, verb: str) -> None:
+def test_body_that_ends_branch_by_itself_is_heuristic(world: MySQLWorld, verb: str) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     _end_by_hand(branch, "END", verb)
@@ -215,7 +215,7 @@ def test_a_body_that_ends_the_branch_by_itself_is_a_heuristic(world: MySQLWorld,
 
 
 @pytest.mark.parametrize("verbs", [("END",), ("END", "PREPARE")])
-def test_a_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLWorld, verbs: tuple[str, ...]) -> None:
+def test_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLWorld, verbs: tuple[str, ...]) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     _end_by_hand(branch, *verbs)
@@ -225,7 +225,7 @@ def test_a_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLWorld, v
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_work_behind_an_end_by_hand_is_undone_and_the_connection_is_not_used_again(world: MySQLWorld) -> None:
+def test_work_behind_manual_end_is_undone_and_connection_dropped(world: MySQLWorld) -> None:
     branch = world.enlist()
     number = branch.details()["connection"]
     _end_by_hand(branch, "END", "ROLLBACK")
@@ -239,7 +239,7 @@ def test_work_behind_an_end_by_hand_is_undone_and_the_connection_is_not_used_aga
     assert world.rows() == []
 
 
-def test_a_deadline_that_has_passed_on_the_databases_clock_lets_no_marker_in(world: MySQLWorld) -> None:
+def test_deadline_passed_on_the_databases_clock_admits_no_marker(world: MySQLWorld) -> None:
     branch = world.enlist(timeout=-1.0)
     world.insert(branch, 1)
     with pytest.raises(PrepareUnknownError, match="without its marker") as caught:
@@ -249,7 +249,7 @@ def test_a_deadline_that_has_passed_on_the_databases_clock_lets_no_marker_in(wor
     assert (world.rows(), world.markers(), world.listed()) == ([], {}, [])
 
 
-def test_an_identity_that_changes_under_an_open_connection_lets_no_marker_in(world: MySQLWorld) -> None:
+def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: MySQLWorld) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     world.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
@@ -259,7 +259,7 @@ def test_an_identity_that_changes_under_an_open_connection_lets_no_marker_in(wor
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_a_branch_costs_four_round_trips_and_eight_where_statements_go_one_by_one(world: MySQLWorld) -> None:
+def test_branch_costs_four_round_trips_and_eight_with_single_statements(world: MySQLWorld) -> None:
     seen: list[Any] = []
 
     class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
@@ -304,7 +304,7 @@ def test_an_unprepared_branch_ends_with_its_connection(world: MySQLWorld) -> Non
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_a_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(world: MySQLWorld) -> None:
+def test_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(world: MySQLWorld) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     branch.end_body()
@@ -315,7 +315,7 @@ def test_a_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_a_frozen_server_leaves_a_prepare_unknown_and_whoever_comes_later_finds_it(world: MySQLWorld) -> None:
+def test_prepare_at_a_frozen_server_is_unknown_and_found_later(world: MySQLWorld) -> None:
     branch = world.enlist(connection=world.connect(read_timeout=1))
     world.insert(branch, 1)
     branch.end_body()
@@ -335,7 +335,7 @@ def test_a_frozen_server_leaves_a_prepare_unknown_and_whoever_comes_later_finds_
     assert world.rows() == []
 
 
-def test_a_connection_of_the_caller_does_not_stay_in_a_branch_that_could_not_begin(
+def test_connection_of_caller_leaves_branch_that_failed_to_begin(
     world: MySQLWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = world.connect()
@@ -346,7 +346,7 @@ def test_a_connection_of_the_caller_does_not_stay_in_a_branch_that_could_not_beg
     assert world.prepared(1, connection).commit()
 
 
-def test_a_killed_session_before_commit_leaves_the_branch_to_the_resolver(world: MySQLWorld) -> None:
+def test_killed_session_before_commit_leaves_branch_to_resolver(world: MySQLWorld) -> None:
     branch = world.prepared(1)
     world.execute(f"KILL {branch.details()['connection']}")
     assert not branch.commit()
@@ -367,7 +367,7 @@ def test_an_idle_connection_that_the_server_has_ended_is_replaced(world: MySQLWo
     assert world.rows() == [1, 2]
 
 
-def test_prepared_branches_survive_kills_of_the_server_and_are_committed_by_others(world: MySQLWorld) -> None:
+def test_prepared_branches_survive_server_kills_and_are_committed_by_others(world: MySQLWorld) -> None:
     branches = [world.prepared(number) for number in (1, 2, 3)]
     world.server.restart()
     assert not branches[0].commit()

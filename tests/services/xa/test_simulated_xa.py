@@ -314,7 +314,7 @@ def test_the_quirks_are_compared_one_by_one(server: MariaDB) -> None:
     } <= Comparison.said  # fmt: skip
 
 
-def test_a_deadlocks_victim_answers_the_same(server: MariaDB) -> None:
+def test_deadlock_victim_answers_alike(server: MariaDB) -> None:
     """Two sessions that lock each other's row: which one dies is the server's choice, what it answers then is not."""
     world = Comparison()
     server.execute(f"INSERT INTO t VALUES ({world.first_key}), ({world.first_key + 1})")

@@ -227,7 +227,7 @@ def test_a_forked_child_has_connections_of_its_own(bank: Bank) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_server_that_dies_between_prepare_and_decide_commits_when_it_is_back(bank: Bank, number: int) -> None:
+def test_server_killed_between_prepare_and_decide_commits_on_its_return(bank: Bank, number: int) -> None:
     with at_moment("client.xa.all_prepared", bank.servers[number].kill):
         tx = bank.transfer("x")
     assert (tx.outcome, tx.pending) == (txmq.Outcome.COMMITTED, (bank.resources[number].name,))
@@ -238,7 +238,7 @@ def test_a_server_that_dies_between_prepare_and_decide_commits_when_it_is_back(b
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_server_that_dies_behind_the_decision_commits_when_it_is_back(bank: Bank, number: int) -> None:
+def test_server_that_dies_behind_decision_commits_when_it_is_back(bank: Bank, number: int) -> None:
     with at_moment("client.xa.decided", bank.servers[number].kill):
         tx = bank.transfer("x")
     assert tx.pending == (bank.resources[number].name,)
@@ -268,7 +268,7 @@ def test_both_servers_and_the_broker_die_behind_the_decision(bank: Bank) -> None
     bank.check(["x"])
 
 
-def test_a_broker_that_dies_before_decide_is_answered_decides_when_it_is_back(bank: Bank) -> None:
+def test_broker_killed_before_the_answer_to_decide_decides_on_return(bank: Bank) -> None:
     def restart() -> None:
         bank.broker.kill()
         bank.broker.start()
@@ -282,7 +282,7 @@ def test_a_broker_that_dies_before_decide_is_answered_decides_when_it_is_back(ba
 # --- the owner dies --------------------------------------------------------------------------------------------------
 
 
-def test_owners_that_die_at_every_point_are_settled_by_the_resolver_of_another_process(bank: Bank) -> None:
+def test_owners_killed_at_every_point_are_settled_by_another_process(bank: Bank) -> None:
     owners = {}
     for value in [f"{point}:{nth}" for point in OWNER_POINTS for nth in ((1, 2) if point in EACH_BRANCH else (1,))]:
         topic = CLOSED if value.partition(":")[0] in BRANCHES_ROLLED_BACK_POINTS else None
@@ -299,7 +299,7 @@ def test_owners_that_die_at_every_point_are_settled_by_the_resolver_of_another_p
             assert (value in seen) is (point in DECIDED_POINTS), value
 
 
-def test_an_owner_that_stops_with_prepared_branches_is_ended_and_learns_it(bank: Bank) -> None:
+def test_stopped_owner_of_prepared_branches_is_ended_and_learns_it(bank: Bank) -> None:
     """Its sessions live, so its branches are not known to others, and listed: the resolver ends the sessions."""
     owner = bank.owner("x", "client.xa.all_prepared:1:stop", timeout=5.0)
     eventually(lambda: bank.prepared() == 2, "both branches are prepared")

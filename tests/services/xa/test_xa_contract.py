@@ -194,7 +194,7 @@ def test_a_branch_that_is_not_prepared_ends_with_its_owner(world: World) -> None
 
 
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
-def test_a_prepared_branch_is_finished_by_another_when_its_owner_has_gone(world: World, verb: str) -> None:
+def test_prepared_branch_of_a_gone_owner_is_finished_by_another(world: World, verb: str) -> None:
     branch, recovery = prepared(world, 1), world.recovery()
     end = getattr(recovery, verb)
     assert end(branch.xid) is Ended.NOT_KNOWN
@@ -226,7 +226,7 @@ def test_prepared_branches_survive_crashes(world: World) -> None:
     assert world.rows() == [0]
 
 
-def test_a_rollback_by_another_may_be_taken_back_by_a_crash_until_it_is_forced(world: World) -> None:
+def test_unforced_rollback_by_another_may_be_lost_in_a_crash(world: World) -> None:
     branches = [prepared(world, number) for number in range(4)]
     for branch in branches:
         world.end_session(branch)
@@ -273,7 +273,7 @@ def test_a_txid_that_is_none_is_refused(world: World) -> None:
 
 @pytest.mark.parametrize("fault", list(Fault))
 @pytest.mark.parametrize("call", ["xa_start", "insert", "xa_end", "xa_prepare", "xa_commit"])
-def test_a_branch_under_every_fault_is_committed_or_not_and_never_half(fault: Fault, call: str) -> None:
+def test_branch_under_every_fault_is_committed_whole_or_not(fault: Fault, call: str) -> None:
     world = SimulatedWorld()
     left = [fault]
     world.database.fault = lambda _session, name: left.pop() if name == call and left else None

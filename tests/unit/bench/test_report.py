@@ -47,7 +47,7 @@ def test_a_row_is_missed_beyond_a_fifth_of_its_bound(value: float | None, verdic
     ("value", "bare_ms", "verdict"),
     [(0.4, 0.1, "MISS"), (0.4, 0.175, "MISS"), (0.4, 0.19, "LIMIT"), (0.1, 0.19, "pass"), (0.17, 0.19, "within 20 %")],
 )
-def test_what_the_bare_machine_would_miss_too_is_called_its_limit(value: float, bare_ms: float, verdict: str) -> None:
+def test_miss_of_the_bare_machine_is_called_its_limit(value: float, bare_ms: float, verdict: str) -> None:
     made = result("put-single-sync-on")
     made.samples.clear()
     made.add({"p50": value}, {SYNCED_ECHO: bare_ms, ECHO: 0.01})
@@ -79,7 +79,7 @@ def test_what_is_not_installed_is_no_failure() -> None:
     assert "apt-get install nats-server" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_names_are_unique_and_every_line_drawn_is_a_figure_of_a_row_or_a_bare_limit() -> None:
+def test_names_are_unique_and_every_drawn_line_is_a_figure() -> None:
     units = {row.name: row.units for row in ROWS}
     assert len(units) == len(ROWS)
     for chart in CHARTS:
@@ -90,7 +90,7 @@ def test_names_are_unique_and_every_line_drawn_is_a_figure_of_a_row_or_a_bare_li
         assert {bound.figure for bound in row.bounds} <= set(row.units)
 
 
-def test_the_page_shows_figures_bounds_and_what_is_missing_and_loads_nothing() -> None:
+def test_page_shows_figures_bounds_and_gaps_and_loads_nothing() -> None:
     put = result("put-single-sync-on", **dict(zip(("p50", "p90", "p99", "p99.9"), (0.2, 0.3, 0.4, 0.9), strict=True)))
     absent, broken = result("peer-rabbitmq"), result("send-many")
     absent.missing, broken.failure = "not installed: <nothing>", "OSError: <no> disk"
@@ -127,12 +127,12 @@ def test_the_results_of_a_run_are_kept_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("load", "is_said"), [("0.3", False), ("1.0", False), ("1.1", True)])
-def test_figures_of_a_busy_machine_are_called_so(load: str, is_said: bool) -> None:
+def test_figures_of_a_busy_machine_are_marked(load: str, is_said: bool) -> None:
     facts = FACTS | {"load before": load}
     assert (busy(facts) is not None) is is_said
     assert ("Others used this machine" in page([], facts, BARE)) is is_said
 
 
-def test_a_client_that_is_not_installed_is_named_with_its_package() -> None:
+def test_client_that_is_not_installed_is_named_with_its_package() -> None:
     with pytest.raises(NotInstalledError, match="pip install some-package"):
         require_client("no_such_module_anywhere", "some-package")

@@ -91,7 +91,7 @@ def test_partitions_of_all_topics_together_are_limited() -> None:
     assert client.ask("topic", "create", "t").code == 200
 
 
-def test_a_topic_of_a_deleted_ones_name_is_empty_and_has_another_id() -> None:
+def test_recreated_topic_is_empty_and_has_another_id() -> None:
     broker = node()
     client = broker.connect()
     put(client, b"1")
@@ -109,7 +109,7 @@ def test_a_topic_of_a_deleted_ones_name_is_empty_and_has_another_id() -> None:
 # --- the others ------------------------------------------------------------------------------------------------------
 
 
-def test_each_answer_that_is_typed_for_begins_on_a_line_of_its_own() -> None:
+def test_each_answer_to_a_person_begins_on_its_own_line() -> None:
     client = node().connect()
     client.send_bytes(b"ping 1\r\noffset a 0 latest 2\r\nget a 0 9 100 3\r\nwhat\r\n")
     assert encode_all(client.client.out) == (
@@ -163,7 +163,7 @@ def test_stats_of_an_unknown_item_names_the_known_ones() -> None:
 @pytest.mark.parametrize(
     "line", [b"NONSENSE 1\r\n", b"put a 0 1\r\n", b"get a 0 x 5 1\r\n", b"ping  1\r\n", b"\x00\x01"]
 )
-def test_a_line_that_breaks_the_grammar_is_told_and_ends_the_connection(line: bytes) -> None:
+def test_line_that_breaks_grammar_is_told_and_ends_connection(line: bytes) -> None:
     broker = node()
     client, other = broker.connect(), broker.connect()
     client.send_bytes(line)
@@ -205,7 +205,7 @@ def test_a_refused_request_leaves_the_connection_open() -> None:
     assert put(client).code == 200
 
 
-def test_answers_to_a_lost_connection_are_dropped_and_its_work_stays() -> None:
+def test_answers_to_lost_connection_are_dropped_and_its_work_stays() -> None:
     broker = node()
     client = broker.session()
     client.send("commit", broker.txid(1, 1), body=part("a", 0, batch(b"1")))
@@ -215,7 +215,7 @@ def test_answers_to_a_lost_connection_are_dropped_and_its_work_stays() -> None:
     assert values(broker) == [b"1"]
 
 
-def test_requests_behind_one_whose_answer_may_be_long_are_left_for_the_next_turn() -> None:
+def test_requests_behind_a_long_answer_wait_for_the_next_turn() -> None:
     broker = node()
     client = broker.connect()
     verbs: list[tuple[bytes, list[bytes]]] = [(b"ping", []), (b"meta", [b"*"]), (b"ping", [])]
@@ -234,7 +234,7 @@ def test_requests_behind_one_whose_answer_may_be_long_are_left_for_the_next_turn
     assert sorted(client.received) == [b"0", b"1", b"2"]
 
 
-def test_no_more_than_a_turn_of_one_connections_requests_is_taken_at_once() -> None:
+def test_one_connection_gets_at_most_a_turn_of_requests() -> None:
     broker = node()
     client = broker.connect()
     requests: list[Request | Violation] = [(b"ping", [], None, None, b"%d" % n) for n in range(2 * REQUESTS_A_TURN + 7)]

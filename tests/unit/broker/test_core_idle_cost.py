@@ -48,12 +48,12 @@ def _ticks(broker: Node, count: int = 300) -> Callable[[], None]:
     return tick
 
 
-def test_an_idle_tick_costs_the_same_however_many_groups_have_members() -> None:
+def test_idle_tick_cost_does_not_grow_with_groups() -> None:
     # A step is one group's share of 300 ticks: a tenth of it for ten times the groups is the same cost in all.
     assert growth(lambda count: _ticks(_with_groups(count)[0]), 20, 200) < 0.4
 
 
-def test_an_idle_tick_costs_the_same_however_many_topics_there_are() -> None:
+def test_idle_tick_cost_does_not_grow_with_topics() -> None:
     assert growth(lambda count: _ticks(_with_groups(5, count)[0]), 20, 200) < 0.4
 
 
@@ -70,7 +70,7 @@ def test_a_heartbeat_that_tells_nothing_new_walks_over_no_partition(monkeypatch:
     assert walked == []
 
 
-def test_an_idle_tick_costs_the_same_however_many_polls_and_beats_wait() -> None:
+def test_idle_tick_cost_does_not_grow_with_polls_and_heartbeats() -> None:
     def waiting(count: int) -> Callable[[], None]:
         broker, client = _with_groups(1)
         for _ in range(count):
@@ -82,7 +82,7 @@ def test_an_idle_tick_costs_the_same_however_many_polls_and_beats_wait() -> None
     assert growth(waiting, 50, 1_000) < 0.2  # even is 0.05
 
 
-def test_an_idle_tick_settles_no_group_and_looks_at_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_tick_settles_no_group_and_looks_at_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, _ = _with_groups(10)
     touched: list[str] = []
 
@@ -97,7 +97,7 @@ def test_an_idle_tick_settles_no_group_and_looks_at_no_member(monkeypatch: pytes
     assert touched == []
 
 
-def test_what_could_not_be_handed_over_is_tried_again_until_it_is() -> None:
+def test_failed_handover_is_tried_until_it_succeeds() -> None:
     """A transaction holds the offset; nothing of the group changes meanwhile."""
     broker, client = _with_groups(1)
     membership = broker.context.groups["g0"]
@@ -113,7 +113,7 @@ def test_what_could_not_be_handed_over_is_tried_again_until_it_is() -> None:
     assert membership.owned["a", 0].member == "m"
 
 
-def test_a_new_topic_and_more_partitions_are_handed_over_with_the_next_tick() -> None:
+def test_new_topics_and_partitions_are_handed_over_with_next_tick() -> None:
     broker, client = _with_groups(1)
     _join(client, "g0", topics="a,b,late")
     client.ask("topic", "create", "late")
@@ -122,7 +122,7 @@ def test_a_new_topic_and_more_partitions_are_handed_over_with_the_next_tick() ->
     assert {("late", 0), ("a", 3)} <= broker.context.groups["g0"].owned.keys()
 
 
-def test_a_member_that_falls_silent_is_let_go_on_time_among_many_that_beat() -> None:
+def test_silent_member_is_removed_on_time_among_many_live_ones() -> None:
     broker, client = _with_groups(0)
     for number in range(5):
         _join(client, "g", member=f"m{number}", timeout=1000)

@@ -46,7 +46,7 @@ def test_a_full_disk_refuses_messages_and_serves_decisions() -> None:
     assert broker.context.counters.refused_disk_full == 5
 
 
-def test_a_body_its_verb_does_not_take_is_refused_at_once_and_the_connection_goes_on() -> None:
+def test_unwanted_body_is_refused_at_once_and_connection_goes_on() -> None:
     broker = node(request_size_bytes_max=1 << 20)
     client = broker.connect()
     client.send_bytes(b"group join g member=m topics=a 300000 J\r\n")
@@ -58,7 +58,7 @@ def test_a_body_its_verb_does_not_take_is_refused_at_once_and_the_connection_goe
     assert (broker.context.groups, client.client.closing) == ({}, False)
 
 
-def test_a_token_still_in_use_ends_the_connection_of_a_body_its_verb_does_not_take_too() -> None:
+def test_unwanted_body_under_a_token_in_use_ends_the_connection() -> None:
     broker = node(request_size_bytes_max=1 << 20)
     client = broker.connect()
     client.send_bytes(b"get a 0 0 100 wait=1000 J\r\ngroup list * 300000 J\r\n")
@@ -87,7 +87,7 @@ def test_a_stopping_broker_refuses_messages_and_serves_decisions() -> None:
 
 
 @pytest.mark.parametrize("lacking", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
-def test_what_lacks_while_applying_keeps_the_watermark_and_it_goes_on_when_it_is_there(lacking: int) -> None:
+def test_missing_resource_while_applying_holds_the_watermark_until_it_returns(lacking: int) -> None:
     broker = node()
     client = broker.session()
     put(client, b"1")
@@ -105,7 +105,7 @@ def test_what_lacks_while_applying_keeps_the_watermark_and_it_goes_on_when_it_is
 
 
 @pytest.mark.parametrize("way", ["delete a topic", "retention"])
-def test_what_frees_a_full_disk_does_not_wait_for_room_on_it(way: str) -> None:
+def test_requests_that_free_a_full_disk_do_not_wait(way: str) -> None:
     broker = node()
     client = broker.session()
     words = {"segment_size_bytes": 4096, "retention_size_bytes": 4096}
@@ -130,7 +130,7 @@ def test_what_frees_a_full_disk_does_not_wait_for_room_on_it(way: str) -> None:
     assert len(again.disk.list_directory("log/3/0")) == (2 if way == "retention" else 0)
 
 
-def test_what_a_full_disk_holds_up_is_never_archived_before_it_is_whole() -> None:
+def test_segment_held_up_by_a_full_disk_is_archived_whole() -> None:
     broker = node()
     client = broker.session()
     words: dict[str, str | int | None] = {
@@ -153,7 +153,7 @@ def test_what_a_full_disk_holds_up_is_never_archived_before_it_is_whole() -> Non
     assert broker.disk.open(f"archive/3/0/{name}").size() > 3500
 
 
-def test_an_error_while_applying_that_is_not_a_full_disk_stops_the_broker() -> None:
+def test_error_while_applying_that_is_not_full_disk_stops_broker() -> None:
     broker = node()
     client = broker.session()
     broker.disk.fail_at(1, errno.EIO, "write", path_prefix="log/", forever=True)
@@ -232,7 +232,7 @@ def test_one_transaction_is_limited() -> None:
     assert client.ask("commit", txid, extensions=stated(batches), body=b"").code == 200
 
 
-def test_a_transaction_has_no_more_parts_than_one_record_can_decide() -> None:
+def test_transaction_has_no_more_parts_than_one_record_can_decide() -> None:
     broker = node()
     client = broker.session()
     txid, batches = broker.txid(1, 1), []
@@ -261,7 +261,7 @@ def test_undecided_transactions_are_counted() -> None:
     assert prepare(client, broker.txid(1, 3), ("a", 0, batch())).code == 200
 
 
-def test_a_second_broker_on_the_same_directory_is_refused() -> None:
+def test_second_broker_on_a_directory_is_refused() -> None:
     disk = SimDisk()
     Node(disk, small_settings())
     with pytest.raises(StorageError, match="lock"):

@@ -70,7 +70,7 @@ LEAVES = list(_leaves(PROGRAM))
 
 
 @pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(path) for path, _ in LEAVES])
-def test_the_help_of_every_command_has_an_example_that_can_be_run(path: tuple[str, ...], command: Any) -> None:
+def test_help_of_every_command_has_example_that_can_be_run(path: tuple[str, ...], command: Any) -> None:
     lines = command.help.replace("\\\n", "").splitlines()  # the shell's: the command goes on
     examples = [line.strip() for line in lines if re.match(r" *(\S.*\| )?txmq ", line)]
     assert any(line.startswith(" ".join(path)) or f"| {' '.join(path)}" in line for line in examples)

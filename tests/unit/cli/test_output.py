@@ -67,7 +67,7 @@ def test_what_is_no_time_is_refused_saying_what_is(text: str) -> None:
         consume.timestamp_ms(text)
 
 
-def test_settings_of_a_topic_are_read_as_what_they_look_like() -> None:
+def test_settings_of_topic_are_read_as_what_they_look_like() -> None:
     words = ["retention_ms=10", "retention_policy=archive", "accept_read=false", "segment_age_ms=none"]
     expected = {"retention_ms": 10, "retention_policy": "archive", "accept_read": False, "segment_age_ms": None}
     assert topic.assignments(words) == expected
@@ -108,14 +108,14 @@ def test_a_key_stands_before_the_first_separator() -> None:
     assert list(produce.split(Pieces(b"a,1\nb,2,3\n,4\n"), ",")) == [[(b"a", b"1"), (b"b", b"2,3"), (b"", b"4")]]
 
 
-def test_a_line_without_its_key_ends_it_after_the_lines_before_it() -> None:
+def test_line_without_its_key_ends_it_after_lines_before_it() -> None:
     batches = produce.split(Pieces(b"a,1\nb\nc,3\n"), ",")
     assert next(batches) == [(b"a", b"1")]
     with pytest.raises(produce.BadLineError, match="line 2 has no key"):
         next(batches)
 
 
-def test_a_line_that_is_too_long_is_refused_before_it_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_beyond_limit_is_refused_before_it_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(produce, "LINE_SIZE_BYTES_MAX", 4)
     assert list(produce.split(Pieces(b"1234\n12\n"), None)) == [[(None, b"1234"), (None, b"12")]]
     pieces = Pieces(b"1\n123", b"45", b"never read")

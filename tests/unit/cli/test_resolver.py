@@ -104,7 +104,7 @@ def test_a_resource_takes_every_option_that_its_class_takes(tmp_path: Path) -> N
         assert getattr(resource, "has_marker", False) is False
 
 
-def test_what_stays_in_doubt_is_said_to_need_its_resource_time_or_its_database() -> None:
+def test_transaction_in_doubt_names_what_its_resource_needs() -> None:
     listed = {
         "kind": "last-resource", "resource": "shop", "prepared_ms": 0, "age_ms": 5000, "deadline_ms": 9000,
         "owner_connected": False, "owner_gone_ms": 10,

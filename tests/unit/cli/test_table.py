@@ -29,7 +29,7 @@ def test_what_fits_is_a_table_with_numbers_on_the_right() -> None:
     assert second == "payments                     -  its owner is connected and may still decide"
 
 
-def test_on_a_narrow_terminal_cells_and_names_are_folded_between_words() -> None:
+def test_on_narrow_terminal_cells_and_names_are_folded_between_words() -> None:
     lines = table_lines(COLUMNS, ROWS, NUMERIC, 34)
     assert all(display_width(line) <= 34 for line in lines)
     assert [word for word in words(lines) if word.startswith(("ret", "size", "byt"))] == ["retention_", "size_bytes"]
@@ -37,13 +37,13 @@ def test_on_a_narrow_terminal_cells_and_names_are_folded_between_words() -> None
         assert set(" ".join(row).split()) <= set(words(lines))
 
 
-def test_what_does_not_fit_at_all_is_a_line_for_each_value() -> None:
+def test_row_that_does_not_fit_takes_a_line_per_value() -> None:
     txid = "3985eba8f49b697f-e2e7465433cb16ec-1-1"
     lines = table_lines(("txid", "other"), [[txid, txid], ["a", "b"]], (False, False), 60)
     assert lines == [f"txid   {txid}", f"other  {txid}", "", "txid   a", "other  b"]
 
 
-def test_through_a_pipe_a_row_is_a_line_with_a_word_in_each_column() -> None:
+def test_through_pipe_row_is_line_with_word_in_each_column() -> None:
     lines = table_lines(("name", "left", "why"), [["orders", "", "w " * 200], ["x", "1", ""]], NUMERIC, None)
     assert len(lines) == 3
     assert [line.split()[:2] for line in lines] == [["name", "left"], ["orders", "-"], ["x", "1"]]

@@ -48,7 +48,7 @@ def test_an_age_is_told_in_its_two_largest_units(ms: int, text: str) -> None:
     assert tx_explain.age(ms) == text
 
 
-def test_a_prepared_one_is_told_with_its_owner_and_who_decides() -> None:
+def test_prepared_one_is_told_with_its_owner_and_who_decides() -> None:
     assert tx_explain.why(PREPARED) == "its owner has been gone for 4s; the marker row in shop decides"
     connected = PREPARED | {"owner_connected": True}
     assert "may still decide" in tx_explain.why(connected)
@@ -72,7 +72,7 @@ def test_parts_of_a_batch_are_told_under_their_query() -> None:
     assert tx_explain.next_steps(spark)[0].endswith("it never runs again: txmq query delete q")
 
 
-def test_a_decided_one_is_told_with_its_missing_branches_and_the_sql_that_commits_them() -> None:
+def test_decided_transaction_is_explained_with_missing_branches_and_sql() -> None:
     done = BRANCH | {"resource": "b", "complete": True}
     row = DECIDED | {"branches": [BRANCH, done]}
     assert tx_explain.why(row) == "committed; not known to have committed in a; readers do not see its messages yet"
@@ -86,7 +86,7 @@ def test_a_decided_one_is_told_with_its_missing_branches_and_the_sql_that_commit
     assert not any("KILL" in line or "SELECT" in line for line in unmarked)
 
 
-def test_the_sql_of_a_last_resource_reads_first_and_then_bars_the_way() -> None:
+def test_sql_of_last_resource_reads_first_and_then_bars_way() -> None:
     select, insert = (line for line in tx_explain.sql(PREPARED) if not line.startswith("--"))
     assert select == f"SELECT outcome FROM shop_marker WHERE txid = '{TXID}';"
     assert insert == (
@@ -95,7 +95,7 @@ def test_the_sql_of_a_last_resource_reads_first_and_then_bars_the_way() -> None:
     )
 
 
-def test_no_sql_can_run_where_the_broker_was_never_told_the_table() -> None:
+def test_no_sql_can_run_where_broker_was_never_told_table() -> None:
     """A journal of before has prepared ones without it."""
     untold = {key: value for key, value in PREPARED.items() if key != "table"}
     select, insert = (line for line in tx_explain.sql(untold) if not line.startswith("--"))
@@ -111,14 +111,14 @@ def test_each_answer_of_the_marker_row_has_its_command() -> None:
 
 
 @pytest.mark.parametrize("row", [PREPARED, DECIDED])
-def test_the_first_advice_is_the_resolver_and_the_last_is_heuristic(row: dict[str, Any]) -> None:
+def test_first_advice_is_resolver_and_last_is_heuristic(row: dict[str, Any]) -> None:
     steps = tx_explain.next_steps(row)
     assert "txmq resolver" in steps[0]
     assert "heuristic" in steps[-1]
     assert TXID in steps[-1]
 
 
-def test_a_heuristic_one_is_told_with_its_reason_until_it_is_forgotten() -> None:
+def test_heuristic_transaction_is_explained_until_it_is_forgotten() -> None:
     assert tx_explain.why(HEURISTIC) == "heuristic-commit in shop: x (the transaction is committed)"
     assert tx_explain.next_steps(HEURISTIC)[-1] == f"txmq tx forget {TXID}"
     assert tx_explain.sql(HEURISTIC) == []

@@ -43,7 +43,7 @@ def _producer_of_halves(client: Client) -> txmq.Producer:
 
 @pytest.mark.parametrize("timeout", [wait for wait in NEVER_NUMBERS if wait is not None], ids=repr)
 @pytest.mark.parametrize("call", WAITS)
-def test_a_wait_that_is_no_time_is_refused_and_nothing_is_sent(client: Client, call: str, timeout: object) -> None:
+def test_invalid_wait_is_refused_and_nothing_is_sent(client: Client, call: str, timeout: object) -> None:
     with pytest.raises(ConfigError, match=r"^timeout = .*: expected a number from 0.0 to 86400.0$"):
         WAITS[call](client, timeout)
     assert list(client.browse("t")) == []

@@ -52,7 +52,7 @@ def test_a_message_is_sent_and_read_back_whole(client: Client) -> None:
     assert message.timestamp_ms == client.clock.now_ms()
 
 
-def test_a_lost_answer_is_asked_for_again_and_stores_nothing_twice(broker: ScriptedBroker, client: Client) -> None:
+def test_lost_answer_is_asked_for_again_and_stores_nothing_twice(broker: ScriptedBroker, client: Client) -> None:
     broker.lose_answer = {"put": 2}
     producer = client.producer()
     assert [producer.send("t", b"%d" % n, partition=0).offset for n in range(3)] == [0, 1, 2]
@@ -76,9 +76,7 @@ def test_who_is_refused_again_and_again_asks_now_and_then(client: Client, broker
     assert producer.send("t", b"2", partition=0, timeout=5.0).is_success
 
 
-def test_a_batch_refused_because_the_session_was_taken_over_goes_out_on_another_connection(
-    client: Client, broker: ScriptedBroker
-) -> None:
+def test_batch_refused_after_a_takeover_goes_out_on_another_connection(client: Client, broker: ScriptedBroker) -> None:
     producer = client.producer()
     producer.send("t", b"0", partition=0)
     broker.faults["put"] = deque([ForbiddenError("not this connection's session")])
@@ -103,9 +101,7 @@ def test_a_refusal_that_lasts_is_raised_when_time_is_up(broker: ScriptedBroker, 
         client.producer().send("t", b"v", timeout=2.0)
 
 
-def test_a_refusal_for_good_is_raised_and_the_next_message_takes_the_number(
-    broker: ScriptedBroker, client: Client
-) -> None:
+def test_refusal_for_good_is_raised_and_next_message_takes_number(broker: ScriptedBroker, client: Client) -> None:
     broker.faults["put"] = deque([TopicClosedError("closed")])
     producer = client.producer()
     with pytest.raises(TopicClosedError):
@@ -113,7 +109,7 @@ def test_a_refusal_for_good_is_raised_and_the_next_message_takes_the_number(
     assert producer.send("t", b"v", partition=0).offset == 0
 
 
-def test_a_broker_that_cannot_be_reached_is_said_with_the_reason(broker: ScriptedBroker, client: Client) -> None:
+def test_broker_that_cannot_be_reached_is_said_with_reason(broker: ScriptedBroker, client: Client) -> None:
     producer = client.producer()
     producer.send("t", b"v")
     broker.cut()
@@ -248,7 +244,7 @@ def test_close_waits_for_what_was_sent(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_who_fills_the_buffer_waits_and_is_told_when_it_stays_full(broker: ScriptedBroker, client: Client) -> None:
+def test_caller_that_fills_the_buffer_waits_until_its_timeout(broker: ScriptedBroker, client: Client) -> None:
     producer = client.producer(buffer_size_bytes=2000)
     for _ in range(10):
         producer.send_async("t", b"x" * 900, partition=0)
@@ -268,9 +264,7 @@ def test_closing_the_client_gives_up_what_is_unanswered(broker: ScriptedBroker) 
         future.result(10)
 
 
-def test_two_producers_at_a_time_have_a_session_each_and_the_third_reuses_one(
-    broker: ScriptedBroker, client: Client
-) -> None:
+def test_two_concurrent_producers_have_sessions_and_a_third_reuses_one(broker: ScriptedBroker, client: Client) -> None:
     first, second = client.producer(), client.producer()
     for producer in (first, second, first):
         producer.send("t", b"v", partition=0)
@@ -281,7 +275,7 @@ def test_two_producers_at_a_time_have_a_session_each_and_the_third_reuses_one(
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_forked_child_sends_under_another_session_and_nothing_of_the_parents(
+def test_forked_child_sends_under_another_session_and_nothing_of_parents(
     broker: ScriptedBroker, client: Client
 ) -> None:
     producer = client.producer(linger_ms=60_000)

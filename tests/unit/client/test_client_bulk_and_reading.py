@@ -28,7 +28,7 @@ def values(messages: list[Message]) -> list[bytes | None]:
 # --- send_many -------------------------------------------------------------------------------------------------------
 
 
-def test_many_keep_their_order_per_partition_and_say_where_each_went(client: Client) -> None:
+def test_many_keep_their_partition_order_and_know_their_places(client: Client) -> None:
     count = 2 * SLICE_COUNT_MAX + 17
     pairs = [(b"%d" % (number % 5), b"%d" % number) for number in range(count)]
     results = client.producer().send_many("t", pairs)
@@ -65,7 +65,7 @@ def test_many_survive_lost_answers(broker: ScriptedBroker, client: Client) -> No
     assert len({(result.partition, result.offset) for result in results}) == sum(broker.ends.values()) == 10_000
 
 
-def test_a_failure_among_many_is_raised_and_says_how_many_are_stored(broker: ScriptedBroker, client: Client) -> None:
+def test_failure_among_many_is_raised_with_the_number_stored(broker: ScriptedBroker, client: Client) -> None:
     producer = client.producer()
     producer.send("t", b"v")
     broker.faults["put"] = deque([TopicClosedError("closed")])

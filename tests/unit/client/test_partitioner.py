@@ -40,7 +40,7 @@ def test_the_kafka_selector_takes_the_positive_part() -> None:
     assert KafkaPartitionSelector().select("t", 7, message(b"21")) == (-973932308 & 0x7FFFFFFF) % 7
 
 
-def test_the_same_key_always_goes_the_same_way() -> None:
+def test_equal_keys_go_to_one_partition() -> None:
     selector = KeyHashSelector()
     assert {selector.select("t", 5, message(b"k")) for _ in range(9)} == {crc32c(b"k") % 5}
 

@@ -55,7 +55,7 @@ def test_check_tells_what_the_broker_needs() -> None:
         ({"length": 2**31 - 1}, "length"),
     ],
 )
-def test_a_batch_that_breaks_a_rule_is_refused_and_the_rule_named(changed: dict[str, int], text: str) -> None:
+def test_batch_that_breaks_rule_is_refused_and_rule_named(changed: dict[str, int], text: str) -> None:
     with pytest.raises(InvalidBatchError, match=text):
         batch.check(with_fields(PLAIN, **changed))
 
@@ -94,14 +94,14 @@ def test_walking_shows_every_batch_of_a_chain() -> None:
     assert list(batch.headers(chain)) == found
 
 
-def test_every_flipped_bit_of_a_placed_batch_is_found_by_walking() -> None:
+def test_every_flipped_bit_of_placed_batch_is_found_by_walking() -> None:
     chain = make_placed(10, 2) + make_placed(12)
     for bit in range(len(chain) * 8):
         with pytest.raises(CorruptRecordError):
             list(batch.walk(flipped(chain, bit), TOPIC_ID, NUMBER, 10, full=True))
 
 
-def test_every_flipped_bit_of_a_placed_batch_is_found_by_decoding() -> None:
+def test_every_flipped_bit_of_placed_batch_is_found_by_decoding() -> None:
     chain = make_placed(10, 2) + make_placed(12)
     assert len(records.decode(chain, "t", NUMBER, topic_id=TOPIC_ID, expected_offset=10)) == 3
     for bit in range(len(chain) * 8):
@@ -109,7 +109,7 @@ def test_every_flipped_bit_of_a_placed_batch_is_found_by_decoding() -> None:
             records.decode(flipped(chain, bit), "t", NUMBER, topic_id=TOPIC_ID)
 
 
-def test_the_header_walk_alone_finds_every_flipped_bit_of_a_header() -> None:
+def test_header_walk_alone_finds_every_flipped_bit_of_header() -> None:
     placed = make_placed(10, 2)
     for bit in range(21 * 8):
         with pytest.raises(CorruptRecordError):

@@ -57,7 +57,7 @@ class HookedDisk(CountingDisk):
 # --- durability ------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_is_not_durable_before_the_sync_and_is_after() -> None:
+def test_write_is_durable_after_the_sync_and_not_before() -> None:
     disk = SimDisk()
     files = FileCache(disk)
     files.write(path(1), 0, b"abc")
@@ -135,7 +135,7 @@ def test_a_dirty_file_is_synced_before_its_descriptor_is_closed() -> None:
     assert content(disk.crash(), path(1)) == b"abc"
 
 
-def test_it_says_beforehand_whether_a_dirty_file_must_be_synced_for_others() -> None:
+def test_cache_predicts_whether_a_dirty_file_must_be_synced_first() -> None:
     disk = SimDisk()
     files = FileCache(disk, open_max=16)
     number = 0
@@ -150,7 +150,7 @@ def test_it_says_beforehand_whether_a_dirty_file_must_be_synced_for_others() -> 
     assert not files.takes(13)
 
 
-def test_a_read_from_the_cache_syncs_no_dirty_file_to_open_another() -> None:
+def test_read_from_cache_syncs_no_dirty_file_to_open_another() -> None:
     disk = SimDisk()
     files = FileCache(disk, open_max=16)
     for number in range(30):
@@ -163,7 +163,7 @@ def test_a_read_from_the_cache_syncs_no_dirty_file_to_open_another() -> None:
     assert disk.counts["sync"] == before + 1
 
 
-def test_the_first_write_to_a_partition_waits_for_no_sync_and_the_next_sync_takes_its_directories_once() -> None:
+def test_first_write_needs_no_sync_and_directories_are_synced_once() -> None:
     disk = SimDisk()
     files = FileCache(disk)
     for number in range(50):
@@ -175,7 +175,7 @@ def test_the_first_write_to_a_partition_waits_for_no_sync_and_the_next_sync_take
     assert {content(after, f"log/1/{number}/a.log") for number in range(50)} == {b"abc"}
 
 
-def test_directories_that_an_earlier_process_made_are_synced_once_they_are_distrusted() -> None:
+def test_directories_of_an_earlier_process_are_synced_once_if_distrusted() -> None:
     disk = SimDisk()
     FileCache(disk).write(path(1), 0, b"abc")
     disk = disk.kill()
@@ -198,7 +198,7 @@ def test_clean_files_are_closed_first() -> None:
     assert disk.counts["sync"] == syncs
 
 
-def test_a_failed_sync_fails_every_later_one_and_never_asks_for_a_retry() -> None:
+def test_failed_sync_fails_every_later_one_and_forbids_a_retry() -> None:
     disk = SimDisk()
     files = FileCache(disk)
     files.write(path(1), 0, b"abc")
@@ -222,7 +222,7 @@ def test_a_failed_sync_of_a_directory_fails_every_later_one() -> None:
             files.sync_dirty()
 
 
-def test_a_failed_sync_while_closing_is_told_to_the_writer_and_to_the_checkpoint() -> None:
+def test_failed_sync_at_close_reaches_the_writer_and_the_checkpoint() -> None:
     disk = SimDisk()
     files = FileCache(disk, open_max=1)
     files.write(path(1), 0, b"abc")
@@ -272,7 +272,7 @@ def test_an_unlinked_dirty_file_does_not_stop_the_sync() -> None:
         files.unlink(path(1))
 
 
-def test_an_archived_file_is_whole_and_durable_after_the_next_sync() -> None:
+def test_archived_file_is_whole_and_durable_after_next_sync() -> None:
     disk = SimDisk()
     files = FileCache(disk)
     files.write(path(1), 0, b"abc")
@@ -291,7 +291,7 @@ def test_an_archived_file_has_its_bytes_before_its_new_name() -> None:
     assert content(disk.crash(), "archive/1/0/a.log") == b"abc"
 
 
-def test_a_file_unlinked_while_it_is_read_is_closed_by_its_reader() -> None:
+def test_file_unlinked_while_read_is_closed_by_its_reader() -> None:
     disk = HookedDisk()
     files = FileCache(disk)
     files.write(path(1), 0, b"abc")
@@ -302,7 +302,7 @@ def test_a_file_unlinked_while_it_is_read_is_closed_by_its_reader() -> None:
     assert disk.open_count == 0
 
 
-def test_a_file_in_use_when_all_is_closed_is_closed_by_its_user() -> None:
+def test_file_in_use_at_close_is_closed_by_its_user() -> None:
     disk = HookedDisk()
     files = FileCache(disk)
     files.write(path(1), 0, b"abc")

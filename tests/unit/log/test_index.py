@@ -27,7 +27,7 @@ def indexed(content: bytes) -> SegmentIndex:
     return index
 
 
-def test_entries_stand_at_batch_boundaries_and_no_closer_than_the_distance() -> None:
+def test_entries_stand_at_batch_boundaries_and_no_closer_than_distance() -> None:
     index = indexed(chain(20))
     assert index.end == End(20, 20 * SIZE, TIME_MS)
     step = -(-ENTRY_DISTANCE_BYTES // SIZE)
@@ -44,7 +44,7 @@ def test_lookups_find_the_boundaries_around() -> None:
     assert index.next_boundary(17 * SIZE) == (20, 20 * SIZE)
 
 
-def test_the_time_index_begins_before_the_first_batch_that_is_not_older() -> None:
+def test_time_index_begins_before_first_batch_that_is_not_older() -> None:
     index = indexed(chain(20, {n: TIME_MS + (n if n != 9 else 100) for n in range(20)}))
     assert index.before_time(0) == (0, 0)
     assert index.before_time(TIME_MS + 5) == (4, 4 * SIZE)
@@ -52,7 +52,7 @@ def test_the_time_index_begins_before_the_first_batch_that_is_not_older() -> Non
     assert index.before_time(TIME_MS + 1000) == (16, 16 * SIZE)
 
 
-def test_steps_one_after_the_other_give_the_same_index_as_one() -> None:
+def test_successive_steps_give_the_index_of_one_step() -> None:
     content = chain(20)
     index = SegmentIndex(0)
     while index.end.position < len(content):
@@ -73,7 +73,7 @@ def test_what_another_reader_found_first_is_not_added_again() -> None:
     assert index.end.offset == 10
 
 
-def test_a_reader_meets_no_half_of_an_entry_whenever_it_looks() -> None:
+def test_reader_meets_no_half_of_entry_whenever_it_looks() -> None:
     """Between any two lines of ``adopt`` another thread may read; here a trace reads there."""
     index, content = SegmentIndex(0), chain(20)
     extension = extend(index, index.end, content, len(content), "a.log")
@@ -121,7 +121,7 @@ def test_damage_is_named_with_its_position(content: bytes, position: int, text: 
     assert (caught.value.path, caught.value.position) == ("log/7/3/a.log", position)
 
 
-def test_the_least_recently_used_indexes_go_when_there_are_too_many_entries() -> None:
+def test_least_recently_used_indexes_go_beyond_the_entry_limit() -> None:
     cache = IndexCache(entries_max=50)
     first = cache.get("a", 0)
     content = chain(20)

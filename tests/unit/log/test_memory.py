@@ -42,7 +42,7 @@ def test_the_storage_says_which_kind_it_is() -> None:
     assert type(new_memory()) is MemoryPartition
 
 
-def test_what_is_appended_is_readable_at_once_and_in_its_place() -> None:
+def test_appended_batch_is_readable_at_once_in_its_place() -> None:
     partition = new_memory()
     assert [append(partition, make_batch(count)) for count in (2, 3, 1)] == [0, 2, 5]
     assert (partition.log_start, partition.high_watermark, partition.next_offset) == (0, 6, 6)
@@ -125,7 +125,7 @@ def test_an_offset_for_a_time() -> None:
     assert new_memory().offset_for(FILES, 0) == 0
 
 
-def test_after_a_restart_it_is_empty_and_goes_on_with_its_offsets() -> None:
+def test_partition_is_empty_after_a_restart_and_continues_its_offsets() -> None:
     partition, restored = new_memory(), new_memory()
     append(partition, make_batch(7))
     restored.restore(partition.snapshot())
@@ -134,7 +134,7 @@ def test_after_a_restart_it_is_empty_and_goes_on_with_its_offsets() -> None:
     assert append(restored, make_batch()) == 7
 
 
-def test_the_log_start_moves_by_blocks_and_hides_what_is_below() -> None:
+def test_log_start_moves_by_blocks_and_hides_what_is_below() -> None:
     partition = new_memory(retention_size_bytes=6400)
     for _ in range(10):
         append(partition, make_batch(1, b"x" * 200))

@@ -36,7 +36,7 @@ def test_places_follow_each_other() -> None:
     assert (partition.next_offset, partition.size_bytes, partition.high_watermark) == (5, 200, 0)
 
 
-def test_a_segment_rolls_when_the_next_batch_would_pass_its_size() -> None:
+def test_segment_rolls_when_next_batch_would_pass_its_size() -> None:
     partition = new_partition()
     assert partition.place(1, 4000, 0, TIME_MS) == (0, 0, 0)
     assert partition.place(1, 96, 0, TIME_MS) == (0, 4000, 1)  # just fits
@@ -108,7 +108,7 @@ def test_a_segment_of_unknown_age_rolls_by_size() -> None:
 
 
 @given(placements, st.data())
-def test_a_snapshot_brings_back_the_same_partition(
+def test_snapshot_restores_an_equal_partition(
     given_placements: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     live, now_ms = new_partition(), TIME_MS
@@ -151,7 +151,7 @@ def test_publishing_again_or_less_changes_nothing() -> None:
     assert log.read(0) == b"".join(log.batches[:2])
 
 
-def test_publishing_inside_a_batch_or_beyond_the_end_is_an_error() -> None:
+def test_publishing_inside_batch_or_beyond_end_is_error() -> None:
     partition = new_partition()
     partition.place(4, 100, 0, TIME_MS)
     partition.place(4, 100, 0, TIME_MS)
@@ -202,7 +202,7 @@ def test_reads_are_whole_batches_from_the_offset_on(shapes: list[tuple[int, int]
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9000)), min_size=1, max_size=80),
     st.sampled_from([1, 3000, 33_000, 1 << 20]),
 )
-def test_reading_on_from_where_the_last_read_ended_gives_everything_once(
+def test_reading_on_from_where_last_read_ended_gives_everything_once(
     shapes: list[tuple[int, int]], size_max: int
 ) -> None:
     log = Log(TopicConfig("orders", segment_size_bytes=100_000))
@@ -290,7 +290,7 @@ def test_an_offset_for_a_time(shapes: list[tuple[int, int]], wanted: int, data: 
     assert log.partition.offset_for(log.files, TIME_MS + wanted) == expected
 
 
-def test_an_offset_for_a_time_is_not_below_the_log_start() -> None:
+def test_offset_for_time_is_not_below_log_start() -> None:
     log = Log(SMALL)
     log.fill([4] * 10, b"x" * 500)
     log.partition.set_log_start(6)

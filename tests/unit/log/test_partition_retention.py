@@ -26,7 +26,7 @@ def test_without_limits_everything_stays() -> None:
     assert log.partition.expired_segments(1 << 50) == (0, [])
 
 
-def test_by_age_the_segments_whose_newest_message_is_too_old_go() -> None:
+def test_segments_whose_newest_message_is_past_the_age_go() -> None:
     log = retained(retention_ms=1500)
     path = log.partition.segment_path
     assert log.partition.expired_segments(TIME_MS + 1500) == (0, [])
@@ -34,7 +34,7 @@ def test_by_age_the_segments_whose_newest_message_is_too_old_go() -> None:
     assert log.partition.expired_segments(TIME_MS + 3501) == (30, [path(0), path(10), path(20)])
 
 
-def test_by_age_the_active_segment_goes_too_and_the_next_batch_begins_another() -> None:
+def test_active_segment_goes_by_age_and_another_begins() -> None:
     log = retained(retention_ms=1500)
     assert log.partition.expired_segments(TIME_MS + 5500)[0] == 40
     start, paths = log.partition.expired_segments(TIME_MS + 5501)
@@ -68,14 +68,14 @@ def test_an_active_segment_whose_age_no_message_tells_stays(time_ms: int) -> Non
     assert log.partition.expired_segments(TIME_MS + 10**9) == (0, [])
 
 
-def test_an_active_segment_with_a_message_that_is_not_visible_yet_stays() -> None:
+def test_active_segment_with_message_that_is_not_visible_yet_stays() -> None:
     log = Log(TopicConfig("orders", retention_ms=1000))
     log.append(make_batch(10))
     log.append(make_batch(10), publish=False)
     assert log.partition.expired_segments(1 << 50) == (0, [])
 
 
-def test_a_time_from_the_future_does_not_keep_a_segment_for_ever() -> None:
+def test_time_from_future_does_not_keep_segment_for_ever() -> None:
     log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
     log.append(make_batch(10, b"x" * 300, TIME_MS + 10**10))
     log.append(make_batch(10, b"x" * 300, TIME_MS + 501), now_ms=TIME_MS + 500)
@@ -83,7 +83,7 @@ def test_a_time_from_the_future_does_not_keep_a_segment_for_ever() -> None:
     assert log.partition.expired_segments(TIME_MS + 1501)[0] == 10
 
 
-def test_messages_without_a_time_are_as_old_as_the_moment_that_ended_their_segment() -> None:
+def test_messages_without_time_are_as_old_as_their_segments_end() -> None:
     log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
     for now_ms in (TIME_MS, TIME_MS + 500):
         log.append(with_fields(make_batch(10, b"x" * 300), first_ms=-1, max_ms=-1), now_ms=now_ms)
@@ -119,7 +119,7 @@ def test_below_the_log_start_nothing_is_read_and_above_everything() -> None:
     assert log.partition.offset_for(log.files, 0) == 20
 
 
-def test_a_read_that_retention_overtakes_is_out_of_range_and_not_damage() -> None:
+def test_read_overtaken_by_retention_is_out_of_range_not_damage() -> None:
     log = retained()
 
     class Overtaken(FileCache):

@@ -67,7 +67,7 @@ def test_any_records_come_back(given_rows: list[tuple[bytes | None, bytes | None
         assert rows(records.decode(made, "t", 0)) == given_rows, codec
 
 
-def test_values_alone_become_the_same_bytes() -> None:
+def test_values_alone_become_equal_bytes() -> None:
     pairs: list[tuple[bytes | None, bytes]] = [(b"k", b"v"), (None, b"w" * 200), (b"", b"")]
     full: list[records.Record] = [(key, value, (), TIME_MS) for key, value in pairs]
     assert records.encode_values(pairs, TIME_MS) == records.encode(full)
@@ -82,7 +82,7 @@ def test_several_batches_are_one_run_of_messages() -> None:
     assert records.decode(b"", "t", 3) == []
 
 
-def test_the_transaction_stands_on_the_first_record_and_is_told_of_all() -> None:
+def test_transaction_stands_on_first_record_and_is_told_of_all() -> None:
     made = records.encode([(b"k", b"1", [("h", b"x")], TIME_MS), (b"k", b"2", (), TIME_MS)], txid="a-b-c-d")
     assert bytes(made).count(b"txmq.txid") == 1
     found = records.decode(made, "t", 0)
@@ -146,7 +146,7 @@ def test_another_count_than_announced(codec: int, count: int) -> None:
         records.decode(made, "t", 0)
 
 
-def test_what_is_sound_before_the_damage_is_given_out_and_nothing_of_the_damaged_batch() -> None:
+def test_sound_batches_before_the_damage_are_given_out() -> None:
     chain = make_placed(0, 2) + make_placed(2, 2) + make_placed(4, 2)
     assert records.decode_sound(chain, "t", 3, topic_id=7)[1] is None
     chain[2 * len(chain) // 3 - 1] ^= 1  # the last byte of the second batch
@@ -213,7 +213,7 @@ def test_any_bytes_for_records_are_read_alike_or_refused_alike(section: bytes, c
 
 @settings(max_examples=500, deadline=None)
 @given(st.integers(0, len(SECTION) - 1), st.integers(0, 255))
-def test_any_changed_byte_of_records_is_read_alike_or_refused_alike(position: int, value: int) -> None:
+def test_any_changed_record_byte_is_read_or_refused_alike(position: int, value: int) -> None:
     section = SECTION[:position] + bytes([value]) + SECTION[position + 1 :]
     made = with_fields(with_section(records.encode(VARIED), section), max_ms=batch.TIMESTAMP_MS_MAX)
     assert outcome(default_records.DefaultRecordBatch, made) == outcome(PURE.DefaultRecordBatch, made)
@@ -254,7 +254,7 @@ def test_the_absolute_limit_holds_below_the_ratio(codec: str) -> None:
 
 
 @CODECS
-def test_what_is_so_regular_that_it_would_be_refused_is_not_compressed(codec: str) -> None:
+def test_overly_regular_records_are_not_compressed(codec: str) -> None:
     pairs: list[tuple[bytes | None, bytes]] = [(None, bytes(4 << 20))]
     made = records.encode_values(pairs, TIME_MS, compression=codec)
     batch.check(made)
@@ -306,7 +306,7 @@ def test_a_compressed_stream_within_a_stream_is_refused(codec: str) -> None:
 
 
 @pytest.mark.parametrize("difference", [-100, -1, 1, 100])
-def test_a_stated_size_that_is_not_the_real_one_is_refused(difference: int) -> None:
+def test_stated_size_that_is_not_real_one_is_refused(difference: int) -> None:
     zstd = bytearray(pack("zstd", SECTION))
     assert zstd[4] == 0x60, "a frame with a content size of two bytes"
     zstd[5:7] = (len(SECTION) - 256 + difference).to_bytes(2, "little")

@@ -53,7 +53,7 @@ def test_every_damaged_byte_before_the_end_is_found() -> None:
     assert verify(log).is_sound
 
 
-def test_every_damaged_byte_of_the_last_segment_is_found_where_the_end_is_known() -> None:
+def test_every_damaged_byte_is_found_if_the_end_is_known() -> None:
     log = filled()
     segment = b"".join(log.batches[6:])
     for position in range(len(segment)):

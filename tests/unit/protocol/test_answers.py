@@ -64,7 +64,7 @@ def _one_by_one(stream: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("stream", "answer"), ANSWERS)
-def test_an_answer_is_the_same_whole_byte_by_byte_and_in_every_two_pieces(stream: bytes, answer: Answer) -> None:
+def test_answer_is_equal_whole_by_byte_and_in_two_pieces(stream: bytes, answer: Answer) -> None:
     assert _read([stream]) == ([answer], False, False)
     assert _read(_one_by_one(stream)) == ([answer], False, False)
     assert _read([TRAILER + stream + TRAILER]) == ([AFTER, answer, AFTER], False, False)
@@ -73,13 +73,13 @@ def test_an_answer_is_the_same_whole_byte_by_byte_and_in_every_two_pieces(stream
 
 
 @pytest.mark.parametrize(("stream", "answer"), ANSWERS)
-def test_an_answer_cut_short_at_any_byte_is_unfinished_never_a_fault(stream: bytes, answer: Answer) -> None:
+def test_answer_cut_short_at_any_byte_is_unfinished_never_fault(stream: bytes, answer: Answer) -> None:
     for end in range(len(stream)):
         assert _read([stream[:end]]) == ([], False, end > 0), end
 
 
 @pytest.mark.parametrize(("stream", "answer"), ANSWERS)
-def test_any_flipped_bit_gives_answers_or_a_fault_in_whatever_pieces_it_comes(stream: bytes, answer: Answer) -> None:
+def test_any_flipped_bit_gives_answers_or_a_fault_however_cut(stream: bytes, answer: Answer) -> None:
     for bit in range(len(stream) * 8):
         flipped = bytearray(stream + TRAILER)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -95,7 +95,7 @@ def test_anything_else_is_a_fault_whole_and_byte_by_byte(stream: bytes) -> None:
 
 
 @pytest.mark.parametrize("stream", FAULTS)
-def test_answers_before_a_fault_are_handed_out_and_the_fault_is_told_next(stream: bytes) -> None:
+def test_answers_before_a_fault_come_first_and_then_the_fault(stream: bytes) -> None:
     reader = AnswerReader(LIMIT)
     assert reader.feed(TRAILER + stream) == [AFTER]
     assert isinstance(reader.failure, RemoteProtocolError)
@@ -136,14 +136,14 @@ def test_offsets_are_as_long_as_their_digits_in_any_order() -> None:
     assert answers.encode_all([(b"A1", offset) for offset in offsets]) == b"".join(expected)
 
 
-def test_a_refusal_is_its_error_and_a_violation_keeps_its_own_opaque() -> None:
+def test_refusal_is_its_error_and_violation_keeps_its_own_opaque() -> None:
     error, broken = UnknownTopicError("t"), Violation(413, "too-large", "body", b"B2")
     assert answers.encode_all([(b"A1", error), (b"A1", broken)]) == answers.error(error, b"A1") + answers.violation(
         broken
     )
 
 
-def test_a_body_ends_its_last_line_once_and_its_length_counts_that() -> None:
+def test_body_ends_its_last_line_once_and_counts_that() -> None:
     assert answers.result(200, b"A1", b"pong") == b"result 200 5 A1\r\npong\n"
     assert answers.result(200, b"A1", b"a 0 0 1\n") == b"result 200 8 A1\r\na 0 0 1\n"
     assert answers.result(200, b"A1") == b"result 200 0 A1\r\n"  # nothing: the line itself has ended
@@ -197,6 +197,6 @@ def _streams(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=300, deadline=None)
 @given(stream=_streams(), cuts=st.lists(st.integers(0, 300), max_size=20))
-def test_the_answers_are_the_same_for_every_way_to_cut_the_stream(stream: bytes, cuts: list[int]) -> None:
+def test_answers_do_not_depend_on_the_cuts_of_the_stream(stream: bytes, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     assert _read([stream[start:end] for start, end in pairwise(places)]) == _read([stream])

@@ -102,7 +102,7 @@ def test_a_request_is_read_as_it_was_meant(
         ("recover", (), {"extensions": {"limit": -1}}),
     ],
 )
-def test_what_the_protocol_cannot_carry_is_refused_before_anything_is_sent(
+def test_what_protocol_cannot_carry_is_refused_before_anything_is_sent(
     verb: str, arguments: tuple[Word, ...], options: dict[str, Any]
 ) -> None:
     with pytest.raises(LocalProtocolError):
@@ -146,7 +146,7 @@ def _text(word: Word) -> bytes:
     return word if isinstance(word, bytes) else str(word).encode()
 
 
-def test_the_line_of_a_put_is_the_one_of_a_request() -> None:
+def test_line_of_put_is_one_of_request() -> None:
     assert [put_line(b"orders", 3, 5, b"A1"), b"hello"] == request("put", "orders", 3, body=[b"hello"], opaque=b"A1")
 
 

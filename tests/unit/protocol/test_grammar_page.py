@@ -26,11 +26,11 @@ EXAMPLES = re.findall(r"Example(?: \(.*?\))?: `(.*)`", PAGE)
 _EACH_VERB = pytest.mark.parametrize("verb", list(VERBS.values()), ids=lambda verb: verb.name.decode())
 
 
-def test_the_page_has_each_verb_once_written_as_the_table_has_it() -> None:
+def test_page_has_each_verb_once_written_as_table_has_it() -> None:
     assert sorted(HEADINGS) == sorted(usage(verb) for verb in VERBS.values())
 
 
-def test_the_page_has_an_example_for_each_verb_and_all_can_be_sent() -> None:
+def test_page_has_a_sendable_example_for_each_verb() -> None:
     assert sorted(parse_line(example.encode()).verb for example in EXAMPLES) == sorted(VERBS)
 
 
@@ -80,12 +80,12 @@ def test_an_example_in_help_can_be_sent(verb: Verb) -> None:
         assert parse_line(example.encode()).verb == verb.name
 
 
-def test_help_on_an_unknown_verb_says_so() -> None:
+def test_help_on_an_unknown_verb_reports_it() -> None:
     assert "nosuch" in help_text("nosuch")
 
 
 @_EACH_VERB
-def test_a_verb_with_a_word_too_many_or_too_few_is_refused_with_its_usage(verb: Verb) -> None:
+def test_verb_with_extra_or_missing_word_is_refused_with_usage(verb: Verb) -> None:
     example = next(example for example in EXAMPLES if example.split(" ")[0].encode() == verb.name)
     for line in (f"{example} extra word more", verb.name.decode() + " =", f"{verb.name.decode()} "):
         with pytest.raises(GrammarError) as caught:

@@ -19,7 +19,7 @@ LEAST_REQUEST_SIZE_BYTES = 64 << 10
         st.one_of(st.just(["t", 1, 2]), st.just(["t", 1, "x" * 20_000]), st.just(["\u00e9" * 30_000])), max_size=30
     )
 )
-def test_pieces_hold_every_row_in_order_and_fit_unless_one_row_does_not(rows: list[list[Any]]) -> None:
+def test_pieces_hold_every_row_in_order_and_fit_if_possible(rows: list[list[Any]]) -> None:
     pieces = in_pieces(rows)
     assert [row for piece in pieces for row in piece] == rows
     assert all(pieces) or pieces == [[]]

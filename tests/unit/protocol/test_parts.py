@@ -66,7 +66,7 @@ def test_batches_are_copies_that_may_be_written_into() -> None:
     assert body == b"t 0 2\r\nhi"
 
 
-def test_a_body_cut_short_at_any_byte_is_whole_parts_or_refused() -> None:
+def test_body_cut_at_any_byte_is_whole_parts_or_refused() -> None:
     for end in range(len(TWO)):
         if end in (0, TWO.index(b"audit")):
             assert parse_parts(TWO[:end]) == parse_parts(TWO)[: bool(end)]
@@ -119,7 +119,7 @@ def test_the_number_of_parts_is_bounded() -> None:
         ("t", 0, b"x", (2**32,)),
     ],
 )  # fmt: skip
-def test_a_part_that_cannot_be_carried_is_refused_by_its_sender(
+def test_part_that_cannot_be_carried_is_refused_by_its_sender(
     topic: str, partition: int, batch: bytes, keys: tuple[int, ...]
 ) -> None:
     with pytest.raises(LocalProtocolError):

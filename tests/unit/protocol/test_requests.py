@@ -86,7 +86,7 @@ def test_the_vectors_hold_every_verb_and_every_extension() -> None:
 
 
 @pytest.mark.parametrize(("stream", "request_"), REQUESTS)
-def test_a_request_is_the_same_whole_byte_by_byte_and_in_every_two_pieces(stream: bytes, request_: Request) -> None:
+def test_request_is_equal_whole_by_byte_and_in_two_pieces(stream: bytes, request_: Request) -> None:
     assert _read([stream]) == ([request_], True)
     assert _read(_one_by_one(stream)) == ([request_], True)
     for cut in range(1, len(stream)):
@@ -101,15 +101,13 @@ def test_what_follows_a_request_is_the_next_one(stream: bytes, request_: Request
 
 
 @pytest.mark.parametrize(("stream", "request_"), REQUESTS)
-def test_a_request_cut_short_at_any_byte_is_unfinished_never_an_error(stream: bytes, request_: Request) -> None:
+def test_request_cut_short_at_any_byte_is_unfinished_never_error(stream: bytes, request_: Request) -> None:
     for end in range(len(stream)):
         assert _read([stream[:end]]) == ([], end == 0), end
 
 
 @pytest.mark.parametrize(("stream", "request_"), REQUESTS)
-def test_any_flipped_bit_gives_requests_or_a_violation_in_whatever_pieces_it_comes(
-    stream: bytes, request_: Request
-) -> None:
+def test_any_flipped_bit_gives_requests_or_a_violation_however_cut(stream: bytes, request_: Request) -> None:
     before = _reader()  # has read, byte by byte, what is before the flipped one
     for bit in range(len(stream) * 8):
         flipped = bytearray(stream + TRAILER)
@@ -124,7 +122,7 @@ def test_any_flipped_bit_gives_requests_or_a_violation_in_whatever_pieces_it_com
 
 
 @pytest.mark.parametrize("stream", UNKNOWN)
-def test_an_unknown_verb_is_refused_and_what_follows_is_served_in_whatever_pieces_it_comes(stream: bytes) -> None:
+def test_unknown_verb_is_refused_and_later_requests_are_served(stream: bytes) -> None:
     whole = TRAILER + stream + TRAILER + stream
     for pieces in ([whole], _one_by_one(whole), *([whole[:cut], whole[cut:]] for cut in range(len(whole)))):
         items, is_idle = _read(pieces)
@@ -137,7 +135,7 @@ def test_an_unknown_verb_is_refused_and_what_follows_is_served_in_whatever_piece
 
 
 @pytest.mark.parametrize("line", [b"batch orders 0 %d A1\r\n", b"store %d A1\n", b"pup orders 0 key=k %d A1\r\n"])
-def test_the_body_of_an_unknown_verb_is_never_read_as_requests(line: bytes) -> None:
+def test_body_of_unknown_verb_is_never_read_as_requests(line: bytes) -> None:
     """A newer peer's: a message that it carried was stored as what it said."""
     body = b"put orders 0 raw 5 A2\r\nhello"
     (refused,), _ = _read([line % len(body) + body + TRAILER])
@@ -159,7 +157,7 @@ def test_a_violation_is_told_once_and_the_reader_is_dead(stream: bytes, code: in
 
 
 @pytest.mark.parametrize(("stream", "code", "opaque"), VIOLATIONS)
-def test_a_violation_does_not_depend_on_how_the_stream_was_cut(stream: bytes, code: int, opaque: bytes) -> None:
+def test_violation_does_not_depend_on_how_stream_was_cut(stream: bytes, code: int, opaque: bytes) -> None:
     whole = _read([stream + TRAILER])
     assert _read(_one_by_one(stream + TRAILER)) == whole
     for cut in range(1, len(stream), 1 + len(stream) // 200):
@@ -180,7 +178,7 @@ def test_a_violation_does_not_depend_on_how_the_stream_was_cut(stream: bytes, co
     ],
     ids=["zero", "tls", "http", "ssh", "tab", "two returns", "not ascii", "4 KiB"],
 )
-def test_what_can_never_become_a_request_is_refused_at_its_first_byte(beginning: bytes, last: bytes) -> None:
+def test_impossible_request_is_refused_at_its_first_byte(beginning: bytes, last: bytes) -> None:
     reader = _reader()
     assert reader.feed(beginning) == []
     (violation,) = reader.feed(last)
@@ -199,7 +197,7 @@ def test_a_line_of_exactly_the_limit_is_read() -> None:
         assert _read(_one_by_one(longer)) == whole
 
 
-def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_refused_before_it_arrives() -> None:
+def test_body_of_limit_is_read_and_longer_one_refused() -> None:
     assert _read([b"put t 0 100 A\r\n" + bytes(100)], _reader(limit=100))[0][0][3] == bytes(100)
     for arrived in (0, 101, 1000):
         (violation,) = _read([b"put t 0 101 A\r\n" + bytes(arrived)], _reader(limit=100))[0]
@@ -208,7 +206,7 @@ def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_refused_before
 
 
 @pytest.mark.parametrize(("stream", "opaque"), REFUSED)
-def test_what_its_verb_does_not_take_is_refused_by_its_line_and_read_past(stream: bytes, opaque: bytes) -> None:
+def test_body_that_the_verb_does_not_take_is_read_past(stream: bytes, opaque: bytes) -> None:
     budget = ByteBudget(0)
     reader = RequestReader(Limits(request_size_bytes_max=2 * LIMIT, batch_size_bytes_max=LIMIT), budget)
     line_end = stream.index(b"\n") + 1
@@ -231,7 +229,7 @@ def _with_body(verb: Verb, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.has_body], ids=lambda v: v.name.decode())
-def test_every_verb_has_a_limit_and_one_byte_over_it_is_413_before_it_arrives(verb: Verb) -> None:
+def test_body_one_byte_over_its_verbs_limit_is_413_early(verb: Verb) -> None:
     limits = Limits(request_size_bytes_max=4 << 20, batch_size_bytes_max=2 << 20)
     limit = limits.batch_size_bytes_max if verb.name == b"put" else verb.body_size_bytes_max or 4 << 20
     reader = RequestReader(limits, ByteBudget(1 << 30))
@@ -243,7 +241,7 @@ def test_every_verb_has_a_limit_and_one_byte_over_it_is_413_before_it_arrives(ve
     assert (refused.code, refused.closes) == (413, limit == 4 << 20)
 
 
-def test_what_stands_in_front_of_the_parts_has_a_limit_of_its_own() -> None:
+def test_text_before_the_parts_has_a_limit_of_its_own() -> None:
     for verb in (verb for verb in VERBS.values() if b"offsets" in verb.extensions):
         *head, length, opaque = _with_body(verb, 1 << 19).split(b" ")
         assert verb.number_max == {b"offsets": OFFSETS_SIZE_BYTES_MAX}
@@ -261,7 +259,7 @@ def test_two_requests_in_one_piece_and_one_request_in_many() -> None:
     assert _read([put[:-1], put[-1:] + put[:7], put[7:]]) == ([request] * 2, True)
 
 
-def test_a_body_longer_than_its_length_leaves_garbage_that_is_refused() -> None:
+def test_body_longer_than_its_length_leaves_garbage_that_is_refused() -> None:
     stream = b"put orders 0 4 A1\r\nhello\r\n"
     whole = _read([stream])
     assert whole == _read(_one_by_one(stream))
@@ -269,7 +267,7 @@ def test_a_body_longer_than_its_length_leaves_garbage_that_is_refused() -> None:
     assert (request[3], type(violation), violation[0]) == (b"hell", Violation, 400)
 
 
-def test_a_long_name_takes_the_table_and_gives_the_same_request() -> None:
+def test_long_name_takes_the_table_and_gives_an_equal_request() -> None:
     for length in (1, 199, 200, 201, 1000):
         name = b"n" * length
         assert _read([b"put %b 3 2 A1\r\nhi" % name])[0] == [(b"put", [name, b"3"], None, bytearray(b"hi"), b"A1")]
@@ -287,7 +285,7 @@ PLAIN_COMPLETE = b"complete 0123456789abcdef-fedcba9876543210-1-1 uuid=001122334
 
 @pytest.mark.parametrize("floor", [b"", b"floor=0 ", b"floor=18446744073709551616 "])
 @pytest.mark.parametrize("plain", [PLAIN_PREPARE, PLAIN_DECIDE, PLAIN_COMPLETE])
-def test_the_short_way_of_a_request_gives_what_the_table_gives(
+def test_short_way_of_request_gives_what_table_gives(
     plain: bytes, floor: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = plain % floor if b"%b" in plain else plain
@@ -332,7 +330,7 @@ def test_a_declared_length_takes_nothing_from_the_budget() -> None:
     assert budget.used == 0
 
 
-def test_the_budget_counts_what_arrived_and_gets_it_back_when_the_request_is_whole() -> None:
+def test_budget_counts_arrived_bytes_and_returns_them_with_the_request() -> None:
     budget = ByteBudget(1 << 20)
     reader = RequestReader(Limits(), budget)
     assert reader.feed(b"put t 0 20000 A\r\n" + bytes(10_000)) == []
@@ -344,7 +342,7 @@ def test_the_budget_counts_what_arrived_and_gets_it_back_when_the_request_is_who
     assert budget.used == 0
 
 
-def test_a_budget_used_up_refuses_the_large_body_and_not_the_small_one() -> None:
+def test_budget_used_up_refuses_large_body_and_not_small_one() -> None:
     budget = ByteBudget(10_000)
     large, other, small = (RequestReader(Limits(), budget) for _ in range(3))
     assert large.feed(b"put t 0 20000 A\r\n" + bytes(OWN_BYTES + 10_000)) == []
@@ -382,7 +380,7 @@ def _streams(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=300, deadline=None)
 @given(stream=_streams(), cuts=st.lists(st.integers(0, 2000), max_size=20))
-def test_the_items_are_the_same_for_every_way_to_cut_the_stream(stream: bytes, cuts: list[int]) -> None:
+def test_items_do_not_depend_on_the_cuts_of_the_stream(stream: bytes, cuts: list[int]) -> None:
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[start:end] for start, end in pairwise(places)]
     assert _read(pieces) == _read([stream])

@@ -45,7 +45,7 @@ def test_an_empty_state_is_a_state() -> None:
     assert load_newest(disk, node_id=NODE)[0] == Checkpoint(Lsn(0), 0, 0, b"")
 
 
-def test_the_two_newest_are_kept_and_the_journal_is_needed_from_the_older_one_on() -> None:
+def test_two_newest_are_kept_with_the_journal_of_the_older() -> None:
     disk = SimDisk()
     _write(disk, 100)
     assert oldest_kept_lsn(disk) == 0  # alone, its damage would leave nothing but the whole journal
@@ -56,7 +56,7 @@ def test_the_two_newest_are_kept_and_the_journal_is_needed_from_the_older_one_on
     assert oldest_kept_lsn(disk) == 300
 
 
-def test_one_of_the_same_lsn_replaces() -> None:
+def test_checkpoint_of_an_equal_lsn_replaces() -> None:
     disk = SimDisk()
     _write(disk, 100, 200)
     write(disk, _checkpoint(200, b"newer"), node_id=NODE)
@@ -66,7 +66,7 @@ def test_one_of_the_same_lsn_replaces() -> None:
     assert list_lsns(disk) == [100, 200]
 
 
-def test_a_damaged_newest_is_passed_over_with_a_note_that_names_it() -> None:
+def test_damaged_newest_is_passed_over_with_note_that_names_it() -> None:
     disk = SimDisk()
     _write(disk, 100, 200)
     disk.damage(path_of(200), 5, b"\0")
@@ -84,7 +84,7 @@ def test_a_damaged_one_is_not_counted_among_the_two() -> None:
     assert list_lsns(disk) == [100, 300]
 
 
-def test_a_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
+def test_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
     disk = SimDisk()
     _write(disk, 100)
     whole = content(disk, path_of(100))
@@ -101,7 +101,7 @@ def test_a_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
         read(disk, 100, node_id=NODE)
 
 
-def test_one_that_was_renamed_or_belongs_to_another_node_is_refused() -> None:
+def test_renamed_or_foreign_checkpoint_is_refused() -> None:
     disk = SimDisk()
     _write(disk, 100)
     put(disk, path_of(200), content(disk, path_of(100)))
@@ -129,7 +129,7 @@ def test_leftovers_of_a_write_that_was_cut_off_are_removed() -> None:
     assert disk.list_directory("checkpoint") == [path_of(100).partition("/")[2]]
 
 
-def test_one_that_was_found_is_durable_before_anything_is_built_on_it() -> None:
+def test_found_checkpoint_is_made_durable_before_use() -> None:
     disk = SimDisk()
     _write(disk, 100)
     file = disk.open(path_of(200), create=True)
@@ -140,7 +140,7 @@ def test_one_that_was_found_is_durable_before_anything_is_built_on_it() -> None:
     assert killed.crash().exists(path_of(200))
 
 
-def test_every_crash_image_of_three_checkpoints_has_the_last_acknowledged_one() -> None:
+def test_every_crash_image_of_three_checkpoints_has_last_acknowledged_one() -> None:
     disk = SimDisk(record=True)
     for lsn in (100, 200, 300):
         _write(disk, lsn)

@@ -102,7 +102,7 @@ def test_a_payload_cut_anywhere_inside_an_entry_is_refused() -> None:
 @pytest.mark.parametrize(
     "frame", [(0, 0, 0, 0), (20, 0, 0, 0), (255, 0, 0, 0), (5, 1, 0, 0), (1, 2, 0, 0), (5, 0, 1, 0)]
 )  # fmt: skip
-def test_unknown_types_flags_and_reserved_bits_are_refused_with_what_to_do(frame: tuple[int, int, int, int]) -> None:
+def test_unknown_types_flags_and_reserved_bits_are_refused_with_advice(frame: tuple[int, int, int, int]) -> None:
     with pytest.raises(StorageError, match="upgrade"):
         list(entries.split(struct.pack("<BBHI", *frame)))
 
@@ -122,7 +122,7 @@ def test_bodies_of_a_wrong_length_are_refused() -> None:
             leading(bytes(size - 1))
 
 
-def test_a_count_of_placements_that_contradicts_the_length_is_refused_before_anything_is_made_of_it() -> None:
+def test_count_of_placements_contradicting_the_length_is_refused_early() -> None:
     entry = bytearray(entries.encode_committed(1, 2, 3, [Placement(1, 2, 3, 4, 5, 6, 7)]))
     entry[8 + 24 : 8 + 28] = struct.pack("<I", U32)
     with pytest.raises(StorageError, match="placements"):

@@ -31,7 +31,7 @@ def _create(disk: SimDisk, seed: int = 1) -> identity.Node:
     return load_or_create(disk, SeededRandom(seed), SimClock())
 
 
-def test_it_is_drawn_once_and_is_the_same_after_a_power_loss() -> None:
+def test_identity_is_drawn_once_and_survives_a_power_loss() -> None:
     disk = SimDisk()
     node = _create(disk, 1)
     assert node.node_id != node.cluster_id
@@ -54,7 +54,7 @@ def test_a_journal_without_an_identity_gets_no_new_one() -> None:
     assert load(disk) is None
 
 
-def test_a_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
+def test_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
     disk = SimDisk()
     _create(disk)
     whole = content(disk, PATH)
@@ -75,7 +75,7 @@ def test_a_newer_format_is_refused() -> None:
         load(disk)
 
 
-def test_every_crash_image_of_the_first_start_keeps_what_was_returned() -> None:
+def test_every_crash_image_of_first_start_keeps_what_was_returned() -> None:
     disk = SimDisk(record=True)
     node = _create(disk)
     disk.note(node)
@@ -91,7 +91,7 @@ def test_every_crash_image_of_the_first_start_keeps_what_was_returned() -> None:
     assert returned >= 1
 
 
-def test_an_identity_that_was_found_is_durable_when_it_is_returned() -> None:
+def test_identity_that_was_found_is_durable_when_it_is_returned() -> None:
     disk = SimDisk()
     node = _create(disk)
     whole = content(disk, PATH)
@@ -104,7 +104,7 @@ def test_an_identity_that_was_found_is_durable_when_it_is_returned() -> None:
     assert load(killed.crash()) == node
 
 
-def test_a_second_process_is_kept_out_and_a_failed_claim_lets_go() -> None:
+def test_second_process_is_kept_out_and_failed_claim_lets_go() -> None:
     disk = SimDisk()
     lock, node = claim(disk, SeededRandom(1), SimClock())
     with pytest.raises(DirectoryInUseError):

@@ -79,7 +79,7 @@ def test_dump_from_an_lsn_starts_there() -> None:
     assert list(inspect.dump(disk, from_lsn=records[4].header.lsn)) == records[4:]
 
 
-def test_dump_and_recovery_read_the_same_records() -> None:
+def test_dump_and_recovery_read_equal_records() -> None:
     for seed in range(30):
         rng = random.Random(seed)
         disk = SimDisk(rng)
@@ -120,7 +120,7 @@ def _end(disk: SimDisk) -> tuple[int, int]:
     return last.header.lsn + record_size(last.header.length), last.header.crc
 
 
-def test_an_empty_directory_says_that_there_is_no_identity_and_is_sound() -> None:
+def test_empty_directory_has_no_identity_and_is_sound() -> None:
     verdict = inspect.verify(SimDisk())
     assert verdict.is_sound
     assert [finding.text for finding in verdict.findings] == ["missing"]
@@ -148,7 +148,7 @@ def test_verify_reports_a_damaged_checkpoint_and_goes_on() -> None:
     assert [(finding.path, finding.is_damage) for finding in verdict.findings] == [(checkpoint.path_of(end), True)]
 
 
-def test_verify_reports_a_torn_tail_as_what_the_next_start_cuts() -> None:
+def test_verify_reports_torn_tail_as_what_next_start_cuts() -> None:
     disk = _disk()
     end, _ = _end(disk)
     base = end // FILE_SIZE * FILE_SIZE

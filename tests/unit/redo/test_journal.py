@@ -42,7 +42,7 @@ def test_one_append_is_one_write_and_one_sync_serves_many() -> None:
     assert journal.durable_lsn == journal.next_lsn
 
 
-def test_what_was_synced_is_there_after_a_power_loss_and_nothing_else_is() -> None:
+def test_synced_records_survive_a_power_loss_and_no_others() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     journal.append(b"forced")
@@ -72,7 +72,7 @@ def test_any_buffer_is_taken(kind: type) -> None:
     assert open_journal(disk.crash())[1] == [b"some bytes"]
 
 
-def test_a_record_that_fits_no_file_is_refused_before_anything_is_written() -> None:
+def test_record_that_fits_no_file_is_refused_before_a_write() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     counts, before = dict(disk.counts), journal.next_lsn
@@ -83,7 +83,7 @@ def test_a_record_that_fits_no_file_is_refused_before_anything_is_written() -> N
     assert journal.append(bytes(journal.payload_size_bytes_max)) == FILE_SIZE
 
 
-def test_a_file_that_is_full_is_forced_before_the_next_one_begins() -> None:
+def test_file_that_is_full_is_forced_before_next_one_begins() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     numbers = itertools.count()
@@ -113,7 +113,7 @@ def test_rotation_with_a_prepared_file_makes_none() -> None:
     assert disk.counts["entry"] == created + 1  # the rename alone
 
 
-def test_without_a_prepared_file_rotation_reserves_one_and_writes_no_zeros() -> None:
+def test_without_prepared_file_rotation_reserves_one_and_writes_no_zeros() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     journal.append(bytes(journal.payload_size_bytes_max))
@@ -126,7 +126,7 @@ def test_without_a_prepared_file_rotation_reserves_one_and_writes_no_zeros() -> 
     assert open_journal(disk.crash())[1][-1] == b"in the next file"
 
 
-def test_the_next_file_is_prepared_in_steps_and_each_is_forced() -> None:
+def test_next_file_is_prepared_in_steps_and_each_is_forced() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk, file_size_bytes=10 << 20)
     writes, syncs = disk.counts["write"], disk.counts["sync"]
@@ -138,7 +138,7 @@ def test_the_next_file_is_prepared_in_steps_and_each_is_forced() -> None:
     assert disk.open("journal/spare-2").size() == 10 << 20
 
 
-def test_the_next_file_that_cannot_be_prepared_fails_nothing_of_the_journal() -> None:
+def test_next_file_that_cannot_be_prepared_fails_nothing_of_journal() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     disk.fail_at(1, errno.EMFILE, "open")
@@ -150,7 +150,7 @@ def test_the_next_file_that_cannot_be_prepared_fails_nothing_of_the_journal() ->
     assert journal.prepare_next()
 
 
-def test_the_next_file_is_prepared_while_the_journal_rotates_and_releases() -> None:
+def test_next_file_is_prepared_while_journal_rotates_and_releases() -> None:
     """In the middle of every step of preparing, the writer goes on: it begins files and lets go of others."""
     disk = SimDisk()
     journal, _ = open_journal(disk)
@@ -196,7 +196,7 @@ def test_released_files_are_recycled_and_their_old_records_stay_invalid() -> Non
     assert payloads == [payload(number) for number in range(30, 44)]
 
 
-def test_release_keeps_every_file_that_holds_something_at_or_above_the_lsn() -> None:
+def test_release_keeps_every_file_at_or_above_the_lsn() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     for number in range(60):
@@ -269,7 +269,7 @@ def test_file_sizes_may_change_between_lives() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 4096, 8191, 10000])
-def test_a_file_size_that_is_no_multiple_of_a_block_is_refused(size: int) -> None:
+def test_file_size_that_is_no_multiple_of_block_is_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=str(size)):
         Settings(size)
 
@@ -298,7 +298,7 @@ def test_after_a_failed_write_or_sync_nothing_is_tried_again(kind: str) -> None:
     assert disk.counts == counts
 
 
-def test_an_interrupt_in_the_middle_of_a_write_fails_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_in_middle_of_write_fails_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     journal, _ = open_journal(SimDisk())
 
     def interrupt(data: Buffer, position: int) -> None:
@@ -320,7 +320,7 @@ def test_a_closed_journal_refuses_and_is_not_failed() -> None:
         journal.append(b"a")
 
 
-def test_a_full_disk_refuses_the_record_that_needs_a_new_file_and_the_journal_goes_on() -> None:
+def test_full_disk_refuses_a_new_file_and_the_journal_continues() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     disk.set_free_bytes(100)
@@ -338,7 +338,7 @@ def test_a_full_disk_refuses_the_record_that_needs_a_new_file_and_the_journal_go
     assert open_journal(disk.crash())[1] == [*expected, b"a small one still fits", payload(99)]
 
 
-def test_no_room_to_begin_a_prepared_file_leaves_the_journal_as_it_was() -> None:
+def test_prepared_file_without_room_leaves_the_journal_unchanged() -> None:
     for failing in ("write", "sync"):
         disk = SimDisk()
         journal, _ = open_journal(disk)
@@ -388,7 +388,7 @@ def test_the_ballast_comes_back_when_there_is_room() -> None:
 # --- crash points ----------------------------------------------------------------------------------------------------
 
 
-def test_crash_points_stand_before_the_write_behind_it_and_behind_the_sync() -> None:
+def test_crash_points_stand_before_write_behind_it_and_behind_sync() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     seen: list[tuple[str, int, int]] = []

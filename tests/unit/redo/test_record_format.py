@@ -64,7 +64,7 @@ def test_the_records_are_the_golden_ones(vectors: dict[str, Any]) -> None:
         assert len(record) == record_size(len(payload))
 
 
-def test_a_journal_that_writes_the_golden_payloads_writes_the_golden_bytes(vectors: dict[str, Any]) -> None:
+def test_journal_that_writes_golden_payloads_writes_golden_bytes(vectors: dict[str, Any]) -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     expected = b""

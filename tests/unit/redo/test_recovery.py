@@ -49,18 +49,18 @@ def _write(disk: SimDisk, position: int, record: bytes) -> None:
     disk.damage(file_path(0), position, record)
 
 
-def test_every_combination_of_observations_has_a_row_and_every_row_is_reached() -> None:
+def test_every_combination_of_observations_has_a_reached_row() -> None:
     reached = {decide(Observation(*seen)).label for seen in itertools.product(At, Next, Mark)}
     assert reached == {rule.label for rule in TABLE}
 
 
-def test_no_row_cuts_where_something_was_forced_or_a_later_file_exists() -> None:
+def test_no_row_cuts_synced_records_or_before_a_later_file() -> None:
     for at, following, mark in itertools.product(At, Next, Mark):
         if following is not Next.NONE or mark is Mark.FORCED:
             assert decide(Observation(at, following, mark)).action not in (Action.CUT, Action.END)
 
 
-def test_r2_zeros_are_the_end_and_nothing_is_written_but_the_tail() -> None:
+def test_r2_zeros_are_end_and_nothing_is_written_but_tail() -> None:
     disk, end, _ = _disk_with(b"a", b"b")
     journal, payloads = open_journal(disk.crash())
     assert (payloads, journal.next_lsn, journal.found.rule, journal.found.cut_lsn) == ([b"a", b"b"], end, "R2", None)
@@ -74,7 +74,7 @@ def test_r2_remains_of_an_older_life_are_the_end() -> None:
     assert (payloads, journal.found.rule) == ([b"a"], "R2")
 
 
-def test_r3_a_torn_record_is_cut_and_the_rest_of_the_file_is_zeroed() -> None:
+def test_r3_torn_record_is_cut_and_the_rest_zeroed() -> None:
     disk, end, chain = _disk_with(b"a")
     record, crc = pack_record(GROUP, 1, chain, end, end, payload(1))
     behind, _ = pack_record(GROUP, 1, crc, end + len(record), end, payload(2))
@@ -86,7 +86,7 @@ def test_r3_a_torn_record_is_cut_and_the_rest_of_the_file_is_zeroed() -> None:
     assert disk.model.pending() == []
 
 
-def test_r3_a_cut_right_at_the_checkpoint_is_forced_too() -> None:
+def test_r3_cut_at_the_checkpoint_is_synced() -> None:
     disk, end, chain = _disk_with(b"a")
     record, _ = pack_record(GROUP, 1, chain, end, end, payload(1))
     _write(disk, end, record[:-1] + b"\xff")
@@ -105,7 +105,7 @@ def test_r3b_a_missing_record_before_whole_unforced_ones_is_cut() -> None:
     assert content(disk, file_path(0))[end:] == bytes(FILE_SIZE - end)
 
 
-def test_r4_a_whole_record_behind_that_says_the_place_was_forced_refuses() -> None:
+def test_r4_whole_record_behind_that_says_place_was_forced_refuses() -> None:
     disk, _, _ = _disk_with(b"a", b"b", mark=True)
     second = START + record_size(1)
     flip(disk, 0, second + 50)
@@ -120,7 +120,7 @@ def test_r4_evidence_is_found_behind_any_amount_of_garbage() -> None:
         open_journal(disk)
 
 
-def test_r4c_a_next_file_that_names_another_chain_or_an_earlier_end_refuses() -> None:
+def test_r4c_next_file_of_another_chain_or_earlier_end_refuses() -> None:
     for change in ({"predecessor_chain": 5}, {"predecessor_end_lsn": START}):
         disk = SimDisk()
         journal, _ = open_journal(disk)
@@ -154,14 +154,14 @@ def test_r4d_an_epoch_that_goes_down_refuses() -> None:
         open_journal(disk)
 
 
-def test_a_record_of_another_address_is_never_read_even_with_the_right_chain() -> None:
+def test_record_of_another_address_is_never_read_despite_its_chain() -> None:
     disk, end, chain = _disk_with(b"a")
     record, _ = pack_record(GROUP, 1, chain, end + 8, end, b"misdirected write")
     _write(disk, end, record)
     assert open_journal(disk)[1] == [b"a"]
 
 
-def test_r7_an_unknown_record_type_or_flag_refuses_and_says_what_to_do() -> None:
+def test_r7_unknown_record_type_or_flag_refuses_with_advice() -> None:
     disk, end, chain = _disk_with(b"a")
     record, _ = pack_record(9, 1, chain, end, end, b"from the future")
     _write(disk, end, record)
@@ -199,7 +199,7 @@ def test_headers_are_checked_for_version_node_and_name() -> None:
     assert open_journal(disk)[1] == [b"a"]
 
 
-def test_a_checkpoint_without_its_journal_is_refused_and_no_new_journal_is_begun() -> None:
+def test_checkpoint_without_its_journal_is_refused_and_none_is_begun() -> None:
     disk = SimDisk()
     with pytest.raises(CorruptRecordError, match="R6"):
         open_journal(disk, from_lsn=5000)
@@ -246,7 +246,7 @@ def test_progress_is_reported() -> None:
 # --- the tail --------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_failed_sync_lost_is_not_recovered_from_the_cache() -> None:
+def test_what_failed_sync_lost_is_not_recovered_from_cache() -> None:
     disk = SimDisk(fsyncgate=True)
     journal, _ = open_journal(disk)
     journal.append(b"forced")
@@ -261,7 +261,7 @@ def test_what_a_failed_sync_lost_is_not_recovered_from_the_cache() -> None:
     assert payloads == [b"forced"]
 
 
-def test_the_tail_is_copied_forced_and_named_before_it_is_written_in_place_and_forced() -> None:
+def test_tail_is_copied_synced_and_named_before_it_is_overwritten() -> None:
     disk, _, _ = _disk_with(payload(1))
     trace = disk.start_trace()
     open_journal(disk)
@@ -285,7 +285,7 @@ def test_the_tail_is_copied_forced_and_named_before_it_is_written_in_place_and_f
     assert disk.model.pending() == []
 
 
-def test_a_copy_of_the_tail_repairs_what_a_crash_left_in_place() -> None:
+def test_copy_of_tail_repairs_what_crash_left_in_place() -> None:
     disk, end, _ = _disk_with(payload(1), payload(2))
     whole = content(disk, file_path(0))
     file = disk.open(file_path(0))
@@ -309,7 +309,7 @@ def test_a_damaged_copy_of_the_tail_is_dropped(position: int) -> None:
     assert not disk.exists(tail.PATH)
 
 
-def test_a_copy_of_another_node_or_of_a_file_that_is_gone_is_dropped() -> None:
+def test_copy_of_another_node_or_a_gone_file_is_dropped() -> None:
     disk, end, _ = _disk_with(payload(1))
     header = unpack_file_header(content(disk, file_path(0))[:FILE_HEADER_SIZE])
     assert header is not None

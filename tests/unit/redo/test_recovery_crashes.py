@@ -87,7 +87,7 @@ def _every_nth(images: Iterator[tuple[str, SimDisk]], nth: int) -> Iterator[tupl
     return itertools.islice(images, 0, None, nth)
 
 
-def test_every_image_of_a_life_recovers_what_was_acknowledged_and_goes_on() -> None:
+def test_every_image_of_a_life_recovers_what_was_acknowledged() -> None:
     disk = SimDisk(record=True)
     Life(disk).run(FIRST)
     trace = disk.trace
@@ -103,7 +103,7 @@ def test_every_image_of_a_life_recovers_what_was_acknowledged_and_goes_on() -> N
     assert count > 1000
 
 
-def test_every_image_of_a_recovery_and_of_the_one_after_it_keeps_what_was_recovered() -> None:
+def test_every_image_of_nested_recoveries_keeps_what_was_recovered() -> None:
     """Crash in the life, in the recovery, in the recovery of that: three deep, sampled evenly."""
     disk = SimDisk(record=True)
     Life(disk).run(SECOND)
@@ -178,7 +178,7 @@ def test_an_eio_anywhere_stops_the_journal_and_loses_nothing_acknowledged(kind: 
     assert failures > 5
 
 
-def test_a_sync_that_failed_and_a_cache_that_lies_are_found_out_by_recovery() -> None:
+def test_recovery_notices_a_failed_sync_and_a_lying_cache() -> None:
     """fsyncgate: the pages are clean and show what the disk lacks; what recovery returns is on the disk."""
     for nth in range(1, _operations("sync") + 1):
         disk = SimDisk(fsyncgate=True)
@@ -194,7 +194,7 @@ def test_a_sync_that_failed_and_a_cache_that_lies_are_found_out_by_recovery() ->
 
 
 @pytest.mark.parametrize("kind", ["write", "sync", "entry"])
-def test_an_enospc_anywhere_is_full_or_failed_and_loses_nothing_acknowledged(kind: str) -> None:
+def test_enospc_anywhere_is_full_or_failed_and_loses_nothing_acknowledged(kind: str) -> None:
     seen: set[type[Exception]] = set()
     for nth in range(1, _operations(kind) + 1):
         disk = SimDisk(random.Random(nth))
@@ -223,7 +223,7 @@ def _goes_on(life: Life) -> None:
     life.sync()
 
 
-def test_a_life_on_a_disk_that_fills_up_at_any_point_recovers() -> None:
+def test_life_on_disk_that_fills_up_at_any_point_recovers() -> None:
     full = 0
     for free in range(0, 120_000, 1_500):
         disk = SimDisk(random.Random(free), capacity_bytes=free)

@@ -43,7 +43,7 @@ def _read(disk: SimDisk) -> tuple[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("base", [0, FILE_SIZE])
-def test_a_flipped_bit_in_any_byte_is_found_or_hits_what_nobody_needs(base: int) -> None:
+def test_flipped_bit_in_any_byte_is_found_or_harmless(base: int) -> None:
     image, mark_lsn = _two_files()
     expected = [payload(number, length) for number, length in enumerate(LENGTHS)]
     end_of_first = _end_of_records(image)
@@ -104,7 +104,7 @@ def test_random_damage_of_several_bytes_never_yields_wrong_payloads() -> None:
     assert min(outcomes.values()) > 100
 
 
-def test_a_flipped_bit_in_an_unforced_tail_costs_at_most_that_tail() -> None:
+def test_flipped_bit_in_unforced_tail_costs_at_most_that_tail() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     journal.append(payload(0))
@@ -137,7 +137,7 @@ def test_a_missing_file_is_named(missing: int) -> None:
         open_journal(disk)
 
 
-def test_damage_is_reported_with_path_position_rule_and_lsn_and_nothing_is_changed() -> None:
+def test_damage_is_reported_with_its_place_and_nothing_changes() -> None:
     image, _ = _two_files()
     disk = SimDisk(image=image)
     second = FILE_HEADER_SIZE + record_size(LENGTHS[0])
@@ -150,7 +150,7 @@ def test_damage_is_reported_with_path_position_rule_and_lsn_and_nothing_is_chang
     assert disk.model.pending() == []
 
 
-def test_an_old_checkpoint_position_in_the_middle_is_followed_and_a_wrong_chain_is_refused() -> None:
+def test_old_checkpoint_position_is_followed_and_a_wrong_chain_refused() -> None:
     disk = SimDisk()
     journal, _ = open_journal(disk)
     for number in range(6):

@@ -67,7 +67,7 @@ def test_sticky_and_round_robin_are_balanced(
 
 @settings(max_examples=300)
 @given(members=MEMBERS, partitions=PARTITIONS, current=CURRENT)
-def test_sticky_leaves_nothing_to_be_moved_that_would_lessen_a_difference(
+def test_sticky_leaves_nothing_to_be_moved_that_would_lessen_difference(
     members: dict[str, list[str]], partitions: dict[str, int], current: dict[TopicPartition, str]
 ) -> None:
     owners = sticky(members, partitions, current)
@@ -85,7 +85,7 @@ def _everything_at_one(members: int) -> Callable[[], object]:
     return lambda: sticky(wishes, partitions, current)
 
 
-def test_levelling_costs_the_same_a_partition_however_many_members_there_are() -> None:
+def test_levelling_cost_per_partition_does_not_grow_with_members() -> None:
     """500 members of 5,000 partitions took seconds, in which everybody waited for the broker."""
     assert growth(_everything_at_one, 20, 500) < 5
 
@@ -111,7 +111,7 @@ def test_who_leaves_a_sticky_group_moves_only_what_he_had(
 
 
 @given(members=SAME_WISH, partitions=PARTITIONS)
-def test_who_joins_a_sticky_group_takes_no_more_than_his_share(
+def test_who_joins_sticky_group_takes_no_more_than_his_share(
     members: dict[str, tuple[str, ...]], partitions: dict[str, int]
 ) -> None:
     before = sticky(members, partitions, {})
@@ -130,7 +130,7 @@ def test_a_sticky_group_that_did_not_change_moves_nothing(
 
 
 @given(members=SAME_WISH, partitions=PARTITIONS, more=PARTITIONS)
-def test_who_has_everything_keeps_it_and_gets_what_is_new_whoever_joins(
+def test_owner_of_everything_keeps_it_and_gets_new_partitions(
     members: dict[str, tuple[str, ...]], partitions: dict[str, int], more: dict[str, int]
 ) -> None:
     before = exclusive(members, partitions, {})

@@ -55,7 +55,7 @@ def test_exit_mode_ends_with_its_own_status() -> None:
     assert run(f"{POINT}:1:exit")[:2] == (EXIT_STATUS, "1\n")
 
 
-def test_an_unknown_point_stops_the_process_at_import_and_names_the_nearest() -> None:
+def test_unknown_point_stops_process_at_import_and_names_nearest() -> None:
     status, output, errors = run("journal.synced.done:1")
     assert (status, output) == (1, "")
     assert "the nearest is 'journal.sync.done'" in errors
@@ -118,7 +118,7 @@ def test_the_search_for_points_finds_them() -> None:
     assert _used("crash_point('a')\ncrashpoints.crash_point('b')\ncrash_point(name)\nother('c')") == ["a", "b", None]
 
 
-def test_every_point_in_the_source_is_declared_and_says_what_is_on_disk() -> None:
+def test_every_point_in_the_source_is_declared_with_its_state() -> None:
     package = Path(next(iter(txmq.__path__)))
     used = {name for path in package.rglob("*.py") for name in _used(path.read_text(encoding="utf-8"))}
     assert used <= set(POINTS), used - set(POINTS)

@@ -10,7 +10,7 @@ from txmq.runtime import descriptors
 @pytest.mark.parametrize("limit", [64, 100, 256, 1024, 4096, 20_000, 1 << 20])
 @pytest.mark.parametrize("connections", [1, 50, 10_000, 1_000_000])
 @pytest.mark.parametrize("files", [8, 256, 1_000_000])
-def test_the_parts_fit_the_limit_and_are_never_more_than_asked_for(limit: int, connections: int, files: int) -> None:
+def test_parts_fit_limit_and_are_never_more_than_asked_for(limit: int, connections: int, files: int) -> None:
     budget = descriptors.divide(limit, connections, files)
     assert budget is not None
     assert descriptors.OWN + budget.connections + budget.files + budget.backlog <= limit
@@ -18,7 +18,7 @@ def test_the_parts_fit_the_limit_and_are_never_more_than_asked_for(limit: int, c
     assert min(files, descriptors.FILES_MIN) <= budget.files <= files
 
 
-def test_under_the_limit_that_was_asked_for_both_have_all_they_want() -> None:
+def test_both_have_all_they_want_under_the_requested_limit() -> None:
     limit = descriptors.needed(10_000, 256)
     assert descriptors.divide(limit, 10_000, 256) == (10_000, 256, descriptors.BACKLOG_MAX)
 

@@ -26,7 +26,7 @@ def stream() -> Iterator[io.StringIO]:
     leave_to_application()
 
 
-def test_a_line_is_a_json_object_with_time_level_event_and_fields(stream: io.StringIO) -> None:
+def test_line_is_json_object_with_time_level_event_and_fields(stream: io.StringIO) -> None:
     get_logger(connection=7).info("opened", peer="127.0.0.1")
     fields = json.loads(stream.getvalue())
     assert list(fields)[:3] == ["timestamp", "level", "event"]
@@ -38,7 +38,7 @@ def test_a_line_is_a_json_object_with_time_level_event_and_fields(stream: io.Str
     )
 
 
-def test_bytes_of_a_stranger_can_neither_forge_a_line_nor_drive_a_terminal(stream: io.StringIO) -> None:
+def test_bytes_of_stranger_can_neither_forge_line_nor_drive_terminal(stream: io.StringIO) -> None:
     hostile = "\n{}\r\x1b[2J\x00\x7f\x9b\u2028é"
     get_logger().warning("refused", name=hostile, raw=b"\xff\n\x1b")
     text = stream.getvalue()
@@ -100,12 +100,12 @@ assert not logging.getLogger("txmq").handlers
 """
 
 
-def test_as_a_library_only_what_needs_attention_is_said_and_nothing_is_set_up() -> None:
+def test_library_reports_only_what_needs_attention_and_configures_nothing() -> None:
     ended = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, timeout=60, check=True)
     assert (ended.stdout, ended.stderr) == ("", 'away resource=shop error="no\\nroute"\n')
 
 
-def test_a_record_has_a_constant_template_fields_and_where_it_was_made(caplog: pytest.LogCaptureFixture) -> None:
+def test_record_has_constant_template_fields_and_where_it_was_made(caplog: pytest.LogCaptureFixture) -> None:
     get_logger(group="billing").warning("100% full", name="a b", number=7)
     [record] = caplog.records
     assert record.msg == "100%% full group=%s name=%s number=%s"
@@ -149,7 +149,7 @@ def test_a_handler_that_raises_stops_nobody() -> None:
         root.removeHandler(broken)
 
 
-def test_what_happens_a_thousand_times_is_said_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_happens_thousand_times_is_said_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
     clock = SimClock()
     sparingly = Sparingly(get_logger(), clock, interval_s=60.0)
     for _ in range(1000):

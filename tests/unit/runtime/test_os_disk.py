@@ -68,7 +68,7 @@ def test_a_symbolic_link_is_refused_wherever_it_stands(disk: OSDisk, root: Path,
     assert sorted(path.name for path in outside.iterdir()) == ["secret"]
 
 
-def test_a_pipe_in_place_of_a_file_is_refused_and_does_not_hang(disk: OSDisk, root: Path) -> None:
+def test_pipe_in_place_of_a_file_is_refused_without_hanging(disk: OSDisk, root: Path) -> None:
     os.mkfifo(root / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         disk.open("pipe")
@@ -99,7 +99,7 @@ def test_short_writes_are_continued(file: OSFile, monkeypatch: pytest.MonkeyPatc
     assert file.pread(100, 0) == b"0123456789abcdefghij"
 
 
-def test_a_disk_that_takes_nothing_is_an_error_not_a_loop(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_takes_nothing_is_error_not_loop(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", lambda fd, data, position: 0)
     with pytest.raises(OSError, match="took no bytes"):
         file.pwrite(b"x", 0)
@@ -113,7 +113,7 @@ def test_short_reads_are_continued(file: OSFile, monkeypatch: pytest.MonkeyPatch
     assert file.pread(100, 1) == b"123456789"
 
 
-def test_a_read_that_would_wait_says_so(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_that_would_wait_is_reported(file: OSFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.pwrite(b"0123456789", 0)
 
     def cold(*_: Any) -> int:
@@ -190,7 +190,7 @@ def test_every_directory_made_is_synced_in_its_parent(disk: OSDisk, monkeypatch:
     assert synced == ["fsync data", "fsync a"]
 
 
-def test_a_directory_left_unsynced_by_a_dead_process_is_synced_when_it_is_seen(
+def test_directory_left_unsynced_by_a_dead_process_is_synced_later(
     disk: OSDisk, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "a").mkdir()

@@ -13,7 +13,7 @@ from txmq.testing.simulated.clock import START_MS, SimClock, SimRandom
 
 
 @pytest.mark.parametrize("clock", [OSClock(), SimClock(), SteadyClock(OSClock())])
-def test_a_clock_shows_ms_of_this_century_and_never_goes_back(clock: Clock) -> None:
+def test_clock_shows_ms_of_this_century_and_never_goes_back(clock: Clock) -> None:
     assert 1_600_000_000_000 < clock.now_ms() < 4_100_000_000_000
     first = clock.monotonic()
     assert clock.monotonic() >= first
@@ -55,7 +55,7 @@ def test_a_steady_clock_shows_the_wall_while_nobody_sets_it() -> None:
 
 
 @pytest.mark.parametrize(("set_by_ms", "speed"), [(3_600_000, 2.0), (-3_600_000, 0.5)])
-def test_a_clock_that_is_set_is_followed_at_twice_or_half_the_speed_of_time(set_by_ms: int, speed: float) -> None:
+def test_set_clock_is_followed_at_twice_or_half_speed(set_by_ms: int, speed: float) -> None:
     wall = SimClock()
     clock = SteadyClock(wall)
     wall.jump(set_by_ms)

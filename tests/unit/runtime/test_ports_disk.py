@@ -82,7 +82,7 @@ def test_every_try_pread_returns_its_own_bytes(file: File) -> None:
     assert file.try_pread(1 << 21, 2 * size - 5) == b"bbbbb"
 
 
-def test_reserve_makes_it_longer_with_zeros_and_keeps_what_is_there(file: File) -> None:
+def test_reserve_extends_with_zeros_and_keeps_the_content(file: File) -> None:
     file.pwrite(b"head", 0)
     size = (2 << 20) + 5
     file.reserve(size)
@@ -152,7 +152,7 @@ def test_directories_are_made_with_their_parents_and_may_be_there(disk: Disk) ->
     assert (disk.list_directory("a"), disk.list_directory("a/b/c")) == (["b"], [])
 
 
-def test_directories_are_added_with_their_parents_and_those_that_got_an_entry_are_told(disk: Disk) -> None:
+def test_directories_are_added_with_parents_and_changed_ones_reported(disk: Disk) -> None:
     assert disk.add_directories("a/b/c") == ["", "a", "a/b"]
     assert disk.add_directories("a/b/c") == []
     assert disk.add_directories("a/b/d") == ["a/b"]
@@ -262,7 +262,7 @@ def test_free_space_is_a_positive_number(disk: Disk) -> None:
     assert disk.free_bytes() > 0
 
 
-def test_a_lock_is_held_by_one_and_can_be_let_go(disk: Disk) -> None:
+def test_lock_is_held_by_one_and_can_be_let_go(disk: Disk) -> None:
     lock = disk.lock("lock")
     with pytest.raises(DirectoryInUseError, match=r"lock is held by .*another data directory"):
         disk.lock("lock")

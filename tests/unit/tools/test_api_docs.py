@@ -39,7 +39,7 @@ class _Bare:
         raise NotImplementedError
 
 
-def test_a_class_a_method_and_a_property_without_docstring_are_named() -> None:
+def test_class_method_and_property_without_docstring_are_named() -> None:
     missing = api_docs.missing_docstrings([_module(Bare=_Bare)])
     assert missing == [f"txmq.made_up.Bare{rest}" for rest in ("", ".size", ".stop")]
 

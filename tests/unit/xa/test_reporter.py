@@ -32,7 +32,7 @@ def told(world: XaWorld | World) -> list[dict[str, Any]]:
     return found
 
 
-def test_an_undecided_branch_is_reported_with_its_age_while_the_broker_knows_nothing_of_it() -> None:
+def test_undecided_branch_unknown_to_the_broker_is_reported_with_age() -> None:
     world = XaWorld("a")
     resolver = world.resolver()
     txid = hang(world)
@@ -49,7 +49,7 @@ def test_an_undecided_branch_is_reported_with_its_age_while_the_broker_knows_not
     assert bqual.startswith(world.databases[0].uuid)
 
 
-def test_nothing_new_is_told_now_and_then_and_the_end_of_it_at_once() -> None:
+def test_unchanged_state_is_reported_sparingly_and_its_end_at_once() -> None:
     world = XaWorld("a")
     resolver = world.resolver()
     hang(world)
@@ -76,7 +76,7 @@ def test_what_a_round_has_settled_is_not_reported() -> None:
     assert [body["branches"] for body in told(world)] == [0]
 
 
-def test_a_branch_is_at_least_as_old_as_its_deadline_is_past() -> None:
+def test_branch_is_at_least_as_old_as_its_overdue_deadline() -> None:
     world = XaWorld("a")
     hang(world, overdue_ms=60_000)
     world.home.faults["outcome"].append(Fault(FencedError("its session is gone")))
@@ -93,7 +93,7 @@ def test_a_broker_that_is_away_is_told_nothing() -> None:
     assert told(world) == []
 
 
-def test_a_database_that_is_away_is_reported_with_its_reason_and_what_was_seen_there() -> None:
+def test_absent_database_is_reported_with_reason_and_last_look() -> None:
     world = XaWorld("a")
     resolver = world.resolver()
     hang(world)
@@ -126,7 +126,7 @@ def test_a_report_that_fails_fails_no_round() -> None:
     assert resolver.problems() == []
 
 
-def test_a_last_resource_is_reported_when_it_was_asked_and_when_it_could_not_be(tmp_path: Path) -> None:
+def test_last_resource_is_reported_when_asked_and_when_unreachable(tmp_path: Path) -> None:
     world = World(tmp_path)
     resolver = world.resolver()
     resolver.run_once()

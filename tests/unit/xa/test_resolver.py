@@ -40,7 +40,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("step", "found"), list(itertools.product(Step, Found)))
-def test_every_step_and_finding_is_in_the_table_or_an_error_that_names_both(step: Step, found: Found) -> None:
+def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) -> None:
     expected = {
         Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.STRANGE, Found.FAILED},
         Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.FAILED},
@@ -57,7 +57,7 @@ def test_every_step_and_finding_is_in_the_table_or_an_error_that_names_both(step
         assert found.value in str(caught.value)
 
 
-def test_only_a_read_committed_marker_leads_to_a_commit_and_failures_lead_nowhere() -> None:
+def test_only_a_read_committed_marker_leads_to_a_commit() -> None:
     assert [pair for pair, step in settle.TRANSITIONS.items() if step is Step.TELL_COMMIT] == [
         (Step.READ, Found.COMMITTED),
         (Step.READ_ELSEWHERE, Found.COMMITTED),
@@ -80,7 +80,7 @@ def test_only_a_read_committed_marker_leads_to_a_commit_and_failures_lead_nowher
         (True, 0, 10**9, 0, False),
     ],
 )
-def test_due_is_whose_owner_is_gone_or_whose_deadline_has_passed(
+def test_transaction_is_due_if_its_owner_or_deadline_is_gone(
     connected: bool, gone_ms: int, age_ms: int, deadline_ms: int, due: bool
 ) -> None:
     listed = {
@@ -102,9 +102,7 @@ def test_an_owner_that_lives_is_left_alone_until_its_deadline(world: World) -> N
 # --- what is settled -------------------------------------------------------------------------------------------------
 
 
-def test_many_are_settled_by_what_their_marker_proves_page_after_page(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_are_settled_by_their_markers_page_after_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAGE_SIZE", 3)
     points = ["client.tx.prepared", "client.tx.db_committed"] * 5
     for number, point in enumerate(points):
@@ -211,7 +209,7 @@ def test_what_is_not_ours_is_not_touched(world: World, change: dict[str, str], m
     assert (set(world.home.requests), world.markers()) == ({"recover", "resource"}, {})
 
 
-def test_another_database_under_the_same_name_settles_nothing(world: World) -> None:
+def test_another_database_of_the_name_settles_nothing(world: World) -> None:
     """The file was lost and made anew: the marker is not absent there, it is unreachable."""
     abandon(world, b"x", "client.tx.db_committed")
     resolver = Resolver(world.home, [world.resource])
@@ -225,7 +223,7 @@ def test_another_database_under_the_same_name_settles_nothing(world: World) -> N
     world.check()
 
 
-def test_a_database_that_becomes_another_under_an_open_connection_proves_nothing(world: World) -> None:
+def test_database_that_becomes_another_under_open_connection_proves_nothing(world: World) -> None:
     txid = abandon(world, b"x")
     database = world.resource.open_settling("00000000000000c1")
     with world.outside() as connection:
@@ -235,7 +233,7 @@ def test_a_database_that_becomes_another_under_an_open_connection_proves_nothing
     database.close()
 
 
-def test_a_file_that_is_gone_is_unreachable_and_not_made_anew(world: World) -> None:
+def test_file_that_is_gone_is_unreachable_and_not_made_anew(world: World) -> None:
     abandon(world, b"x")
     lost_path = world.path.with_suffix(".lost")
     world.path.rename(lost_path)
@@ -285,7 +283,7 @@ def test_a_row_that_has_gone_is_undecided(world: World, monkeypatch: pytest.Monk
     database.close()
 
 
-def test_the_word_of_a_row_is_made_durable_by_a_write_before_anybody_is_told(world: World) -> None:
+def test_finding_is_made_durable_by_write_before_it_is_told(world: World) -> None:
     abandon(world, b"x", "client.tx.db_committed")
     with crash_at("resolver.read_committed"), pytest.raises(SimulatedCrash):
         world.resolver().run_once()
@@ -294,7 +292,7 @@ def test_the_word_of_a_row_is_made_durable_by_a_write_before_anybody_is_told(wor
     assert "commit" not in world.home.requests
 
 
-def test_a_heuristic_keeps_its_marker_and_is_not_tried_for_ever(world: World) -> None:
+def test_heuristic_keeps_its_marker_and_is_not_tried_for_ever(world: World) -> None:
     txid = abandon(world, b"x", "client.tx.db_committed")
     world.home.faults["commit"].append(Fault(TransactionConflictError("an operator rolled it back")))
     resolver = world.resolver()
@@ -379,9 +377,7 @@ def test_few_finished_markers_wait_for_more(world: World, monkeypatch: pytest.Mo
     resolver.close()
 
 
-def test_the_marker_of_a_commit_that_was_told_leaves_in_a_later_round(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marker_of_commit_that_was_told_leaves_in_later_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marker_sweep, "DELETE_FEW_EVERY_S", 0.0)
     abandon(world, b"x", "client.tx.db_committed")
     resolver = world.resolver()

@@ -47,7 +47,7 @@ def thread_of(kind: type[Step], steps: list[Step]) -> StepThread:
     return thread
 
 
-def test_a_group_that_begins_a_journal_file_is_not_appended_by_the_loop() -> None:
+def test_group_that_begins_journal_file_is_not_appended_by_loop() -> None:
     broker = node()
     client = broker.connect()
     threads = []
@@ -60,7 +60,7 @@ def test_a_group_that_begins_a_journal_file_is_not_appended_by_the_loop() -> Non
     assert set(threads) == {(False, StepThread.LOOP), (True, StepThread.WRITER)}
 
 
-def test_the_loop_waits_for_no_sync_beside_those_of_a_checkpoint() -> None:
+def test_loop_waits_for_no_sync_beside_those_of_checkpoint() -> None:
     broker = node()
     producer = broker.connect()
     producer.ask("topic", "create", "a")
@@ -75,7 +75,7 @@ def test_the_loop_waits_for_no_sync_beside_those_of_a_checkpoint() -> None:
     assert thread_of_a_put() is StepThread.LOOP
 
 
-def test_partition_files_are_written_by_the_loop_only_if_no_other_must_be_synced_and_closed() -> None:
+def test_loop_writes_partition_files_only_if_no_other_must_close() -> None:
     broker = node(open_files_max=64)
     client = broker.connect()
     client.ask("topic", "create", "w", extensions={"partitions": 70})
@@ -92,7 +92,7 @@ def test_partition_files_are_written_by_the_loop_only_if_no_other_must_be_synced
     assert thread_of(Apply, run(broker)) is StepThread.LOOP
 
 
-def test_a_large_group_is_written_to_its_partition_files_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_group_is_written_to_its_partition_files_by_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "INLINE_APPLY_SIZE_BYTES", 5000)
     broker = node()
     client = broker.connect()
@@ -102,7 +102,7 @@ def test_a_large_group_is_written_to_its_partition_files_by_a_thread(monkeypatch
     assert thread_of(Apply, run(broker)) is StepThread.LOOP
 
 
-def test_groups_do_not_pile_up_in_front_of_slow_partition_files() -> None:
+def test_groups_do_not_pile_up_before_slow_partition_files() -> None:
     broker = node()
     client = broker.connect()
     send(client)
@@ -116,7 +116,7 @@ def test_groups_do_not_pile_up_in_front_of_slow_partition_files() -> None:
     assert sealed == UNAPPLIED_GROUPS_MAX
 
 
-def test_a_deleted_topics_files_go_in_a_thread_behind_its_record_and_in_front_of_the_next_checkpoint() -> None:
+def test_files_of_a_deleted_topic_go_before_the_next_checkpoint() -> None:
     broker = node()
     client = broker.connect()
     put(client, b"1")
@@ -149,7 +149,7 @@ def test_a_checkpoint_goes_on_when_the_files_are_gone() -> None:
     assert broker.disk.list_directory("log") == []
 
 
-def test_a_removal_that_lacks_descriptors_is_tried_again_and_holds_no_stop_up() -> None:
+def test_removal_without_descriptors_is_retried_and_delays_no_stop() -> None:
     broker = node()
     client = broker.connect()
     put(client, b"1")
@@ -200,7 +200,7 @@ def all_goes(broker: Node) -> bool:
     return not broker.disk.list_directory("log") and not restarted(broker).disk.list_directory("log")
 
 
-def test_what_is_removed_to_make_room_may_be_written_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_removed_to_make_room_may_be_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, removing = held_up_removal()
     remove = broker.disk.remove_directory
 
@@ -215,7 +215,7 @@ def test_what_is_removed_to_make_room_may_be_written_again_meanwhile(monkeypatch
     assert all_goes(broker)
 
 
-def test_while_the_disk_stays_full_room_is_made_once_and_the_rest_waits() -> None:
+def test_full_disk_makes_room_once_and_the_rest_waits() -> None:
     """Each attempt left a file to be removed, and each removal was a reason to try again at once."""
     broker, removing = held_up_removal()
     finish(broker, removing)
@@ -227,7 +227,7 @@ def test_while_the_disk_stays_full_room_is_made_once_and_the_rest_waits() -> Non
     assert all_goes(broker)
 
 
-def test_what_is_written_may_lose_its_directory_to_who_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_may_lose_its_directory_to_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, removing = held_up_removal()
     for name in broker.disk.list_directory("log/1/0"):
         broker.store.files.unlink(f"log/1/0/{name}")

@@ -153,7 +153,7 @@ AGAIN: dict[str, tuple[Request, Request]] = {
 @pytest.mark.parametrize("sealed", [False, True], ids=["in the same group", "in a later group"])
 @pytest.mark.parametrize("sync", ["always", "interval"])
 @pytest.mark.parametrize("name", AGAIN)
-def test_what_was_looked_up_waits_for_the_record_it_tells_of(name: str, sync: str, sealed: bool) -> None:
+def test_what_was_looked_up_waits_for_record_it_tells_of(name: str, sync: str, sealed: bool) -> None:
     broker = node(sync=sync)
     client = broker.session()
     first, again = AGAIN[name]
@@ -187,7 +187,7 @@ def test_what_is_durable_is_answered_at_once() -> None:
 # --- watermarks ------------------------------------------------------------------------------------------------------
 
 
-def test_readers_see_a_record_when_it_is_forced_and_applied_and_all_of_it_at_once() -> None:
+def test_readers_see_whole_record_once_it_is_synced_and_applied() -> None:
     broker = node()
     client = broker.session()
     body = part("a", 0, batch(b"1")) + part("b", 0, batch(b"2"))
@@ -232,7 +232,7 @@ def test_a_group_that_is_full_becomes_its_own_record() -> None:
     assert max(sizes) < (64 << 10) + 4200
 
 
-def test_what_was_not_forced_is_gone_after_a_power_loss_and_was_never_told() -> None:
+def test_unsynced_record_lost_with_power_was_never_acknowledged() -> None:
     broker = node()
     client = broker.connect()
     put(client, b"1")
@@ -243,7 +243,7 @@ def test_what_was_not_forced_is_gone_after_a_power_loss_and_was_never_told() -> 
     assert values(lost) == [b"1"]
 
 
-def test_a_checkpoint_and_the_journal_behind_it_make_the_state_again() -> None:
+def test_checkpoint_and_journal_behind_it_make_state_again() -> None:
     broker = node()
     client = broker.session()
     put(client, b"1")

@@ -47,7 +47,7 @@ def test_a_damaged_checkpoint_costs_a_longer_redo_and_nothing_else() -> None:
     assert again.connect().ask("commit", again.txid(1, 2), body=b"").text == "a 0 2 1\n"
 
 
-def test_where_no_checkpoint_can_be_read_the_broker_does_not_start() -> None:
+def test_where_no_checkpoint_can_be_read_broker_does_not_start() -> None:
     broker = _with_two_checkpoints()
     for lsn in checkpoint.list_lsns(broker.disk):
         _damage(broker, lsn)
@@ -72,7 +72,7 @@ def test_the_epoch_of_a_life_is_never_used_again() -> None:
     assert third.store.journal.epoch == 3
 
 
-def test_what_retention_journaled_and_did_not_unlink_goes_at_the_next_start() -> None:
+def test_journaled_but_not_unlinked_segment_goes_at_the_next_start() -> None:
     broker = node()
     client = broker.connect()
     client.ask("topic", "alter", "a", extensions={"segment_size_bytes": 4096, "retention_size_bytes": 4096})
@@ -92,7 +92,7 @@ def test_what_retention_journaled_and_did_not_unlink_goes_at_the_next_start() ->
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("power_lost", [False, True])
-def test_a_lower_retention_frees_the_active_segment_and_the_offsets_go_on(checkpoint: bool, power_lost: bool) -> None:
+def test_lower_retention_frees_active_segment_and_offsets_go_on(checkpoint: bool, power_lost: bool) -> None:
     broker = node()
     client = broker.connect()
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_a_deleted_topics_directory_goes_with_its_files() -> None:
     assert Node(broker.disk.crash(), broker.settings).disk.list_directory("log") == ["1"]
 
 
-def test_directories_that_a_killed_process_made_are_durable_behind_the_next_lifes_checkpoints() -> None:
+def test_directories_of_killed_process_are_durable_after_next_checkpoint() -> None:
     """They are seen, and may not be on disk: the journal that could make them again is let go of."""
     broker = node()
     put(broker.connect(), b"1")
@@ -142,7 +142,7 @@ def test_directories_that_a_killed_process_made_are_durable_behind_the_next_life
     assert values(Node(broker.disk.crash(), broker.settings)) == [b"1", b"2", b"2", b"2"]
 
 
-def test_what_is_no_topic_in_the_log_directory_is_not_touched() -> None:
+def test_what_is_no_topic_in_log_directory_is_not_touched() -> None:
     broker = node()
     put(broker.connect())
     broker.disk.make_directories("log/keep")
@@ -151,7 +151,7 @@ def test_what_is_no_topic_in_the_log_directory_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("name", ["log/\u00b2", "log/1a"])
-def test_a_name_that_only_looks_like_a_number_is_no_topic_either(name: str) -> None:
+def test_name_that_only_looks_like_number_is_no_topic_either(name: str) -> None:
     broker = node()
     broker.disk.make_directories(name)
     with pytest.raises(StorageError, match="not a topic's directory"):
@@ -187,7 +187,7 @@ def test_messages_whose_journal_and_checkpoints_are_lost_are_never_removed() -> 
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_message_from_the_future_keeps_no_segment_for_ever_also_after_a_restart(checkpoint: bool) -> None:
+def test_message_from_future_keeps_no_segment_also_after_restart(checkpoint: bool) -> None:
     broker = node()
     client = broker.connect()
     client.ask("topic", "create", "old", extensions={"segment_size_bytes": 4096, "retention_ms": 60_000})
@@ -206,7 +206,7 @@ def test_a_message_from_the_future_keeps_no_segment_for_ever_also_after_a_restar
 
 
 @pytest.mark.parametrize("is_taken_out", [False, True])
-def test_what_redo_makes_of_an_archived_segment_is_not_archived_in_its_place(is_taken_out: bool) -> None:
+def test_redo_of_an_archived_segment_is_not_archived_again(is_taken_out: bool) -> None:
     broker = node()
     client = broker.connect()
     words: dict[str, str | int | None] = {"segment_size_bytes": 4096, "retention_size_bytes": 1}

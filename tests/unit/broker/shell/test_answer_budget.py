@@ -35,7 +35,7 @@ def made(count: int) -> tuple[AnswerBudget, list[Peer], list[Peer]]:
     return budget, [Peer(budget, told) for _ in range(count)], told
 
 
-def test_who_has_left_something_gets_more_while_half_is_free_and_who_has_not_while_anything_is() -> None:
+def test_holder_gets_more_below_half_and_a_newcomer_below_all() -> None:
     budget, (one, two, three), _ = made(3)
     one.give(LIMIT // 2 - 1)
     assert all(budget.admits(client) for client in (one, two))
@@ -62,7 +62,7 @@ def test_before_anybody_waits_all_are_looked_at_anew() -> None:
     assert budget.used == 0
 
 
-def test_those_who_wait_are_asked_in_order_and_one_at_a_time() -> None:
+def test_waiting_connections_are_asked_in_order_one_at_a_time() -> None:
     budget, (full, *waiting), told = made(4)
     full.give(LIMIT)
     for client in waiting:
@@ -89,7 +89,7 @@ def test_between_half_and_all_those_who_took_theirs_come_first() -> None:
     assert not budget.turned()
 
 
-def test_who_stood_still_for_longest_is_cut_off_where_somebody_waits_who_does_not() -> None:
+def test_longest_standstill_is_cut_off_for_a_reading_waiter() -> None:
     budget, (old, young, moving, other), _ = made(4)
     for client, size in ((old, 40_000), (young, 30_000), (moving, 30_000)):
         client.give(size)
@@ -109,7 +109,7 @@ def test_who_stood_still_for_longest_is_cut_off_where_somebody_waits_who_does_no
     assert budget.admits(other)
 
 
-def test_nobody_is_cut_off_for_those_who_take_nothing_themselves_unless_too_much_is_held() -> None:
+def test_waiters_that_take_nothing_cut_nobody_off_below_the_limit() -> None:
     budget, (one, two), _ = made(2)
     one.give(LIMIT // 2 + 10)
     two.give(LIMIT // 2 - 10)
@@ -119,7 +119,7 @@ def test_nobody_is_cut_off_for_those_who_take_nothing_themselves_unless_too_much
     assert budget.stalled(20 * STALLED_MS) == [one]
 
 
-def test_a_connection_that_is_gone_holds_nothing_and_is_not_asked() -> None:
+def test_connection_that_is_gone_holds_nothing_and_is_not_asked() -> None:
     budget, (one, two), told = made(2)
     one.give(LIMIT)
     budget.wait(two)

@@ -114,7 +114,7 @@ def test_many_small_requests_of_one_read_are_taken_in_turns() -> None:
     asyncio.run(played())
 
 
-def test_reads_that_fill_the_buffer_again_and_again_let_others_have_their_turn() -> None:
+def test_reads_that_fill_the_buffer_repeatedly_let_others_go_on() -> None:
     async def played() -> None:
         connection, transport, _ = connected()
         reads = stream(larger)
@@ -132,7 +132,7 @@ def test_reads_that_fill_the_buffer_again_and_again_let_others_have_their_turn()
     asyncio.run(played())
 
 
-def test_a_read_that_does_not_fill_the_buffer_is_all_there_is() -> None:
+def test_read_that_does_not_fill_buffer_is_all_there_is() -> None:
     async def played() -> None:
         connection, transport, _ = connected()
         for number in range(2 * REQUESTS_A_TURN):
@@ -142,7 +142,7 @@ def test_a_read_that_does_not_fill_the_buffer_is_all_there_is() -> None:
     asyncio.run(played())
 
 
-def test_nobody_is_read_again_while_too_much_is_queued() -> None:
+def test_connections_are_not_read_while_the_queue_is_full() -> None:
     async def played() -> None:
         connection, transport, host = connected()
         host.paused = True
@@ -184,7 +184,7 @@ def with_half_a_body() -> tuple[Connection, Transport, Any]:
     return connection, transport, host
 
 
-def test_a_body_that_comes_fast_and_then_stops_is_given_up_as_soon_as_a_slow_one() -> None:
+def test_fast_body_that_stops_is_given_up_like_slow_one() -> None:
     connection, transport, host = with_half_a_body()
     for _ in range(15):
         receive(connection, bytes(60_000))
@@ -195,7 +195,7 @@ def test_a_body_that_comes_fast_and_then_stops_is_given_up_as_soon_as_a_slow_one
     assert transport.is_aborted
 
 
-def test_a_body_that_keeps_up_the_least_rate_is_waited_for() -> None:
+def test_body_that_keeps_up_least_rate_is_waited_for() -> None:
     connection, transport, host = with_half_a_body()
     for _ in range(12):
         looked_at(connection, host, 0.9)
@@ -211,7 +211,7 @@ def test_a_body_below_the_least_rate_is_given_up() -> None:
     assert transport.is_aborted
 
 
-def test_while_the_broker_reads_nobody_no_time_passes_for_a_body() -> None:
+def test_while_broker_reads_nobody_no_time_passes_for_body() -> None:
     connection, transport, host = with_half_a_body()
     host.paused = True
     looked_at(connection, host, 10 * TIMEOUT_S)
@@ -222,7 +222,7 @@ def test_while_the_broker_reads_nobody_no_time_passes_for_a_body() -> None:
     assert transport.is_aborted
 
 
-def test_where_the_broker_itself_stood_still_what_came_meanwhile_is_read_first() -> None:
+def test_input_that_arrived_during_a_standstill_is_read_first() -> None:
     connection, transport, host = with_half_a_body()
     host.clock.advance(10 * TIMEOUT_S)
     tick(connection, host)

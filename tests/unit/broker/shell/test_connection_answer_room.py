@@ -28,7 +28,7 @@ def full(host: Any) -> tuple[Connection, Transport]:
     return connection, transport
 
 
-def test_a_request_whose_answer_may_be_long_waits_for_room_and_what_is_short_does_not() -> None:
+def test_request_with_long_answer_waits_and_short_one_not() -> None:
     async def played() -> None:
         connection, transport, host = connected()
         _, filled = full(host)

@@ -12,7 +12,7 @@ def stalls_of(waits: list[float]) -> LoopStalls:
     return LoopStalls(lambda: waits.pop(0) if len(waits) > 1 else waits[0])
 
 
-def test_the_longest_of_the_last_minute_is_told_with_and_without_waits_for_a_processor() -> None:
+def test_longest_stall_is_reported_with_and_without_processor_waits() -> None:
     stalls = stalls_of([1.0, 1.045, 1.045])
     assert stalls.figures() == {"loop_stall_ms_max": 0.0, "loop_stall_own_ms_max": 0.0}
     stalls.ticked(100.0, 0.050)
@@ -21,7 +21,7 @@ def test_the_longest_of_the_last_minute_is_told_with_and_without_waits_for_a_pro
     assert stalls.figures() == {"loop_stall_ms_max": 50.0, "loop_stall_own_ms_max": 40.0}
 
 
-def test_what_a_callback_waited_for_a_processor_counts_for_the_timer_behind_it_too() -> None:
+def test_processor_wait_of_a_callback_counts_for_the_next_timer() -> None:
     stalls = stalls_of([1.0, 1.1, 1.1])
     stalls.worked(100.0, 0.1)
     stalls.ticked(100.1, 0.1)

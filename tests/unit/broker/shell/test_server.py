@@ -141,7 +141,7 @@ def test_relaxed_groups_that_are_not_written_inline_are_synced(tmp_path: Path, s
     load.run(lambda: load.until(lambda: load.watermark > 4, 220))  # the topic's own group is forced
 
 
-def test_failed_server_ends_after_its_writer_thread_has_left_the_files(tmp_path: Path) -> None:
+def test_failed_server_ends_after_its_writer_thread_has_left_files(tmp_path: Path) -> None:
     load = Load(tmp_path, 100, inline_sync_size_bytes=0)
     is_writing, may_go_on = threading.Event(), threading.Event()
     write = load.store.write

@@ -26,7 +26,7 @@ class Loop:
         self.call_soon = self.due.append
 
 
-def test_one_message_that_wakes_many_polls_is_read_for_some_of_them_at_a_time() -> None:
+def test_message_that_wakes_many_polls_is_read_in_turns() -> None:
     made = node()
     count = 2 * READS_A_TURN + 1
     server = Server(made.core, made.store, made.settings, made.clock)

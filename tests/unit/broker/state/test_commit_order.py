@@ -94,12 +94,12 @@ def _settle_in_order(made: list[Transaction]) -> int:
     return asked
 
 
-def test_ten_thousand_in_doubt_on_one_key_cost_two_questions_each() -> None:
+def test_ten_thousand_in_doubt_on_one_key_cost_two_looks() -> None:
     made = [_transaction(number, "x", [((1, 0), [7])]) for number in range(10_000)]
     assert _settle_in_order(made) <= 2 * len(made)
 
 
-def test_ten_thousand_in_doubt_on_any_key_cost_two_questions_each() -> None:
+def test_ten_thousand_in_doubt_on_any_key_cost_two_looks() -> None:
     made = [_transaction(number, "x", [((1, 0), ANY_KEY)]) for number in range(10_000)]
     assert _settle_in_order(made) <= 2 * len(made)
 

@@ -120,7 +120,7 @@ def _change_everything(state: State) -> None:
     state.started(9, 9)
 
 
-def test_what_is_frozen_is_written_as_it_was_whatever_changes_meanwhile() -> None:
+def test_frozen_state_is_written_unchanged_by_later_requests() -> None:
     state = small_state()
     frozen = state.freeze()
     _change_everything(state)
@@ -128,7 +128,7 @@ def test_what_is_frozen_is_written_as_it_was_whatever_changes_meanwhile() -> Non
     assert frozen.encode(lambda: None).decode() == WRITTEN_AT_ONCE
 
 
-def test_bytes_are_those_of_a_checkpoint_that_was_written_at_once_and_such_a_one_is_read() -> None:
+def test_bytes_equal_those_of_a_checkpoint_written_at_once() -> None:
     assert small_state().freeze().encode(lambda: None).decode() == encoded(small_state()).decode() == WRITTEN_AT_ONCE
     restored = State(Limits(2, 2))
     restored.restore(json.loads(WRITTEN_AT_ONCE))
@@ -163,7 +163,7 @@ def test_freezing_makes_no_object_for_each_session_or_partition() -> None:
     assert made < MANY / 50
 
 
-def test_way_is_given_between_short_pieces_however_long_a_row_is() -> None:
+def test_way_is_given_between_short_pieces_however_long_row_is() -> None:
     state = wide_state()
     crowded = state.partitions_of[1][0]
     for producer in range(1, MANY):

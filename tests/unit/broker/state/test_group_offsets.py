@@ -39,7 +39,7 @@ def refused(answer: Any) -> bool:
     return True
 
 
-def test_a_group_that_would_be_given_too_much_may_not_join_and_one_that_has_it_may() -> None:
+def test_group_without_room_may_not_join_and_present_one_may() -> None:
     made = node(groups_bytes_max=FULL + PLACE_BYTES)
     one = Consumer(made, "one").join()
     assert kept(made) == FULL
@@ -61,7 +61,7 @@ def test_a_group_that_would_be_given_too_much_may_not_join_and_one_that_has_it_m
     assert one.save(A0, 1, 8) == []
 
 
-def test_a_text_that_does_not_fit_is_refused_whole_and_one_that_shrinks_is_not() -> None:
+def test_text_without_room_is_refused_whole_a_shrinking_one_not() -> None:
     made = node(groups_bytes_max=FULL + 100)
     one = Consumer(made, "one").join()
     assert one.save(A0, 1, 5, "x" * 60) == []
@@ -76,7 +76,7 @@ def test_a_text_that_does_not_fit_is_refused_whole_and_one_that_shrinks_is_not()
     assert kept(made) == FULL + 1 + 4 * 24
 
 
-def test_an_operators_text_counts_too_and_a_refused_one_takes_nothing_from_the_member() -> None:
+def test_refused_text_of_an_operator_takes_nothing_from_the_member() -> None:
     made = node(groups_bytes_max=FULL + 100)
     one = Consumer(made, "one").join()
     one.save(A0, 1, 5)
@@ -106,7 +106,7 @@ def test_what_a_transaction_saves_or_holds_counts(way: Any, checkpoint: bool) ->
     assert kept(made) == FULL + 500
 
 
-def test_what_comes_into_being_meanwhile_is_handed_over_when_there_is_room() -> None:
+def test_later_partitions_are_handed_over_once_there_is_room() -> None:
     made = node(groups_bytes_max=FULL + PLACE_BYTES)
     one, client = Consumer(made, "one").join(), made.connect()
     assert client.ask("group", "reset", "old", extensions={"create": None}, body=b'[["a", 0, 1]]').code == 200

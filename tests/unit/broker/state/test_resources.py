@@ -40,7 +40,7 @@ def figure(made: Node, name: str) -> object:
     return transaction_figures(made.context)[name]
 
 
-def test_branches_that_a_resolver_sees_are_listed_and_counted_while_nothing_is_in_doubt_at_the_broker() -> None:
+def test_branches_seen_by_a_resolver_count_though_nothing_is_prepared() -> None:
     made = node()
     assert report(made.session(), branches=2, age_ms=45_000).code == 200
     later(made, 1.0)
@@ -75,7 +75,7 @@ def test_of_contradicting_resolvers_the_worse_counts_while_it_is_fresh() -> None
     assert [row["branches"] for row in rows(made)] == [0], "one is stale, and the other has looked since"
 
 
-def test_what_a_resolver_saw_before_it_died_is_told_until_somebody_looks_again() -> None:
+def test_report_of_dead_resolver_is_kept_until_next_look() -> None:
     made = node()
     dead = made.session()
     report(dead, branches=1, age_ms=5000)
@@ -90,7 +90,7 @@ def test_what_a_resolver_saw_before_it_died_is_told_until_somebody_looks_again()
     assert rows(made) == []
 
 
-def test_what_a_client_that_has_gone_saw_holds_only_until_somebody_looks() -> None:
+def test_report_of_a_gone_client_holds_only_until_a_look() -> None:
     made = node()
     one, other = made.session(), made.session()
     report(one, branches=1, age_ms=5000)
@@ -123,7 +123,7 @@ def test_two_databases_under_one_name_are_told_apart() -> None:
     assert [(row["uuid"], row["branches"]) for row in rows(made)] == [(UUID, 1), (OTHER, 0)]
 
 
-def test_what_hangs_and_what_is_not_reached_is_an_alarm_once_while_it_lasts() -> None:
+def test_hanging_or_unreachable_database_raises_one_alarm_while_it_lasts() -> None:
     made = node()
     resolver = made.session()
     report(resolver, branches=1, age_ms=module.ALARM_AGE_MS - 1)
@@ -145,7 +145,7 @@ def test_what_hangs_and_what_is_not_reached_is_an_alarm_once_while_it_lasts() ->
     assert alarm["reason"] == "refused"
 
 
-def test_a_flood_of_reports_is_bounded_and_pushes_out_what_has_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_of_reports_is_bounded_and_drops_the_empty_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENTRIES_MAX", 5)
     made = node()
     resolver = made.session()
@@ -173,7 +173,7 @@ def test_reports_are_gone_with_the_brokers_life_and_move_nothing() -> None:
         {"oldest": {}},
     ],
 )  # fmt: skip
-def test_a_report_that_is_none_is_refused_and_keeps_the_connection(changed: dict[str, Any]) -> None:
+def test_report_that_is_none_is_refused_and_keeps_connection(changed: dict[str, Any]) -> None:
     made = node()
     resolver = made.session()
     assert report(resolver, **changed).error == "bad-request"

@@ -151,7 +151,7 @@ def _derived(state: State) -> dict[str, Any]:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(_steps, min_size=12, max_size=50))
-def test_what_is_derived_is_the_same_after_a_restart_from_the_journal_and_from_a_checkpoint(steps: list[Step]) -> None:
+def test_derived_state_equals_a_restart_from_journal_and_from_checkpoint(steps: list[Step]) -> None:
     history = History(len(steps))
     for group in GROUPS:
         _member("join", group)(history)

@@ -212,7 +212,7 @@ def test_the_snapshot_holds_everything_there_is(checkpointed: bool) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_commit_of_a_part_that_neither_journal_nor_checkpoint_holds_is_damage(number: int) -> None:
+def test_commit_of_a_part_held_nowhere_is_damage(number: int) -> None:
     history = History(1)
     if number:
         _stream(1, "a", 0)(history)

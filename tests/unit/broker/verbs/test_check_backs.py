@@ -53,7 +53,7 @@ def test_a_half_is_invisible_until_it_is_committed() -> None:
     assert values(made) == [b"x"]
 
 
-def test_nobody_is_asked_while_the_owner_lives_and_its_deadline_holds() -> None:
+def test_nobody_is_asked_while_owner_lives_and_its_deadline_holds() -> None:
     made = node()
     client, other = made.session(), made.connect()
     half(client, made.txid(1, 1), deadline=made.clock.now_ms() + 5000)
@@ -65,7 +65,7 @@ def test_nobody_is_asked_while_the_owner_lives_and_its_deadline_holds() -> None:
     assert (found.txid, found.attempt, found.age_ms) == (made.txid(1, 1), 1, 5000)
 
 
-def test_a_half_whose_owner_is_gone_is_handed_to_its_group_with_its_messages() -> None:
+def test_half_message_of_gone_owner_is_handed_to_its_group() -> None:
     made = node()
     client, other = made.session(), made.connect()
     half(client, made.txid(1, 1))
@@ -97,7 +97,7 @@ def test_checks_back_off_and_never_end() -> None:
     assert values(made) == [b"x"]
 
 
-def test_a_member_that_waits_is_answered_when_a_half_becomes_due() -> None:
+def test_member_that_waits_is_answered_when_half_becomes_due() -> None:
     made = node()
     client, other = made.session(), made.connect()
     half(client, made.txid(1, 1))
@@ -131,7 +131,7 @@ def test_a_member_that_has_gone_is_handed_nothing() -> None:
     assert [found.attempt for found in due(other)] == [1]
 
 
-def test_at_most_so_many_halves_are_handed_out_at_once() -> None:
+def test_half_messages_handed_out_at_once_are_limited() -> None:
     made = node()
     client, other = made.session(), made.connect()
     for counter in range(1, 6):
@@ -171,7 +171,7 @@ def test_halves_of_one_key_do_not_wait_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_foreign_branch_is_found_by_its_xid_after_a_restart(checkpoint: bool) -> None:
+def test_foreign_branch_is_found_by_its_xid_after_restart(checkpoint: bool) -> None:
     made = node()
     client = made.session()
     assert foreign(client, made.txid(1, 1)).code == 200
@@ -214,7 +214,7 @@ def test_an_operator_settles_alone_and_that_is_kept(verb: str, outcome: str, che
     assert row["heuristics"][0]["what"] == f"heuristic-{verb}"
 
 
-def test_an_operators_commit_does_not_wait_for_an_earlier_one_of_the_same_rows() -> None:
+def test_commit_by_an_operator_does_not_wait_for_earlier_ones() -> None:
     made = node()
     client, other = made.session(), made.connect()
     prepare(client, made.txid(1, 1), ("a", 0, batch(b"1")))

@@ -29,7 +29,7 @@ def test_get_begins_with_the_batch_that_holds_the_offset() -> None:
     assert _read(client, 3) == [3]
 
 
-def test_get_brings_whole_batches_within_the_size_and_at_least_one() -> None:
+def test_get_brings_whole_batches_within_size_and_at_least_one() -> None:
     client = node().connect()
     for number in range(4):
         put(client, b"%d" % number, bytes(100))
@@ -70,7 +70,7 @@ def test_get_from_nowhere_is_refused() -> None:
     assert client.ask("get", "a", 7, 0, 1000).error == "unknown-topic"
 
 
-def test_a_damaged_segment_is_told_as_an_internal_error_and_costs_nobody_else() -> None:
+def test_damaged_segment_is_an_internal_error_and_affects_no_other() -> None:
     broker = node()
     client = broker.connect()
     put(client, b"1")
@@ -136,7 +136,7 @@ def test_no_poll_waits_longer_than_the_limit() -> None:
     assert waiting in client.received
 
 
-def test_a_poll_that_waits_while_reading_is_closed_gets_nothing_more() -> None:
+def test_poll_that_waits_while_reading_is_closed_gets_nothing_more() -> None:
     broker = node()
     client, writer = broker.connect(), broker.connect()
     waiting = client.send("get", "a", 0, 0, 1000, extensions={"wait": 500})
@@ -159,7 +159,7 @@ def test_polls_of_a_lost_connection_are_forgotten() -> None:
     assert broker.core.take_reads() == []
 
 
-def test_a_read_that_the_end_of_its_topic_overtakes_finds_no_topic_and_no_damage() -> None:
+def test_read_overtaken_by_its_topics_deletion_finds_no_topic() -> None:
     broker = node()
     client = broker.connect()
     put(client)

@@ -75,7 +75,7 @@ def test_a_resumed_session_takes_the_connection_of_the_older_one() -> None:
     assert broker.state.sessions[1].bound == newer.client.number
 
 
-def test_what_arrives_on_the_older_connection_after_the_take_over_is_never_stored() -> None:
+def test_request_on_the_older_connection_after_the_takeover_is_dropped() -> None:
     """Neither a put, nor a part, nor a commit; the same put on the newer one is stored once."""
     broker = node()
     older = broker.session()
@@ -105,7 +105,7 @@ def test_what_arrives_on_the_older_connection_after_the_take_over_is_never_store
     assert newer.ask("commit", broker.txid(1, 2), body=late).code == 200
 
 
-def test_what_the_older_connection_had_sent_before_the_take_over_is_a_duplicate_on_the_newer() -> None:
+def test_puts_sent_before_the_takeover_are_duplicates_on_the_newer() -> None:
     """Taken in and not answered yet; the take-over comes in the same group commit."""
     broker = node()
     older, newer = broker.session(), broker.connect()
@@ -183,7 +183,7 @@ def test_a_restart_gives_everybody_time_to_come_back() -> None:
     assert broker.connect().hello("1.0").code == 200
 
 
-def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_beyond_the_limit_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txmq.broker.verbs.checks.UNFINISHED_OUTCOMES_MAX", 3)
     broker = node(outcomes_kept=2)
     client = broker.session()
@@ -197,7 +197,7 @@ def test_too_many_outcomes_without_a_floor_are_refused(monkeypatch: pytest.Monke
     assert len(broker.state.sessions[1].outcomes) == 2
 
 
-def test_fences_for_ids_that_nobody_used_are_bounded_and_rollbacks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fences_for_unused_ids_are_bounded_and_rollbacks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txmq.broker.verbs.checks.UNFINISHED_OUTCOMES_MAX", 1)
     monkeypatch.setattr("txmq.broker.verbs.checks.FENCES_BESIDE_MAX", 1)
     broker = node(outcomes_kept=2)
@@ -213,7 +213,7 @@ def test_fences_for_ids_that_nobody_used_are_bounded_and_rollbacks_are_not(monke
     assert owner.ask("rollback", broker.txid(1, 18), extensions={"floor": 16}).code == 200
 
 
-def test_a_session_that_is_full_of_commits_can_still_be_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_is_full_of_commits_can_still_be_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txmq.broker.verbs.checks.UNFINISHED_OUTCOMES_MAX", 3)
     broker = node(outcomes_kept=2)
     client, resolver = broker.session(), broker.connect()
@@ -227,7 +227,7 @@ def test_a_session_that_is_full_of_commits_can_still_be_fenced(monkeypatch: pyte
     assert client.ask("rollback", broker.txid(1, 6)).code == 200
 
 
-def test_a_fence_for_a_counter_that_is_never_used_does_not_keep_the_outcomes_behind_it() -> None:
+def test_fence_of_an_unused_counter_does_not_keep_later_outcomes() -> None:
     broker = node(outcomes_kept=2)
     client, invented = broker.session(), 1 << 60
     assert client.ask("rollback", broker.txid(1, invented)).code == 200
@@ -242,7 +242,7 @@ def test_a_fence_for_a_counter_that_is_never_used_does_not_keep_the_outcomes_beh
     assert (again.outcomes, again.floor) == (session.outcomes, session.floor)
 
 
-def test_an_outcome_costs_the_same_however_many_are_kept() -> None:
+def test_cost_of_an_outcome_does_not_grow_with_their_number() -> None:
     def outcomes(kept_max: int) -> Callable[[], object]:
         session = BrokerSession(1, 0, "tester", 0)
         for counter in range(1, kept_max + 1):

@@ -31,7 +31,7 @@ def _new(broker: Node) -> tuple[Client, str]:
     return client, _hello(client, "new")["secret"]
 
 
-def test_each_session_has_a_secret_of_its_own_from_the_random_door() -> None:
+def test_each_session_has_secret_of_its_own_from_random_door() -> None:
     broker = node()
     drawn = SimRandom(random.Random(5))
     broker.context.random = drawn
@@ -41,7 +41,7 @@ def test_each_session_has_a_secret_of_its_own_from_the_random_door() -> None:
 
 
 @pytest.mark.parametrize("wish", ["1.0", "1.0." + WRONG, "1.1." + WRONG, "2.0." + WRONG, "1.0.x", "1.0." + "0" * 31])
-def test_who_has_no_secret_or_a_wrong_one_gets_no_session_and_changes_nothing(wish: str) -> None:
+def test_missing_or_wrong_secret_gets_no_session_and_changes_nothing(wish: str) -> None:
     broker = node()
     owner, _ = _new(broker)
     stranger = broker.connect()
@@ -64,7 +64,7 @@ def test_the_secret_survives_the_broker(checkpoint: bool) -> None:
     assert _hello(broker.connect(), f"1.0.{secret}")["secret"] == secret
 
 
-def test_a_session_without_a_secret_from_an_older_broker_is_nobodys() -> None:
+def test_session_without_secret_from_older_broker_is_nobodys() -> None:
     broker = node()
     _, _ = _new(broker)
     broker.state.sessions[1].secret = ""
@@ -87,13 +87,13 @@ def test_what_an_older_broker_journaled_and_checkpointed_is_read() -> None:
 # --- taken over ------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_epoch_resumes_and_raises_nothing() -> None:
+def test_equal_epoch_resumes_and_raises_nothing() -> None:
     broker = node()
     _, secret = _new(broker)
     assert [_hello(broker.connect(), f"1.0.{secret}")["epoch"] for _ in range(3)] == [0, 0, 0]
 
 
-def test_a_higher_epoch_takes_the_session_over_and_fences_the_older_holder() -> None:
+def test_higher_epoch_takes_session_over_and_fences_older_holder() -> None:
     broker = node()
     older, secret = _new(broker)
     newer = broker.connect()
@@ -129,7 +129,7 @@ def test_who_was_fenced_stays_fenced_over_a_restart(checkpoint: bool) -> None:
     assert (again.text, values(broker)) == ("a 0 0 1\n", [b"1"])
 
 
-def test_who_takes_over_may_repeat_what_the_older_holder_had_sent_under_its_epoch() -> None:
+def test_new_holder_may_repeat_puts_of_the_older_ones_epoch() -> None:
     """An ordered producer's spool: the same bytes, so that the broker knows what it has."""
     broker = node()
     older, secret = _new(broker)
@@ -143,7 +143,7 @@ def test_who_takes_over_may_repeat_what_the_older_holder_had_sent_under_its_epoc
     assert values(broker) == [b"1", b"2", b"3"]
 
 
-def test_what_the_older_holder_was_streaming_is_rolled_back_and_what_it_prepared_stays() -> None:
+def test_takeover_rolls_streams_back_and_keeps_prepared_transactions() -> None:
     broker = node()
     older, secret = _new(broker)
     streamed, prepared = broker.txid(1, 1), broker.txid(1, 2)

@@ -19,7 +19,7 @@ def seen(client: Client, txid: str, after: int = 0) -> list[bytes]:
     return [m.value or b"" for topic, number, one, _ in found for m in decode(one, topic.decode(), int(number))]
 
 
-def test_what_is_prepared_is_told_part_by_part_and_stays_invisible() -> None:
+def test_parts_of_a_prepared_transaction_are_listed_and_stay_invisible() -> None:
     made = node()
     client = made.session()
     txid = made.txid(1, 1)

@@ -145,7 +145,7 @@ def test_they_are_taken_by_an_ordinary_transaction(monkeypatch: pytest.MonkeyPat
     assert sent(client) == [b"result 200 0 1\r\n", b"result 200 11 2\r\nopen 0 0 1\n"]
 
 
-def test_a_commit_out_of_its_turn_waits_and_goes_when_the_one_before_it_has_gone() -> None:
+def test_commit_out_of_turn_waits_for_the_one_before() -> None:
     core, client, _ = new_core()
     for counter in (1, 2):
         given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99"}
@@ -161,7 +161,7 @@ def test_a_commit_out_of_its_turn_waits_and_goes_when_the_one_before_it_has_gone
 
 
 @pytest.mark.parametrize(("flag", "answer"), [("disk_full", b"result 507 "), ("stopping", b"result 503 ")])
-def test_nothing_is_prepared_while_the_broker_refuses_and_what_is_prepared_commits(flag: str, answer: bytes) -> None:
+def test_refusing_broker_prepares_nothing_and_still_commits(flag: str, answer: bytes) -> None:
     core, client, _ = new_core()
     given = {b"resource": b"db", b"uuid": UUIDS[0], b"table": b"t", b"deadline": b"99"}
     for counter in (1, 2):

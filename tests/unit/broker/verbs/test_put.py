@@ -13,7 +13,7 @@ def test_a_put_is_answered_with_its_base_offset() -> None:
     assert put(client, b"4", partition=1).text == "0\n"
 
 
-def test_a_raw_put_makes_a_batch_of_its_value_and_key() -> None:
+def test_raw_put_makes_batch_of_its_value_and_key() -> None:
     broker = node()
     client = broker.connect()
     assert client.ask("put", "a", 0, extensions={"raw": None, "key": "42"}, body=b"hello").text == "0\n"
@@ -21,7 +21,7 @@ def test_a_raw_put_makes_a_batch_of_its_value_and_key() -> None:
     assert (message.key, message.value, message.timestamp_ms) == (b"42", b"hello", broker.clock.now_ms())
 
 
-def test_a_raw_put_without_a_key_has_none_and_may_be_empty() -> None:
+def test_raw_put_without_key_has_none_and_may_be_empty() -> None:
     broker = node()
     assert broker.connect().ask("put", "a", 0, extensions={"raw": None}, body=b"").code == 200
     assert broker.messages(broker.partition("a"))[0].key is None
@@ -34,7 +34,7 @@ def test_a_put_to_nowhere_is_refused(topic: str, partition: int) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 8, 16, 17, 21, 23, 57, 61, -1])
-def test_a_batch_with_any_flipped_field_is_refused_and_leaves_no_trace(position: int) -> None:
+def test_batch_with_any_flipped_field_is_refused_without_a_trace(position: int) -> None:
     broker = node()
     client = broker.connect()
     damaged = bytearray(batch(b"value"))
@@ -69,7 +69,7 @@ def test_a_repeated_batch_is_answered_as_before_and_stored_once() -> None:
     assert broker.context.counters.duplicates == 1
 
 
-def test_a_duplicate_is_known_after_a_restart_and_after_a_checkpoint() -> None:
+def test_duplicate_is_known_after_restart_and_after_checkpoint() -> None:
     broker = node()
     client = broker.session()
     put(client, b"1", producer=1)
@@ -113,7 +113,7 @@ def test_more_than_in_flight_max_batches_ago_is_refused() -> None:
     assert put(client, b"0", producer=1, sequence=0).error == "sequence"
 
 
-def test_a_duplicate_is_answered_by_a_closed_topic_and_on_a_full_disk() -> None:
+def test_duplicate_is_answered_by_closed_topic_and_on_full_disk() -> None:
     broker = node()
     client = broker.session()
     put(client, b"1", producer=1)
@@ -144,7 +144,7 @@ def test_a_producer_id_without_a_sequence_is_refused() -> None:
 # --- closed topics and topics in memory ------------------------------------------------------------------------------
 
 
-def test_a_topic_closed_for_publishing_refuses_puts_and_parts_and_is_read() -> None:
+def test_closed_topic_refuses_puts_and_parts_and_is_read() -> None:
     broker = node()
     client = broker.session()
     put(client, b"1")
@@ -166,7 +166,7 @@ def test_a_topic_closed_for_reading_takes_puts_only() -> None:
     assert client.ask("offset", "a", 0, "latest").error == "topic-closed"
 
 
-def test_a_topic_in_memory_tells_duplicates_and_is_empty_after_a_restart() -> None:
+def test_topic_in_memory_tells_duplicates_and_is_empty_after_restart() -> None:
     broker = node()
     client = broker.session()
     client.ask("topic", "create", "m", extensions={"storage": "memory"})
@@ -180,7 +180,7 @@ def test_a_topic_in_memory_tells_duplicates_and_is_empty_after_a_restart() -> No
     assert put(client, b"4", topic="m", producer=1, sequence=4).code == 200
 
 
-def test_a_topic_in_memory_goes_on_with_its_offsets_where_the_checkpoint_saw_it() -> None:
+def test_topic_in_memory_continues_its_offsets_from_the_checkpoint() -> None:
     broker = node()
     client = broker.session()
     client.ask("topic", "create", "m", extensions={"storage": "memory"})
@@ -195,7 +195,7 @@ def test_a_topic_in_memory_goes_on_with_its_offsets_where_the_checkpoint_saw_it(
     assert values(broker, "m") == [b"3"]
 
 
-def test_a_topic_in_memory_wakes_polls_and_stays_out_of_transactions() -> None:
+def test_topic_in_memory_wakes_polls_and_stays_out_of_transactions() -> None:
     broker = node()
     client = broker.session()
     client.ask("topic", "create", "m", extensions={"storage": "memory"})

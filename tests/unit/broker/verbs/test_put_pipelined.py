@@ -114,7 +114,7 @@ def test_batches_are_stamped_with_their_own_place() -> None:
     ]  # fmt: skip
 
 
-def test_each_put_is_told_its_offset_however_many_digits_that_has() -> None:
+def test_each_put_is_told_its_offset_of_any_length() -> None:
     core, client = new_core()
     core.receive(client, [put_request(number, b"open", b"0", batch_of()) for number in range(102)])
     finish(core)

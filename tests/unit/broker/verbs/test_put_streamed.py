@@ -25,7 +25,7 @@ def _stream(client: Client, txid: str, *contents: bytes) -> list[bytes]:
     return list(contents)
 
 
-def test_streamed_parts_are_invisible_until_the_commit_and_come_before_its_own() -> None:
+def test_streamed_parts_are_invisible_until_commit_and_precede_its_own() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     batches = _stream(client, txid, batch(b"1"), batch(b"2", b"3"))
@@ -55,7 +55,7 @@ def test_a_commit_that_states_parts_it_never_streamed_is_refused() -> None:
     assert answer.error == "transaction-conflict"
 
 
-def test_a_stream_whose_owner_is_gone_is_rolled_back_for_good() -> None:
+def test_stream_whose_owner_is_gone_is_rolled_back_for_good() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     batches = _stream(client, txid, batch(b"1"))
@@ -68,7 +68,7 @@ def test_a_stream_whose_owner_is_gone_is_rolled_back_for_good() -> None:
 
 
 @pytest.mark.parametrize("other", ["new", "none", "2.0"])
-def test_another_session_on_the_same_connection_ends_the_streams_of_the_one_before(other: str) -> None:
+def test_new_session_on_a_connection_ends_the_streams_before_it(other: str) -> None:
     broker, client = _begun()
     broker.session().disconnect()  # session 2
     txid = broker.txid(1, 1)
@@ -81,7 +81,7 @@ def test_another_session_on_the_same_connection_ends_the_streams_of_the_one_befo
     assert _outcome(broker.session("1.0"), txid) == "rolled-back\n"
 
 
-def test_the_same_session_said_again_on_its_connection_changes_nothing() -> None:
+def test_repeated_session_on_its_connection_changes_nothing() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     batches = _stream(client, txid, batch(b"1"))
@@ -112,7 +112,7 @@ def test_a_stream_is_rolled_back_when_its_time_is_over() -> None:
     assert _outcome(client, txid) == "rolled-back\n"
 
 
-def test_a_streamed_transaction_is_prepared_and_committed_over_checkpoints_and_restarts() -> None:
+def test_streamed_transaction_is_prepared_and_committed_over_checkpoints_and_restarts() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     batches = _stream(client, txid, batch(b"1"))
@@ -127,7 +127,7 @@ def test_a_streamed_transaction_is_prepared_and_committed_over_checkpoints_and_r
     assert [values(broker), values(broker, "a", 1), values(broker, "b")] == [[b"1"], [b"2"], [b"3"]]
 
 
-def test_a_part_that_arrives_while_a_checkpoint_is_written_belongs_to_the_journal_behind_it() -> None:
+def test_part_during_a_checkpoint_belongs_to_the_journal_behind_it() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     _stream(client, txid, batch(b"1"))
@@ -139,7 +139,7 @@ def test_a_part_that_arrives_while_a_checkpoint_is_written_belongs_to_the_journa
     assert values(broker) == [b"1", b"2"]
 
 
-def test_the_txid_is_in_the_header_of_the_first_record_as_the_client_wrote_it() -> None:
+def test_first_record_header_holds_the_txid_as_written() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     content = records.encode([(None, b"1", (), 1), (None, b"2", (), 1)], txid=txid)

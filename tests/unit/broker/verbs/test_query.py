@@ -59,7 +59,7 @@ def two_tasks(made: Node) -> tuple[Client, Client, list[str]]:
     return driver, worker, txids
 
 
-def test_one_decision_shows_the_winners_in_its_order_and_rolls_the_losers_back_in_one_record() -> None:
+def test_decision_shows_winners_in_order_and_rolls_losers_back() -> None:
     made = node()
     driver, worker, txids = two_tasks(made)
     put(worker, b"before", producer=2)
@@ -75,7 +75,7 @@ def test_one_decision_shows_the_winners_in_its_order_and_rolls_the_losers_back_i
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_batch_is_committed_once_however_often_and_by_whom_it_is_repeated(checkpoint: bool) -> None:
+def test_batch_is_committed_once_however_often_it_is_repeated(checkpoint: bool) -> None:
     made = node()
     driver, worker, txids = two_tasks(made)
     commit(driver, txids[0], txids[2])
@@ -108,7 +108,7 @@ def test_parts_live_through_a_restart_and_are_decided_after_it(checkpoint: bool)
     assert last.connect().ask("outcome", txids[1]).text == "rolled-back\n"
 
 
-def test_a_winner_that_is_not_there_or_of_something_else_is_refused_and_nothing_happens() -> None:
+def test_missing_or_foreign_winner_is_refused_and_nothing_happens() -> None:
     made = node()
     driver, worker, txids = two_tasks(made)
     ask(driver, "open", "other", epoch=1)
@@ -127,7 +127,7 @@ def test_a_winner_that_is_not_there_or_of_something_else_is_refused_and_nothing_
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_new_driver_fences_the_old_one_and_its_tasks_and_rolls_back_what_they_left(checkpoint: bool) -> None:
+def test_new_driver_fences_the_old_and_rolls_its_parts_back(checkpoint: bool) -> None:
     made = node()
     driver, worker, txids = two_tasks(made)
     ask(driver, "open", "other", epoch=1)
@@ -171,7 +171,7 @@ def test_an_epoch_is_drawn_once_and_must_have_opened() -> None:
     assert driver.ask("prepare", made.txid(1, 1), "spark", extensions=stated, body=body).error == "bad-request"
 
 
-def test_only_the_driver_commits_a_part_but_an_operator_who_says_so() -> None:
+def test_part_is_committed_only_by_driver_or_forcing_operator() -> None:
     made = node()
     _, worker, txids = two_tasks(made)
     for client in (worker, made.connect()):
@@ -183,7 +183,7 @@ def test_only_the_driver_commits_a_part_but_an_operator_who_says_so() -> None:
     assert values(made) == [b"x3"]
 
 
-def test_a_part_is_listed_under_its_query_with_batch_task_and_attempt() -> None:
+def test_part_is_listed_with_query_batch_task_and_attempt() -> None:
     made = node()
     driver, _, txids = two_tasks(made)
     row = listed(driver)[2]
@@ -204,7 +204,7 @@ def test_a_resolver_is_never_told_of_a_part() -> None:
     assert listed(driver, uuid="0" * 32) == []
 
 
-def test_a_repeated_prepare_is_the_same_and_one_of_other_content_is_not() -> None:
+def test_repeated_prepare_is_accepted_and_one_of_other_content_refused() -> None:
     made = node()
     _, worker, txids = two_tasks(made)
     assert write(worker, txids[0], ("a", 0, batch(b"x1", b"x2")), ("b", 0, batch(b"y1"))).code == 200
@@ -244,7 +244,7 @@ def test_a_query_is_forgotten_only_by_command(checkpoint: bool) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_no_two_lives_of_a_broker_hand_out_the_same_epoch(checkpoint: bool) -> None:
+def test_epochs_differ_between_lives_of_a_broker(checkpoint: bool) -> None:
     made = node()
     drawn = [told(ask(made.connect(), "epoch", "*"))["epoch"] for _ in range(2)]
     made = lives(made, checkpoint=checkpoint)
@@ -269,7 +269,7 @@ def test_winners_behind_a_held_transaction_are_shown_together(checkpoint: bool) 
     assert (values(made), values(made, "a", 1)) == ([b"held", b"behind"], [b"beside"])
 
 
-def test_a_part_of_a_topic_that_was_deleted_goes_with_it() -> None:
+def test_part_of_topic_that_was_deleted_goes_with_it() -> None:
     made = node()
     driver, _, txids = two_tasks(made)
     driver.ask("topic", "delete", "b")
@@ -290,7 +290,7 @@ def test_a_decision_that_would_not_fit_a_record_is_refused() -> None:
     assert [*prepared_of(made.context, "q")] == []
 
 
-def test_every_answer_and_every_repeated_one_waits_for_the_record_to_be_forced() -> None:
+def test_every_answer_first_or_repeated_waits_for_the_sync() -> None:
     made = node()
     driver, _, txids = two_tasks(made)
     told_again = []

@@ -52,9 +52,7 @@ def _listed(client: Client, **words: Any) -> list[str]:
 
 @pytest.mark.parametrize("words", [{}, {"uuid": UUID}, {"state": "all"}], ids=str)
 @pytest.mark.parametrize("begun", [lambda n: _prepared("last-resource", n, **LAST_RESOURCE), _decided])
-def test_a_listed_row_costs_the_same_however_many_are_in_doubt(
-    begun: Callable[[int], tuple[Node, Client]], words: dict[str, str]
-) -> None:
+def test_cost_of_a_listed_row_does_not_grow(begun: Callable[[int], tuple[Node, Client]], words: dict[str, str]) -> None:
     def listing_of(count: int) -> Callable[[], object]:
         _, client = begun(count)
         return lambda: len(_listed(client, limit=20, **words)) == count or pytest.fail("not all were listed")
@@ -62,7 +60,7 @@ def test_a_listed_row_costs_the_same_however_many_are_in_doubt(
     assert growth(listing_of, 200, 2_000) < 3
 
 
-def test_one_transaction_is_found_at_once_however_many_are_in_doubt() -> None:
+def test_one_transaction_is_found_at_constant_cost() -> None:
     def asking(count: int) -> Callable[[], object]:
         broker, client = _prepared("last-resource", count, **LAST_RESOURCE)
         last = broker.txid(1, count)
@@ -71,7 +69,7 @@ def test_one_transaction_is_found_at_once_however_many_are_in_doubt() -> None:
     assert growth(asking, 200, 2_000) < 3
 
 
-def test_a_half_handed_out_costs_the_same_however_many_wait() -> None:
+def test_cost_of_a_handed_out_half_message_does_not_grow() -> None:
     def handing_out(count: int) -> Callable[[], object]:
         broker, client = _prepared("half", count, group="g", deadline=0)
         client.disconnect()
@@ -104,7 +102,7 @@ def test_an_idle_tick_touches_no_half_that_is_not_due(polls: int, monkeypatch: p
     assert len(broker.context.checks.polls["g"]) == polls
 
 
-def test_twenty_thousand_prepared_are_indexed_and_settled_in_any_order_in_linear_time() -> None:
+def test_twenty_thousand_prepared_are_settled_in_linear_time() -> None:
     def settling(count: int) -> Callable[[], object]:
         index: InDoubtIndex[str] = InDoubtIndex()
         numbers = list(range(1, count + 1))
@@ -125,7 +123,7 @@ def test_twenty_thousand_prepared_are_indexed_and_settled_in_any_order_in_linear
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_page_goes_on_where_the_one_before_ended_whatever_was_settled_meanwhile() -> None:
+def test_page_continues_where_the_former_ended_despite_settlements() -> None:
     broker, client = _prepared("last-resource", 6, **LAST_RESOURCE)
     first = json.loads(client.ask("recover", extensions={"limit": 3}).body)
     for counter in (3, 4):
@@ -135,7 +133,7 @@ def test_a_page_goes_on_where_the_one_before_ended_whatever_was_settled_meanwhil
     assert following["next"] is None
 
 
-def test_one_that_an_operator_settled_meanwhile_does_not_hide_those_behind_it() -> None:
+def test_transaction_settled_meanwhile_does_not_hide_later_ones() -> None:
     """It is the last of the first page, and is then listed among the heuristic ones, behind all others."""
     broker, client = _prepared("last-resource", 4, **LAST_RESOURCE)
     first = json.loads(client.ask("recover", extensions={"limit": 2, "state": "all"}).body)
@@ -160,19 +158,19 @@ def test_a_place_that_no_page_named_is_refused(after: str) -> None:
     assert node().connect().ask("recover", extensions={"after": after}).error == "bad-request"
 
 
-def test_a_page_is_bounded_in_bytes_and_holds_one_row_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_bounded_in_bytes_and_holds_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "ROWS_SIZE_BYTES_MAX", 1)
     _, client = _prepared("last-resource", 3, **LAST_RESOURCE)
     assert [len(page) for page in listed_pages(client)] == [1, 1, 1]
 
 
-def test_more_rows_than_a_page_holds_are_not_handed_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_beyond_a_page_are_not_handed_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "ROWS_MAX", 2)
     _, client = _prepared("last-resource", 3, **LAST_RESOURCE)
     assert [len(page) for page in listed_pages(client, limit=100)] == [2, 1]
 
 
-def test_a_branch_that_has_completed_is_not_listed_under_its_resource_any_more() -> None:
+def test_completed_branch_is_no_longer_listed_under_its_resource() -> None:
     broker = node()
     client = broker.session()
     decide(client, broker.txid(1, 1), uuids=(UUID, OTHER_UUID))
@@ -186,7 +184,7 @@ def test_a_branch_that_has_completed_is_not_listed_under_its_resource_any_more()
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_restart_lists_the_same_in_the_same_order(checkpoint: bool) -> None:
+def test_list_is_equal_after_a_restart(checkpoint: bool) -> None:
     broker = node(**MANY)
     client = broker.session()
     for counter in (4, 2, 9):
@@ -219,7 +217,7 @@ def test_ordered_items_are_those_of_a_plain_list() -> None:
         assert len(kept) == len(plain)
 
 
-def test_deadlines_hand_out_what_is_due_and_keep_few_that_are_over() -> None:
+def test_deadlines_hand_out_what_is_due_and_keep_few_past() -> None:
     over: set[int] = set()
     deadlines: Deadlines[int] = Deadlines(over.__contains__)
     for number in range(10_000):

@@ -31,7 +31,7 @@ def _age(broker: Node, ms: int = DAY_MS) -> None:
     _pass(broker, ms - REST_MS)
 
 
-def test_an_owner_is_gone_also_where_the_clock_was_set_back_behind_that() -> None:
+def test_owner_is_gone_even_if_the_clock_was_set_back() -> None:
     """It counted as just gone for as long as the clock was set back, and nobody settled what it had prepared."""
     broker = node()
     client, txid = broker.session(), broker.txid(1, 1)
@@ -61,7 +61,7 @@ def _committed(broker: Node, count: int) -> Client:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_session_at_rest_keeps_only_what_its_client_has_not_called_finished(checkpoint: bool) -> None:
+def test_session_at_rest_keeps_only_what_is_not_finished(checkpoint: bool) -> None:
     broker = node()
     _committed(broker, 50).disconnect()
     _pass(broker, REST_MS - 1)
@@ -93,7 +93,7 @@ def test_who_comes_back_in_time_has_lost_nothing() -> None:
     assert len(broker.state.sessions[1].outcomes) == 5
 
 
-def test_ten_thousand_finished_sessions_take_a_fraction_of_what_they_took() -> None:
+def test_ten_thousand_finished_sessions_take_fraction_of_what_they_took() -> None:
     """2.5 GiB were 250 KB each; counted here are the outcomes, which that was."""
     broker = node()
     for _ in range(5):
@@ -108,7 +108,7 @@ def test_ten_thousand_finished_sessions_take_a_fraction_of_what_they_took() -> N
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_session_ends_by_age_and_what_comes_in_its_name_is_refused_for_ever(checkpoint: bool) -> None:
+def test_aged_session_ends_and_its_later_requests_are_refused(checkpoint: bool) -> None:
     broker = node()
     client = _committed(broker, 2)
     put(client, producer=1)
@@ -156,7 +156,7 @@ def test_a_connected_session_never_ends() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_what_is_prepared_or_decided_keeps_its_session_until_it_is_settled(checkpoint: bool) -> None:
+def test_prepared_or_decided_transaction_keeps_its_session_until_settled(checkpoint: bool) -> None:
     broker = node()
     prepared, decided = broker.session(), broker.session()
     prepare(prepared, broker.txid(1, 1), ("a", 0, batch(b"1")))
@@ -200,7 +200,7 @@ def test_many_that_are_due_at_once_are_taken_in_steps() -> None:
 # --- what it costs ---------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_tick_costs_the_same_however_many_sessions_wait() -> None:
+def test_idle_tick_cost_does_not_grow_with_sessions() -> None:
     def ticking(sessions: int) -> Callable[[], object]:
         broker = node()
         for _ in range(sessions):
@@ -215,7 +215,7 @@ def test_an_idle_tick_costs_the_same_however_many_sessions_wait() -> None:
     assert growth(lambda sessions: ticking(sessions), 20, 200) < 0.4  # a step is a tick of one session: 0.1 is even
 
 
-def test_ending_a_session_touches_the_partitions_it_wrote_to_and_no_others() -> None:
+def test_ending_session_touches_partitions_it_wrote_to_and_no_others() -> None:
     broker = node()
     client = broker.session()
     put(client, producer=1)

@@ -78,7 +78,7 @@ def lives(of: Node, *, checkpoint: bool) -> Node:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_local_transaction_saves_messages_and_offset_and_says_the_same_when_asked_again(checkpoint: bool) -> None:
+def test_local_transaction_saves_messages_and_offset_and_answers_again_alike(checkpoint: bool) -> None:
     made, client, _ = world()
     answer = commit(client, made.txid(1, 1), offsets(5, deferred="w"))
     assert (answer.code, answer.text) == (200, "b 0 0 1\n")
@@ -105,7 +105,7 @@ def test_a_transaction_may_save_offsets_and_send_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", [commit, prepare, decide], ids=lambda how: how.__name__)
-def test_a_fenced_generation_is_refused_and_nothing_of_the_transaction_happens(how: Any) -> None:
+def test_fenced_generation_is_refused_and_nothing_of_transaction_happens(how: Any) -> None:
     made, client, one = world()
     one.ask("leave", [], member="one")
     two = Consumer(made, "two").join()
@@ -119,7 +119,7 @@ def test_a_fenced_generation_is_refused_and_nothing_of_the_transaction_happens(h
     assert how(client, made.txid(1, 1), offsets(5, 2), b"x").code == 200
 
 
-def test_the_newest_generation_may_save_while_nobody_else_has_the_partition() -> None:
+def test_newest_generation_may_save_while_nobody_else_has_partition() -> None:
     """After a broker's restart, before the member has joined again: nobody has loaded anything since."""
     made, _, _ = world()
     after = restarted(made)
@@ -128,7 +128,7 @@ def test_the_newest_generation_may_save_while_nobody_else_has_the_partition() ->
     assert saved(after) == (5, None)
 
 
-def test_an_unknown_topic_or_group_is_a_conflict_and_malformed_offsets_are_bad_requests() -> None:
+def test_unknown_topic_or_group_conflicts_and_malformed_offsets_are_refused() -> None:
     made, client, _ = world()
     gone = encode_offsets([GroupOffsets(GROUP, 0, (OffsetRow("zz", 0, 1, 5, None),))])
     assert commit(client, made.txid(1, 1), gone).error == "transaction-conflict"
@@ -147,9 +147,7 @@ def test_an_unknown_topic_or_group_is_a_conflict_and_malformed_offsets_are_bad_r
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_prepared_one_holds_the_partition_until_it_is_settled_and_then_it_is_handed_over(
-    end: str, *, checkpoint: bool
-) -> None:
+def test_prepared_transaction_holds_the_partition_until_settled_then_hands_over(end: str, *, checkpoint: bool) -> None:
     made, client, one = world()
     one.save(A0, 1, 2)
     assert prepare(client, made.txid(1, 1), offsets(5)).code == 200
@@ -168,7 +166,7 @@ def test_a_prepared_one_holds_the_partition_until_it_is_settled_and_then_it_is_h
 
 
 @pytest.mark.parametrize("how", [prepare, decide], ids=lambda how: how.__name__)
-def test_an_operator_sees_who_holds_a_partition_and_what_a_transaction_saves(how: Any) -> None:
+def test_operator_sees_who_holds_partition_and_what_transaction_saves(how: Any) -> None:
     made, client, _ = world()
     how(client, made.txid(1, 1), offsets(5), b"x")
     held = {(row["topic"], row["partition"]): row["held_by"] for row in describe(made)["partitions"]}
@@ -177,7 +175,7 @@ def test_an_operator_sees_who_holds_a_partition_and_what_a_transaction_saves(how
     assert listed["offsets"] == [{"group": GROUP, "topic": "a", "partition": 0, "offset": 5}]
 
 
-def test_who_has_a_partition_keeps_it_while_its_own_transaction_holds_it() -> None:
+def test_owner_keeps_a_partition_that_its_own_transaction_holds() -> None:
     made, client, one = world()
     prepare(client, made.txid(1, 1), offsets(5))
     assert one.heartbeat().held == [["a", 0], ["a", 1], ["b", 0]]
@@ -201,7 +199,7 @@ def test_what_is_held_is_saved_by_nobody_else() -> None:
 
 @pytest.mark.parametrize("contents", [(), (b"x",)], ids=["without messages", "with messages"])
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_decided_one_has_saved_and_holds_until_its_branch_is_complete(
+def test_decided_transaction_has_saved_and_holds_until_complete(
     contents: tuple[bytes, ...], *, checkpoint: bool
 ) -> None:
     made, client, _ = world()
@@ -219,7 +217,7 @@ def test_a_decided_one_has_saved_and_holds_until_its_branch_is_complete(
 
 @pytest.mark.parametrize("contents", [(), (b"x",)], ids=["without messages", "with messages"])
 @pytest.mark.parametrize("checkpoint", [None, False, True], ids=["live", "redone", "restored"])
-def test_a_decided_one_that_was_held_back_for_too_long_holds_no_longer(
+def test_decided_transaction_held_back_past_the_limit_holds_no_longer(
     contents: tuple[bytes, ...], checkpoint: bool | None
 ) -> None:
     made, client, _ = world()
@@ -236,7 +234,7 @@ def test_a_decided_one_that_was_held_back_for_too_long_holds_no_longer(
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_decided_one_whose_messages_went_with_their_topic_holds_until_its_branch_is_complete(
+def test_decided_transaction_of_a_deleted_topic_holds_until_complete(
     checkpoint: bool,
 ) -> None:
     made, client, _ = world()
@@ -247,7 +245,7 @@ def test_a_decided_one_whose_messages_went_with_their_topic_holds_until_its_bran
     assert lives(made, checkpoint=checkpoint).state.saved.held == held
 
 
-def test_a_delayed_save_does_not_take_back_what_a_transaction_saved() -> None:
+def test_delayed_save_does_not_take_back_what_transaction_saved() -> None:
     made, client, one = world()
     assert commit(client, made.txid(1, 1), offsets(5, order=8)).code == 200
     late = one.ask("save", [[*A0, 1, 2, None]], member="one", order=7)
@@ -257,7 +255,7 @@ def test_a_delayed_save_does_not_take_back_what_a_transaction_saved() -> None:
     assert saved(made) == (3, None)
 
 
-def test_the_topics_end_ends_what_is_held_and_what_would_be_saved() -> None:
+def test_deletion_of_the_topic_ends_holds_and_pending_saves() -> None:
     made, client, _ = world()
     prepare(client, made.txid(1, 1), offsets(5))
     client.ask("topic", "delete", "a")
@@ -307,7 +305,7 @@ def test_a_member_that_must_be_alone_bears_nobody_beside_it() -> None:
     assert refused.ask("join", [], **refused.words).error == "group-active"
 
 
-def test_an_operators_lone_commit_saves_the_offset_too() -> None:
+def test_lone_commit_by_an_operator_saves_the_offset() -> None:
     made, client, _ = world()
     prepare(client, made.txid(1, 1), offsets(5))
     client.disconnect()

@@ -32,7 +32,7 @@ def test_a_local_commit_places_all_parts_and_tells_where() -> None:
     assert (values(broker), values(broker, "b")) == ([b"0", b"1", b"2", b"4"], [b"3"])
 
 
-def test_the_same_txid_again_gets_the_same_answer_and_no_second_message() -> None:
+def test_repeated_txid_gets_its_answer_and_no_second_message() -> None:
     broker, client = _begun()
     txid, body = broker.txid(1, 1), part("a", 0, batch(b"1"))
     first = client.ask("commit", txid, body=body)
@@ -171,7 +171,7 @@ def test_outcomes_are_kept_until_the_client_has_seen_their_end() -> None:
     assert all(_outcome(client, broker.txid(1, counter)).startswith("committed") for counter in range(1, 6))
 
 
-def test_at_or_below_the_floor_nothing_is_executed_and_nothing_called_rolled_back() -> None:
+def test_transaction_at_or_below_the_floor_is_not_executed() -> None:
     broker, client = _begun(outcomes_kept=2)
     for counter in range(1, 6):
         body = part("a", 0, batch(b"%d" % counter))
@@ -244,7 +244,7 @@ def test_prepare_again_is_answered_again_unless_its_messages_differ() -> None:
     assert prepare(client, txid, ("a", 0, batch(b"2"))).error == "transaction-conflict"
 
 
-def test_a_prepared_transaction_stays_without_its_owner_and_without_limit_of_time() -> None:
+def test_prepared_transaction_stays_without_its_owner_for_any_time() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     prepare(client, txid, ("a", 0, batch(b"1")))
@@ -301,7 +301,7 @@ def test_prepare_behind_its_deadline_is_refused() -> None:
     assert prepare(client, broker.txid(1, 1), ("a", 0, batch()), deadline=now + 1).code == 200
 
 
-def test_the_messages_of_a_topic_that_was_deleted_go_with_it() -> None:
+def test_messages_of_topic_that_was_deleted_go_with_it() -> None:
     broker, client = _begun()
     txid = broker.txid(1, 1)
     prepare(client, txid, ("a", 0, batch(b"1")), ("b", 0, batch(b"2")))
@@ -314,7 +314,7 @@ def test_the_messages_of_a_topic_that_was_deleted_go_with_it() -> None:
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_waits_for_the_earlier_prepared_one_it_collides_with() -> None:
+def test_commit_waits_for_earlier_prepared_one_it_collides_with() -> None:
     broker, client = _begun()
     first, second = broker.txid(1, 1), broker.txid(1, 2)
     prepare(client, first, ("a", 0, batch(b"1")), keys="7")
@@ -354,7 +354,7 @@ def test_more_may_wait_for_one_than_a_journal_record_holds() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_more_streams_may_end_at_once_than_a_journal_record_holds(*, is_late: bool) -> None:
+def test_more_streams_may_end_at_once_than_journal_record_holds(*, is_late: bool) -> None:
     broker, client = _begun()
     object.__setattr__(broker.settings, "group_size_bytes_max", 4096)  # less than users may set, as its journal files
     txids = [broker.txid(1, counter) for counter in range(1, 601)]
@@ -431,7 +431,7 @@ def test_recover_pages_oldest_first_and_by_resource() -> None:
     assert len(_recover(client, uuid=UUID)) == 3
 
 
-def test_an_owner_is_not_long_gone_only_because_the_broker_restarted() -> None:
+def test_owner_is_not_long_gone_only_because_broker_restarted() -> None:
     broker, client = _begun()
     prepare(client, broker.txid(1, 1), ("a", 0, batch()))
     broker.clock.advance(3600)

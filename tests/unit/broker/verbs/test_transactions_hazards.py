@@ -26,7 +26,7 @@ def heuristics(of: Node) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("before", ["nothing", "prepared", "rolled back"])
-def test_it_is_kept_once_whatever_the_broker_had_and_through_restarts(before: str) -> None:
+def test_it_is_kept_once_whatever_broker_had_and_through_restarts(before: str) -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     if before == "prepared":
@@ -61,7 +61,7 @@ def test_what_is_committed_is_not_rolled_back_by_it() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"resource": "-"}, {"uuid": ""}, {"kind": "half"}])
-def test_one_that_does_not_say_where_is_refused_and_leaves_no_trace(changed: dict[str, str]) -> None:
+def test_hazard_without_a_place_is_refused_without_a_trace(changed: dict[str, str]) -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     assert hazard(client, txid, **changed).code == 400
@@ -79,7 +79,7 @@ def test_there_is_an_end_to_how_many_are_kept(monkeypatch: pytest.MonkeyPatch) -
     assert hazard(client, made.txid(1, 3)).code == 200
 
 
-def test_of_what_its_client_has_finished_nothing_is_kept_any_more() -> None:
+def test_hazards_of_finished_transactions_are_not_kept() -> None:
     """So a client finishes it when it is told, and not before."""
     made = node(outcomes_kept=1)
     client = made.session()

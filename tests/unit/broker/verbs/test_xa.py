@@ -42,7 +42,7 @@ def lives(of: Node, *, checkpoint: bool) -> Node:
     return restarted(of)
 
 
-def test_offsets_are_assigned_at_once_and_readers_wait_for_every_branch() -> None:
+def test_offsets_are_assigned_at_once_readers_wait_for_branches() -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     put(client, b"before", producer=1)
@@ -96,7 +96,7 @@ def test_a_branch_that_completed_stays_complete_after_a_restart(checkpoint: bool
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_transaction_behind_a_hold_is_seen_whole_or_not_at_all(checkpoint: bool) -> None:
+def test_transaction_behind_hold_is_seen_whole_or_not_at_all(checkpoint: bool) -> None:
     made = node()
     client, held, behind = made.session(), made.txid(1, 1), made.txid(1, 2)
     decide(client, held, ("a", 0, batch(b"x")))
@@ -120,7 +120,7 @@ def test_decisions_leave_in_the_order_of_their_offsets() -> None:
     assert (values(made), values(made, "b")) == ([b"1", b"2"], [b"2"])
 
 
-def test_a_repeated_decision_gets_the_same_answer_before_and_after_it_is_complete() -> None:
+def test_repeated_decision_gets_its_answer_before_and_after_completion() -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     first = decide(client, txid, ("a", 0, batch(b"x")))
@@ -130,7 +130,7 @@ def test_a_repeated_decision_gets_the_same_answer_before_and_after_it_is_complet
     assert values(made) == [b"x"]
 
 
-def test_a_fenced_transaction_cannot_be_decided_and_a_decided_one_cannot_be_rolled_back() -> None:
+def test_fenced_cannot_be_decided_and_decided_cannot_be_rolled_back() -> None:
     made = node()
     client = made.session()
     assert client.ask("rollback", made.txid(1, 1)).code == 200
@@ -155,7 +155,7 @@ def test_messages_streamed_before_are_part_of_the_decision() -> None:
     assert values(again) == [b"streamed", b"with it"]
 
 
-def test_a_decision_without_messages_waits_for_its_branches_and_holds_nothing() -> None:
+def test_decision_without_messages_waits_for_its_branches_and_holds_nothing() -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     assert decide(client, txid).code == 200
@@ -166,7 +166,7 @@ def test_a_decision_without_messages_waits_for_its_branches_and_holds_nothing() 
     assert listed(client) == []
 
 
-def test_a_clock_that_was_set_forth_while_the_broker_was_away_shows_nothing_before_its_rows() -> None:
+def test_clock_set_forward_while_away_shows_nothing_before_its_rows() -> None:
     made = node(visibility_hold_ms_max=1000)
     decide(made.session(), made.txid(1, 1), ("a", 0, batch(b"x")))
     made.clock.jump(3_600_000)
@@ -217,7 +217,7 @@ def test_a_floor_does_not_end_a_decision() -> None:
     assert complete(client, txid).error == "fenced"
 
 
-def test_a_branch_that_decided_alone_is_kept_until_it_is_forgotten() -> None:
+def test_branch_that_decided_alone_is_kept_until_it_is_forgotten() -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     decide(client, txid, ("a", 0, batch(b"x")))
@@ -236,7 +236,7 @@ def test_a_branch_that_decided_alone_is_kept_until_it_is_forgotten() -> None:
     assert listed(made.connect(), state="all") == []
 
 
-def test_what_was_decided_alone_is_forgotten_also_after_its_session_ended() -> None:
+def test_lone_decision_is_forgotten_also_after_its_session_ended() -> None:
     made = node(sessions_max=1)
     client, txid = made.session(), made.txid(1, 1)
     decide(client, txid, ("a", 0, batch(b"x")))
@@ -261,7 +261,7 @@ def test_a_deleted_topic_holds_nothing_up() -> None:
     assert values(again, "b") == [b"y"]
 
 
-def test_the_last_hold_of_a_deleted_topic_lets_those_behind_it_go() -> None:
+def test_last_hold_of_deleted_topic_lets_those_behind_it_go() -> None:
     made = node()
     client, held, behind = made.session(), made.txid(1, 1), made.txid(1, 2)
     decide(client, held, ("a", 0, batch(b"x")))
@@ -312,7 +312,7 @@ def test_every_transaction_is_listed_once_page_by_page() -> None:
     assert listed(client, state="all", limit="2")[0]["heuristics"]
 
 
-def test_the_owner_is_told_with_an_outcome_that_is_not_committed() -> None:
+def test_owner_is_told_with_outcome_that_is_not_committed() -> None:
     made = node()
     client, other = made.session(), made.connect()
     asked = {"owner": None}
@@ -334,7 +334,7 @@ def test_nothing_is_shown_before_the_last_completion_is_forced() -> None:
     assert (values(made), client.received[opaque].code) == ([b"x"], 200)
 
 
-def test_a_session_whose_branches_have_not_all_heard_of_its_decision_never_makes_room_for_another() -> None:
+def test_session_with_an_incomplete_decision_never_makes_room() -> None:
     broker = node(sessions_max=1)
     owner, txid = broker.session(), broker.txid(1, 1)
     assert decide(owner, txid, ("a", 0, batch(b"x"))).code == 200
@@ -347,7 +347,7 @@ def test_a_session_whose_branches_have_not_all_heard_of_its_decision_never_makes
     assert broker.connect().hello().code == 200
 
 
-def test_branches_that_complete_while_a_checkpoint_is_written_do_not_belong_to_it() -> None:
+def test_branches_completed_during_a_checkpoint_do_not_belong_to_it() -> None:
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     decide(client, txid, ("a", 0, batch(b"x")), uuids=(UUID, OTHER_UUID))
@@ -360,7 +360,7 @@ def test_branches_that_complete_while_a_checkpoint_is_written_do_not_belong_to_i
     assert len(row["heuristics"]) == 2
 
 
-def test_what_a_deleted_topic_held_up_is_shown_when_the_deletion_is_forced_and_not_before() -> None:
+def test_messages_held_by_a_deleted_topic_wait_for_its_sync() -> None:
     made = node()
     client, held, behind = made.session(), made.txid(1, 1), made.txid(1, 2)
     decide(client, held, ("a", 0, batch(b"x")))
@@ -371,7 +371,7 @@ def test_what_a_deleted_topic_held_up_is_shown_when_the_deletion_is_forced_and_n
     assert values(made, "b") == [b"q"]
 
 
-def test_a_poll_of_a_topic_that_is_being_deleted_never_sees_what_is_held_there() -> None:
+def test_poll_of_a_topic_under_deletion_never_sees_held_messages() -> None:
     made = node()
     client, reader, txid = made.session(), made.connect(), made.txid(1, 1)
     poll = reader.send("get", "a", 0, 0, 1 << 16, extensions={"wait": 30_000})

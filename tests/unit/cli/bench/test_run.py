@@ -85,7 +85,7 @@ def report(server: str, **machine: str) -> Report:
         ("txmq://10.1.1.1:9", True),
     ],
 )
-def test_bare_limits_of_another_machine_are_called_so(
+def test_bare_limits_of_another_machine_are_marked(
     server: str, is_remote: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show(report(server))

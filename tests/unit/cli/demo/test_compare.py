@@ -47,7 +47,7 @@ def test_each_kind_of_damage_is_counted(changes: dict[str, object], count: str) 
     assert not found.holds
 
 
-def test_a_lost_row_and_its_lost_message_are_lost_when_acknowledged() -> None:
+def test_lost_row_and_its_lost_message_are_lost_when_acknowledged() -> None:
     found = compare(ROWS[1:], ORDERS[1:], PAID, PAID, REPORTED)
     assert (found.lost, found.missing, found.phantoms) == (1, 0, 0)
 

@@ -24,7 +24,7 @@ SLOT = ("orders", 0)
     [(10, 10, 50), (200, 200, 50), (10, 150, 150), (10, 60, 60)],
     ids=["retention passed it", "the log is another", "it went on past the end that was told", "it went on"],
 )
-def test_the_oldest_message_there_is_comes_next_unless_it_went_on_meanwhile(
+def test_oldest_message_comes_next_unless_the_position_moved_meanwhile(
     asked: int, meanwhile: int, expected: int
 ) -> None:
     consumed = ConsumedPartition(SLOT, 1, asked, asked)
@@ -51,7 +51,7 @@ def answer(*, damaged: int) -> bytes:
     return bytes(chain)
 
 
-def test_a_damaged_batch_holds_nothing_up_that_is_before_it_and_is_told_once_a_minute() -> None:
+def test_damaged_batch_delays_nothing_before_it_and_is_reported_sparingly() -> None:
     clock, consumed = SimClock(), ConsumedPartition(SLOT, 1, 0, 0)
     forgotten: list[str] = []
     topics = SimpleNamespace(known=lambda _: SimpleNamespace(topic_id=7), forget=forgotten.append)

@@ -83,7 +83,7 @@ class World:
         self.failures.failed(message, "bad")
 
 
-def test_what_a_listener_rejects_is_retried_and_not_acknowledged_by_its_return() -> None:
+def test_rejected_message_is_retried_and_not_acknowledged_by_the_return() -> None:
     world = World(1, is_kept=False)
     world.run(world.reject)
     assert (world.consumed.position, world.consumed.under_way, len(world.consumed.retries)) == (0, 1, 1)
@@ -117,7 +117,7 @@ def test_to_return_acknowledges_and_to_raise_does_not(is_good: bool) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_two_threads_that_reject_a_message_at_its_last_retry_dead_letter_it_once(is_kept: bool) -> None:
+def test_two_rejects_at_the_last_retry_dead_letter_once(is_kept: bool) -> None:
     world = World(0, is_kept=is_kept)
     world.dead_letters.meanwhile = world.reject
     while not world.dead_letters.dead_lettered:
@@ -127,7 +127,7 @@ def test_two_threads_that_reject_a_message_at_its_last_retry_dead_letter_it_once
     assert (world.consumed.position, world.consumed.deferred) == (1, {})
 
 
-def test_to_reject_what_waits_for_its_retry_is_no_further_failure() -> None:
+def test_reject_of_a_message_awaiting_retry_is_no_failure() -> None:
     world = World(1, is_kept=False)
     (message,) = world.consumed.take(1, 0.0)
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_to_reject_what_waits_for_its_retry_is_no_further_failure() -> None:
 
 
 @pytest.mark.parametrize("is_deferred", [True, False])
-def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_its_name(is_deferred: bool) -> None:
+def test_delivery_of_a_topic_does_not_count_for_its_successor(is_deferred: bool) -> None:
     world = World(1, is_kept=True)
     (old,) = world.consumed.take(1, 0.0)
     new = world.assigned(2)
@@ -153,7 +153,7 @@ def test_what_was_delivered_of_a_topic_says_nothing_of_the_one_made_anew_under_i
     assert (new.position, new.deferred) == (1, {})
 
 
-def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_given_up() -> None:
+def test_message_of_transaction_in_doubt_is_redelivered_not_dead_lettered() -> None:
     world = World(0, is_kept=True)
     may_give_up = False
     world.acks.may_give_up = lambda _: may_give_up
@@ -175,7 +175,7 @@ def test_what_a_transaction_may_have_dealt_with_is_delivered_again_instead_of_gi
     assert (world.consumed.deferred, world.dead_letters.dead_lettered) == ({}, [0])
 
 
-def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_delivered() -> None:
+def test_message_behind_its_key_is_stored_before_the_next_delivery() -> None:
     """A transaction acknowledges in order: what is in nobody's hand and not stored would have it refused."""
     world = World(0, is_kept=True)
     world.consumed = world.assigned(1, 2)
@@ -188,7 +188,7 @@ def test_what_goes_behind_another_of_its_key_is_stored_before_the_next_one_is_de
     assert list(world.consumed.deferred) == [0, 1]
 
 
-def test_a_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[int] = []
     ours = World(100, is_kept=False)
     say = SimpleNamespace(warning=lambda _, times, **_where: reported.append(times), info=lambda *_, **__: None)

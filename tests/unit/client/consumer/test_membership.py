@@ -35,7 +35,7 @@ def member(broker: Any) -> GroupMember:
     return GroupMember(GroupRequests(broker, SETTINGS), SimClock(), SETTINGS, partitions, offsets, acks)
 
 
-def test_a_topic_that_is_not_there_and_a_broker_that_stays_away_are_told_once() -> None:
+def test_missing_topic_and_absent_broker_are_reported_once() -> None:
     reported: list[str] = []
     joining = member(BrokerWithoutTopic())
     joining._log = SimpleNamespace(warning=lambda event, **_: reported.append(event), debug=lambda *_, **__: None)
@@ -55,7 +55,7 @@ class FullBroker:
         raise OverloadedError("groups_bytes_max")
 
 
-def test_a_broker_that_keeps_no_more_of_groups_is_told_of_once_and_a_save_does_not_stop_the_beat() -> None:
+def test_full_group_is_reported_once_and_heartbeats_go_on() -> None:
     reported: list[str] = []
     refused = member(FullBroker())
     refused._log = SimpleNamespace(warning=lambda event, **_: reported.append(event), debug=lambda *_, **__: None)

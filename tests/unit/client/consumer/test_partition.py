@@ -44,7 +44,7 @@ def test_the_position_never_passes_what_is_not_acknowledged(order: list[int], co
     assert made.under_way == 8 - count
 
 
-def test_an_ack_costs_the_same_however_many_messages_are_in_hand() -> None:
+def test_cost_of_an_ack_does_not_grow_with_messages() -> None:
     def acks(count: int) -> Callable[[], object]:
         made = consumed(count)
         made.take(count, 0.0)
@@ -67,7 +67,7 @@ def test_what_was_not_delivered_cannot_be_acknowledged() -> None:
     assert made.position == 1
 
 
-def test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_position() -> None:
+def test_failed_message_comes_again_in_time_and_holds_the_position() -> None:
     made = consumed(3)
     first, second = made.take(2, 0.0)
     assert made.count_failure(first) == 1
@@ -83,7 +83,7 @@ def test_a_message_that_failed_comes_again_when_its_time_has_come_and_holds_the_
     assert made.position == 2
 
 
-def test_nobody_is_woken_for_a_retry_of_a_partition_that_delivers_nothing_now() -> None:
+def test_retry_of_a_silent_partition_wakes_nobody() -> None:
     made = consumed(2)
     (first,) = made.take(1, 0.0)
     made.retry(first, again_at=5.0)
@@ -102,7 +102,7 @@ def test_what_is_paused_or_revoked_delivers_nothing_and_fetches_nothing() -> Non
         assert not made.wants_more(0.0, 1 << 20)
 
 
-def test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up() -> None:
+def test_full_buffer_fetch_under_way_and_error_hold_fetching_up() -> None:
     made = consumed(3)
     assert made.wants_more(0.0, 1 << 20)
     assert not made.wants_more(0.0, 10)
@@ -113,7 +113,7 @@ def test_a_full_buffer_a_fetch_under_way_and_an_error_hold_fetching_up() -> None
     assert made.wants_more(1.0, 1 << 20)
 
 
-def test_a_seek_forgets_what_is_under_way_and_a_reply_from_before_it_changes_nothing() -> None:
+def test_seek_forgets_messages_under_way_and_ignores_older_replies() -> None:
     made = consumed(3)
     made.take(2, 0.0)
     made.fetch = 7

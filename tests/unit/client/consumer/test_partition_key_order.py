@@ -84,7 +84,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_no_message_is_delivered_before_an_earlier_one_of_its_key_is_dealt_with(seed: int) -> None:
+def test_message_waits_for_earlier_ones_of_its_key(seed: int) -> None:
     random = Random(seed)
     keys = random.choices([b"a", b"b", None], k=20)
     world = World(random, [message(offset, key) for offset, key in enumerate(keys)])
@@ -100,7 +100,7 @@ def test_no_message_is_delivered_before_an_earlier_one_of_its_key_is_dealt_with(
     assert (world.member.position, deferred_text(world.member)) == (len(keys), None)
 
 
-def test_the_partition_passes_a_message_deferred_and_later_ones_of_its_key_go_behind_it() -> None:
+def test_partition_passes_a_deferred_message_and_queues_its_key() -> None:
     log = [message(offset, key) for offset, key in enumerate([b"a", b"a", b"b", None, b"a"])]
     member = consumed(log)
     fetch(member, log, len(log))
@@ -120,7 +120,7 @@ def test_the_partition_passes_a_message_deferred_and_later_ones_of_its_key_go_be
         member.forget_deferred(offset)
 
 
-def test_where_too_much_waits_the_partition_stops_says_so_and_goes_on_by_itself() -> None:
+def test_partition_with_excess_waiting_messages_stops_and_resumes_itself() -> None:
     log = [message(offset, b"a") for offset in range(DEFERRED_MESSAGES_MAX + 5)] + [
         message(DEFERRED_MESSAGES_MAX + 5, None)
     ]

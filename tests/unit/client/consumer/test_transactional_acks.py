@@ -44,7 +44,7 @@ def test_a_claimed_message_is_nobody_elses_to_acknowledge() -> None:
 
 
 @pytest.mark.parametrize("acked", [(), (12,), (12, 13, 14)])
-def test_the_offset_that_a_transaction_saves_is_what_the_position_will_be(acked: tuple[int, ...]) -> None:
+def test_offset_that_transaction_saves_is_what_position_will_be(acked: tuple[int, ...]) -> None:
     made = consumed()
     for offset in (10, 11):
         pending_ack(made, offset)
@@ -59,7 +59,7 @@ def test_the_offset_that_a_transaction_saves_is_what_the_position_will_be(acked:
     assert made.position == expected
 
 
-def test_in_doubt_nothing_is_delivered_neither_new_nor_deferred_nor_again() -> None:
+def test_partition_in_doubt_delivers_nothing() -> None:
     made = consumed(3)
     made.deferred[7] = Waiting(message(7), 1, None)
     made.retry(message(11), 0.0)
@@ -80,7 +80,7 @@ def test_a_seek_forgets_claims_and_doubts() -> None:
 # --- with a consumer's share -----------------------------------------------------------------------------------------
 
 
-def test_from_when_it_is_sent_until_its_outcome_is_known_nothing_else_of_the_partition_is_saved() -> None:
+def test_partition_saves_nothing_else_from_sending_until_the_outcome() -> None:
     world = World()
     world.consumed.ack(0)
     world.pending_ack(1, 2)
@@ -104,7 +104,7 @@ def test_what_was_rolled_back_is_in_the_applications_hands_again() -> None:
     world.pending_ack(0)
 
 
-def test_a_partition_that_was_lost_since_the_claim_ends_the_transaction_before_it_is_sent() -> None:
+def test_loss_of_the_partition_after_ack_aborts_the_transaction() -> None:
     world = World()
     world.pending_ack(0)
     world.share.partitions[SLOT] = consumed(first=0)
@@ -115,7 +115,7 @@ def test_a_partition_that_was_lost_since_the_claim_ends_the_transaction_before_i
         world.pending_ack(0)
 
 
-def test_a_seek_since_the_claim_does_so_too() -> None:
+def test_seek_after_ack_aborts_the_transaction() -> None:
     world = World()
     world.pending_ack(0)
     world.consumed.seek(3)
@@ -127,7 +127,7 @@ TXID = str(TxId(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("answer", [b"committed\n", b"rolled-back\n"])
-def test_a_doubt_is_asked_about_with_a_fence_until_it_is_settled(answer: bytes) -> None:
+def test_doubt_is_asked_about_with_fence_until_it_is_settled(answer: bytes) -> None:
     world = World(ConnectionLostError("away"), b"prepared\n", answer)
     world.pending_ack(0, 1)
     rows = world.look()
@@ -142,7 +142,7 @@ def test_a_doubt_is_asked_about_with_a_fence_until_it_is_settled(answer: bytes) 
         assert [found.offset for found in world.consumed.take(5, 1e9)] == [0, 1]
 
 
-def test_where_the_outcome_is_not_kept_the_partition_is_loaded_anew() -> None:
+def test_where_outcome_is_not_kept_partition_is_loaded_anew() -> None:
     world = World(FencedError("no longer kept"))
     world.pending_ack(0)
     world.pending_acks.doubt([world.consumed], world.owner, TXID, world.look())

@@ -12,7 +12,7 @@ from txmq.client.consumer.partition import Waiting
 from txmq.errors import FencedError, RolledBackError, StorageError, TransactionStateError
 
 
-def test_an_offset_is_saved_in_the_transaction_behind_every_save_that_is_under_way() -> None:
+def test_offset_is_saved_in_the_transaction_behind_running_saves() -> None:
     world, _ = in_database()
     world.consumed.ack(0)
     assert world.to_save() == [1]
@@ -22,7 +22,7 @@ def test_an_offset_is_saved_in_the_transaction_behind_every_save_that_is_under_w
     assert world.to_save() == []  # it would take back what the transaction saves
 
 
-def test_it_counts_when_it_is_seen_committed_and_a_reject_looks_first() -> None:
+def test_ack_counts_once_committed_and_a_reject_looks_first() -> None:
     world, database = in_database()
     for offset in (0, 1):
         world.pending_acks.pending_ack_in(message(offset), None)
@@ -54,7 +54,7 @@ def test_what_is_refused_is_doomed_and_not_claimed() -> None:
 
 
 @pytest.mark.parametrize("error", [StorageError("away"), ZeroDivisionError()], ids=repr)
-def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error: Exception) -> None:
+def test_absent_store_is_asked_later_and_ends_no_thread(error: Exception) -> None:
     world, database = in_database()
     world.pending_acks.pending_ack_in(message(0), None)
     database.away = error
@@ -70,9 +70,7 @@ def test_a_store_that_is_away_is_asked_again_later_and_ends_nobodys_thread(error
 
 @pytest.mark.parametrize("is_committed", [True, False])
 @pytest.mark.parametrize("is_deferred", [True, False])
-def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_it_is_over(
-    is_committed: bool, is_deferred: bool
-) -> None:
+def test_unanswered_commit_blocks_saves_and_dead_letters_until_it_ends(is_committed: bool, is_deferred: bool) -> None:
     """Else the plain save waits for the row, comes behind the COMMIT, and takes back what that has saved."""
     world, database = in_database()
     text, offset = deferred(world, -1) if is_deferred else None, -1 if is_deferred else 0
@@ -94,7 +92,7 @@ def test_behind_a_commit_without_an_answer_nothing_is_saved_nor_given_up_before_
     )  # fmt: skip
 
 
-def test_what_comes_back_during_a_look_is_not_settled_by_it() -> None:
+def test_what_comes_back_during_look_is_not_settled_by_it() -> None:
     world, database = in_database()
     world.pending_acks.pending_ack_in(message(0), None)
     assert not world.pending_acks.rejected(message(0))
@@ -110,7 +108,7 @@ def test_what_comes_back_during_a_look_is_not_settled_by_it() -> None:
     assert world.consumed.in_doubt == {1}
 
 
-def test_the_next_transaction_of_a_message_finds_out_what_became_of_the_one_before() -> None:
+def test_next_transaction_of_a_message_learns_the_former_outcome() -> None:
     world, database = in_database()
     world.pending_acks.pending_ack_in(message(0), None)
     assert not world.pending_acks.rejected(message(0))
@@ -120,7 +118,7 @@ def test_the_next_transaction_of_a_message_finds_out_what_became_of_the_one_befo
 
 
 @pytest.mark.parametrize("is_deferred", [True, False])
-def test_to_acknowledge_a_message_twice_in_a_transaction_is_to_do_it_once(is_deferred: bool) -> None:
+def test_second_ack_in_a_transaction_changes_nothing(is_deferred: bool) -> None:
     world, database = in_database()
     text, offset = deferred(world, -1) if is_deferred else None, -1 if is_deferred else 0
     database.committed = StoredOffset(0, text)
@@ -140,7 +138,7 @@ def test_to_acknowledge_a_message_twice_in_a_transaction_is_to_do_it_once(is_def
     assert world.calls[-1] == "doomed"
 
 
-def test_behind_one_that_was_deferred_what_is_saved_must_be_what_its_transaction_saved() -> None:
+def test_save_behind_a_deferred_message_must_match_its_transaction() -> None:
     """Else that one is rolled back, and this one's text does not name the message: it is in nobody's."""
     world, database = in_database()
     world.consumed.deferred[-1] = waiting = Waiting(message(-1), 1, None)
@@ -167,7 +165,7 @@ def test_the_highest_below_counts_in_whatever_order_they_were_claimed() -> None:
     assert world.calls[-1] == "saved 3 above 1"
 
 
-def test_nothing_may_be_saved_above_a_message_that_is_acknowledged_but_where_a_seek_went_back() -> None:
+def test_save_above_an_acknowledged_message_needs_a_seek_back() -> None:
     world, database = in_database()
     world.pending_acks.pending_ack_in(message(0), None)
     assert database.most == 0
@@ -177,7 +175,7 @@ def test_nothing_may_be_saved_above_a_message_that_is_acknowledged_but_where_a_s
     assert database.most == 4
 
 
-def test_one_that_was_deferred_does_not_fail_for_what_was_committed_a_moment_ago() -> None:
+def test_deferred_message_does_not_fail_for_a_recent_commit() -> None:
     world, database = in_database()
     text = deferred(world, -1)
     world.pending_acks.pending_ack_in(message(0), None)
@@ -191,7 +189,7 @@ def test_one_that_was_deferred_does_not_fail_for_what_was_committed_a_moment_ago
     assert world.calls.count("doomed") == 1
 
 
-def test_one_that_was_deferred_is_not_acknowledged_twice_where_a_failed_commit_was_one() -> None:
+def test_deferred_message_is_not_acknowledged_twice_after_a_failed_commit() -> None:
     world, database = in_database()
     text = deferred(world, -1)
     database.committed = StoredOffset(0, text)
@@ -204,7 +202,7 @@ def test_one_that_was_deferred_is_not_acknowledged_twice_where_a_failed_commit_w
     assert world.consumed.deferred == {}  # it is dealt with
 
 
-def test_one_that_no_save_has_passed_yet_is_not_taken_for_committed() -> None:
+def test_message_that_no_save_has_passed_is_not_committed() -> None:
     """What waited behind another of its key is delivered before anybody saved that it is deferred."""
     world, database = in_database()
     world.consumed.deferred[0] = waiting = Waiting(message(0), 0, None)
@@ -219,7 +217,7 @@ def test_one_that_no_save_has_passed_yet_is_not_taken_for_committed() -> None:
     assert (list(world.consumed.deferred), world.to_save()) == ([0], [1])
 
 
-def test_what_is_refused_because_a_failed_commit_was_one_is_dealt_with() -> None:
+def test_refusal_caused_by_an_effective_failed_commit_counts_as_done() -> None:
     world, database = in_database()
     world.pending_acks.pending_ack_in(message(0), None)
     assert not world.pending_acks.rejected(message(0))

@@ -67,7 +67,7 @@ class Scene:
         return list(self.partitions.reported)
 
 
-def test_what_is_there_at_first_begins_at_the_start_and_what_comes_later_at_its_first_message() -> None:
+def test_present_partitions_begin_at_start_later_ones_at_first_message() -> None:
     scene = Scene()
     scene.topics.there["a"] = 1, 2
     assert scene.look() == [("assigned", ("a", 0), False), ("assigned", ("a", 1), False)]
@@ -83,7 +83,7 @@ def test_where_nothing_is_there_at_first_everything_comes_later() -> None:
     assert scene.look() == [("assigned", ("a", 0), True)]
 
 
-def test_a_topic_that_is_gone_is_lost_and_one_made_anew_is_another() -> None:
+def test_deleted_topic_is_lost_and_a_recreated_one_is_another() -> None:
     scene = Scene()
     scene.topics.there["a"] = 1, 1
     scene.look()
@@ -93,7 +93,7 @@ def test_a_topic_that_is_gone_is_lost_and_one_made_anew_is_another() -> None:
     assert scene.look() == [("lost", ("a", 0), False)]
 
 
-def test_a_broker_that_is_away_takes_nothing_and_what_could_not_begin_begins_at_the_next_look() -> None:
+def test_absent_broker_takes_nothing_and_pending_partitions_begin_next_look() -> None:
     scene = Scene()
     scene.topics.there["a"] = 1, 2
     scene.partitions.fails_at = "a", 1

@@ -202,7 +202,7 @@ class World:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_whatever_the_network_and_the_broker_do_order_and_honesty_hold(block: int) -> None:
+def test_whatever_network_and_broker_do_order_and_honesty_hold(block: int) -> None:
     for seed in range(block * 60, block * 60 + 60):
         world = World(seed)
         try:
@@ -255,7 +255,7 @@ def test_batches_of_a_partition_are_numbered_densely_under_the_session() -> None
     assert (sequence_of(first), sequence_of(second)) == ((7, 0, 0), (7, 0, 2))
 
 
-def test_a_lingering_batch_waits_for_company_and_goes_when_its_time_has_come() -> None:
+def test_lingering_batch_waits_for_company_until_its_time() -> None:
     core = connected_core(linger_s=1.0)
     batch, _ = core.append("t", 0, (None, b"a", (), 1), 0.0, 9.0)
     assert core.poll(0.5) == []
@@ -271,7 +271,7 @@ def test_flush_ends_the_linger() -> None:
     assert core.poll(0.0) == [batch]
 
 
-def test_a_batch_that_would_grow_too_large_is_closed() -> None:
+def test_batch_beyond_the_size_limit_is_closed() -> None:
     core = connected_core(linger_s=1.0, batch_size_bytes=1024)
     first, _ = core.append("t", 0, (None, b"a" * 800, (), 1), 0.0, 9.0)
     second, number = core.append("t", 0, (None, b"b" * 800, (), 1), 0.0, 9.0)
@@ -302,7 +302,7 @@ def test_no_more_than_in_flight_max_go_unanswered() -> None:
     assert core.poll(0.0) == batches[2:]
 
 
-def test_after_a_lost_connection_all_unanswered_go_out_again_unchanged_and_in_order() -> None:
+def test_unanswered_batches_go_out_again_unchanged_after_a_lost_connection() -> None:
     core = connected_core()
     batches = [add(core, b"%d" % number) for number in range(3)]
     core.poll(0.0)
@@ -314,7 +314,7 @@ def test_after_a_lost_connection_all_unanswered_go_out_again_unchanged_and_in_or
     assert [bytes(batch.content or b"") for batch in batches] == before
 
 
-def test_what_was_sent_under_a_lost_session_is_unknown_and_never_sent_again() -> None:
+def test_batches_of_a_lost_session_are_unknown_and_never_resent() -> None:
     core = connected_core(in_flight_max=1)
     sent, unsent = add(core), add(core)
     core.poll(0.0)
@@ -338,7 +338,7 @@ def test_a_dropped_batch_gives_its_number_to_the_next() -> None:
     assert [(batch, type(batch.error)) for batch in core.take_finished()] == [(first, TopicClosedError)]
 
 
-def test_a_batch_that_is_tried_again_keeps_its_number_and_its_place() -> None:
+def test_retried_batch_keeps_its_number_and_its_place() -> None:
     core = connected_core()
     first, second = add(core), add(core)
     core.poll(0.0)
@@ -362,7 +362,7 @@ def test_an_unexplained_sequence_error_asks_for_another_session() -> None:
     assert core.poll(0.0) == [batch]  # it was refused: it is sent, as the new session's first
 
 
-def test_a_topic_made_anew_under_its_name_is_numbered_from_zero() -> None:
+def test_topic_made_anew_under_its_name_is_numbered_from_zero() -> None:
     core = connected_core()
     add(core)
     core.answered(core.poll(0.0)[0], 0)
@@ -375,7 +375,7 @@ def test_a_topic_made_anew_under_its_name_is_numbered_from_zero() -> None:
     assert sequence_of(batch)[2] == 0
 
 
-def test_a_guessed_number_goes_alone_until_the_broker_has_taken_it() -> None:
+def test_guessed_number_goes_alone_until_broker_has_taken_it() -> None:
     """A broker that lost an acknowledged batch (sync = never) expects the number that the second one would get."""
     core = connected_core()
     for offset in range(2):
@@ -407,7 +407,7 @@ def test_with_its_topic_the_numbers_of_a_partition_are_gone() -> None:
     assert sequence_of(later)[2] == 0
 
 
-def test_a_deadline_before_anything_was_sent_says_that_nothing_was_stored() -> None:
+def test_deadline_before_anything_was_sent_says_that_nothing_was_stored() -> None:
     core = ProducerCore(ProducerLimits())
     batch = add(core, deadline=1.0)
     core.expire(1.0, ConnectionLostError("refused"))
@@ -417,7 +417,7 @@ def test_a_deadline_before_anything_was_sent_says_that_nothing_was_stored() -> N
     assert core.poll(1.0) == []
 
 
-def test_a_deadline_without_an_answer_says_unknown_and_what_follows_stays_behind_it() -> None:
+def test_missed_deadline_is_unknown_and_later_batches_stay_behind() -> None:
     core = connected_core()
     first = add(core, deadline=1.0)
     core.poll(0.0)
@@ -433,7 +433,7 @@ def test_a_deadline_without_an_answer_says_unknown_and_what_follows_stays_behind
     assert core.take_finished() == [first, second]
 
 
-def test_a_refusal_of_the_first_transmission_heard_after_the_second_counts_for_nothing() -> None:
+def test_refusal_of_first_transmission_heard_after_second_counts_for_nothing() -> None:
     core = connected_core()
     batch = add(core)
     core.poll(0.0)

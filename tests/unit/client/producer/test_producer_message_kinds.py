@@ -21,7 +21,7 @@ from txmq.errors import LocalProtocolError
         ((None, b"v", [("a", b"x")], None), "headers map str to bytes, and are no list"),
     ],
 )
-def test_what_is_of_another_kind_is_a_type_error_that_says_what_is_expected(message: Any, said: str) -> None:
+def test_value_of_another_type_is_a_type_error_with_advice(message: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         checked_headers(message, 1 << 20)
 

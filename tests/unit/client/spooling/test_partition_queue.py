@@ -59,9 +59,7 @@ def test_what_was_not_answered_is_stored_once(world: World, step: str | TxmqErro
 
 
 @pytest.mark.parametrize("step", ["store", "lose", ConnectionLostError("lost")])
-def test_an_interrupt_leaves_the_message_under_way_and_those_behind_it_wait_for_it(
-    world: World, step: str | TxmqError
-) -> None:
+def test_interrupt_leaves_the_message_under_way_and_later_ones_wait(world: World, step: str | TxmqError) -> None:
     world.send(b"0")
     world.partition.plan = [step]
     world.way.link.interrupts = True
@@ -84,9 +82,7 @@ def test_messages_are_many_a_batch_and_many_batches_in_flight(world: World) -> N
 @pytest.mark.parametrize("step", [step for step in STEPS if step not in ("store", "hide")])
 @pytest.mark.parametrize("at", [0, 3, 7])
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_failure_in_the_middle_of_the_flight_spools_what_is_behind_it_in_order(
-    world: World, step: Step, at: int, dies: bool
-) -> None:
+def test_failure_in_the_drain_spools_the_rest_in_order(world: World, step: Step, at: int, dies: bool) -> None:
     world.partition.plan = [*["store"] * at, step]
     futures = [world.send_async(b"%d" % number) for number in range(30)]
     world.land()
@@ -102,7 +98,7 @@ def test_a_failure_in_the_middle_of_the_flight_spools_what_is_behind_it_in_order
     assert world.partition.values == [b"%d" % number for number in range(32)]
 
 
-def test_poison_alone_in_its_batch_is_told_and_what_was_sent_behind_it_is_not_lost(world: World) -> None:
+def test_poison_alone_is_reported_and_later_messages_are_kept(world: World) -> None:
     world.partition.refuses = lambda content: b"poison" in content
     futures = [world.send_async(value) for value in (b"0", b"poison", b"1", b"2")]
     world.land()
@@ -113,7 +109,7 @@ def test_poison_alone_in_its_batch_is_told_and_what_was_sent_behind_it_is_not_lo
     assert (world.partition.values, world.spool.parked()) == ([b"0", b"1", b"2", b"3"], [])
 
 
-def test_poison_among_others_in_a_batch_is_parked_and_the_others_are_sent(world: World) -> None:
+def test_poison_among_others_is_parked_and_the_others_are_sent(world: World) -> None:
     world.partition.refuses = lambda content: b"poison" in content
     values = [b"%d" % number for number in range(20)]
     values[15] = b"poison"
@@ -125,7 +121,7 @@ def test_poison_among_others_in_a_batch_is_parked_and_the_others_are_sent(world:
     assert world.partition.values == [value for value in values if value != b"poison"]
 
 
-def test_a_topic_that_is_gone_is_told_to_all_and_nothing_is_spooled(world: World) -> None:
+def test_deleted_topic_is_reported_to_all_and_nothing_is_spooled(world: World) -> None:
     world.partition.plan = [UnknownTopicError("gone")] * 10
     futures = [world.send_async(b"%d" % number) for number in range(5)]
     world.land()
@@ -135,7 +131,7 @@ def test_a_topic_that_is_gone_is_told_to_all_and_nothing_is_spooled(world: World
     assert world.spool.count(PARTITION) == 0
 
 
-def test_a_full_spool_refuses_message_by_message_what_it_cannot_take(world: World) -> None:
+def test_full_spool_refuses_message_by_message_what_it_cannot_take(world: World) -> None:
     world.spool.size_bytes_max = 200  # two messages
     world.partition.plan = [DiskFullError("full")]
     futures = [world.send_async(b"%d" % number) for number in range(12)]
@@ -147,7 +143,7 @@ def test_a_full_spool_refuses_message_by_message_what_it_cannot_take(world: Worl
     assert world.partition.values == [b"0", b"1"]
 
 
-def test_what_is_not_answered_in_time_is_spooled_with_its_number(world: World) -> None:
+def test_message_without_a_timely_answer_is_spooled_with_its_number(world: World) -> None:
     world.send(b"0")
     world.way.link.is_silent = True
     assert world.send(b"1") is None
@@ -158,7 +154,7 @@ def test_what_is_not_answered_in_time_is_spooled_with_its_number(world: World) -
     assert world.partition.values == [b"0", b"1"]
 
 
-def test_while_the_broker_is_away_each_message_is_spooled_at_once(world: World) -> None:
+def test_while_broker_is_away_each_message_is_spooled_at_once(world: World) -> None:
     world.way.is_away = True
     before = world.clock.monotonic()
     assert [world.send(b"%d" % number) for number in range(3)] == [None, None, None]
@@ -169,7 +165,7 @@ def test_while_the_broker_is_away_each_message_is_spooled_at_once(world: World) 
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_who_finds_the_link_failed_before_its_flight_is_told_waits_for_the_flight(world: World, is_away: bool) -> None:
+def test_caller_that_finds_the_link_failed_waits_for_the_drain(world: World, is_away: bool) -> None:
     world.send(b"0")
     futures = [world.send_async(b"1"), world.send_async(b"2")]
     world.way.link.failure = ConnectionLostError("failed a moment ago")
@@ -182,7 +178,7 @@ def test_who_finds_the_link_failed_before_its_flight_is_told_waits_for_the_fligh
     assert world.partition.values == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_was_stored_and_answered_unavailable_is_found_in_the_log_in_front_of_what_was_acknowledged(
+def test_message_stored_but_answered_unavailable_is_found_in_the_log(
     world: World,
 ) -> None:
     world.partition.plan = ["hide"]
@@ -213,9 +209,7 @@ def test_the_end_spools_what_is_under_way(world: World) -> None:
     assert {future.result().status for future in futures} == {SendStatus.SPOOLED}
 
 
-def test_the_end_is_not_put_off_by_a_session_that_cannot_be_renewed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_is_not_delayed_by_a_session_that_cannot_renew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what other partitions have under way would be neither spooled nor told."""
 
     def renew(*_: object) -> None:
@@ -233,7 +227,7 @@ def test_the_end_is_not_put_off_by_a_session_that_cannot_be_renewed(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 5, 7, 8, 12, 19])
-def test_a_flight_cut_short_anywhere_is_sent_again_by_the_same_numbers(world: World, lost: int) -> None:
+def test_interrupted_drain_is_repeated_with_its_numbers(world: World, lost: int) -> None:
     world.partition.plan = [DiskFullError("full")]
     for number in range(20):
         world.send(b"%d" % number)
@@ -246,7 +240,7 @@ def test_a_flight_cut_short_anywhere_is_sent_again_by_the_same_numbers(world: Wo
     assert world.partition.values == [b"%d" % number for number in range(20)]
 
 
-def test_poison_is_parked_behind_its_last_attempt_and_the_rest_takes_its_number(world: World) -> None:
+def test_poison_is_parked_after_its_last_attempt_and_renumbers_followers(world: World) -> None:
     world.partition.plan = [DiskFullError("full")]
     for value in (b"1", b"poison", b"2", b"3"):
         world.send(value)
@@ -260,7 +254,7 @@ def test_poison_is_parked_behind_its_last_attempt_and_the_rest_takes_its_number(
 
 
 @pytest.mark.parametrize("step", ["lose", ConnectionLostError("lost")])
-def test_the_log_tells_what_became_of_a_message_whose_session_is_gone(world: World, step: str | TxmqError) -> None:
+def test_log_tells_what_became_of_message_whose_session_is_gone(world: World, step: str | TxmqError) -> None:
     world.send(b"0")
     world.partition.plan = [step]
     world.send(b"1")
@@ -272,7 +266,7 @@ def test_the_log_tells_what_became_of_a_message_whose_session_is_gone(world: Wor
     assert world.spool.parked() == []
 
 
-def test_where_the_log_cannot_tell_the_message_is_parked_and_not_guessed(world: World) -> None:
+def test_where_log_cannot_tell_message_is_parked_and_not_guessed(world: World) -> None:
     world.send(b"0")
     world.partition.plan = ["lose"]
     world.send(b"1")
@@ -348,7 +342,7 @@ def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: World, seed
     assert world.partition.values == told
 
 
-def test_a_batch_that_may_be_stored_is_not_parked_as_refused_nor_are_those_behind_it_sent_twice(world: World) -> None:
+def test_possibly_stored_batch_is_not_parked_nor_followers_sent_twice(world: World) -> None:
     """A broker that was restarted with a lower limit refuses what it has before it looks whether it has it."""
     world.partition.plan = [DiskFullError("full")]
     for value in (b"1", b"2", b"3"):
@@ -367,7 +361,7 @@ def test_a_batch_that_may_be_stored_is_not_parked_as_refused_nor_are_those_behin
     assert (world.spool.parked(), world.partition.values) == ([], [b"1", b"2", b"3"])
 
 
-def test_where_it_was_never_stored_it_is_parked_in_the_end(world: World) -> None:
+def test_where_it_was_never_stored_it_is_parked_in_end(world: World) -> None:
     world.partition.plan = [ConnectionLostError("lost")]
     world.send(b"poison")
     world.send(b"2")
@@ -386,7 +380,7 @@ def another_session(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["direct", "was spooled", "given up", "refused"])
-def test_a_topic_made_anew_is_looked_at_from_its_own_beginning(world: World, state: str) -> None:
+def test_topic_made_anew_is_looked_at_from_its_own_beginning(world: World, state: str) -> None:
     """What the partition of the old one had reached says nothing about where the new one has a batch."""
     for number in range(5):
         world.send(b"old %d" % number)

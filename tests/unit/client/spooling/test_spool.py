@@ -35,7 +35,7 @@ def _values(spool: Spool) -> list[bytes]:
     return [entry.content for entry in spool.head(PARTITION, 100)]
 
 
-def test_batches_come_out_in_the_order_in_which_they_went_in(spool: Spool) -> None:
+def test_batches_come_out_in_order_in_which_they_went_in(spool: Spool) -> None:
     for value in (b"1", b"2", b"3"):
         spool.append(PARTITION, value, 1)
     spool.append(("orders", 4), b"another partition's", 1)
@@ -43,7 +43,7 @@ def test_batches_come_out_in_the_order_in_which_they_went_in(spool: Spool) -> No
     assert spool.waiting == {PARTITION: 3, ("orders", 4): 1}
 
 
-def test_a_batch_and_its_number_are_there_after_the_spool_is_opened_again(tmp_path: Path) -> None:
+def test_batch_and_number_are_there_after_the_spool_is_reopened(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     assigned = AssignedSequence(IDENTITY, 2**31 - 1, 12)
     spool.append(PARTITION, b"sent", 5, assigned)
@@ -82,7 +82,7 @@ def test_every_append_is_synced(spool: Spool) -> None:
     assert spool._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_full_spool_refuses_and_says_so(tmp_path: Path) -> None:
+def test_full_spool_refuses_with_a_reason(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
     spool.append(PARTITION, b"12345678", 1)
     with pytest.raises(SpoolFullError, match=r"8 bytes and cannot take 3 more \(spool_size_bytes_max 10\)"):
@@ -94,7 +94,7 @@ def test_a_full_spool_refuses_and_says_so(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_a_batch_of_unknown_fate_finds_room_in_a_full_spool(tmp_path: Path) -> None:
+def test_batch_of_unknown_fate_finds_room_in_full_spool(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
     spool.append(PARTITION, b"1234567890", 1)
     spool.append(PARTITION, b"sent", 1, AssignedSequence(IDENTITY, 0, 0))
@@ -111,7 +111,7 @@ def test_a_second_owner_is_refused_and_a_reader_is_not(spool: Spool) -> None:
     reader.close()
 
 
-def test_a_directory_without_a_spool_is_not_made_one_by_looking(tmp_path: Path) -> None:
+def test_directory_without_spool_is_not_made_one_by_looking(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="holds no spool"):
         Spool(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
@@ -158,7 +158,7 @@ def test_pins_stay_until_they_are_taken_back(spool: Spool) -> None:
     assert [entry.assigned for entry in spool.head(PARTITION, 3)] == [None, *sequences[1:]]
 
 
-def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_renumbered(spool: Spool) -> None:
+def test_parked_batch_is_deferred_and_its_followers_are_renumbered(spool: Spool) -> None:
     for value in (b"poison", b"2", b"3"):
         spool.append(PARTITION, value, 1)
     other = AssignedSequence(SpoolIdentity(1, 2, 3, 4), 9, 0)
@@ -178,7 +178,7 @@ def test_a_parked_batch_stands_deferred_and_those_behind_it_of_its_session_are_r
     assert spool.head(PARTITION, 1)[0].content == b"poison"
 
 
-def test_counts_follow_the_file_after_a_write_that_was_cut_short(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_follow_file_after_write_that_was_cut_short(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     spool.append(PARTITION, b"1", 1)
 
     def interrupted(*_: object) -> None:
@@ -200,7 +200,7 @@ def _commits(spool: Spool) -> list[str]:
     return seen
 
 
-def test_threads_that_spool_at_the_same_time_share_one_synced_transaction(spool: Spool) -> None:
+def test_threads_that_spool_concurrently_share_one_synced_transaction(spool: Spool) -> None:
     commits = _commits(spool)
     tickets = [spool.enqueue(("orders", number % 4), b"%d" % number, 1) for number in range(100)]
     assert (spool.count(PARTITION), spool.head(PARTITION, 100)) == (25, [])
@@ -215,7 +215,7 @@ def test_threads_that_spool_at_the_same_time_share_one_synced_transaction(spool:
     assert spool.waiting == {("orders", number): 25 for number in range(4)}
 
 
-def test_one_that_does_not_fit_is_refused_and_its_company_is_written(tmp_path: Path) -> None:
+def test_misfit_is_refused_and_its_company_is_written(tmp_path: Path) -> None:
     spool = Spool(tmp_path, size_bytes_max=10)
     small, large, other = (spool.enqueue(PARTITION, content, 1) for content in (b"1234", b"12345678", b"5678"))
     assert spool.wait_synced(other) == 2
@@ -236,7 +236,7 @@ def _interrupted_behind(commit: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("interrupted", [_interrupted_before, _interrupted_behind])
-def test_what_others_enqueued_is_written_once_though_the_writer_was_interrupted(
+def test_what_others_enqueued_is_written_once_though_writer_was_interrupted(
     spool: Spool, monkeypatch: pytest.MonkeyPatch, interrupted: Callable[[Callable[[], None]], None]
 ) -> None:
     tickets = [spool.enqueue(PARTITION, b"%d" % number, 1) for number in range(3)]
@@ -284,7 +284,7 @@ def test_a_row_of_several_messages_counts_as_many(spool: Spool) -> None:
     assert spool.count(PARTITION) == 1
 
 
-def test_the_head_is_cut_by_its_size_and_holds_one_at_least(spool: Spool) -> None:
+def test_head_is_cut_by_size_and_holds_one_message(spool: Spool) -> None:
     for value in (b"1234", b"5678", b"9"):
         spool.append(PARTITION, value, 1)
     for size, contents in ((9, [b"1234", b"5678", b"9"]), (8, [b"1234", b"5678"]), (7, [b"1234"]), (1, [b"1234"])):
@@ -301,9 +301,7 @@ PRAGMA user_version = 2;
 
 
 @pytest.mark.parametrize("change", ["", "ALTER TABLE batches DROP COLUMN messages; PRAGMA user_version = 1;"])
-def test_a_spool_of_an_older_version_is_taken_on_whole_and_its_sessions_have_no_secret(
-    tmp_path: Path, change: str
-) -> None:
+def test_older_spool_is_adopted_whole_with_sessions_without_secret(tmp_path: Path, change: str) -> None:
     spool = Spool(tmp_path)
     spool.append(PARTITION, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
     spool._database.executescript(_TO_VERSION_2 + change)
@@ -325,7 +323,7 @@ def test_who_only_looks_reads_the_version_before(tmp_path: Path) -> None:
         assert [entry.content for entry in seen.entries()] == [b"1"]
 
 
-def test_each_life_that_takes_a_session_has_a_higher_epoch_than_all_before(tmp_path: Path) -> None:
+def test_each_process_that_takes_a_session_raises_its_epoch(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
         spool.remember_session(IDENTITY, SECRET)
     taken = []
@@ -336,7 +334,7 @@ def test_each_life_that_takes_a_session_has_a_higher_epoch_than_all_before(tmp_p
     assert SECRET not in repr(taken)
 
 
-def test_a_session_that_is_over_keeps_its_secret_while_a_batch_names_it(tmp_path: Path) -> None:
+def test_ended_session_keeps_its_secret_while_a_batch_names_it(tmp_path: Path) -> None:
     with Spool(tmp_path) as spool:
         spool.append(PARTITION, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
         spool.remember_session(IDENTITY, SECRET)

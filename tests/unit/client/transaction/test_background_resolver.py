@@ -44,7 +44,7 @@ def test_how_the_application_logs_is_left_alone(processes: Processes) -> None:
     assert not structlog.is_configured()
 
 
-def test_a_forked_child_takes_over_the_resources_and_none_of_the_connections(processes: Processes) -> None:
+def test_forked_child_takes_over_resources_and_none_of_connections(processes: Processes) -> None:
     world = XaWorld("ab")
     background = BackgroundResolver(world.home)
     background.add(world.resources[0])
@@ -60,7 +60,7 @@ def test_a_forked_child_takes_over_the_resources_and_none_of_the_connections(pro
     assert [database.calls.count("open_recovery") for database in world.databases] == [2, 1]
 
 
-def test_a_child_that_closes_does_not_wait_for_its_parents_answers(processes: Processes) -> None:
+def test_child_that_closes_does_not_wait_for_its_parents_answers(processes: Processes) -> None:
     class Parents(FakeReply):
         done = False
 

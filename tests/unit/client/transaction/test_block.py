@@ -47,7 +47,7 @@ def home() -> SimulatedBroker:
 # --- the block -------------------------------------------------------------------------------------------------------
 
 
-def test_one_request_carries_all_topics_and_results_come_in_order_of_sending(home: SimulatedBroker) -> None:
+def test_one_request_carries_all_topics_and_results_keep_sending_order(home: SimulatedBroker) -> None:
     with block(home) as tx:
         tx.send("orders", b"1", key=b"\x00")
         tx.send("audit", b"2")
@@ -70,7 +70,7 @@ def test_an_empty_transaction_sends_nothing_and_is_committed(home: SimulatedBrok
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_the_body_raises_goes_on_unchanged_and_nothing_is_sent(
+def test_what_body_raises_goes_on_unchanged_and_nothing_is_sent(
     home: SimulatedBroker, kind: type[BaseException]
 ) -> None:
     error = kind("body")
@@ -140,7 +140,7 @@ def test_ends_that_were_seen_raise_the_floor(home: SimulatedBroker) -> None:
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_commit_without_an_answer_is_sent_again_and_executed_once(home: SimulatedBroker, is_executed: bool) -> None:
+def test_commit_without_answer_is_sent_again_and_executed_once(home: SimulatedBroker, is_executed: bool) -> None:
     home.faults["commit"].extend([lost(is_executed=is_executed)] * 3)
     with block(home) as tx:
         tx.send("orders", b"1")
@@ -149,7 +149,7 @@ def test_a_commit_without_an_answer_is_sent_again_and_executed_once(home: Simula
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [lost(is_executed=False).error, RequestTimeoutError(""), UnavailableError("")])
-def test_no_answer_until_the_deadline_is_an_unknown_outcome_by_id(
+def test_no_answer_until_deadline_is_unknown_outcome_by_id(
     home: SimulatedBroker, error: TxmqError, is_executed: bool
 ) -> None:
     home.faults["commit"].extend([Fault(error, is_executed)] * 5000)
@@ -160,9 +160,7 @@ def test_no_answer_until_the_deadline_is_an_unknown_outcome_by_id(
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_lost_outcome_is_asked_for_by_a_later_transaction_and_no_longer_holds_the_floor(
-    home: SimulatedBroker, is_executed: bool
-) -> None:
+def test_lost_outcome_is_asked_later_and_no_longer_holds_floor(home: SimulatedBroker, is_executed: bool) -> None:
     home.faults["commit"].extend([Fault(RequestTimeoutError(""), is_executed)] * 5000)
     with pytest.raises(OutcomeUnknownError), block(home, 5.0) as lost_one:
         lost_one.send("orders", b"1")
@@ -178,7 +176,7 @@ def test_a_lost_outcome_is_asked_for_by_a_later_transaction_and_no_longer_holds_
         home.call("commit", lost_one.txid, timeout=1.0)  # fenced: what never arrived must not arrive now
 
 
-def test_an_interrupted_commit_is_asked_for_too(home: SimulatedBroker) -> None:
+def test_interrupted_commit_is_asked_for(home: SimulatedBroker) -> None:
     home.faults["commit"].append(Fault(KeyboardInterrupt(), is_executed=True))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt), block(home) as tx:
         tx.send("orders", b"1")
@@ -198,7 +196,7 @@ def test_a_deadline_that_passed_in_the_body_sends_nothing(home: SimulatedBroker)
     assert (home.requests, tx.outcome) == ([], Outcome.ROLLED_BACK)
 
 
-def test_a_broker_that_cannot_be_reached_at_all_is_a_rollback(
+def test_broker_that_cannot_be_reached_at_all_is_rollback(
     home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, reached = home.clock.monotonic(), home.reach
@@ -214,7 +212,7 @@ def test_a_broker_that_cannot_be_reached_at_all_is_a_rollback(
     assert (tx.outcome, home.clock.monotonic() - began) == (Outcome.ROLLED_BACK, AWAY_S_MAX)
 
 
-def test_a_block_does_not_begin_while_the_broker_is_away_nor_end(home: SimulatedBroker) -> None:
+def test_block_does_not_begin_while_broker_is_away_nor_end(home: SimulatedBroker) -> None:
     home.is_away = True
     body_ran = False
     with pytest.raises(BrokerAwayError), block(home):
@@ -252,7 +250,7 @@ def test_fenced_behind_a_lost_attempt_is_unknown(home: SimulatedBroker, is_execu
 
 @pytest.mark.parametrize("refusal", [OverloadedError(""), TransactionConflictError(""), UnknownTopicError("")])
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_refusal_behind_a_lost_attempt_is_fenced_and_told_as_it_is(
+def test_refusal_after_a_lost_attempt_is_fenced_and_raised_unchanged(
     home: SimulatedBroker, refusal: TxmqError, is_executed: bool
 ) -> None:
     home.faults["commit"].extend([lost(is_executed=is_executed), Fault(refusal)])
@@ -329,7 +327,7 @@ def test_a_rollback_that_fails_does_not_replace_the_body_error(narrow: Simulated
 
 @pytest.mark.parametrize("error", [lost(is_executed=False).error, RequestTimeoutError("")])
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_lost_part_dooms_the_block_even_where_the_body_goes_on(
+def test_lost_part_dooms_block_even_where_body_goes_on(
     narrow: SimulatedBroker, is_executed: bool, error: TxmqError
 ) -> None:
     narrow.faults["put"].extend([None, Fault(error, is_executed)])
@@ -342,7 +340,7 @@ def test_a_lost_part_dooms_the_block_even_where_the_body_goes_on(
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_lost_commit_of_streamed_parts_is_told_as_it_is(narrow: SimulatedBroker, is_executed: bool) -> None:
+def test_lost_commit_of_streamed_parts_is_told_as_it_is(narrow: SimulatedBroker, is_executed: bool) -> None:
     """A lost connection rolls back what was only streamed; what was decided stays."""
     narrow.faults["commit"].append(lost(is_executed=is_executed))
     if is_executed:
@@ -363,9 +361,7 @@ class _OwnError(Exception):
     """The application's."""
 
 
-def test_a_part_that_came_too_late_is_an_error_that_does_not_stand_behind_itself(
-    home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_late_part_is_not_its_own_cause(home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100)
     with pytest.raises(TransactionTimeoutError) as caught, block(home, timeout=1.0) as tx:
         home.clock.advance(2.0)
@@ -373,7 +369,7 @@ def test_a_part_that_came_too_late_is_an_error_that_does_not_stand_behind_itself
     assert not has_circle(caught.value)
 
 
-def test_a_refusal_that_is_met_again_while_the_first_is_dealt_with_makes_no_circle(
+def test_refusal_met_again_while_it_is_handled_makes_no_circle(
     home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100)
@@ -390,7 +386,7 @@ def test_a_refusal_that_is_met_again_while_the_first_is_dealt_with_makes_no_circ
     assert not has_circle(caught.value)
 
 
-def test_whether_the_block_may_be_run_again_is_what_the_refusal_says(home: SimulatedBroker) -> None:
+def test_whether_block_may_be_run_again_is_what_refusal_says(home: SimulatedBroker) -> None:
     refusals: dict[TxmqError, bool] = {
         TooLargeError("5 MiB"): False, UnknownTopicError("gone"): False, OverloadedError("busy"): True,
         DiskFullError("full"): True, TransactionConflictError("of this id"): True, FencedError("this id"): True,

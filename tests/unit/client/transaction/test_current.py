@@ -61,7 +61,7 @@ def shop() -> Iterator[Shop]:
 # --- where a block is entered and left in one go ---------------------------------------------------------------------
 
 
-def test_in_the_with_and_in_what_it_calls_a_message_joins(shop: Shop) -> None:
+def test_in_with_and_in_what_it_calls_message_joins(shop: Shop) -> None:
     with shop.transaction():
         shop.say(b"1")
         list(map(shop.say, [b"2", b"3"]))
@@ -149,7 +149,7 @@ def _in_a_thread(work: Callable[[], object]) -> None:
         raise raised[0]
 
 
-def test_a_thread_without_the_blocks_context_sends_alone_unless_it_has_used_the_block(shop: Shop) -> None:
+def test_thread_without_the_blocks_context_sends_alone(shop: Shop) -> None:
     with shop.transaction() as tx:
         _in_a_thread(lambda: shop.say(b"alone"))
         _in_a_thread(lambda: tx.send("orders", b"joins"))
@@ -193,7 +193,7 @@ def test_a_suspended_generator_captures_none_of_its_callers_messages(shop: Shop)
     assert (shop.committed, shop.alone) == ([b"in 1", b"in 2"], [b"out 0", b"out 1"])
 
 
-def test_a_generator_that_is_given_up_rolls_its_own_messages_back_and_no_others(shop: Shop) -> None:
+def test_abandoned_generator_rolls_back_only_its_own_messages(shop: Shop) -> None:
     work = _import(shop, [b"in"])
     tx = next(work)
     shop.say(b"out")
@@ -201,7 +201,7 @@ def test_a_generator_that_is_given_up_rolls_its_own_messages_back_and_no_others(
     assert (tx.outcome, shop.committed, shop.alone) == (Outcome.ROLLED_BACK, [], [b"out"])
 
 
-def test_a_generator_that_is_dropped_ends_its_block_and_is_kept_alive_by_nothing(shop: Shop) -> None:
+def test_dropped_generator_ends_its_block_and_is_freed(shop: Shop) -> None:
     work = _import(shop, [b"in"])
     tx = next(work)
     gone = weakref.ref(work)
@@ -210,7 +210,7 @@ def test_a_generator_that_is_dropped_ends_its_block_and_is_kept_alive_by_nothing
     assert (gone(), tx.outcome, current._holding) == (None, Outcome.ROLLED_BACK, {})
 
 
-def test_a_caller_of_a_suspended_generator_that_uses_its_block_is_refused_by_name(shop: Shop) -> None:
+def test_use_of_a_suspended_generators_block_is_refused_by_name(shop: Shop) -> None:
     work = _import(shop, [b"in"])
     tx = next(work)
     tx.send("orders", b"by name")
@@ -241,7 +241,7 @@ def test_two_generators_in_turns_keep_their_messages_apart(shop: Shop) -> None:
     assert shop.committed == [b"a1", b"a2"], "the other one was dropped before its end"
 
 
-def test_a_generator_joins_its_block_in_whatever_context_it_goes_on(shop: Shop) -> None:
+def test_generator_joins_its_block_in_whatever_context_it_goes_on(shop: Shop) -> None:
     work = _import(shop, [b"1", b"2", b"3"])
     with ThreadPoolExecutor(1) as pool:
         for _ in range(3):
@@ -250,7 +250,7 @@ def test_a_generator_joins_its_block_in_whatever_context_it_goes_on(shop: Shop) 
     assert (shop.committed, shop.alone) == ([b"1", b"2", b"3"], [])
 
 
-def test_a_task_begun_where_a_generators_block_is_open_is_refused_by_name(shop: Shop) -> None:
+def test_task_begun_inside_a_generators_block_is_refused_by_name(shop: Shop) -> None:
     work = _import(shop, [b"in"])
     next(work)
     copied = contextvars.copy_context()
@@ -289,7 +289,7 @@ def _unit_of_work(shop: Shop) -> Iterator[Transaction]:
         shop.say(b"end")
 
 
-def test_the_body_of_a_context_manager_made_of_a_generator_joins(shop: Shop) -> None:
+def test_body_of_context_manager_made_of_generator_joins(shop: Shop) -> None:
     with _unit_of_work(shop):
         shop.say(b"1")
     with ExitStack() as stack:
@@ -307,7 +307,7 @@ def test_its_beginning_and_end_join_in_whatever_context_they_run(shop: Shop) -> 
     assert (shop.committed, shop.alone) == ([b"begin", b"body", b"end"], [])
 
 
-def test_a_generator_that_stands_in_such_a_with_is_suspended_like_any_other(shop: Shop) -> None:
+def test_generator_inside_such_a_with_is_suspended_like_others(shop: Shop) -> None:
     def work() -> Iterator[None]:
         with _unit_of_work(shop):
             shop.say(b"in")
@@ -352,7 +352,7 @@ def test_a_test_whose_fixture_holds_a_block_joins(shop: Shop, unit: Transaction)
 # --- a connection that is used elsewhere -----------------------------------------------------------------------------
 
 
-def test_who_uses_a_blocks_connection_without_standing_in_it_is_refused(shop: Shop) -> None:
+def test_who_uses_blocks_connection_without_standing_in_it_is_refused(shop: Shop) -> None:
     """``tx.connection`` and the statements on what it returned; see also tests/services/transaction/test_fastapi.py."""
     elsewhere = contextvars.copy_context()
     with shop.transaction() as tx:

@@ -46,7 +46,7 @@ def idle(resource: BrokerXAResource, home: SimulatedBroker, xid: Xid = XID, valu
 
 
 @pytest.mark.parametrize(("state", "call"), list(itertools.product(BranchState, Call)))
-def test_every_state_and_call_leads_somewhere_or_is_a_protocol_error(
+def test_every_state_and_call_leads_somewhere_or_is_protocol_error(
     home: SimulatedBroker, state: BranchState, call: Call
 ) -> None:
     branch = ForeignBranch(home, XID, 1.0)
@@ -165,7 +165,7 @@ def test_a_one_phase_commit_nobody_answered_is_asked_for_again(
     assert home.values("orders") == values
 
 
-def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: SimulatedBroker, resource: BrokerXAResource) -> None:
+def test_broker_that_is_away_is_no_answer_about_branch(home: SimulatedBroker, resource: BrokerXAResource) -> None:
     idle(resource, home)
     resource.prepare(XID)
     for verb in ("recover", "commit"):
@@ -177,7 +177,7 @@ def test_a_broker_that_is_away_is_no_answer_about_a_branch(home: SimulatedBroker
     assert resource.commit(XID) is XACode.XA_OK
 
 
-def test_what_outgrows_one_request_goes_ahead_and_commits_with_the_rest(
+def test_what_outgrows_one_request_goes_ahead_and_commits_with_rest(
     home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)
@@ -188,7 +188,7 @@ def test_what_outgrows_one_request_goes_ahead_and_commits_with_the_rest(
     assert home.values("orders") == [b"large" * 10]
 
 
-def test_a_part_that_is_refused_leaves_the_branch_to_be_rolled_back(
+def test_part_that_is_refused_leaves_branch_to_be_rolled_back(
     home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "_STREAM_AT_BYTES", 10)

@@ -83,7 +83,7 @@ def crash_at() -> Iterator[Callable[[str], None]]:
 # --- the block -------------------------------------------------------------------------------------------------------
 
 
-def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: SimulatedBroker, group: Group) -> None:
+def test_message_is_prepared_before_block_and_out_behind_it(home: SimulatedBroker, group: Group) -> None:
     with group.half(b"created") as half:
         assert home.states() == {half.txid: "prepared"}
         assert (home.values("orders"), half.outcome, half.result.status) == ([], Outcome.UNKNOWN, SendStatus.PENDING)
@@ -91,7 +91,7 @@ def test_the_message_is_prepared_before_the_block_and_out_behind_it(home: Simula
     assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)
 
 
-def test_commit_and_rollback_may_be_said_in_the_block_and_without_one(home: SimulatedBroker, group: Group) -> None:
+def test_commit_and_rollback_work_inside_and_outside_the_block(home: SimulatedBroker, group: Group) -> None:
     with group.half(b"1") as first:
         first.rollback()
         first.rollback()
@@ -120,7 +120,7 @@ def test_what_a_block_did_that_raised_the_checker_says(
     assert bool(getattr(caught.value, "__notes__", [])) is (answer is UNKNOWN)
 
 
-def test_ctrl_c_in_the_block_leaves_the_half_to_the_check_backs(home: SimulatedBroker, group: Group) -> None:
+def test_ctrl_c_in_block_leaves_half_to_check_backs(home: SimulatedBroker, group: Group) -> None:
     with pytest.raises(KeyboardInterrupt), group.half() as half:
         raise KeyboardInterrupt
     assert (home.states(), group.asked) == ({half.txid: "prepared"}, [])
@@ -145,27 +145,21 @@ def test_a_refused_half_means_that_nothing_happened(home: SimulatedBroker, group
     assert (home.states(), "rollback" in home.requests) == ({}, False)
 
 
-def test_a_prepare_that_is_not_answered_in_time_is_rolled_back_because_its_work_never_began(
-    home: SimulatedBroker, group: Group
-) -> None:
+def test_unanswered_prepare_is_rolled_back_as_its_work_never_began(home: SimulatedBroker, group: Group) -> None:
     home.faults["prepare"].extend([Fault(RequestTimeoutError("late"), is_executed=True)])
     with pytest.raises(TransactionTimeoutError):
         group.half()
     assert list(home.states().values()) == ["rolled-back"]
 
 
-def test_a_half_whose_deadline_passes_unsent_is_an_error_that_does_not_stand_behind_itself(
-    home: SimulatedBroker, group: Group
-) -> None:
+def test_error_of_unsent_expired_half_message_is_no_own_cause(home: SimulatedBroker, group: Group) -> None:
     home.faults["prepare"].append(lost(is_executed=False))
     with pytest.raises(TransactionTimeoutError) as caught:
         group.half(timeout=0.0001)
     assert not has_circle(caught.value)
 
 
-def test_what_may_be_prepared_and_cannot_be_rolled_back_now_is_rolled_back_later(
-    home: SimulatedBroker, group: Group
-) -> None:
+def test_possibly_prepared_half_message_is_rolled_back_later(home: SimulatedBroker, group: Group) -> None:
     home.faults["prepare"].append(Fault(RequestTimeoutError("late"), is_executed=True))
     home.faults["rollback"].extend([lost(is_executed=False)] * 5)
     with pytest.raises(TransactionTimeoutError):
@@ -187,7 +181,7 @@ def test_a_lost_answer_to_commit_is_asked_for_again(home: SimulatedBroker, group
     assert (half.outcome, home.values("orders")) == (Outcome.COMMITTED, [b"v"])
 
 
-def test_a_broker_that_is_away_is_told_later_and_the_block_ends_normally(home: SimulatedBroker, group: Group) -> None:
+def test_absent_broker_is_told_later_and_the_block_ends_normally(home: SimulatedBroker, group: Group) -> None:
     home.faults["commit"].extend([lost(is_executed=False)] * 10)
     with group.half() as half:
         pass
@@ -213,7 +207,7 @@ def test_a_rollback_behind_a_durable_commit_raises(home: SimulatedBroker, group:
     assert half.outcome is Outcome.COMMITTED
 
 
-def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: SimulatedBroker, group: Group) -> None:
+def test_broker_that_keeps_nothing_of_it_leaves_outcome_unknown(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
     home.faults["commit"].append(Fault(FencedError("long ago")))
     with pytest.raises(OutcomeUnknownError):
@@ -221,7 +215,7 @@ def test_a_broker_that_keeps_nothing_of_it_leaves_the_outcome_unknown(home: Simu
     assert half.outcome is Outcome.UNKNOWN
 
 
-def test_ctrl_c_while_the_broker_is_told_does_not_undo_the_decision(
+def test_ctrl_c_while_broker_is_told_does_not_undo_decision(
     home: SimulatedBroker, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = group.half()
@@ -324,7 +318,7 @@ def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: SimulatedBr
     assert (home.values("orders"), len(group.asked)) == ([b"v"], 2)
 
 
-def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
+def test_late_checker_settles_nothing_and_logs_it(
     home: SimulatedBroker, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = group.half()
@@ -339,7 +333,7 @@ def test_a_checker_that_comes_too_late_settles_nothing_and_says_so(
     assert said(caplog)[0]["event"] == "a half message was decided otherwise before"
 
 
-def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
+def test_unreadable_half_message_does_not_delay_the_others(
     home: SimulatedBroker, group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sound = group.half(b"sound")
@@ -352,7 +346,7 @@ def test_one_half_that_cannot_be_read_does_not_hold_up_the_others(
     assert said(caplog)[0]["event"] == "a half message cannot be read"
 
 
-def test_a_decision_told_late_that_meets_another_one_is_logged_and_given_up(
+def test_late_decision_that_meets_another_is_logged_and_dropped(
     home: SimulatedBroker, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     home.faults["commit"].extend([lost(is_executed=False)] * 10)

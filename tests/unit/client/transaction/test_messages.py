@@ -20,7 +20,7 @@ def record(value: bytes, key: bytes | None = None) -> Record:
     return (key, value, [], 1_700_000_000_000)
 
 
-def test_a_parts_keys_are_the_checksums_of_its_keys_and_no_key_is_one_too() -> None:
+def test_part_keys_are_checksums_including_one_for_no_key() -> None:
     buffer = MessageBuffer()
     for key in (b"a", b"b", b"a", None):
         buffer.add("orders", 0, record(b"v", key))

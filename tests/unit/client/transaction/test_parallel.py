@@ -17,7 +17,7 @@ def jobs(count: int) -> list[Job]:
     return [Job() for _ in range(count)]
 
 
-def test_one_runs_in_the_callers_thread_and_no_thread_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_runs_in_callers_thread_and_no_thread_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "start_daemon", lambda *_: pytest.fail("a thread"))
     seen: list[int] = []
     run_all(jobs(1), [lambda: seen.append(threading.get_ident())])
@@ -34,7 +34,7 @@ def test_several_run_at_once() -> None:
     assert barrier.n_waiting == 0
 
 
-def test_where_no_thread_can_be_made_all_run_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_run_in_sequence_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_name: str, _run: Callable[[], None]) -> None:
         raise RuntimeError("can't start new thread")
 

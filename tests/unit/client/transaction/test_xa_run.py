@@ -108,7 +108,7 @@ def test_rows_everywhere_and_a_message(world: XaWorld, notes: Notes) -> None:
     world.check()
 
 
-def test_rows_alone_and_messages_alone_are_transactions_too(pair: XaWorld) -> None:
+def test_rows_alone_and_messages_alone_are_transactions(pair: XaWorld) -> None:
     with pair.block() as rows_only:
         rows_only.connection(pair.resources[0]).add(b"x")
     with pair.block() as messages_only:
@@ -166,7 +166,7 @@ def test_a_resource_that_takes_no_part_has_no_connection(pair: XaWorld) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_the_body_raises_goes_on_unchanged_and_nothing_is_left(world: XaWorld, kind: type[BaseException]) -> None:
+def test_what_body_raises_goes_on_unchanged_and_nothing_is_left(world: XaWorld, kind: type[BaseException]) -> None:
     error = kind("body")
     with pytest.raises(kind) as caught, world.block() as tx:
         world.insert(tx, b"1")
@@ -329,7 +329,7 @@ def test_no_answer_to_decide_is_an_unknown_outcome_by_id(
 
 @pytest.mark.parametrize("refusal", [OverloadedError(""), TransactionConflictError("")])
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_refusal_behind_a_lost_decide_is_asked_and_told_as_it_is(
+def test_refusal_after_a_lost_decide_is_asked_and_raised_unchanged(
     world: XaWorld, refusal: TxmqError, is_executed: bool
 ) -> None:
     world.home.faults["decide"].extend([lost(is_executed=is_executed), Fault(refusal)])
@@ -359,9 +359,7 @@ def test_a_doubt_that_nobody_clears_up_is_unknown(world: XaWorld, word: Fault, i
 
 
 @pytest.mark.parametrize("fault", ["-", "+"])
-def test_a_commit_that_is_not_answered_is_pending_and_the_resolver_finishes_it(
-    world: XaWorld, fault: str, notes: Notes
-) -> None:
+def test_unanswered_commit_is_pending_and_the_resolver_finishes_it(world: XaWorld, fault: str, notes: Notes) -> None:
     world.databases[-1].faults["commit"].append(fault)
     tx = world.transfer(b"1")
     name = world.databases[-1].name
@@ -391,7 +389,7 @@ def test_complete_that_cannot_be_sent_is_pending(world: XaWorld, notes: Notes, m
     world.check()
 
 
-def test_complete_that_is_lost_on_its_way_is_found_by_the_resolver(world: XaWorld) -> None:
+def test_lost_complete_is_found_by_the_resolver(world: XaWorld) -> None:
     world.home.faults["complete"].extend([lost(is_executed=False)] * len(world.databases))
     assert world.transfer(b"1").outcome is Outcome.COMMITTED
     assert world.home.values("orders") == []

@@ -116,7 +116,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 @pytest.mark.parametrize(("home", "number", "call", "fault"), CELLS)
-def test_whatever_fails_rows_and_messages_are_equal_and_the_truth_is_told(
+def test_any_failure_leaves_rows_equal_messages_and_a_true_outcome(
     pair: Pair, home: str, number: int, call: str, fault: Fault | None
 ) -> None:
     pair.transfer(b"before")
@@ -164,9 +164,7 @@ def test_a_resolver_whose_database_fails_under_it_goes_on(
     assert pair.rows(0) == [b"x"]
 
 
-def test_a_broker_that_falls_silent_while_the_branches_are_prepared_is_not_sent_decide(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broker_silent_during_prepare_is_not_sent_decide(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_deadline: float) -> None:
         raise BrokerAwayError("does not answer")
 

@@ -53,7 +53,7 @@ def test_a_lost_part_prepares_nothing(narrow: XaWorld, is_executed: bool) -> Non
     assert narrow.home.states() == {tx.txid: "rolled-back"}
 
 
-def test_a_lost_decide_of_streamed_parts_is_told_as_it_is(narrow: XaWorld) -> None:
+def test_lost_decide_of_streamed_parts_is_told_as_it_is(narrow: XaWorld) -> None:
     narrow.home.faults["decide"].append(lost(is_executed=False))
     with pytest.raises(RolledBackError), narrow.block() as tx:
         _large(tx)

@@ -40,7 +40,7 @@ class Unconnected(FakeResource):
         return super().enlist(cluster, txid, timeout_s, connection)
 
 
-def test_two_resources_found_to_be_one_database_are_refused_and_nothing_stays_open(pair: XaWorld) -> None:
+def test_two_resources_of_one_database_are_refused_and_closed(pair: XaWorld) -> None:
     a, twin = Unconnected(pair.databases[0]), Unconnected(pair.databases[0])
     with pytest.raises(ConfigError, match="one database"), pair.home_block(a, twin):
         pytest.fail("the body runs")

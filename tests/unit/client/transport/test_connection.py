@@ -54,7 +54,7 @@ def test_a_refusal_is_raised_as_its_class(broker: ScriptedBroker) -> None:
         connection_to(broker).call("meta", "nope", timeout=1)
 
 
-def test_what_the_protocol_cannot_carry_is_refused_before_anything_is_sent(broker: ScriptedBroker) -> None:
+def test_what_protocol_cannot_carry_is_refused_before_anything_is_sent(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     with pytest.raises(LocalProtocolError):
         connection.call("meta", "a b", timeout=1)
@@ -72,7 +72,7 @@ def test_answers_may_overtake_each_other(broker: ScriptedBroker) -> None:
     assert first.result() == b"0 0 0\n"
 
 
-def test_an_answer_in_pieces_is_put_together_and_a_request_in_pieces_is_sent(broker: ScriptedBroker) -> None:
+def test_answers_and_requests_in_pieces_arrive_whole(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     link_of(connection, broker)
     stream = broker.streams[0]
@@ -81,7 +81,7 @@ def test_an_answer_in_pieces_is_put_together_and_a_request_in_pieces_is_sent(bro
     assert connection.call("offset", "t", 0, "latest", timeout=1) == b"0 0 0\n"
 
 
-def test_without_an_answer_the_call_times_out_and_the_late_answer_is_dropped(broker: ScriptedBroker) -> None:
+def test_without_answer_call_times_out_and_late_answer_is_dropped(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     broker.hold = {"ping"}
     with pytest.raises(RequestTimeoutError):
@@ -114,7 +114,7 @@ def test_a_result_may_be_waited_for_twice(broker: ScriptedBroker) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"result 200 0 zzz\r\n", b"HTTP/1.1 400 Bad\r\n"])
-def test_an_answer_nobody_asked_for_ends_the_link_and_leaves_open_what_was_executed(
+def test_unrequested_answer_ends_the_link_and_leaves_executed_requests_open(
     broker: ScriptedBroker, answer: bytes
 ) -> None:
     connection = connection_to(broker)
@@ -153,7 +153,7 @@ def test_the_next_call_after_a_lost_connection_makes_another(broker: ScriptedBro
     assert connection.call("ping", timeout=1) == b"pong\n"
 
 
-def test_a_link_that_ended_while_idle_is_replaced_before_it_is_used(broker: ScriptedBroker) -> None:
+def test_link_that_ended_while_idle_is_replaced_before_use(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.call("ping", timeout=1)
     broker.cut()
@@ -166,7 +166,7 @@ def test_requests_that_only_ask_are_repeated(broker: ScriptedBroker) -> None:
     assert connection_to(broker).repeat("ping", timeout=5) == b"pong\n"
 
 
-def test_a_refused_connection_is_reported_at_once_and_then_backs_off(broker: ScriptedBroker) -> None:
+def test_refused_connection_is_reported_at_once_and_then_backs_off(broker: ScriptedBroker) -> None:
     broker.connections_refused = 2
     connection = connection_to(broker)
     started = broker.clock.now
@@ -180,7 +180,7 @@ def test_a_refused_connection_is_reported_at_once_and_then_backs_off(broker: Scr
     assert broker.clock.now == pytest.approx(started + 0.06)
 
 
-def test_callers_with_less_time_than_the_back_off_get_through_in_the_end(broker: ScriptedBroker) -> None:
+def test_callers_with_less_time_than_the_backoff_succeed_eventually(broker: ScriptedBroker) -> None:
     broker.connections_refused = 8
     connection = connection_to(broker)
     attempts = 0
@@ -196,7 +196,7 @@ def test_callers_with_less_time_than_the_back_off_get_through_in_the_end(broker:
     assert attempts < 20
 
 
-def test_who_waits_while_another_thread_connects_in_vain_is_told_the_cause(broker: ScriptedBroker) -> None:
+def test_caller_waiting_for_a_failing_connect_is_told_the_cause(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection._maker = object()  # a thread that waits out the back-off, or for an answer
     with pytest.raises(BrokerAwayError, match="another thread is connecting"):
@@ -221,7 +221,7 @@ def waited(broker: ScriptedBroker, connection: ReconnectingConnection) -> float:
     return broker.clock.now - began
 
 
-def test_a_link_that_was_heard_just_now_is_not_asked_and_a_silent_one_is(broker: ScriptedBroker) -> None:
+def test_recently_heard_link_is_not_asked_and_silent_one_is(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.reach(broker.clock.now + 600)
     connection.reach(broker.clock.now + 600)
@@ -231,7 +231,7 @@ def test_a_link_that_was_heard_just_now_is_not_asked_and_a_silent_one_is(broker:
     assert broker.verbs == ["hello", "ping"]
 
 
-def test_an_answer_that_is_read_late_does_not_show_that_the_broker_lives(broker: ScriptedBroker) -> None:
+def test_answer_read_late_does_not_show_that_the_broker_lives(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.submit("ping", timeout=9)  # as ``complete`` of an XA branch: nobody waits for it
     broker.hold = {"ping"}
@@ -239,7 +239,7 @@ def test_an_answer_that_is_read_late_does_not_show_that_the_broker_lives(broker:
     assert waited(broker, connection) == pytest.approx(CONNECT_TIMEOUT_S)
 
 
-def test_the_end_behind_answers_nobody_waited_for_is_seen_at_once(broker: ScriptedBroker) -> None:
+def test_end_behind_answers_nobody_waited_for_is_seen_at_once(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.submit("ping", timeout=9)
     broker.cut()
@@ -247,7 +247,7 @@ def test_the_end_behind_answers_nobody_waited_for_is_seen_at_once(broker: Script
     assert len(broker.streams) == 2
 
 
-def test_a_dead_broker_is_away_within_a_second_and_found_as_soon_as_it_is_back(broker: ScriptedBroker) -> None:
+def test_dead_broker_is_noticed_within_a_second_and_found_again(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.reach(broker.clock.now + 600)
     broker.cut()
@@ -260,7 +260,7 @@ def test_a_dead_broker_is_away_within_a_second_and_found_as_soon_as_it_is_back(b
     assert connection.wait_s_max > AWAY_S_MAX
 
 
-def test_a_broker_that_was_never_there_is_away_within_a_second(broker: ScriptedBroker) -> None:
+def test_broker_that_was_never_there_is_away_within_second(broker: ScriptedBroker) -> None:
     """A service that was started before its broker (``lazy``)."""
     connection = connection_to(broker)
     broker.connections_refused = 1 << 30
@@ -268,7 +268,7 @@ def test_a_broker_that_was_never_there_is_away_within_a_second(broker: ScriptedB
         assert waited(broker, connection) == pytest.approx(AWAY_S_MAX, abs=BACKOFF_S_MAX)
 
 
-def test_a_broker_that_is_frozen_is_found_out_once_and_then_within_a_second(broker: ScriptedBroker) -> None:
+def test_frozen_broker_is_noticed_once_and_then_within_a_second(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.reach(broker.clock.now + 600)
     broker.hold = {"ping"}
@@ -282,14 +282,14 @@ def test_a_broker_that_is_frozen_is_found_out_once_and_then_within_a_second(brok
     assert len(broker.streams) == 1
 
 
-def test_a_broker_that_accepts_and_does_not_answer_is_found_out_likewise(broker: ScriptedBroker) -> None:
+def test_broker_that_accepts_and_never_answers_is_noticed(broker: ScriptedBroker) -> None:
     broker.faults["hello"] = deque([lambda _: None] * 1000)
     connection = connection_to(broker)
     assert waited(broker, connection) == pytest.approx(CONNECT_TIMEOUT_S, abs=1.0)
     assert waited(broker, connection) == pytest.approx(AWAY_S_MAX, abs=0.1)
 
 
-def test_a_link_that_ended_before_answers_nobody_waits_for_is_known_for_it(broker: ScriptedBroker) -> None:
+def test_link_that_ended_before_abandoned_answers_is_known_as_ended(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     broker.hold = {"ping"}
     connection.submit("ping", timeout=9)  # as ``complete`` of an XA branch
@@ -339,7 +339,7 @@ def test_a_new_connection_resumes_the_session(broker: ScriptedBroker) -> None:
     assert session.clock_ahead_ms == ahead_ms + 600_000  # deadlines are told by the broker's clock of now
 
 
-def test_the_brokers_clock_is_measured_again_on_the_link_that_is_there(broker: ScriptedBroker) -> None:
+def test_brokers_clock_is_measured_again_on_link_that_is_there(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     link, session = connection.connect_with_session(broker.clock.now + 1)
     ahead_ms, broker.time_ms = session.clock_ahead_ms, broker.time_ms + 600_000
@@ -364,7 +364,7 @@ def test_a_session_the_broker_no_longer_knows_is_replaced(broker: ScriptedBroker
     assert session.id == 2
 
 
-def test_a_refused_greeting_is_the_callers_error_and_leaves_no_link(broker: ScriptedBroker) -> None:
+def test_refused_greeting_is_callers_error_and_leaves_no_link(broker: ScriptedBroker) -> None:
     broker.faults["hello"] = deque([OverloadedError("sessions")])
     connection = connection_to(broker)
     with pytest.raises(OverloadedError):
@@ -373,7 +373,7 @@ def test_a_refused_greeting_is_the_callers_error_and_leaves_no_link(broker: Scri
     assert connection.call("ping", timeout=1) == b"pong\n"
 
 
-def test_a_forked_child_begins_anew_and_leaves_the_parents_conversation_alone(broker: ScriptedBroker) -> None:
+def test_forked_child_begins_anew_and_leaves_parents_conversation_alone(broker: ScriptedBroker) -> None:
     connection = connection_to(broker)
     connection.connect_with_session(broker.clock.now + 1)
     connection.forked()
@@ -447,7 +447,7 @@ def test_followers_wake_up_when_the_link_fails(broker: ScriptedBroker) -> None:
     assert stream.is_closed
 
 
-def test_an_interrupt_while_answers_are_told_ends_the_link_and_tells_the_rest(broker: ScriptedBroker) -> None:
+def test_interrupt_while_answers_are_told_ends_link_and_tells_rest(broker: ScriptedBroker) -> None:
     link = Connection(ScriptedStream(broker), broker.clock, "test")
 
     class Interrupting:

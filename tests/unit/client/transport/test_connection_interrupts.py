@@ -69,7 +69,7 @@ def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
     broker.close()
 
 
-def test_a_request_that_was_held_back_when_its_sender_was_interrupted_never_goes_out() -> None:
+def test_request_held_back_at_its_senders_interrupt_never_goes_out() -> None:
     class Interrupting(deque[Sequence[Buffer]]):
         def append(self, buffers: Sequence[Buffer]) -> None:
             super().append(buffers)

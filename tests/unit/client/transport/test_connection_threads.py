@@ -95,7 +95,7 @@ def test_nobody_is_woken_to_lead_while_another_reads(ends: tuple[TcpStream, sock
     assert not is_woken(reply)
 
 
-def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
+def test_finished_follower_that_is_called_to_lead_passes_it_on(
     ends: tuple[TcpStream, socket.socket],
 ) -> None:
     stream, broker = ends
@@ -116,7 +116,7 @@ def test_a_follower_that_was_done_when_it_was_called_to_lead_passes_the_call_on(
     assert woken == [b""]
 
 
-def test_a_thread_whose_wake_up_was_lost_looks_again_by_itself(
+def test_thread_whose_wake_up_was_lost_looks_again_by_itself(
     ends: tuple[TcpStream, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, broker = ends
@@ -146,7 +146,7 @@ class Sleepless:
         raise AssertionError("it went to sleep")
 
 
-def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: tuple[TcpStream, socket.socket]) -> None:
+def test_waiter_done_before_entering_the_list_does_not_sleep(ends: tuple[TcpStream, socket.socket]) -> None:
     link = Connection(ends[0], OSClock(), "broker")
 
     class Answering(dict[Waiter, bool]):
@@ -164,7 +164,7 @@ def test_a_waiter_that_is_done_when_it_gets_into_the_list_does_not_sleep(ends: t
     assert waiter.done
 
 
-def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[TcpStream, socket.socket]) -> None:
+def test_waiter_without_a_request_wakes_when_the_link_fails(ends: tuple[TcpStream, socket.socket]) -> None:
     link = Connection(ends[0], OSClock(), "broker")
     waiter = Waiter()
     link._followers[waiter] = True
@@ -174,7 +174,7 @@ def test_who_waits_for_no_answer_wakes_up_too_when_the_link_fails(ends: tuple[Tc
     link._stream.close()
 
 
-def test_an_answer_that_comes_while_it_is_given_up_is_not_waited_for(ends: tuple[TcpStream, socket.socket]) -> None:
+def test_answer_that_comes_while_given_up_is_not_awaited(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, broker = ends
     link = Connection(stream, OSClock(), "broker")
     early, late = (link.request(link.clock.monotonic() + DEADLINE_S, "ping") for _ in range(2))
@@ -257,7 +257,7 @@ class Recording:
         assert self.is_over
 
 
-def test_requests_that_come_during_a_write_go_out_together_and_nobody_waits_for_the_lock() -> None:
+def test_requests_during_a_write_go_out_together_without_lock_waits() -> None:
     stream = Recording()
     link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     batch = bytearray(b"x" * 10)
@@ -275,7 +275,7 @@ def test_requests_that_come_during_a_write_go_out_together_and_nobody_waits_for_
     assert [reply.done for reply in replies] == [False, False]
 
 
-def test_requests_are_held_back_while_answered_followers_are_woken_and_written_by_who_empties_the_list() -> None:
+def test_requests_during_wake_ups_are_written_by_the_last_waker() -> None:
     stream = Recording()
     link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     first, second = listed(link, 2)
@@ -293,7 +293,7 @@ def test_requests_are_held_back_while_answered_followers_are_woken_and_written_b
     assert len(stream.writes) == 2
 
 
-def test_only_so_many_requests_are_held_back() -> None:
+def test_held_back_requests_are_limited() -> None:
     stream = Recording()
     link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     (follower,) = listed(link, 1)
@@ -305,7 +305,7 @@ def test_only_so_many_requests_are_held_back() -> None:
     assert stream.writes[0].count(b"ping") == HELD_BACK_MAX
 
 
-def test_what_was_held_back_for_followers_that_left_by_themselves_is_written() -> None:
+def test_requests_held_back_for_followers_that_left_are_written() -> None:
     stream = Recording()
     link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     (follower,) = listed(link, 1)
@@ -334,7 +334,7 @@ def test_who_reads_writes_first_what_was_held_back() -> None:
     assert stream.is_over
 
 
-def test_a_request_that_comes_when_the_writer_is_about_to_leave_is_written() -> None:
+def test_request_arriving_as_the_writer_leaves_is_written() -> None:
     stream = Recording()
     link = Connection(stream, OSClock(), "broker")  # type: ignore[arg-type]
     late = [lambda: link.request(DEADLINE_S, "version")]
@@ -361,7 +361,7 @@ def test_a_request_that_comes_when_the_writer_is_about_to_leave_is_written() -> 
     assert stream.writes == [b"ping 1\r\n", b"version 2\r\n"]
 
 
-def test_a_large_body_is_not_copied_and_what_the_system_did_not_take_follows() -> None:
+def test_large_body_is_not_copied_and_its_rest_follows() -> None:
     class Short(Recording):
         def send(self, buffers: Sequence[Buffer]) -> int:
             taken = b"".join(buffers)[:70_000]
@@ -395,7 +395,7 @@ def test_an_interrupted_write_ends_the_conversation() -> None:
 
 
 @pytest.mark.parametrize("told_by_fail", [False, True])
-def test_a_request_that_meets_the_links_end_is_told_exactly_once(told_by_fail: bool) -> None:
+def test_request_that_meets_links_end_is_told_exactly_once(told_by_fail: bool) -> None:
     link = Connection(Recording(), OSClock(), "broker")  # type: ignore[arg-type]
     told: list[TxmqError] = []
 
@@ -459,7 +459,7 @@ def test_shutting_down_wakes_a_thread_that_receives(ends: tuple[TcpStream, socke
     assert received == [b""]
 
 
-def test_many_threads_may_look_whether_a_stream_is_quiet_while_one_waits(ends: tuple[TcpStream, socket.socket]) -> None:
+def test_many_threads_may_ask_for_quiet_while_one_waits(ends: tuple[TcpStream, socket.socket]) -> None:
     stream, client = ends
     waiting = threading.Thread(target=lambda: stream.wait(DEADLINE_S, writable=False))
     waiting.start()

@@ -47,7 +47,7 @@ def test_the_floor_is_the_highest_with_all_below_finished(order: list[int]) -> N
 
 
 @pytest.mark.parametrize("missing", ["cluster", "home", "session", "epoch", "secret", "in_flight_max"])
-def test_an_answer_to_hello_that_lacks_a_field_is_the_peers_fault(missing: str) -> None:
+def test_answer_to_hello_that_lacks_field_is_peers_fault(missing: str) -> None:
     with pytest.raises(RemoteProtocolError):
         ClientSession({name: value for name, value in FIELDS.items() if name != missing})
 
@@ -83,7 +83,7 @@ def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
     assert home.deadline_ms == broker.clock.now_ms() + 600_000 - 3_600_000 + 30_000
 
 
-def test_a_prepare_that_is_refused_in_time_makes_the_next_one_state_its_deadline_by_the_clock_of_now() -> None:
+def test_prepare_after_a_refused_one_states_a_current_deadline() -> None:
     broker = SimulatedBroker()
     home = BrokerTransaction(broker, broker.clock, 30.0)
     home.begin()
@@ -100,7 +100,7 @@ def test_a_prepare_that_is_refused_in_time_makes_the_next_one_state_its_deadline
     assert home.deadline_ms == stated_ms + 600_000
 
 
-def test_an_outcome_that_a_resolver_needs_is_not_finished_by_whoever_asks_for_it() -> None:
+def test_outcome_kept_for_a_resolver_is_not_finished_by_others() -> None:
     session = ClientSession(FIELDS)
     session.keep(1)
     session.saw_outcome(1)

@@ -99,7 +99,7 @@ def test_the_next_one_with_xa_resources_has(monkeypatch: pytest.MonkeyPatch) -> 
     assert len([row for row in database.committed if row[0] == "rows"]) == 1
 
 
-def test_a_refusal_of_an_older_session_does_not_leave_the_one_of_now(client: Client) -> None:
+def test_refusal_of_older_session_does_not_leave_one_of_now(client: Client) -> None:
     full = client.session
     client.leave_session(full)
     following = client.session
@@ -134,7 +134,7 @@ def test_a_block_goes_on_in_the_session_of_its_id(
     assert sum(not stream.is_closed for stream in broker.streams) == FORMER_MAX + 2  # the block's own, made again
 
 
-def test_a_producer_goes_on_in_the_session_that_numbers_its_batches(client: Client) -> None:
+def test_producer_goes_on_in_session_that_numbers_its_batches(client: Client) -> None:
     producer = client.producer()
     assert producer.send("t", b"1", partition=0).offset == 0
     client.leave_session(client.session)
@@ -143,7 +143,7 @@ def test_a_producer_goes_on_in_the_session_that_numbers_its_batches(client: Clie
     assert (result.status, result.offset) == (SendStatus.ACKNOWLEDGED, 1)
 
 
-def test_what_was_lost_and_found_in_a_session_that_was_left_is_still_told(client: Client) -> None:
+def test_outcome_lost_and_found_in_a_left_session_is_told(client: Client) -> None:
     session = client.session
     txid = session.next_txid()
     session.found(txid.counter, Outcome.COMMITTED)

@@ -47,21 +47,21 @@ def job(log: Log, spec: AuditSpec = TIMED, now_ms: int = NOW_MS) -> TopicAudit:
     return TopicAudit(none, source, "txmq://h:1", Rows(none, "sqlite:///x", "orders", None), spec, clock=clock)
 
 
-def test_everything_is_read_and_only_what_is_older_than_the_margin_is_judged() -> None:
+def test_everything_is_read_and_only_older_than_the_margin_judged() -> None:
     plan = job(Log()).plan(Wanted())
     assert dict(plan.ranges) == {0: (0, 10_000), 1: (0, 9_000)}
     assert (plan.window.from_ms, plan.window.to_ms, plan.window.is_live) == (None, NOW_MS - SETTLE_MS, True)
     assert (plan.rows_from_ms, plan.rows_to_ms) == (None, None)
 
 
-def test_a_window_in_time_is_read_with_the_margin_on_both_sides() -> None:
+def test_window_in_time_is_read_with_margin_on_both_sides() -> None:
     plan = job(Log()).plan(Wanted(from_ms=1_000_000, to_ms=2_000_000))
     assert dict(plan.ranges) == {0: (970, 2_030), 1: (970, 2_030)}
     assert (plan.window.from_ms, plan.window.to_ms, plan.window.is_live) == (1_000_000, 2_000_000, False)
     assert (plan.rows_from_ms, plan.rows_to_ms) == (970_000, 2_030_000)
 
 
-def test_a_window_that_cannot_be_judged_yet_or_without_times_is_refused() -> None:
+def test_window_that_cannot_be_judged_or_lacks_times_is_refused() -> None:
     with pytest.raises(ConfigError, match="must end 30 s ago or earlier"):
         job(Log()).plan(Wanted(to_ms=NOW_MS - SETTLE_MS + 1))
     with pytest.raises(ConfigError, match="needs the column with the rows' times"):
@@ -83,7 +83,7 @@ def test_what_retention_removed_is_not_audited_and_that_is_said() -> None:
     assert job(Log(), UNTIMED).plan(Wanted()).unmade == {}
 
 
-def test_a_window_of_offsets_judges_rows_only_where_their_times_are_surely_inside() -> None:
+def test_window_of_offsets_judges_only_rows_certainly_inside() -> None:
     wanted = Wanted(from_offsets={0: 100, 1: 200}, to_offsets={0: 500, 1: 600})
     plan = job(Log()).plan(wanted)
     assert dict(plan.ranges) == {0: (100, 500), 1: (200, 600)}
@@ -101,7 +101,7 @@ def follower(log: Log, directory: Path, spec: AuditSpec = TIMED, now_ms: int = N
     return Follower(job(log, spec, now_ms), directory)
 
 
-def test_a_round_begins_where_the_last_one_ended_for_rows_by_time_and_for_messages_by_offset(tmp_path: Path) -> None:
+def test_round_begins_where_the_last_one_ended(tmp_path: Path) -> None:
     progress = Progress("orders", "orders", 9_000_000, {0: 9_100, 1: 9_000})
     (tmp_path / STATE_FILE).write_text(progress.to_json())
     log = Log({0: (0, 10_000), 1: (0, 9_500), 2: (0, 3)})  # partition 2 is new
@@ -116,14 +116,14 @@ def test_a_round_begins_where_the_last_one_ended_for_rows_by_time_and_for_messag
     assert follower(log, tmp_path, now_ms=9_000_000 + SETTLE_MS)._plan() is None  # nothing is old enough
 
 
-def test_an_audit_that_dies_in_its_first_round_begins_there_again_however_late(tmp_path: Path) -> None:
+def test_audit_that_dies_in_its_first_round_begins_there_again(tmp_path: Path) -> None:
     first = follower(Log(), tmp_path)
     assert first.progress.to_ms == NOW_MS - SETTLE_MS
     late = follower(Log(), tmp_path, now_ms=2 * NOW_MS)
     assert late.progress == first.progress
 
 
-def test_rounds_follow_each_other_without_a_hole_and_reach_to_the_margin(tmp_path: Path) -> None:
+def test_rounds_follow_each_other_without_hole_and_reach_to_margin(tmp_path: Path) -> None:
     """So a row is judged the margin and an interval after its commit, at the latest: 40 s with the defaults."""
     covered = NOW_MS - SETTLE_MS
     for now_ms in range(NOW_MS, NOW_MS + 60_000, 10_000):
@@ -138,7 +138,7 @@ def test_rounds_follow_each_other_without_a_hole_and_reach_to_the_margin(tmp_pat
         follow._save(replace(follow.progress, to_ms=covered, ends={p: end for p, (_, end) in plan.ranges.items()}))
 
 
-def test_messages_that_were_removed_or_replaced_before_they_were_audited_are_said(tmp_path: Path) -> None:
+def test_messages_removed_or_replaced_before_the_audit_are_reported(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(Progress("orders", "orders", 9_000_000, {0: 50, 1: 0}).to_json())
     with pytest.raises(ConfigError, match="retention removed offsets 50 to 99 of partition 0"):
         follower(Log({0: (100, 10_000)}), tmp_path)._plan()
@@ -146,7 +146,7 @@ def test_messages_that_were_removed_or_replaced_before_they_were_audited_are_sai
         follower(Log({0: (0, 40)}), tmp_path)._plan()
 
 
-def test_a_state_of_another_audit_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+def test_state_of_another_audit_or_damaged_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text(Progress("payments", "orders", 5, {0: 0}).to_json())
     with pytest.raises(ConfigError, match="give another directory"):
         follower(Log(), tmp_path)

@@ -38,7 +38,7 @@ def test_holes_before_between_and_behind_are_found_with_their_offsets() -> None:
 
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.integers(0, 60))
-def test_a_run_adds_up_only_where_every_offset_is_there_once(offsets: set[int], doubled: int) -> None:
+def test_run_adds_up_only_where_every_offset_is_there_once(offsets: set[int], doubled: int) -> None:
     dense = max(offsets) - min(offsets) + 1 == len(offsets)
     (run,) = runs_of(sorted(offsets))
     assert run.adds_up == dense

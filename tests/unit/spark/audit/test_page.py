@@ -80,7 +80,7 @@ def test_the_page_is_whole_and_refers_to_nothing(found: dict[str, Any]) -> None:
     assert all(f"{name}:" in light and f"{name}:" in dark for name in used)
 
 
-def test_the_page_says_what_was_found_and_what_was_not_checked() -> None:
+def test_page_says_what_was_found_and_what_was_not_checked() -> None:
     text = page(damaged())
     assert "101 findings in 10 rows and 10 messages: 101 phantom." in text
     assert "&lt;script&gt;alert(1)" in text
@@ -146,7 +146,7 @@ def test_idle_minutes_take_no_room_and_are_named() -> None:
     assert short.buckets() == [NOON_MS, NOON_MS + 1000, NOON_MS + 2000], "a pause of a second is drawn as such"
 
 
-def test_the_page_names_its_table_and_shows_first_what_was_found() -> None:
+def test_page_names_its_table_and_shows_first_what_was_found() -> None:
     text = page(damaged() | {"table": "shop.orders"})
     assert "<title>txmq audit: orders against shop.orders</title>" in text
     assert re.search(r"<tr><th>what</th><th>identity</th>", text)

@@ -95,7 +95,7 @@ def test_what_the_plain_decoder_reads_comes_out(
         assert [plain(row) for row in read(content)] == expected, lockstep_min
 
 
-def test_rows_outside_the_range_are_cut_off_and_the_transaction_is_still_known() -> None:
+def test_rows_outside_the_range_are_cut_with_the_transaction_known() -> None:
     rows: list[records.Record] = [(None, b"%d" % number, [], TIME_MS) for number in range(20)]
     content = placed([records.encode(rows, txid="a-b-1-2"), records.encode(rows)], 100)
     found = read(content, start=115, end=123, names=("offset", "txid"))
@@ -110,7 +110,7 @@ def test_a_time_that_is_none_is_null() -> None:
     assert [row[5] for row in read(placed([made]))] == [None]
 
 
-def test_only_the_columns_asked_for_are_made_and_in_that_order() -> None:
+def test_only_columns_asked_for_are_made_and_in_that_order() -> None:
     taken = chunk.check(placed([records.encode([(b"k", b"v", [], TIME_MS)])]), ORIGIN, 0)
     (table,) = columns.decode(taken, ("offset", "key"), 0, 9)
     assert table.schema.names == ["offset", "key"]
@@ -140,7 +140,7 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, len(SAMPLE), 31))
-def test_what_is_cut_off_is_no_damage_and_the_size_wanted_is_known(size: int) -> None:
+def test_cut_off_input_is_no_damage_and_its_size_known(size: int) -> None:
     taken = chunk.check(SAMPLE[:size], ORIGIN, 0)
     assert taken.damage is None
     assert taken.size_bytes in (0, *taken.ends)
@@ -176,7 +176,7 @@ def with_section(section: bytes, count: int, codec: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("lockstep_min", [1, 1000])
-def test_records_changed_behind_the_crc_are_read_as_the_plain_decoder_reads_them_or_refused(
+def test_records_changed_behind_the_crc_are_decoded_as_plain(
     lockstep_min: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fields, "LOCKSTEP_MIN", lockstep_min)

@@ -55,7 +55,7 @@ def batch(**columns: Any) -> Any:
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string()])
-def test_rows_go_where_a_producer_would_send_them_and_keep_their_order(kind: Any, compression: str | None) -> None:
+def test_rows_go_where_a_producer_sends_them_in_order(kind: Any, compression: str | None) -> None:
     keys = [f"k{n % 50}".encode() for n in range(1000)]
     values = [f"v{n}".encode() for n in range(1000)]
     made = chunks([batch(value=pa.array(values).cast(kind), key=pa.array(keys).cast(kind))])
@@ -106,7 +106,7 @@ def test_chunks_are_bounded_however_many_rows_come() -> None:
     assert count == 20_000
 
 
-def test_a_large_row_has_a_chunk_of_its_own_and_one_too_large_is_named() -> None:
+def test_large_row_has_its_own_chunk_and_oversized_one_fails() -> None:
     made = chunks([batch(value=pa.array([b"a", bytes(500_000), b"b", b"c"]))], limit=100_000)
     assert [chunk.count for chunk in made] == [1, 1, 2]
     assert [len(part.batch) < 300 or len(part.batch) > 500_000 for chunk in made for part in parts(chunk)] == [True] * 4
@@ -131,7 +131,7 @@ def test_large_rows_among_small_ones_have_chunks_of_their_own() -> None:
     assert sum(chunk.count for chunk in made) == 3000
 
 
-def test_what_is_too_large_together_is_several_batches() -> None:
+def test_parts_beyond_the_size_limit_become_several_batches() -> None:
     (made,) = chunks([batch(value=pa.array([bytes(900)] * 100), key=pa.array([b"k"] * 100))])
     cut = parts(made, limit=10_000)
     assert len(cut) > 9

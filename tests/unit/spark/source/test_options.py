@@ -10,13 +10,13 @@ from txmq.spark.source.options import EARLIEST, LATEST, At, parse, parse_columns
 BROKER = {"bootstrap": "h:1", "topic": "orders"}
 
 
-def test_the_keys_may_be_in_any_case_as_spark_hands_them_over() -> None:
+def test_keys_may_be_in_any_case_as_spark_passes_them() -> None:
     options = parse({"BOOTSTRAP": "h:1", "subscribepattern": "a.*", "MAXoffsetspertrigger": "5"}, is_stream=True)
     assert (options.bootstrap, options.pattern, options.trigger_rows_max) == ("txmq://h:1", "a.*", 5)
     assert (options.takes("abc"), options.takes("cab")) == (True, False)
 
 
-def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
+def test_batch_begins_at_earliest_and_stream_at_latest() -> None:
     assert parse(BROKER, is_stream=False).start == EARLIEST
     assert parse(BROKER, is_stream=False).end == LATEST
     assert parse(BROKER, is_stream=True).start == LATEST

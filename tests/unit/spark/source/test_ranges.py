@@ -33,7 +33,7 @@ def test_parts_cover_every_offset_once_and_none_is_empty(ranges: list[Range], ta
     assert len(parts) >= min(tasks_min, sum(each.count for each in ranges))
 
 
-def test_one_large_partition_keeps_all_cores_busy_and_no_task_gets_too_much() -> None:
+def test_large_partition_keeps_all_cores_busy_with_bounded_tasks() -> None:
     assert [part.count for part in split([make(0, 1000)], 4, 1 << 30)] == [250] * 4
     assert len(split([make(0, 1000, 10_000)], 1, 1000)) == 10
 
@@ -75,7 +75,7 @@ def test_bytes_are_admitted_by_their_share_and_one_message_always() -> None:
 # --- what a stream remembers -----------------------------------------------------------------------------------------
 
 
-def test_a_position_comes_back_from_json_and_equal_ones_have_equal_text() -> None:
+def test_position_survives_json_and_equal_ones_have_equal_text() -> None:
     position = Position({"b": 2, "a": 1}, {"b": {10: 5, 9: 1}, "a": {0: 3}}, {"b": {9: 0}}, is_initial=False)
     again = Position.from_json(json.loads(json.dumps(position.to_json())))
     assert again == position

@@ -38,7 +38,7 @@ def test_threads_share_the_work_and_each_makes_its_own() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [1, 3])
-def test_a_failure_in_a_thread_is_raised_and_no_thread_is_left(fails_at: int) -> None:
+def test_failure_in_thread_is_raised_and_no_thread_is_left(fails_at: int) -> None:
     calls, before = iter(range(1, 1000)), set(threading.enumerate())
 
     def work() -> None:
@@ -56,7 +56,7 @@ def test_a_batch_has_the_size_that_was_asked_for() -> None:
     assert [(len(chunk), count) for chunk, count in chunked([b"ab"] * 5, 2)] == [(4, 2), (4, 2), (2, 1)]
 
 
-def test_the_end_of_raw_batches_is_the_offset_behind_the_last_one() -> None:
+def test_end_of_raw_batches_is_offset_behind_last_one() -> None:
     batch = bytearray(batch_of(10))
     fields = list(HEADER.unpack_from(batch))
     fields[0], fields[-1] = 41, 3

@@ -232,7 +232,7 @@ def test_a_refused_save_may_have_asked_for_anything() -> None:
     assert check_group(history, RULES).result == "valid"
 
 
-def test_a_run_that_did_not_get_to_its_end_or_fenced_nobody_proves_nothing() -> None:
+def test_run_that_did_not_end_or_fence_proves_nothing() -> None:
     assert check_group(_history(), GroupRules(refused=2)).missing == ("2 counted 'refused', not 1",)
     assert check_group(_history(), GroupRules(stays=2)).result == "unknown"
     history = _history()

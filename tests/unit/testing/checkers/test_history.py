@@ -416,7 +416,7 @@ def test_findings_go_before_missing_coverage() -> None:
     assert check(history, Coverage(ok=1000)).result == "invalid"
 
 
-def test_files_of_several_writers_are_merged_by_time_and_a_torn_last_line_is_left_out() -> None:
+def test_files_of_several_writers_are_merged_without_torn_last_lines() -> None:
     events = _lines()
     ours = [json.dumps(event) + "\n" for event in events if event["p"] == "a"]
     others = [json.dumps(event) + "\n" for event in events if event["p"] != "a"]

@@ -158,7 +158,7 @@ def test_a_write_may_be_torn_with_everything_after_it_lost() -> None:
     assert NEW * 512 + OLD * 512 in [content(one) for one in images(disk).values() if one.notes]
 
 
-def test_an_image_comes_with_the_notes_passed_and_is_made_again_for_new_ones() -> None:
+def test_image_has_the_notes_passed_and_is_remade_for_new() -> None:
     disk, file = recorded(1)
     disk.note("sent")
     file.pwrite(b"1", 0)
@@ -274,14 +274,14 @@ def test_every_image_is_made_again_by_its_label(seed: int) -> None:
         assert again.notes == one.notes
 
 
-def test_labels_and_images_are_the_same_in_every_run() -> None:
+def test_labels_and_images_are_equal_in_every_run() -> None:
     def run() -> list[tuple[str, dict[str, int], dict[int, bytes]]]:
         return [(label, *one.model.build(())) for label, one in images(workload(5)).items()]
 
     assert run() == run()
 
 
-def test_no_image_is_made_twice_with_the_same_notes() -> None:
+def test_images_with_equal_notes_are_made_once() -> None:
     made = images(workload(6)).values()
     keys = [(one.model.build(()).fingerprint(), len(one.notes)) for one in made]
     assert len(keys) == len(set(keys))

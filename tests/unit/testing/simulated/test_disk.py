@@ -144,7 +144,7 @@ def test_an_unsynced_rename_is_undone_and_is_atomic() -> None:
     assert (content(after, "new"), content(after, "old")) == (None, b"new")
 
 
-def test_a_rename_across_directories_needs_both_synced_to_lose_the_old_name() -> None:
+def test_rename_across_directories_needs_both_synced_to_lose_old_name() -> None:
     disk = SimDisk()
     disk.make_directories("a")
     disk.make_directories("b")
@@ -188,7 +188,7 @@ def test_directories_are_durable_once_made() -> None:
     assert disk.crash().exists("a/b")
 
 
-def test_directories_that_were_added_are_durable_once_what_holds_them_is_synced_and_so_is_what_is_in_them() -> None:
+def test_added_directories_and_their_content_are_durable_with_their_parent() -> None:
     disk = SimDisk()
     disk.add_directories("a/b")
     disk.open("a/b/file", create=True)
@@ -227,7 +227,7 @@ def test_a_directory_made_again_is_empty_and_durable() -> None:
     assert after.list_directory("d") == []
 
 
-def test_files_of_a_removed_directory_never_come_back_in_the_next_of_its_name() -> None:
+def test_files_of_a_removed_directory_never_return_in_its_successor() -> None:
     for seed in range(200):
         disk = SimDisk(random.Random(seed))
         disk.make_directories("d")
@@ -238,7 +238,7 @@ def test_files_of_a_removed_directory_never_come_back_in_the_next_of_its_name() 
         assert disk.crash().list_directory("d") == []
 
 
-def test_after_a_failed_sync_the_cache_shows_what_the_disk_lacks() -> None:
+def test_after_failed_sync_cache_shows_what_disk_lacks() -> None:
     disk = SimDisk()
     file = made(disk, "file", b"old")
     file.pwrite(b"new", 0)
@@ -251,7 +251,7 @@ def test_after_a_failed_sync_the_cache_shows_what_the_disk_lacks() -> None:
     assert content(disk.crash(), "file") == b"old"
 
 
-def test_dropping_the_cache_shows_what_a_failed_sync_lost_and_keeps_dirty_pages() -> None:
+def test_dropped_cache_shows_failed_syncs_loss_and_keeps_dirty_pages() -> None:
     disk = SimDisk()
     file = made(disk, "file", b"old...")
     file.pwrite(b"new", 0)
@@ -311,7 +311,7 @@ def test_a_fault_for_ever_lasts_until_it_is_cleared() -> None:
     file.pwrite(b"a", 0)
 
 
-def test_a_fault_can_be_held_to_some_paths_and_to_reads_and_opens() -> None:
+def test_fault_can_be_limited_to_paths_reads_and_opens() -> None:
     disk = SimDisk()
     journal, log = disk.open("journal", create=True), disk.open("log", create=True)
     disk.fail_at(1, errno.EIO, "write", forever=True, path_prefix="log")
@@ -370,7 +370,7 @@ def test_a_crash_gives_the_space_of_what_was_lost_back() -> None:
     assert disk.crash().free_bytes() == 900
 
 
-def test_a_killed_process_loses_its_locks_and_files_and_no_bytes() -> None:
+def test_killed_process_loses_its_locks_and_files_and_no_bytes() -> None:
     disk = SimDisk()
     disk.lock("lock")
     file = made(disk, "file", b"durable")
@@ -426,7 +426,7 @@ def test_images_share_no_bytes_that_change() -> None:
     assert content(second, "file") == b"durable"
 
 
-def test_the_same_seed_gives_the_same_crash() -> None:
+def test_crash_repeats_with_its_seed() -> None:
     def run(seed: int) -> bytes | None:
         disk = SimDisk(random.Random(seed))
         file = made(disk, "file", b"a" * 5000)

@@ -22,14 +22,14 @@ def broken(measure: Measure, taken: list[Sample]) -> str:
     return row.broken
 
 
-def test_what_stays_within_its_bound_and_does_not_grow_is_not_broken() -> None:
+def test_bounded_figure_that_does_not_grow_is_not_broken() -> None:
     (row,) = judge([MEMORY], samples("memory", 50, 60, 50, 60, 50, 60))
     assert (row.highest, row.first, row.last, row.broken) == (60, 55, 55, "")
     assert row.allowed == pytest.approx(65.5)
     assert MEMORY.typical is median
 
 
-def test_one_sample_above_the_bound_breaks_it_also_in_the_warm_up() -> None:
+def test_one_sample_above_bound_breaks_it_also_in_warm_up() -> None:
     taken = [{"second": 0.0, "memory": 101.0}, *samples("memory", 50, 50, 50)]
     assert broken(MEMORY, taken) == "memory reached 101 MiB; at most 100"
 
@@ -46,7 +46,7 @@ def test_the_warm_up_is_not_taken_for_the_first_third() -> None:
     assert broken(MEMORY, taken + samples("memory", 50, 50, 50)) == ""
 
 
-def test_a_maximum_over_a_minute_is_compared_only_over_thirds_of_a_minute() -> None:
+def test_maximum_over_minute_is_compared_only_over_thirds_of_minute() -> None:
     values = (10, 10, 10, 90, 90, 90)
     assert broken(LONGEST, samples("stall", *values)) == ""
     assert "stall grows: 10 ms in the first third, 90 in the last" in broken(

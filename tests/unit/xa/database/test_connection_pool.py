@@ -29,7 +29,7 @@ def _in_a_thread(world: World, value: bytes) -> None:
     thread.join()
 
 
-def test_a_connection_is_used_again_by_its_thread_and_by_no_other(world: World) -> None:
+def test_connection_is_reused_by_its_thread_and_no_other(world: World) -> None:
     world.opened.clear()
     for number in range(3):
         world.order(b"%d" % number)
@@ -57,7 +57,7 @@ def test_close_closes_what_is_idle_and_the_resource_goes_on(world: World) -> Non
     world.check()
 
 
-def test_what_a_parent_keeps_is_neither_used_nor_closed_by_its_child(
+def test_connections_of_parent_are_neither_used_nor_closed_by_children(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.order(b"1")

@@ -55,7 +55,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line["event"] for line in said(caplog) if line["level"] == "warning"]
 
 
-def test_a_copy_proves_no_rollback_and_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_copy_proves_no_rollback_and_logs_it_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """A resolver on a staging copy, with production's broker, rolled back what production was about to commit."""
     txid = abandon(world, b"left")
     settle(world, copied(world), rounds=3)
@@ -96,7 +96,7 @@ def test_an_adopted_copy_is_the_database_from_then_on(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["renamed", "vacuumed"])
-def test_a_file_that_was_put_in_its_place_is_another_one(world: World, how: str) -> None:
+def test_file_that_was_put_in_its_place_is_another_one(world: World, how: str) -> None:
     txid = abandon(world, b"left")
     resource = world.new_resource()
     resolver = Resolver(world.home, [resource])
@@ -128,7 +128,7 @@ def test_a_resolver_that_was_there_before_sees_what_was_adopted(world: World) ->
     resolver.close()
 
 
-def test_a_file_that_was_moved_is_another_one_until_it_is_adopted(world: World) -> None:
+def test_moved_file_is_another_one_until_adopted(world: World) -> None:
     txid = abandon(world, b"left")
     moved = world.path.rename(world.path.parent / "moved.db")
     settle(world, moved)
@@ -151,7 +151,7 @@ def test_blocks_go_on_in_a_copy_and_it_is_said(world: World, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("what", ["DROP TABLE txmq_marker_server", "DELETE FROM txmq_marker_server"])
-def test_a_database_of_an_older_txmq_is_refused_until_it_is_installed_anew(world: World, what: str) -> None:
+def test_database_of_an_older_txmq_is_refused_until_reinstalled(world: World, what: str) -> None:
     txid = abandon(world, b"left")
     with world.outside() as connection:
         connection.execute(what)

@@ -94,7 +94,7 @@ def test_a_pass_begins_anew_where_it_ended(world: World) -> None:
     assert _swept(world, table, {}, 1) == []
 
 
-def test_a_full_table_is_swept_in_one_go_and_not_a_page_a_minute(world: World) -> None:
+def test_full_table_is_swept_at_once_not_page_minute(world: World) -> None:
     table = Table(world, 4 * broker_port.DELETE_SIZE)
     sweep = MarkerSweep(world.home, world.home.clock)
     world.home._outcome = lambda *_: b"committed\n"  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ def test_what_the_broker_still_lists_keeps_its_marker(world: World, state: str) 
     assert set(world.markers()) == {listed}
 
 
-def test_committed_markers_of_others_leave_when_old_and_the_broker_says_committed(world: World) -> None:
+def test_old_committed_markers_of_others_leave_if_the_broker_agrees(world: World) -> None:
     world.order(b"x")
     settled = abandon(world, b"y", "client.tx.committed")
     prepared = abandon(world, b"z", "client.tx.db_committed")
@@ -170,7 +170,7 @@ def test_the_last_markers_leave_when_the_resolver_is_closed(world: World) -> Non
     assert world.markers() == {}
 
 
-def test_a_database_that_is_away_at_the_end_keeps_its_markers_and_raises_nothing(world: World) -> None:
+def test_database_absent_at_the_end_keeps_its_markers_without_error(world: World) -> None:
     world.order(b"1")
     resolver = Resolver(world.home, [world.resource], world.home.clock)
     world.path.rename(world.path.with_suffix(".away"))

@@ -60,7 +60,7 @@ def traced(world: World, said: list[str]) -> Callable[[], Any]:
     return connect
 
 
-def test_who_waits_asks_the_file_only_when_the_one_before_has_ended(world: World) -> None:
+def test_who_waits_asks_file_only_when_one_before_has_ended(world: World) -> None:
     world.options["timeout"] = DEADLINE_S
     said: list[str] = []
     resource = world.new_resource()
@@ -163,7 +163,7 @@ def test_a_turn_that_is_lost_costs_one_busy_timeout(world: World) -> None:
     assert world.opened[-1].execute("PRAGMA busy_timeout").fetchone() == (50,)
 
 
-def test_who_waited_for_a_turn_in_vain_does_not_wait_for_the_file_as_well(world: World) -> None:
+def test_waiter_for_turn_does_not_wait_again_for_file(world: World) -> None:
     world.order(b"opens its connection")
     said: list[str] = []
     world.opened[-1].set_trace_callback(said.append)

@@ -53,7 +53,7 @@ ROLLBACKS = {Effect.ROLL_BACK_DATABASE, Effect.SEND_ROLLBACK}
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
-def test_every_state_and_event_is_in_the_table_or_an_error_that_names_both(state: State, event: Event) -> None:
+def test_every_state_and_event_has_a_row_or_an_error(state: State, event: Event) -> None:
     if event in EXPECTED.get(state, set()):
         following, effects = next_step(TRANSITIONS, state, event)
         assert following in ENDS or effects or event in {Event.PARTS_STREAMED, Event.PREPARED}
@@ -100,7 +100,7 @@ def _ways(length: int) -> list[tuple[Event, ...]]:
     return ways
 
 
-def test_the_database_is_committed_once_and_only_behind_prepared_and_marker() -> None:
+def test_database_is_committed_once_and_only_behind_prepared_and_marker() -> None:
     commits = 0
     for way in _ways(7):
         coordinator = Coordinator()
@@ -148,7 +148,7 @@ def test_committed_is_told_only_with_a_proof() -> None:
             assert proofs & set(way)
 
 
-def test_whoever_asked_the_broker_for_anything_tells_it_to_roll_back() -> None:
+def test_whoever_asked_broker_for_anything_tells_it_to_roll_back() -> None:
     for way in _ways(8):
         coordinator = Coordinator()
         effects: list[Effect] = []
@@ -159,7 +159,7 @@ def test_whoever_asked_the_broker_for_anything_tells_it_to_roll_back() -> None:
             assert Effect.SEND_ROLLBACK in effects
 
 
-def test_a_database_that_the_body_has_ended_is_never_told_as_rolled_back() -> None:
+def test_database_ended_by_the_body_is_never_called_rolled_back() -> None:
     ends = set()
     for way in _ways(8):
         coordinator = Coordinator()

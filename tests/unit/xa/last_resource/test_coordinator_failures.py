@@ -75,7 +75,7 @@ def test_one_row_and_one_message(world: World) -> None:
     world.check()
 
 
-def test_rows_alone_and_messages_alone_are_transactions_too(world: World) -> None:
+def test_rows_alone_and_messages_alone_are_transactions(world: World) -> None:
     with world.block() as rows_only:
         rows_only.connection(world.resource).execute("INSERT INTO orders (value) VALUES (x'31')")
     with world.block() as messages_only:
@@ -122,9 +122,7 @@ def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: World, point: s
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("point", OWNER_POINTS)
-def test_an_interrupt_at_any_point_goes_on_and_leaves_no_half(
-    world: World, point: str, kind: type[BaseException]
-) -> None:
+def test_interrupt_at_any_point_goes_on_and_leaves_no_half(world: World, point: str, kind: type[BaseException]) -> None:
     with at_point(point, kind()), pytest.raises(kind), world.block() as tx:
         world.insert(tx, b"x")
     is_committed = point in BEHIND_IT
@@ -136,7 +134,7 @@ def test_an_interrupt_at_any_point_goes_on_and_leaves_no_half(
     assert world.order(b"next").outcome is Outcome.COMMITTED
 
 
-def test_an_interrupt_in_the_middle_of_commit_asks_the_database_what_it_did(world: World) -> None:
+def test_interrupt_in_middle_of_commit_asks_database_what_it_did(world: World) -> None:
     for behind in (False, True):
         with pytest.raises(KeyboardInterrupt), world.block() as tx:
             world.insert(tx, b"%d" % behind)
@@ -146,9 +144,7 @@ def test_an_interrupt_in_the_middle_of_commit_asks_the_database_what_it_did(worl
     assert world.rows() == [b"1"]
 
 
-def test_a_second_interrupt_while_looking_it_up_leaves_the_outcome_unknown_and_the_work_to_the_resolver(
-    world: World, quiet: Quiet
-) -> None:
+def test_second_interrupt_at_the_look_up_leaves_the_outcome_unknown(world: World, quiet: Quiet) -> None:
     point = at_point("resolver.read_committed", KeyboardInterrupt())
     with point, pytest.raises(KeyboardInterrupt), world.block() as tx:
         world.insert(tx, b"x")
@@ -191,9 +187,7 @@ def test_a_prepare_without_an_answer_is_sent_again(world: World, error: TxmqErro
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [LOST, RequestTimeoutError("planned")])
-def test_a_prepare_without_an_answer_until_the_deadline_is_a_rollback(
-    world: World, error: TxmqError, is_executed: bool
-) -> None:
+def test_prepare_without_answer_until_deadline_is_rollback(world: World, error: TxmqError, is_executed: bool) -> None:
     world.home.faults["prepare"].extend([Fault(error, is_executed)] * FOR_EVER)
     with pytest.raises(TransactionTimeoutError):
         world.order(b"x", timeout=5.0)
@@ -201,7 +195,7 @@ def test_a_prepare_without_an_answer_until_the_deadline_is_a_rollback(
     world.check()
 
 
-def test_a_prepare_and_a_rollback_without_an_answer_are_left_to_the_resolver(world: World, quiet: Quiet) -> None:
+def test_prepare_and_rollback_without_answer_are_left_to_resolver(world: World, quiet: Quiet) -> None:
     world.home.faults["prepare"].extend([lost(is_executed=True)] * FOR_EVER)
     world.home.faults["rollback"].append(lost(is_executed=False))
     with pytest.raises(RolledBackError), world.block(5.0) as tx:
@@ -243,7 +237,7 @@ def test_a_commit_without_an_answer_is_sent_again(world: World, error: TxmqError
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [LOST, RequestTimeoutError("planned"), FencedError("planned")])
-def test_a_broker_that_cannot_be_told_is_pending_not_an_error(
+def test_broker_that_cannot_be_told_is_pending_not_error(
     world: World, quiet: Quiet, error: TxmqError, is_executed: bool
 ) -> None:
     world.home.faults["commit"].extend([Fault(error, is_executed)] * FOR_EVER)
@@ -256,7 +250,7 @@ def test_a_broker_that_cannot_be_told_is_pending_not_an_error(
     assert world.home.session.finished_through == 1
 
 
-def test_a_prepare_that_the_broker_calls_late_is_the_last_one(world: World) -> None:
+def test_prepare_that_broker_calls_late_is_last_one(world: World) -> None:
     """Its clock was set: until the client asked it anew, every transaction was refused, over reconnects too."""
     world.order(b"1")
     stated_ms = world.home.session.clock_ahead_ms
@@ -267,7 +261,7 @@ def test_a_prepare_that_the_broker_calls_late_is_the_last_one(world: World) -> N
     assert world.home.session.clock_ahead_ms == stated_ms + 600_000
 
 
-def test_what_is_pending_is_told_in_the_round_in_which_it_can_be(world: World) -> None:
+def test_pending_messages_are_told_in_the_first_possible_round(world: World) -> None:
     world.home.faults["commit"].extend([lost(is_executed=False)] * FOR_EVER)
     tx = world.order(b"x", timeout=5.0)
     world.home.clock.jump(-3_600_000)  # the broker's deadline is far: only the owner itself may tell
@@ -282,9 +276,7 @@ def test_what_is_pending_is_told_in_the_round_in_which_it_can_be(world: World) -
 
 
 @pytest.mark.parametrize("refusal", [TransactionConflictError(""), UnknownTransactionError("")])
-def test_a_broker_that_gave_the_messages_up_is_a_heuristic_and_the_marker_stays(
-    world: World, refusal: TxmqError
-) -> None:
+def test_broker_that_gave_messages_up_is_heuristic_and_marker_stays(world: World, refusal: TxmqError) -> None:
     world.home.faults["commit"].append(Fault(refusal))
     with pytest.raises(HeuristicMixedError), world.block() as tx:
         world.insert(tx, b"x")
@@ -292,7 +284,7 @@ def test_a_broker_that_gave_the_messages_up_is_a_heuristic_and_the_marker_stays(
     assert list(world.resource.finished) == []
 
 
-def test_a_broker_that_committed_what_was_rolled_back_is_a_heuristic(world: World) -> None:
+def test_broker_that_committed_what_was_rolled_back_is_heuristic(world: World) -> None:
     world.home.faults["prepare"].append(Fault(TransactionConflictError("")))
     world.home.faults["rollback"].append(Fault(TransactionConflictError("")))
     with pytest.raises(HeuristicCommitError), world.block() as tx:
@@ -303,7 +295,7 @@ def test_a_broker_that_committed_what_was_rolled_back_is_a_heuristic(world: Worl
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
-def test_a_deadline_that_passes_in_the_body_rolls_back_without_a_word_to_the_broker(world: World) -> None:
+def test_deadline_in_the_body_rolls_back_without_asking_the_broker(world: World) -> None:
     with pytest.raises(TransactionTimeoutError), world.block(5.0) as tx:
         world.insert(tx, b"x")
         world.home.clock.advance(5.1)
@@ -347,7 +339,7 @@ def test_a_constraint_that_commit_refuses_will_not_pass(world: World) -> None:
     assert tx.outcome is Outcome.ROLLED_BACK
 
 
-def test_a_commit_without_an_answer_is_looked_up_by_the_marker(world: World) -> None:
+def test_commit_without_answer_is_looked_up_by_marker(world: World) -> None:
     with world.block() as tx:
         world.insert(tx, b"x")
         world.opened[-1].fail_behind = sqlite3.OperationalError("connection lost")
@@ -355,7 +347,7 @@ def test_a_commit_without_an_answer_is_looked_up_by_the_marker(world: World) -> 
     world.check()
 
 
-def test_a_commit_that_undid_itself_is_looked_up_by_the_marker(world: World) -> None:
+def test_commit_that_undid_itself_is_looked_up_by_marker(world: World) -> None:
     with pytest.raises(RolledBackError), world.block() as tx:
         world.insert(tx, b"x")
         connection = world.opened[-1]
@@ -370,7 +362,7 @@ def test_a_commit_that_undid_itself_is_looked_up_by_the_marker(world: World) -> 
     world.check()
 
 
-def test_a_commit_that_cannot_be_looked_up_is_unknown_until_the_resolver_can(world: World, quiet: Quiet) -> None:
+def test_commit_that_cannot_be_looked_up_is_unknown_until_resolved(world: World, quiet: Quiet) -> None:
     hidden = world.path.with_suffix(".hidden")
     with pytest.raises(OutcomeUnknownError) as caught, world.block(5.0) as tx:
         world.insert(tx, b"x")
@@ -384,7 +376,7 @@ def test_a_commit_that_cannot_be_looked_up_is_unknown_until_the_resolver_can(wor
     assert world.rows() == [b"x"]
 
 
-def test_a_marker_that_a_resolver_used_and_removed_does_not_make_a_commit_a_rollback(world: World) -> None:
+def test_marker_removed_by_a_resolver_does_not_fake_a_rollback(world: World) -> None:
     """COMMIT is not answered; a resolver finds the marker, tells the broker, and the marker is swept, all before the
     owner looks: its own rolled-back marker then gets in, and only the broker knows better."""
     with world.block() as tx:
@@ -461,7 +453,7 @@ def test_a_part_without_an_answer_is_nothing_at_all(narrow: World, count: int, n
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize(("verb", "nth"), [("put", 0), ("put", 2), ("prepare", 0)])
-def test_a_large_one_that_loses_its_connection_is_a_whole_or_nothing(
+def test_large_one_that_loses_its_connection_is_whole_or_nothing(
     narrow: World, verb: str, nth: int, is_executed: bool
 ) -> None:
     narrow.home.faults[verb].extend([*[None] * nth, lost(is_executed=is_executed)])

@@ -49,7 +49,7 @@ def test_install_is_idempotent_and_keeps_the_identity(world: World) -> None:
     assert (len(first), other.uuid) == (32, first)
 
 
-def test_an_install_without_a_client_is_bound_by_the_first_transaction(tmp_path: Path, world: World) -> None:
+def test_install_without_client_is_bound_by_first_transaction(tmp_path: Path, world: World) -> None:
     path = tmp_path / "other.db"
     resource = LastResource("other", connect=lambda: sqlite3.connect(path))
     resource.install()
@@ -82,7 +82,7 @@ def test_a_database_of_somebody_else_is_refused(world: World, column: str, value
     assert world.home.requests == []
 
 
-def test_an_identity_that_changes_under_an_open_connection_lets_no_marker_in(world: World) -> None:
+def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: World) -> None:
     world.order(b"kept idle")
     _rename(world, "uuid", "f" * 32)
     with pytest.raises(RolledBackError):
@@ -109,9 +109,7 @@ def test_another_connection_is_refused_by_what_it_lacks(tmp_path: Path, world: W
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_database_in_memory_is_refused_by_install_and_by_a_block_and_nothing_is_made_in_it(
-    tmp_path: Path, world: World
-) -> None:
+def test_database_in_memory_is_refused_and_nothing_is_created(tmp_path: Path, world: World) -> None:
     shared = "file:shared?mode=memory&cache=shared"
     with closing(sqlite3.connect(shared, uri=True)) as kept, closing(sqlite3.connect(tmp_path / "a.db")) as installed:
         resource = LastResource(NAME, connect=lambda: sqlite3.connect(shared, uri=True), allow_weak_durability=True)
@@ -241,7 +239,7 @@ def test_a_connection_whose_rollback_fails_is_not_used_again(world: World) -> No
     assert world.order(b"next").outcome is Outcome.COMMITTED
 
 
-def test_a_locked_database_is_the_drivers_error_and_nothing_is_left_behind(world: World) -> None:
+def test_locked_database_is_drivers_error_and_nothing_is_left_behind(world: World) -> None:
     world.order(b"1")
     with world.outside() as other:
         other.execute("BEGIN IMMEDIATE")
@@ -343,7 +341,7 @@ def test_a_connection_kept_beyond_its_block_is_refused(
     assert world.order(b"x").outcome is Outcome.COMMITTED
 
 
-def test_the_connection_of_a_resource_that_takes_no_part_is_refused(world: World) -> None:
+def test_connection_of_resource_that_takes_no_part_is_refused(world: World) -> None:
     with world.block() as tx, pytest.raises(TransactionStateError, match="no part"):
         tx.connection(world.new_resource())
 

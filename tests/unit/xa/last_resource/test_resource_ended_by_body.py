@@ -50,7 +50,7 @@ def level(request: pytest.FixtureRequest, world: World) -> Any:
 
 
 @pytest.mark.usefixtures("level")
-def test_a_commit_in_the_body_and_then_a_statement_that_fails_is_a_hazard(world: World) -> None:
+def test_commit_in_body_and_then_statement_that_fails_is_hazard(world: World) -> None:
     with pytest.raises(HeuristicHazardError, match="by itself") as caught, world.block() as tx:
         world.insert(tx, b"x")
         connection = tx.connection(world.resource)
@@ -63,7 +63,7 @@ def test_a_commit_in_the_body_and_then_a_statement_that_fails_is_a_hazard(world:
 
 
 @pytest.mark.usefixtures("level")
-def test_a_commit_in_the_body_and_then_an_exception_is_a_hazard_and_the_exception_goes_on(world: World) -> None:
+def test_commit_in_the_body_then_an_exception_is_a_hazard(world: World) -> None:
     error = ZeroDivisionError("body")
     with pytest.raises(ZeroDivisionError) as caught, world.block() as tx:
         world.insert(tx, b"x")
@@ -86,7 +86,7 @@ def test_a_failure_alone_is_a_rollback_with_nothing_kept(world: World) -> None:
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_transaction_that_the_database_itself_rolled_back_is_a_rollback(world: World, goes_on: bool) -> None:
+def test_transaction_that_database_itself_rolled_back_is_rollback(world: World, goes_on: bool) -> None:
     with pytest.raises(RolledBackError) as caught, world.block() as tx:
         world.insert(tx, b"x")
         connection = tx.connection(world.resource)
@@ -109,7 +109,7 @@ def test_a_connection_of_the_callers_is_asked_for_the_savepoint(world: World) ->
     assert (world.rows(), tx.outcome) == ([b"x"], Outcome.UNKNOWN)
 
 
-def test_an_interrupt_while_it_is_undone_tells_the_same(world: World) -> None:
+def test_interrupt_during_the_undo_reports_alike(world: World) -> None:
     with pytest.raises(ZeroDivisionError), world.block() as tx:
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")
@@ -124,9 +124,7 @@ def test_an_interrupt_while_it_is_undone_tells_the_same(world: World) -> None:
 @pytest.mark.parametrize(
     "fault", [lost(is_executed=False), lost(is_executed=True), Fault(UnavailableError("starting"))]
 )
-def test_a_broker_that_cannot_be_told_is_told_by_the_resolver_and_keeps_it_once(
-    world: World, quiet: Quiet, fault: Fault
-) -> None:
+def test_broker_that_could_not_be_told_hears_it_from_resolver(world: World, quiet: Quiet, fault: Fault) -> None:
     world.home.faults["rollback"].append(fault)
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
@@ -144,7 +142,7 @@ def test_a_broker_that_cannot_be_told_is_told_by_the_resolver_and_keeps_it_once(
     resolver.close()
 
 
-def test_a_broker_that_is_away_is_told_when_it_is_back(world: World, quiet: Quiet) -> None:
+def test_broker_that_is_away_is_told_when_it_is_back(world: World, quiet: Quiet) -> None:
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")

@@ -82,7 +82,7 @@ def order(world: World, connection: Any, resource: LastResource | None = None) -
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=["passing", "tracing", "sqlalchemy", "twice"])
-def test_a_wrapped_connection_is_known_by_what_it_wraps_or_passes_on(world: World, wrap: Callable[[Any], Any]) -> None:
+def test_wrapped_connection_is_known_by_its_inner_or_forwarded_one(world: World, wrap: Callable[[Any], Any]) -> None:
     for _ in range(2):
         order(world, wrap(world.connect()))
     world.check()
@@ -143,9 +143,7 @@ def test_what_is_no_connection_is_refused_by_what_it_is() -> None:
     assert innermost(endless) is endless
 
 
-def test_a_connection_is_verified_once_for_as_long_as_it_lives_and_not_kept_by_that(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_is_verified_once_in_its_life_and_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     verified: list[str] = []
     real = world.resource.installation.verify
 

@@ -34,7 +34,7 @@ def _fail(world: World, tx: Transaction) -> None:
     tx.connection(world.resource).execute(DUPLICATE)
 
 
-def test_an_error_that_leaves_it_undoes_its_rows_and_messages_and_no_others(world: World) -> None:
+def test_error_that_leaves_it_undoes_only_its_rows_and_messages(world: World) -> None:
     with world.block() as tx:
         world.insert(tx, b"before")
         with pytest.raises(sqlite3.IntegrityError), tx.savepoint(world.resource):
@@ -46,7 +46,7 @@ def test_an_error_that_leaves_it_undoes_its_rows_and_messages_and_no_others(worl
     assert [result.offset for result in tx.results] == [0, 1]
 
 
-def test_an_exception_of_the_applications_undoes_it_too(world: World) -> None:
+def test_application_exception_undoes_the_savepoint(world: World) -> None:
     with world.block() as tx:
         with pytest.raises(ZeroDivisionError), tx.savepoint(world.resource):
             world.insert(tx, b"undone")
@@ -88,7 +88,7 @@ def test_it_forgives_nothing_that_failed_in_front_of_it(world: World) -> None:
     assert (tx.outcome, world.rows()) == (Outcome.ROLLED_BACK, [])
 
 
-def test_a_block_that_fails_behind_it_is_undone_as_a_whole(world: World) -> None:
+def test_block_that_fails_behind_it_is_undone_as_whole(world: World) -> None:
     with pytest.raises(ZeroDivisionError), world.block() as tx:
         with tx.savepoint(world.resource):
             world.insert(tx, b"x")
@@ -96,7 +96,7 @@ def test_a_block_that_fails_behind_it_is_undone_as_a_whole(world: World) -> None
     assert (tx.outcome, world.rows(), world.home.requests) == (Outcome.ROLLED_BACK, [], [])
 
 
-def test_a_body_that_commits_in_it_dooms_the_block_and_is_found_out(world: World) -> None:
+def test_body_that_commits_in_the_savepoint_dooms_the_block(world: World) -> None:
     tx = world.block()
     with pytest.raises(HeuristicHazardError), tx, suppress(RolledBackError), tx.savepoint(world.resource):
         world.insert(tx, b"x")
@@ -104,7 +104,7 @@ def test_a_body_that_commits_in_it_dooms_the_block_and_is_found_out(world: World
     assert (world.rows(), world.home.values("orders"), tx.outcome) == ([b"x"], [], Outcome.UNKNOWN)
 
 
-def test_a_rollback_of_the_databases_own_in_it_dooms_the_block(world: World) -> None:
+def test_rollback_of_databases_own_in_it_dooms_block(world: World) -> None:
     with pytest.raises(RolledBackError), world.block() as tx:
         world.insert(tx, b"x")
         with suppress(sqlite3.IntegrityError), tx.savepoint(world.resource):

@@ -13,7 +13,7 @@ LONGEST = Bqual(UUID, (1 << 60) - 1, (1 << 56) - 1)
 
 
 @pytest.mark.parametrize("bqual", [LONGEST, Bqual(UUID, 0, 0), Bqual(UUID, 1_790_000_000_000, 42)])
-def test_a_bqual_is_read_as_it_was_written_and_fits_an_xid(bqual: Bqual) -> None:
+def test_bqual_is_read_as_it_was_written_and_fits_xid(bqual: Bqual) -> None:
     text = encode_bqual(bqual)
     assert decode_bqual(text) == bqual
     assert len(text) <= 64
@@ -51,6 +51,6 @@ def test_xids_are_written_in_hex() -> None:
 @pytest.mark.parametrize(
     "xid", [Xid(7, b"", b"b"), Xid(7, b"x" * 65, b""), Xid(7, b"x", b"y" * 65), Xid(-1, b"x", b"")]
 )
-def test_an_xid_that_is_too_long_or_none_is_refused_here_not_by_a_syntax_error(xid: Xid) -> None:
+def test_oversized_or_empty_xid_is_refused_before_the_server(xid: Xid) -> None:
     with pytest.raises(ValueError, match="no xid"):
         xid_sql(xid)

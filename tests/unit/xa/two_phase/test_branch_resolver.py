@@ -95,9 +95,7 @@ def test_a_living_owner_has_its_turn_first(world: XaWorld) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "late"])
-def test_sessions_that_hold_decided_branches_are_ended_when_their_owner_may_be_given_up(
-    world: XaWorld, how: str
-) -> None:
+def test_sessions_of_decided_branches_end_with_their_given_up_owner(world: XaWorld, how: str) -> None:
     """A half-open connection: the branch is listed, and not known to anybody else."""
     abandon(world, "client.xa.decided", dies=False)
     if how == "gone":
@@ -110,7 +108,7 @@ def test_sessions_that_hold_decided_branches_are_ended_when_their_owner_may_be_g
     assert world.databases[0].rows == [b"x"]
 
 
-def test_a_branch_that_vanished_is_a_heuristic_rollback_when_it_is_seen_twice(
+def test_vanished_branch_seen_missing_twice_is_a_heuristic_rollback(
     world: XaWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restore from an old copy, or somebody's XA ROLLBACK by hand: the marker row is not there."""
@@ -126,7 +124,7 @@ def test_a_branch_that_vanished_is_a_heuristic_rollback_when_it_is_seen_twice(
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("", "hazard"), ("rolled back", "rollback")])
-def test_without_a_marker_a_branch_that_wrote_and_is_not_known_is_a_hazard(fault: str, kind: str) -> None:
+def test_unknown_written_branch_without_a_marker_is_a_hazard(fault: str, kind: str) -> None:
     world = XaWorld("a", has_marker=False)
     txid = _decide_by_hand(world, wrote=True)
     world.databases[0].prepared.clear()
@@ -136,7 +134,7 @@ def test_without_a_marker_a_branch_that_wrote_and_is_not_known_is_a_hazard(fault
 
 
 @pytest.mark.parametrize("fault", ["", "rolled back"])
-def test_without_a_marker_a_branch_that_did_not_write_is_done(fault: str) -> None:
+def test_without_marker_branch_that_did_not_write_is_done(fault: str) -> None:
     world = XaWorld("a", has_marker=False)
     txid = _decide_by_hand(world, wrote=False)
     world.databases[0].prepared.clear()
@@ -166,7 +164,7 @@ def test_a_marker_that_cannot_be_read_is_no_answer(world: XaWorld) -> None:
     assert world.home.states()[txid] == "decided"
 
 
-def test_a_database_that_is_away_keeps_the_decision_and_costs_the_others_nothing(world: XaWorld) -> None:
+def test_database_that_is_away_keeps_decision_and_costs_others_nothing(world: XaWorld) -> None:
     txid = abandon(world, "client.xa.decided")
     world.databases[0].is_away = True
     resolver = world.resolver()
@@ -198,7 +196,7 @@ def test_complete_that_is_not_answered_is_sent_again(world: XaWorld, error: Any)
 
 
 @pytest.mark.parametrize("point", ["client.xa.decided", "client.xa.all_prepared"])
-def test_answers_that_came_while_the_database_worked_are_not_given_up(world: XaWorld, point: str) -> None:
+def test_answers_that_came_while_database_worked_are_not_given_up(world: XaWorld, point: str) -> None:
     """A thousand commits take longer than a request may: its time counts from when somebody waits for it."""
     abandon(world, point)
     submit = world.home.submit
@@ -221,7 +219,7 @@ def test_answers_that_came_while_the_database_worked_are_not_given_up(world: XaW
 # --- prepared without a decision -------------------------------------------------------------------------------------
 
 
-def test_what_was_not_decided_is_fenced_and_rolled_back_for_good(world: XaWorld) -> None:
+def test_undecided_transaction_is_fenced_and_rolled_back_for_good(world: XaWorld) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     assert rounds(world) == 1
     assert world.home.states()[txid] == "rolled-back"
@@ -230,7 +228,7 @@ def test_what_was_not_decided_is_fenced_and_rolled_back_for_good(world: XaWorld)
     world.check()
 
 
-def test_a_living_owner_is_left_alone_until_a_second_behind_its_deadline(world: XaWorld) -> None:
+def test_living_owner_is_left_alone_until_second_behind_its_deadline(world: XaWorld) -> None:
     txid = abandon(world, "client.xa.all_prepared", dies=False)
     world.home.clock.advance(30.9)
     assert rounds(world) == 0
@@ -241,7 +239,7 @@ def test_a_living_owner_is_left_alone_until_a_second_behind_its_deadline(world: 
     world.check()
 
 
-def test_an_owner_that_has_gone_for_less_than_a_second_may_come_back(world: XaWorld, monkeypatch: Any) -> None:
+def test_owner_away_for_less_than_a_second_may_return(world: XaWorld, monkeypatch: Any) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     outcome = world.home._outcome
     monkeypatch.setattr(world.home, "_outcome", lambda *given: outcome(*given).replace(b"5000", b"999"))
@@ -251,7 +249,7 @@ def test_an_owner_that_has_gone_for_less_than_a_second_may_come_back(world: XaWo
     assert rounds(world) == 1
 
 
-def test_what_the_broker_has_rolled_back_is_rolled_back_without_waiting(world: XaWorld) -> None:
+def test_what_broker_has_rolled_back_is_rolled_back_without_waiting(world: XaWorld) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     world.home.owner_connected = True
     world.home.call("rollback", txid, timeout=1.0)
@@ -259,7 +257,7 @@ def test_what_the_broker_has_rolled_back_is_rolled_back_without_waiting(world: X
     world.check()
 
 
-def test_a_rollback_that_came_back_with_a_crash_is_rolled_back_again(world: XaWorld) -> None:
+def test_rollback_that_came_back_with_crash_is_rolled_back_again(world: XaWorld) -> None:
     abandon(world, "client.xa.all_prepared")
     for database in world.databases:
         database.faults["force"].append("-")
@@ -274,7 +272,7 @@ def test_a_rollback_that_came_back_with_a_crash_is_rolled_back_again(world: XaWo
     world.check()
 
 
-def test_a_decide_that_comes_between_is_seen_by_the_next_round(world: XaWorld) -> None:
+def test_decide_that_comes_between_is_seen_by_next_round(world: XaWorld) -> None:
     """The owner was faster than the fence: 409, and then the branch is in the broker's list."""
     txid = abandon(world, "client.xa.decided")
     decided = world.home._held[txid]
@@ -292,9 +290,7 @@ def test_a_decide_that_comes_between_is_seen_by_the_next_round(world: XaWorld) -
     assert world.databases[0].rows == [b"x"]
 
 
-def test_what_nobody_keeps_the_outcome_of_is_left_to_the_operator_and_said_once(
-    world: XaWorld, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_branch_with_no_kept_outcome_is_left_to_the_operator(world: XaWorld, caplog: pytest.LogCaptureFixture) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     world.home.faults["outcome"].extend([Fault(FencedError(""))] * 20)
     assert rounds(world, 5, world.resolver()) == 0
@@ -329,7 +325,7 @@ def test_another_broker_at_the_address_is_not_asked_to_decide(world: XaWorld) ->
     assert all(database.prepared for database in world.databases)
 
 
-def test_a_completed_transaction_whose_branch_is_prepared_again_is_committed_again(world: XaWorld) -> None:
+def test_completed_transaction_whose_branch_is_prepared_again_is_committed_again(world: XaWorld) -> None:
     """The database was restored from an older copy of itself: the decision stands."""
     tx = world.transfer(b"x")
     database = world.databases[0]
@@ -404,7 +400,7 @@ def test_ten_thousand_in_doubt_are_settled_page_by_page(is_decided: bool, monkey
 # --- what this process left ------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_outcome_is_cleared_up_at_once_by_the_owners_own_process(world: XaWorld, notes: Notes) -> None:
+def test_unknown_outcome_is_resolved_at_once_by_the_owners_process(world: XaWorld, notes: Notes) -> None:
     world.home.faults["decide"].extend([lost(is_executed=False)] * 5000)
     with pytest.raises(OutcomeUnknownError):
         world.transfer(b"x", timeout=5.0)

@@ -14,7 +14,7 @@ from ..support import crash_at
 from ..xa_support import Notes, XaWorld
 
 
-def test_a_fence_that_the_broker_refuses_is_asked_for_again_and_holds_up_nobody_else(
+def test_refused_fence_is_asked_again_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session has room for so many fences; a branch of one that is full stays prepared, and nothing is guessed."""

@@ -47,7 +47,7 @@ WAY_LENGTH_MAX = 9  # longer ways repeat an interrupt
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(XAState, XAEvent)))
-def test_every_state_and_event_is_in_the_table_or_an_error_that_names_both(state: XAState, event: XAEvent) -> None:
+def test_every_state_and_event_has_a_row_or_an_error(state: XAState, event: XAEvent) -> None:
     if event in EXPECTED.get(state, set()):
         following, effects = next_step(TRANSITIONS, state, event)
         assert following in ENDS or effects
@@ -108,7 +108,7 @@ def test_every_state_is_reached_and_every_state_reaches_an_end() -> None:
     assert all(_reachable(state) & ENDS for state in XAState)
 
 
-def test_an_interrupt_is_expected_in_every_state_and_leads_to_an_end() -> None:
+def test_interrupt_is_expected_in_every_state_and_leads_to_end() -> None:
     """KeyboardInterrupt again and again: never a state without a way out."""
     for state in set(XAState) - ENDS:
         following = TRANSITIONS[state, E.INTERRUPTED][0]
@@ -122,7 +122,7 @@ def test_an_interrupt_is_expected_in_every_state_and_leads_to_an_end() -> None:
 # --- laws ------------------------------------------------------------------------------------------------------------
 
 
-def test_decide_is_sent_once_and_only_when_every_branch_is_prepared() -> None:
+def test_decide_is_sent_once_when_every_branch_is_prepared() -> None:
     sent = 0
     for way in WAYS:
         places = way.comes(F.SEND_DECIDE)
@@ -132,7 +132,7 @@ def test_decide_is_sent_once_and_only_when_every_branch_is_prepared() -> None:
     assert sent
 
 
-def test_behind_the_decision_nothing_rolls_back_and_nothing_takes_it_back() -> None:
+def test_behind_decision_nothing_rolls_back_and_nothing_takes_it_back() -> None:
     for start in (S.COMMITTING, S.TELLING, S.TELLING_SOME):
         assert _reachable(start) & ENDS <= COMMITTED
         for state in _reachable(start):
@@ -150,7 +150,7 @@ def test_branches_are_committed_only_behind_the_brokers_word() -> None:
     assert commits
 
 
-def test_what_may_be_prepared_is_rolled_back_only_behind_a_fence() -> None:
+def test_what_may_be_prepared_is_rolled_back_only_behind_fence() -> None:
     fenced = 0
     for way in WAYS:
         for place in way.comes(F.ROLL_BACK_BRANCHES):
@@ -162,7 +162,7 @@ def test_what_may_be_prepared_is_rolled_back_only_behind_a_fence() -> None:
     assert fenced
 
 
-def test_a_fence_that_the_broker_did_not_acknowledge_leaves_the_branches() -> None:
+def test_fence_that_broker_did_not_acknowledge_leaves_branches() -> None:
     for way in WAYS:
         if E.FENCE_UNKNOWN in way.events:
             behind = way.followed[way.events.index(E.FENCE_UNKNOWN) :]
@@ -175,7 +175,7 @@ def test_complete_is_sent_only_behind_commits() -> None:
             assert way.comes(F.COMMIT_BRANCHES)[0] < place
 
 
-def test_rolled_back_is_told_only_where_no_decide_was_or_will_be_executed() -> None:
+def test_rolled_back_is_told_only_without_an_executed_decide() -> None:
     checked = 0
     for way in WAYS:
         if way.end in ROLLED_BACK and way.comes(F.SEND_DECIDE):
@@ -185,7 +185,7 @@ def test_rolled_back_is_told_only_where_no_decide_was_or_will_be_executed() -> N
     assert checked
 
 
-def test_committed_is_told_only_where_the_broker_said_so() -> None:
+def test_committed_is_told_only_if_the_broker_said_it() -> None:
     for way in WAYS:
         if way.end in COMMITTED:
             assert E.DECIDED in way.events

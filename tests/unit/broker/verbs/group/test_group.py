@@ -18,7 +18,7 @@ def test_the_first_member_gets_everything_under_generation_one() -> None:
     assert one.view["assigned"] == [["a", 0, 1, None, None], ["a", 1, 1, None, None], ["b", 0, 1, None, None]]
 
 
-def test_a_second_member_gets_its_share_when_the_first_has_released_it_and_the_rest_is_not_touched() -> None:
+def test_second_member_gets_its_share_after_release_others_are_untouched() -> None:
     made = node()
     one = Consumer(made, "one").join()
     two = Consumer(made, "two").join()
@@ -36,7 +36,7 @@ def test_a_second_member_gets_its_share_when_the_first_has_released_it_and_the_r
     assert {one.generation(*slot) for slot in kept} == {1}
 
 
-def test_what_comes_into_being_while_a_group_is_there_begins_at_its_first_message() -> None:
+def test_later_partitions_begin_at_their_first_message() -> None:
     made = node()
     one = Consumer(made, "one").join()
     asker = made.connect()
@@ -83,7 +83,7 @@ def test_an_offset_is_saved_under_the_newest_generation_only() -> None:
     assert rows[tuple(released)]["offset"] == 6
 
 
-def test_a_revoked_partition_may_still_be_saved_until_it_is_released() -> None:
+def test_revoked_partition_may_still_be_saved_until_it_is_released() -> None:
     made = node()
     one = Consumer(made, "one").join()
     Consumer(made, "two").join()
@@ -102,7 +102,7 @@ def test_who_leaves_frees_its_partitions_at_once() -> None:
     assert one.ask("heartbeat", [], member="one").error == "unknown-member"
 
 
-def test_a_member_that_is_not_heard_of_is_taken_for_gone_and_its_saves_are_refused() -> None:
+def test_silent_member_is_removed_and_its_saves_are_refused() -> None:
     made = node()
     one = Consumer(made, "one", timeout=2000).join()
     two = Consumer(made, "two").join()
@@ -120,7 +120,7 @@ def stop_and_go_on(made: Node, seconds: float) -> None:
     made.core.tick(made.clock.now_ms())
 
 
-def test_a_broker_that_stood_still_reads_what_came_meanwhile_before_it_judges_anybody() -> None:
+def test_broker_after_a_standstill_reads_before_it_judges_members() -> None:
     made = node()
     one, two = Consumer(made, "one", timeout=300).join(), Consumer(made, "two", timeout=300).join()
     one.heartbeat(B0)
@@ -145,7 +145,7 @@ def test_a_clock_that_is_set_forth_or_back_expels_nobody() -> None:
         one.heartbeat()
 
 
-def test_who_is_not_read_for_now_is_not_taken_for_silent() -> None:
+def test_unread_connection_is_not_taken_for_silent() -> None:
     made = node()
     one = Consumer(made, "one", timeout=300).join()
     one.client.client.held = True
@@ -201,7 +201,7 @@ def test_a_heartbeat_waits_until_its_members_view_changes() -> None:
     assert json.loads(one.client.received.pop(opaque).body)["revoked"]
 
 
-def test_a_heartbeat_that_waits_is_answered_when_its_time_is_over_and_keeps_its_member() -> None:
+def test_waiting_heartbeat_is_answered_in_time_and_keeps_its_member() -> None:
     made = node()
     one = Consumer(made, "one", timeout=1500).join()
     words = {"member": "one", "view": one.view["view"], "wait": 1000}
@@ -220,7 +220,7 @@ def test_a_member_that_expires_while_it_waits_is_told() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a_stop(checkpoint: bool) -> None:
+def test_offsets_and_generations_survive_a_restart_and_members_go_on(checkpoint: bool) -> None:
     made = node()
     one = Consumer(made, "one").join()
     one.save(A0, 1, 7)
@@ -235,7 +235,7 @@ def test_offsets_and_generations_survive_a_restart_and_a_claim_goes_on_without_a
     assert [row[2] for row in back.heartbeat().view["assigned"]] == [1, 1, 2]
 
 
-def test_after_a_restart_the_first_to_come_back_does_not_take_what_the_others_had() -> None:
+def test_first_member_after_a_restart_does_not_take_everything() -> None:
     made = node()
     one, two = Consumer(made, "one").join(), Consumer(made, "two").join()
     one.heartbeat()
@@ -251,14 +251,14 @@ def test_after_a_restart_the_first_to_come_back_does_not_take_what_the_others_ha
     assert [[row[:3] for row in member.heartbeat().view["assigned"]] for member in (first, second)] == held
 
 
-def test_what_was_handed_over_since_the_restart_is_free_at_once_when_its_owner_leaves() -> None:
+def test_partitions_handed_over_since_the_restart_are_free_at_leave() -> None:
     again = restarted(node())
     one, two = Consumer(again, "one").join(), Consumer(again, "two").join()
     one.ask("leave", [], member="one")
     assert two.heartbeat().held == [A0, A1, B0]
 
 
-def test_a_claim_of_an_old_generation_or_of_what_somebody_has_is_not_heard() -> None:
+def test_claim_of_an_old_generation_or_owned_partition_is_ignored() -> None:
     made = node()
     one = Consumer(made, "one").join()
     again = restarted(made)
@@ -283,7 +283,7 @@ def test_a_topic_that_comes_later_or_grows_is_shared_out() -> None:
     assert one.heartbeat().held == [["later", 0], ["later", 1]]
 
 
-def test_a_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
+def test_deleted_topics_offsets_do_not_come_back_with_its_name() -> None:
     made = node()
     one = Consumer(made, "one").join()
     one.save(B0, 1, 7)
@@ -334,7 +334,7 @@ def test_nobody_hears_of_a_partition_before_its_generation_is_forced() -> None:
     assert restarted(made).state.saved.named[GROUP].generations == {(1, 0): 1, (1, 1): 1}
 
 
-def test_a_group_that_nobody_is_in_any_more_takes_no_memory_but_its_offsets() -> None:
+def test_empty_group_takes_no_memory_but_its_offsets() -> None:
     made = node()
     one = Consumer(made, "one").join()
     batch(b"x")
@@ -344,7 +344,7 @@ def test_a_group_that_nobody_is_in_any_more_takes_no_memory_but_its_offsets() ->
     assert describe(made)["members"] == []
 
 
-def test_a_member_that_came_back_is_not_gone_when_the_end_of_its_older_connection_is_noticed() -> None:
+def test_returned_member_survives_the_end_of_its_older_connection() -> None:
     broker = node()
     one = Consumer(broker, "one").join()
     older, one.client = one.client, broker.connect()
@@ -357,7 +357,7 @@ def test_a_member_that_came_back_is_not_gone_when_the_end_of_its_older_connectio
     assert describe(broker)["members"] == []
 
 
-def test_a_topic_made_anew_is_another_one_and_its_generations_go_on() -> None:
+def test_recreated_topic_is_another_one_and_its_generations_go_on() -> None:
     made = node()
     one = Consumer(made, "one").join()
     one.save(A0, 1, 7)
@@ -369,7 +369,7 @@ def test_a_topic_made_anew_is_another_one_and_its_generations_go_on() -> None:
     assert one.save(A0, 1, 8) == [["a", 0, 2]]
 
 
-def test_a_late_save_is_not_taken_for_the_topic_that_was_made_anew_under_the_name() -> None:
+def test_late_save_does_not_count_for_the_recreated_topic() -> None:
     broker = node()
     one = Consumer(broker, "one", topics="a").join()
     generation = one.generation("a", 0)
@@ -380,7 +380,7 @@ def test_a_late_save_is_not_taken_for_the_topic_that_was_made_anew_under_the_nam
     assert one.heartbeat().view["assigned"][0] == ["a", 0, generation + 1, 0, None]
 
 
-def test_a_topic_made_anew_while_the_broker_was_restarted_is_not_claimed() -> None:
+def test_topic_made_anew_while_broker_was_restarted_is_not_claimed() -> None:
     made = node()
     one = Consumer(made, "one").join()
     held = [row[:3] for row in one.view["assigned"]]
@@ -391,7 +391,7 @@ def test_a_topic_made_anew_while_the_broker_was_restarted_is_not_claimed() -> No
     assert again.view["assigned"] == [["a", 0, 2, None, None], ["a", 1, 2, None, None], ["b", 0, 1, None, None]]
 
 
-def test_who_joins_under_another_ones_name_has_everything_and_that_one_is_fenced() -> None:
+def test_join_under_taken_name_gets_everything_and_fences_other() -> None:
     made = node()
     elder, younger = Consumer(made, "same", incarnation="1"), Consumer(made, "same", incarnation="2")
     old = elder.join().generation("a", 0)

@@ -38,7 +38,7 @@ def test_offsets_are_reset_only_while_nobody_consumes() -> None:
     assert json.loads(made.connect().ask("group", "list", "*", body=b"").body) == {"groups": []}
 
 
-def test_what_is_deferred_is_changed_under_the_members_hands_and_only_from_what_is_known() -> None:
+def test_deferred_state_is_changed_only_from_its_known_value() -> None:
     made = node()
     one = Consumer(made, "one").join()
     one.save(A0, 1, 7, "[[3,1,null]]")
@@ -64,7 +64,7 @@ def test_what_is_deferred_is_changed_under_the_members_hands_and_only_from_what_
     assert Consumer(again, "two").join().view["assigned"][0][3:] == [8, "[[3,0,null]]"]
 
 
-def test_a_reset_of_a_group_that_is_not_there_is_refused_unless_it_is_to_be_made() -> None:
+def test_reset_of_an_unknown_group_needs_leave_to_create_it() -> None:
     made = node()
     asker, body = made.connect(), json.dumps([["a", 0, 0]]).encode()
     slip = asker.ask("group", "reset", "biling", body=body)
@@ -75,13 +75,13 @@ def test_a_reset_of_a_group_that_is_not_there_is_refused_unless_it_is_to_be_made
     assert [row["group"] for row in json.loads(asker.ask("group", "list", "*", body=b"").body)["groups"]] == ["reports"]
 
 
-def test_a_reset_of_a_partition_that_is_not_there_is_refused_as_such() -> None:
+def test_reset_of_an_unknown_partition_is_refused() -> None:
     body = json.dumps([["a", 9, 0]]).encode()
     refused = node().connect().ask("group", "reset", "reports", extensions={"create": None}, body=body)
     assert (refused.code, refused.error) == (404, "unknown-topic")
 
 
-def test_a_member_that_was_taken_for_gone_does_not_undo_a_reset() -> None:
+def test_member_that_was_taken_for_gone_does_not_undo_reset() -> None:
     made = node()
     one = Consumer(made, "one", timeout=500).join()
     one.save(A0, 1, 7)
@@ -104,7 +104,7 @@ def test_partitions_that_nobody_has_read_are_described_with_their_lag() -> None:
     ]  # fmt: skip
 
 
-def test_an_offset_that_an_operator_set_for_a_partition_to_come_stays() -> None:
+def test_offset_that_operator_set_for_partition_to_come_stays() -> None:
     made = node()
     one = Consumer(made, "one").join()
     one.ask("leave", [], member="one")
@@ -141,7 +141,7 @@ def test_groups_are_bounded_and_those_that_are_kept_go_on() -> None:
     assert _join(again, "three").code == 200
 
 
-def test_a_group_that_has_nothing_yet_counts_too() -> None:
+def test_group_that_has_nothing_yet_counts() -> None:
     made = node(groups_max=1)
     words = {"member": "one", "topics": "not-yet"}
     assert made.connect().ask("group", "join", "one", extensions=words, body=b"").code == 200

@@ -33,14 +33,14 @@ def ask(client: Client, action: str, group: str, body: bytes) -> Answer:
 
 @pytest.mark.parametrize("action", ["join", "save", "heartbeat", "reset", "deferred"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_body_that_nothing_can_work_with_is_refused_and_the_broker_goes_on(action: str, body: bytes) -> None:
+def test_malformed_body_is_refused_and_the_broker_goes_on(action: str, body: bytes) -> None:
     one = Consumer(node(), "one").join()
     answer = ask(one.client, action, "other" if action == "reset" else "billing", body)
     assert (answer.code, answer.error) == (400, "bad-request")
 
 
 @pytest.mark.parametrize("body", [DEEP, b'[["g",0,[[%b,0,1,1,null]]]]' % HALF, b'[["g",0,[["a",0,1,1,%b]]]]' % HALF])
-def test_offsets_of_a_transaction_that_nothing_can_work_with_are_refused(body: bytes) -> None:
+def test_offsets_of_transaction_that_nothing_can_work_with_are_refused(body: bytes) -> None:
     broker = node()
     client = broker.session()
     answer = client.ask("commit", broker.txid(1, 1), extensions={"offsets": len(body)}, body=body)
@@ -56,7 +56,7 @@ def test_a_branch_that_nothing_can_work_with_is_refused(details: bytes) -> None:
     assert (answer.code, answer.error) == (400, "bad-request")
 
 
-def test_a_text_that_waits_takes_no_more_room_in_the_journal_than_it_took_on_the_wire() -> None:
+def test_text_takes_no_more_journal_than_it_took_wire() -> None:
     one = Consumer(node(), "one").join()
     rows = [[*A0, one.generation("a", 0), 5, "\u00e9" * 3000]]
     content = json.dumps(rows, ensure_ascii=False).encode()

@@ -21,7 +21,7 @@ def stored(offset: int, group: str = "g", value: bytes = b"v", failures: int = 3
     return Stored(group, message, failures, "why")
 
 
-def test_what_was_put_is_there_for_whoever_opens_the_file_next(tmp_path: Path) -> None:
+def test_what_was_put_is_there_for_whoever_opens_file_next(tmp_path: Path) -> None:
     first = RetryStore(tmp_path / "r")
     assert first.put([stored(4)])
     assert first.put([stored(2)])
@@ -55,7 +55,7 @@ def test_a_full_store_refuses_but_lets_a_message_replace_itself(tmp_path: Path) 
     store.close()
 
 
-def test_the_file_is_forced_at_every_commit_and_of_a_known_version(tmp_path: Path) -> None:
+def test_file_is_forced_at_every_commit_and_of_known_version(tmp_path: Path) -> None:
     store = RetryStore(tmp_path / "r")
     assert store._database.execute("PRAGMA synchronous").fetchone() == (2,)
     assert store._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -85,7 +85,7 @@ def test_what_is_deferred_below_the_position_travels_with_it() -> None:
         parsed("something else")
 
 
-def test_the_longest_text_about_what_is_deferred_is_one_that_the_broker_takes() -> None:
+def test_longest_deferred_text_is_one_that_the_broker_takes() -> None:
     last = (1 << 63) - 1
     consumed = ConsumedPartition(("t", 0), 1, last, None)
     for number in range(DEFERRED_MESSAGES_MAX):
@@ -95,7 +95,7 @@ def test_the_longest_text_about_what_is_deferred_is_one_that_the_broker_takes() 
     assert len(text) <= DEFERRED_SIZE_MAX
 
 
-def test_a_message_deferred_is_out_once_and_counts_as_under_way() -> None:
+def test_message_deferred_is_out_once_and_counts_as_under_way() -> None:
     consumed = ConsumedPartition(("t", 0), 1, 10, 10)
     consumed.deferred = {7: Waiting(stored(7).message, 4, None, due_at=5.0), 8: Waiting(None, 4, None)}
     assert consumed.take(9, 4.0) == []
