@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 60
 MODULE_LINES_MAX = 500
 TEST_NAME_WORDS_MAX = 10
+TESTS_OF_NO_MODULE = frozenset({"test_docs.py", "test_public_api.py", "test_tidy.py"})
 PARAMETERS_MAX = 8  # aim at 5; a constructor's keyword-only options count too
 # Rows of data, on hot paths, where building a value first would cost more than the work.
 # And the keyword-only options of the public API, as the public API spells them.
@@ -249,6 +250,22 @@ def test_names_of_tests_have_at_most_ten_words() -> None:
         for node in _functions(path)
         if node.name.startswith("test_") and node.name.count("_") > TEST_NAME_WORDS_MAX
     ] == []
+
+
+def test_unit_tests_are_named_after_their_module() -> None:
+    """tests/unit/client/test_topics_gone.py tests txmq/client/topics.py; tests of bench/ and tools/ mirror those."""
+    assert [
+        _name(path)
+        for path in _files("tests/unit")
+        if path.name.startswith("test_") and path.name not in TESTS_OF_NO_MODULE and not _tested_module(path)
+    ] == []
+
+
+def _tested_module(path: Path) -> Path | None:
+    folder, words = path.relative_to(ROOT / "tests/unit").parent, path.stem.split("_")[1:]
+    names = ["_".join(words[:count]) + ".py" for count in range(len(words), 0, -1)]
+    places = [root / folder / name for name in names for root in (ROOT / "txmq", ROOT)]
+    return next((place for place in places if place.is_file()), None)
 
 
 def _committed() -> list[Path]:

@@ -14,8 +14,8 @@ from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId
 
-from .test_local_commit import batch_of, copied, new_core, part, sent
-from .test_local_commit import finish as finish_group
+from .test_fast_path_local import batch_of, copied, new_core, part, sent
+from .test_fast_path_local import finish as finish_group
 
 UUIDS = (b"0123456789abcdef" * 2, b"fedcba9876543210" * 2)
 NOW_MS = 1
