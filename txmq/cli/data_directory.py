@@ -68,7 +68,7 @@ def stopped(path: Path) -> Iterator[OSDisk]:
     from txmq.runtime.os_disk import OSDisk
 
     if not (path / "journal").is_dir():
-        output.fail(f"{path} is not a data directory of a broker; name it with --data DIR")
+        output.fail(f"{path} is not a data directory of a broker; name it with --data DIR", output.STATUS_USAGE)
     with ExitStack() as stack:
         disk = OSDisk(path)
         stack.callback(disk.close)

@@ -9,6 +9,7 @@ import typer
 
 from txmq.cli import output
 from txmq.cli.connecting import connected
+from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from txmq.client.spooling.spool import Spool
@@ -19,7 +20,20 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="What an ordered producer has on local disk: look, send, try again.",
 )
-Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The producer's spool.", show_default=False)]
+
+
+def _holding_a_spool(directory: Path) -> Path:
+    from txmq.client.spooling.spool import FILE_NAME
+
+    if not (directory / FILE_NAME).is_file():
+        raise ConfigError(f"{directory} holds no spool")
+    return directory
+
+
+Directory = Annotated[
+    Path,
+    typer.Argument(metavar="DIRECTORY", help="The producer's spool.", show_default=False, callback=_holding_a_spool),
+]
 
 
 @app.command("list")
@@ -88,7 +102,6 @@ def drain(
     from txmq.client.spooling.ordered_producer import OrderedMessageProducer
     from txmq.client.spooling.spool import Spool
 
-    Spool(directory, read_only=True).close()  # looking must not make one
     with connected(bootstrap) as client:
         with Spool(directory) as spool:
             if parked:

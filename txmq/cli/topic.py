@@ -171,9 +171,10 @@ def delete(
       txmq topic delete orders
       txmq topic delete orders --yes
     """
-    if not yes:
-        typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
     with connected(bootstrap, name) as client:
+        if not yes:
+            client.topics.describe(name)  # an unknown topic is an error before the question
+            typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
         client.topics.delete(name)
     if as_json:
         output.print_json({"deleted": name})

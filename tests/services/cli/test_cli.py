@@ -63,6 +63,29 @@ def test_topics_are_created_changed_listed_and_deleted(broker: BrokerProcess) ->
     assert as_json(broker, "topic", "list") == []
 
 
+def test_delete_of_an_unknown_topic_fails_before_the_question(broker: BrokerProcess) -> None:
+    ok(broker, "topic", "create", "orders")
+    result = run(broker, "topic", "delete", "ordrs")
+    assert result.returncode == 1
+    assert result.stderr.startswith(b"txmq: ")
+    assert result.stderr.endswith(b"did you mean 'orders'?\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("spool", "list", "{folder}"), ("spool", "drain", "{folder}"), ("journal", "verify", "--data", "{folder}"),
+        ("log", "verify", "--data", "{folder}"), ("resolver", "--config", "{folder}/none"),
+        ("topic", "alter", "orders"),
+    ],
+)  # fmt: skip
+def test_wrong_command_line_ends_with_status_2(words: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(None, *(word.format(folder=tmp_path) for word in words))
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"txmq: ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_topic_is_closed_and_opened_for_publishing(broker: BrokerProcess) -> None:
     ok(broker, "topic", "create", "orders")
     closed = as_json(broker, "topic", "close", "orders", "--publish")
