@@ -92,8 +92,11 @@ def main(database: str, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} DATABASE [BOOTSTRAP]")
+        print(f"usage: {sys.argv[0]} DATABASE [BOOTSTRAP]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
+    except sqlite3.OperationalError as error:
+        sys.exit(f"cannot open the database: {error}")

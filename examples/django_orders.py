@@ -19,7 +19,7 @@ from typing import Any
 
 import django
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, Error, connection, connections, models, transaction
+from django.db import DEFAULT_DB_ALIAS, Error, OperationalError, connection, connections, models, transaction
 
 import txmq
 from txmq import LastResource
@@ -116,8 +116,11 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} DJANGO_DATABASE_AS_JSON [COUNT [BOOTSTRAP]]")
+        print(f"usage: {sys.argv[0]} DJANGO_DATABASE_AS_JSON [COUNT [BOOTSTRAP]]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
+    except (OperationalError, json.JSONDecodeError) as error:
+        sys.exit(f"cannot open the database: {error}")

@@ -20,6 +20,7 @@ from typing import Any
 import MySQLdb
 
 import txmq
+from txmq.errors import StorageError
 
 TOTALS = "CREATE TABLE IF NOT EXISTS totals (customer VARCHAR(40) PRIMARY KEY, amount BIGINT NOT NULL) ENGINE=InnoDB"
 BOOK = "INSERT INTO totals (customer, amount) VALUES (%s, %s) ON DUPLICATE KEY UPDATE amount = amount + VALUES(amount)"
@@ -66,8 +67,11 @@ def main(arguments: str, bootstrap: str = "txmq://127.0.0.1:8123") -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} CONNECT_ARGUMENTS_AS_JSON [BOOTSTRAP]")
+        print(f"usage: {sys.argv[0]} CONNECT_ARGUMENTS_AS_JSON [BOOTSTRAP]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
+    except (StorageError, json.JSONDecodeError) as error:
+        sys.exit(f"cannot open the database: {error}")

@@ -74,8 +74,11 @@ def main(database: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:81
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} DATABASE [COUNT [BOOTSTRAP]]")
+        print(f"usage: {sys.argv[0]} DATABASE [COUNT [BOOTSTRAP]]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
+    except sqlite3.OperationalError as error:
+        sys.exit(f"cannot open the database: {error}")

@@ -61,8 +61,11 @@ def main(arguments: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} MYSQLDB_ARGUMENTS_AS_JSON [COUNT [BOOTSTRAP]]")
+        print(f"usage: {sys.argv[0]} MYSQLDB_ARGUMENTS_AS_JSON [COUNT [BOOTSTRAP]]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
+    except (MySQLdb.OperationalError, json.JSONDecodeError) as error:
+        sys.exit(f"cannot open the database: {error}")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Engine, String, create_engine, func, select
+from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import txmq
@@ -77,8 +78,11 @@ def main(url: str, count: str = "10", bootstrap: str = "txmq://127.0.0.1:8123") 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} SQLALCHEMY_URL [COUNT [BOOTSTRAP]]")
+        print(f"usage: {sys.argv[0]} SQLALCHEMY_URL [COUNT [BOOTSTRAP]]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
+    except (ArgumentError, OperationalError) as error:
+        sys.exit(f"cannot open the database: {error.args[0]}")

@@ -44,7 +44,8 @@ def main(topic: str, key: str | None = None, bootstrap: str = "txmq://127.0.0.1:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit(f"usage: {sys.argv[0]} TOPIC [KEY [BOOTSTRAP]]")
+        print(f"usage: {sys.argv[0]} TOPIC [KEY [BOOTSTRAP]]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:

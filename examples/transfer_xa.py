@@ -72,8 +72,11 @@ def main(one: str, other: str, count: str = "10", bootstrap: str = "txmq://127.0
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit(f"usage: {sys.argv[0]} MYSQLDB_ARGUMENTS MYSQLDB_ARGUMENTS [COUNT [BOOTSTRAP]]")
+        print(f"usage: {sys.argv[0]} MYSQLDB_ARGUMENTS MYSQLDB_ARGUMENTS [COUNT [BOOTSTRAP]]", file=sys.stderr)
+        sys.exit(2)
     try:
         main(*sys.argv[1:])
     except txmq.BrokerAwayError as error:
         sys.exit(f"the broker is away: {error}")
+    except (MySQLdb.OperationalError, json.JSONDecodeError) as error:
+        sys.exit(f"cannot open the database: {error}")
