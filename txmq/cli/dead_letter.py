@@ -1,4 +1,4 @@
-"""``txmq dead-letter``: messages that consumers gave up: list, show, redrive."""
+"""``txmq dead-letter``: list, show and redrive messages that consumers gave up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Messages that a group's consumers gave up: look, send them again.",
+    help="Messages that a group's consumers gave up: look at them, send them again.",
 )
 Limit = Annotated[int, typer.Option(help="How many at most, the newest.", min=1)]
 _COLUMNS = ("offset", "time", "from", "attempts", "reason", "redriven")
@@ -85,11 +85,13 @@ def redrive(
     to: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="Send to this topic; by default to where each came from.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also what was sent again before: it comes twice.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also messages that were sent again before: they come twice.")
+    ] = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Send dead letters again, each message once, also if this is killed and repeated, or runs twice at a time.
+    """Send dead letters again, each message once, even if the command is killed and repeated, or runs twice at a time.
 
     By default to the topic and partition each came from, where every group consumes it once more.
     The transaction that sends also writes what it sent into GROUP.dead-letter.redriven.

@@ -32,7 +32,7 @@ Store = Annotated[
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")]
 Partition = Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only of this partition.")]
 Offset = Annotated[int | None, typer.Option("--offset", "-o", min=0, help="Only this message.")]
-All = Annotated[bool, typer.Option("--all", help="Needed where no offset says which message is meant.")]
+All = Annotated[bool, typer.Option("--all", help="All that match; needed without --offset.")]
 _COLUMNS = ("topic", "partition", "offset", "state", "failures", "owner", "key", "reason")
 
 
@@ -99,7 +99,7 @@ def redeliver(
 ) -> None:  # fmt: skip
     """Have messages delivered again at once, with all their retries before them.
 
-    Members may be active: they are given the partitions anew, and what they have in hand of these comes again.
+    Members may be active: they get the partitions anew, and messages they have under way there come again.
 
     [bold]Examples[/bold]
 
@@ -118,14 +118,14 @@ def redeliver(
 def drop(
     group: Group, topic: Topic = None, partition: Partition = None, offset: Offset = None, everything: All = False,
     unreadable: Annotated[
-        bool, typer.Option("--unreadable", help="All that a partition has deferred and whose text cannot be read.")
+        bool, typer.Option("--unreadable", help="All that a partition has deferred under a text that cannot be read.")
     ] = False,
     store: Store = None, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
-    """Forget messages, as if they had been dealt with. Members may be active, as in redeliver.
+    """Forget messages, as if they had been acknowledged. Members may be active, as in redeliver.
 
     They stay in the log: read them with txmq consume --topic TOPIC --partition N --from OFFSET. Rows of files on other
-    hosts go when a member there gets the partition.
+    hosts are removed when a member there gets the partition.
 
     [bold]Examples[/bold]
 
@@ -154,7 +154,7 @@ def _selection(topic: str | None, partition: int | None, offset: int | None, *, 
 
 
 def _require_selection(client: txmq.Client, selection: Selection) -> None:
-    """A slip in a name is told, where nothing would be found and nothing said."""
+    """Refuse a topic or partition that does not exist: nothing would be found, without a word."""
     if selection.topic is not None and selection.partition is not None:
         client.offsets(selection.topic, selection.partition)
     elif selection.topic is not None:
@@ -175,7 +175,7 @@ def _retries(client: Any, group: str, store: RetryStore | None) -> Retries:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[RetryStore | None]:
-    """The retry store, if one is named, for a block. Looking must not make one."""
+    """The retry store, if one is named, for a block; a missing file is not created."""
     from txmq.client.consumer.retry.file_store import RetryStore
 
     if path is None:
