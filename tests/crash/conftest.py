@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tools.crash.world import ORDERS, World
+from tools.crash.directory import ORDERS, CampaignDirectory
 from txmq.testing.processes.broker import BrokerProcess
 
 
 @pytest.fixture
-def world(tmp_path: Path, broker: BrokerProcess) -> World:
+def world(tmp_path: Path, broker: BrokerProcess) -> CampaignDirectory:
     """A broker, a topic, a database."""
-    made = World(tmp_path)
+    made = CampaignDirectory(tmp_path)
     made.create(broker.address)
     with txmq.connect(broker.address) as client:
         client.topics.create(ORDERS)

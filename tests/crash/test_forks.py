@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 import txmq
-from tools.crash.world import ORDERS, World
+from tools.crash.directory import ORDERS, CampaignDirectory
 from txmq.client.transaction import block
 from txmq.runtime import crashpoints
 from txmq.testing.processes.broker import BrokerProcess
@@ -68,7 +68,7 @@ class Fork:
 
 @pytest.mark.parametrize("stream_at_bytes", [0, 1 << 20])
 def test_child_that_leaves_block_undoes_nothing_of_its_parents(
-    broker: BrokerProcess, world: World, monkeypatch: pytest.MonkeyPatch, stream_at_bytes: int
+    broker: BrokerProcess, world: CampaignDirectory, monkeypatch: pytest.MonkeyPatch, stream_at_bytes: int
 ) -> None:
     """Found: its prepare was refused, so it rolled back, where the database of its parent had committed."""
     monkeypatch.setattr(block, "_STREAM_AT_BYTES", stream_at_bytes)
@@ -91,7 +91,7 @@ def test_child_that_leaves_block_undoes_nothing_of_its_parents(
     assert [row for row, _ in world.rows()["orders-db"]] == names
 
 
-def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: World) -> None:
+def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: CampaignDirectory) -> None:
     """What it sends there would be gone without a word."""
     fork = Fork(raises=False)
     with txmq.connect(broker.address) as client:
@@ -112,7 +112,9 @@ def test_a_child_cannot_join_its_parents_block(broker: BrokerProcess, world: Wor
     assert world.rows()["orders-db"] == []
 
 
-def test_child_that_leaves_a_half_message_block_decides_nothing(broker: BrokerProcess, world: World) -> None:
+def test_child_that_leaves_a_half_message_block_decides_nothing(
+    broker: BrokerProcess, world: CampaignDirectory
+) -> None:
     fork, answers = Fork(raises=False), [txmq.Resolution.UNKNOWN]
     with txmq.connect(broker.address) as client:
         producer = client.producer(group="shop", checker=lambda _: answers[0])

@@ -19,8 +19,8 @@ import pytest
 import txmq
 from tools.crash import final_reads
 from tools.crash.campaign import KILLED
+from tools.crash.directory import ORDERS, CampaignDirectory
 from tools.crash.processes import Child
-from tools.crash.world import ORDERS, World
 from txmq.log.records import encode
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, free_port
@@ -115,7 +115,9 @@ def _json_text(text: str, name: str) -> str:
 class Order:
     """One order, taken by a process of its own."""
 
-    def __init__(self, world: World, broker: BrokerProcess, name: str, crash: str, timeout: float = 10.0) -> None:
+    def __init__(
+        self, world: CampaignDirectory, broker: BrokerProcess, name: str, crash: str, timeout: float = 10.0
+    ) -> None:
         self.name, self._said = name, world.directory / f"{name}.said"
         environment = os.environ | {"TXMQ_CRASH": crash}
         with self._said.open("wb") as said, (world.directory / f"{name}.log").open("wb") as log:
@@ -132,7 +134,7 @@ class Order:
 
 
 @contextmanager
-def _resolver(world: World) -> Iterator[Child]:
+def _resolver(world: CampaignDirectory) -> Iterator[Child]:
     child = Child(
         "resolver", world.directory, lambda _: ["txmq.cli.main", "resolver", "--config", str(world.resolver_config)]
     )
@@ -148,7 +150,7 @@ def _messages(broker: BrokerProcess) -> list[str]:
         return [(message.value or b"").decode() for message in client.browse(ORDERS)]
 
 
-def _rows(world: World) -> list[str]:
+def _rows(world: CampaignDirectory) -> list[str]:
     with closing(sqlite3.connect(world.database)) as connection:
         return [row for (row,) in connection.execute("SELECT rowid_text FROM orders ORDER BY id")]
 
@@ -169,7 +171,7 @@ def _outcome(broker: BrokerProcess, txid: str) -> txmq.Outcome:
     ],
 )
 def test_what_a_dead_client_left_is_settled_by_the_resolver(
-    world: World, broker: BrokerProcess, point: str, outcome: txmq.Outcome
+    world: CampaignDirectory, broker: BrokerProcess, point: str, outcome: txmq.Outcome
 ) -> None:
     order = Order(world, broker, "order-1", f"{point}:1")
     assert order.process.wait(WAIT_S) == KILLED
@@ -182,7 +184,9 @@ def test_what_a_dead_client_left_is_settled_by_the_resolver(
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepare_sent", "client.tx.prepared"])
-def test_client_that_sleeps_past_its_deadline_is_told_truth(world: World, broker: BrokerProcess, point: str) -> None:
+def test_client_that_sleeps_past_its_deadline_is_told_truth(
+    world: CampaignDirectory, broker: BrokerProcess, point: str
+) -> None:
     order = Order(world, broker, "order-1", f"{point}:1:sleep:1.0", timeout=1.5)
     eventually(lambda: bool(final_reads.in_doubt(broker.address)), "a transaction is prepared")
     order.process.send_signal(signal.SIGSTOP)
@@ -216,7 +220,7 @@ def test_full_disk_refuses_messages_serves_decisions_and_resumes_by_itself(tmp_p
     full_bytes = min(FULL_BYTES_MAX, free_bytes // 4)
     limit = free_bytes - full_bytes // 2
     with BrokerProcess(tmp_path / "broker", settings={"disk_free_bytes_min": limit}) as broker:
-        world = World(tmp_path)
+        world = CampaignDirectory(tmp_path)
         world.create(broker.address)
         with txmq.connect(broker.address) as client, client.producer() as producer:
             client.topics.create(ORDERS)

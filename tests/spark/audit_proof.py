@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import txmq
-from tests.spark.audit_world import TOPIC, AuditWorld, Planted, found_of
+from tests.spark.faulty_orders import TOPIC, FaultyOrders, Planted, found_of
 from txmq.spark.audit.audit import AuditResult
 from txmq.spark.audit.rows import Rows, open_rows
 from txmq.spark.audit.spec import AuditSpec, Kind, RowTime, parse_terms
@@ -64,7 +64,7 @@ class Proof:
         return self.planted == self.found and sum(self.result.counts.values()) == len(self.planted)
 
 
-def prove(spark: SparkSession, world: AuditWorld, rows: Rows, bootstrap: str) -> Proof:
+def prove(spark: SparkSession, world: FaultyOrders, rows: Rows, bootstrap: str) -> Proof:
     """Audit a world that was made.
 
     Everything must be older than the margin: the audit is run when that is so.
@@ -147,7 +147,7 @@ def main() -> int:
             MariaDB(work / "db") as database,
             txmq.connect(broker.address) as client,
         ):
-            world = AuditWorld(client, database, given.rows, given.faults)
+            world = FaultyOrders(client, database, given.rows, given.faults)
             started = time.monotonic()
             world.make(work)
             print(f"made in {time.monotonic() - started:.0f} s")
@@ -164,7 +164,7 @@ def main() -> int:
     return 0 if proof.holds else 1
 
 
-def _proved(world: AuditWorld, bootstrap: str, memory: str, report: Path | None) -> Proof:
+def _proved(world: FaultyOrders, bootstrap: str, memory: str, report: Path | None) -> Proof:
     from txmq.spark.audit.output import save
     from txmq.spark.audit.summary import summary_of
 

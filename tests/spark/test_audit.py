@@ -15,7 +15,7 @@ import pytest
 
 import txmq
 from tests.spark.audit_proof import prove, url_of
-from tests.spark.audit_world import AuditWorld
+from tests.spark.faulty_orders import FaultyOrders
 from tests.spark.shop import Shop, asked
 from txmq.cli.audit.run import AuditCommand
 from txmq.cli.demo.audit_run import Play
@@ -39,7 +39,7 @@ def test_audit_of_20_000_orders_finds_exactly_the_planted_faults(
     spark: SparkSession, broker: BrokerProcess, client: txmq.Client, tmp_path: Path
 ) -> None:
     with MariaDB(tmp_path / "db") as database:
-        world = AuditWorld(client, database, 20_000, 5)
+        world = FaultyOrders(client, database, 20_000, 5)
         world.make(tmp_path)
         proof = prove(spark, world, open_rows(spark, url_of(database), "orders"), broker.address)
     assert [line for line in proof.lines() if line[3:] != (1.0, 1.0)] == []

@@ -34,7 +34,7 @@ SPEC = AuditSpec(
 CUSTOMERS = 4
 
 
-class World:
+class AuditedOrders:
     """100 orders of 4 customers, ten seconds apart; a transaction writes two of them."""
 
     def __init__(self, orders: int = 100) -> None:
@@ -84,7 +84,7 @@ def of_kinds(result: AuditResult) -> Mapping[str, int]:
 
 
 def test_each_fault_is_found_once_and_nothing_else_is(spark: SparkSession) -> None:
-    world = World()
+    world = AuditedOrders()
     world.unsend(20)  # missing, together with the other of its transaction
     world.unsend(16)
     world.unsend(41)  # torn: 45 is there
@@ -122,7 +122,7 @@ def test_each_fault_is_found_once_and_nothing_else_is(spark: SparkSession) -> No
 
 def test_the_edges_of_a_window_accuse_nobody(spark: SparkSession) -> None:
     """Just inside and just outside: a partner in the margin is a partner; what lies in the margin is not judged."""
-    world = World()
+    world = AuditedOrders()
     window = Window(NOON_MS + 100_000, NOON_MS + 500_000)  # orders 10 to 49; their messages are 5 ms older
     world.unsend(3)  # far outside
     world.rows[3][4] = None  # nothing says so: it may lie inside, it may not
@@ -141,11 +141,11 @@ def test_the_edges_of_a_window_accuse_nobody(spark: SparkSession) -> None:
 
 
 def test_what_excuses_a_line_without_partner(spark: SparkSession) -> None:
-    world = World()
+    world = AuditedOrders()
     table = world.table(spark)
     for order in (40, 44, 99, 95):
         world.unsend(order)
-    later = World()
+    later = AuditedOrders()
     later.sent = {0: [], 1: [line for line in later.sent[1] if line[0] in (95, 99)]}
     world.sent[0].append([500, "1.50", NOON, None, "c9"])
     around = Surroundings(
@@ -158,9 +158,9 @@ def test_what_excuses_a_line_without_partner(spark: SparkSession) -> None:
 
 
 def test_transactions_are_checked_for_size_and_other_topics(spark: SparkSession) -> None:
-    world = World(16)
+    world = AuditedOrders(16)
     world.unsend(9)
-    others = World(16)
+    others = AuditedOrders(16)
     others.unsend(3)
     others.unsend(7)
     spec = AuditSpec(
@@ -192,7 +192,7 @@ def test_identities_are_read_as_the_columns_type(spark: SparkSession) -> None:
 
 
 def test_table_that_misfits_the_spec_is_refused_with_its_columns(spark: SparkSession) -> None:
-    world = World(1)
+    world = AuditedOrders(1)
     spec = AuditSpec("orders", parse_terms(["number = key"]))
     with pytest.raises(ConfigError, match=r"no column 'number'; it has amount, committed, customer"):
         audit(world.messages(spark), world.table(spark), spec)

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import txmq
 from tools.crash import final_reads, offline
+from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, CampaignDirectory, HistoryFile, read_history
 from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
 from tools.crash.processes import CampaignError, Child, pause
-from tools.crash.world import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, HistoryFile, World, read_history
 from txmq.testing.checkers.history import Coverage, Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
@@ -84,9 +84,9 @@ class Campaign:
         self.report = Report(Verdict("unknown", (), (), {}))
         self._faults = 0
 
-    def make_world(self, directory: Path) -> World:
+    def make_world(self, directory: Path) -> CampaignDirectory:
         """Files and databases."""
-        return World(directory)
+        return CampaignDirectory(directory)
 
     def deaths(self, rng: random.Random) -> Iterator[Death]:
         """Who dies when."""

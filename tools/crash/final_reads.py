@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import txmq
+from tools.crash.directory import CampaignDirectory, HistoryFile
 from tools.crash.reader import text_of
-from tools.crash.world import HistoryFile, World
 
 
 def in_doubt(address: str) -> set[str]:
@@ -21,7 +21,7 @@ def listed(client: txmq.Client) -> set[str]:
     return {str(item["txid"]) for item in client.transactions.list(state="in-doubt")}
 
 
-def write(world: World, address: str, history: HistoryFile, left: Iterable[str]) -> None:
+def write(world: CampaignDirectory, address: str, history: HistoryFile, left: Iterable[str]) -> None:
     """Read everything and write it to the history; the writers are at rest."""
     history.write("in-doubt", "ok", "in-doubt", sorted(left))
     history.write("drain", "ok", "drain", drain(address, world.partitions))

@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 
 import txmq
+from tools.crash.directory import ORDERS, CampaignDirectory
 from tools.crash.processes import connect
-from tools.crash.world import ORDERS, World
 
 
 def main(directory: str, address: str, name: str, timeout: str) -> None:
     """One row, one message."""
     with connect(address, name) as client, client.producer() as producer:
-        database = World(Path(directory)).resource()
+        database = CampaignDirectory(Path(directory)).resource()
         try:
             with producer.transaction(database, timeout=float(timeout)) as tx:
                 _say(str(tx.txid))

@@ -13,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 import txmq
+from tools.crash.directory import LAST_RESOURCE, RESOURCE, SCRAP, CampaignDirectory, HistoryFile
 from tools.crash.processes import connect
-from tools.crash.world import LAST_RESOURCE, RESOURCE, SCRAP, HistoryFile, World
 from txmq.runtime.threads import until_terminated
 
 REST_S = 0.02
@@ -23,7 +23,7 @@ REST_S = 0.02
 class Follower:
     """Follows the log from its end at the start, as a newcomer would."""
 
-    def __init__(self, world: World, client: txmq.Client, history: HistoryFile) -> None:
+    def __init__(self, world: CampaignDirectory, client: txmq.Client, history: HistoryFile) -> None:
         self.world, self._client, self.history = world, client, history
         self._next: dict[tuple[str, int], int] = {}
         self.reads = 0
@@ -86,7 +86,7 @@ def text_of(value: bytes | None) -> str:
 
 def main(directory: str, address: str, name: str) -> None:
     """Read until SIGTERM."""
-    world, stop = World(Path(directory)), threading.Event()
+    world, stop = CampaignDirectory(Path(directory)), threading.Event()
     with until_terminated(stop.set), connect(address, name) as client:
         Reader(world, client, HistoryFile(world.histories, name)).run(stop)
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import txmq
-from tools.crash.processes import connect
-from tools.crash.world import (
+from tools.crash.directory import (
     AUDIT,
     KEYS,
     LAST_RESOURCE,
@@ -29,9 +28,10 @@ from tools.crash.world import (
     PLAIN,
     RESOURCE,
     SCRAP,
+    CampaignDirectory,
     HistoryFile,
-    World,
 )
+from tools.crash.processes import connect
 from txmq.client.transaction.block import Transaction
 from txmq.runtime.threads import until_terminated
 from txmq.xa import LastResource
@@ -116,7 +116,12 @@ class Worker(Teller):
     """The work of one process."""
 
     def __init__(
-        self, world: World, client: txmq.Client, history: HistoryFile, rng: random.Random, stop: threading.Event
+        self,
+        world: CampaignDirectory,
+        client: txmq.Client,
+        history: HistoryFile,
+        rng: random.Random,
+        stop: threading.Event,
     ) -> None:
         super().__init__(client, history, stop)
         self.producer = client.producer(timeout=TIMEOUT_S)
@@ -190,7 +195,7 @@ def text_of_txid(txid: object) -> str | None:
 
 def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
-    world = World(Path(directory))
+    world = CampaignDirectory(Path(directory))
     history = HistoryFile(world.histories, name)
     stop = threading.Event()
     with until_terminated(stop.set), connect(address, name) as client:

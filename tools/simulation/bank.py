@@ -13,7 +13,7 @@ from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXAData
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
 
 from .threads import pause, required_task
-from .world import Violation, World
+from .world import Simulation, Violation
 
 NAMES = ("bank-a", "bank-b")
 KEYS_FROM = 1000
@@ -24,7 +24,7 @@ _FAULTS = (Fault.REQUEST_LOST, Fault.REPLY_LOST, Fault.CRASH_BEFORE, Fault.CRASH
 class Bank:
     """Both servers, and what was written where."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self.world = world
         self.servers = [Server(world, number) for number in range(len(NAMES))]
         self._written: dict[str, tuple[int, ...]] = {}  # row: the servers that must have it
@@ -79,7 +79,7 @@ class Bank:
 class Server(SimulatedXADatabase):
     """One server that fails as the world draws it."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: Simulation, number: int) -> None:
         super().__init__()
         self.world, self.number, self.is_healed = world, number, False
         self.fault = self._draw

@@ -26,7 +26,7 @@ from txmq.testing.simulated.disk import SimDisk
 
 from .threads import current_task
 from .watch import Watch
-from .world import World
+from .world import Simulation
 
 
 class Link(NodeClient):
@@ -85,7 +85,7 @@ class Link(NodeClient):
         self.broker.reach(self.node, self.disconnect)
 
 
-def draw_settings(world: World) -> BrokerSettings:
+def draw_settings(world: Simulation) -> BrokerSettings:
     """Tiny thresholds, so that everything happens in each run."""
     rng = world.rng
     settings = small_settings(
@@ -103,7 +103,7 @@ def draw_settings(world: World) -> BrokerSettings:
 class Broker:
     """The lives of one broker."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self.world = world
         self.settings = draw_settings(world)
         self.disk = SimDisk(world.rng)

@@ -27,7 +27,7 @@ from txmq.redo.record_format import FILE_HEADER_SIZE, file_path
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.disk_model import Image
 
-from .world import Violation, World
+from .world import Simulation, Violation
 
 FLIPS = 3
 
@@ -35,7 +35,7 @@ FLIPS = 3
 class Rest:
     """A broker at rest: what its disk holds, and what that means."""
 
-    def __init__(self, world: World, node: Node) -> None:
+    def __init__(self, world: Simulation, node: Node) -> None:
         self.world, self._settings = world, node.settings
         node.mark()  # what an idle broker does; from here on damage to any record can be told from a torn tail
         disk = node.disk

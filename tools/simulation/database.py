@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .world import World
+from .world import Simulation
 
 
 @dataclass(eq=False, slots=True)
@@ -22,7 +22,7 @@ class Session:
 class Database:
     """Committed state is ``rows`` (row: key and version) and ``markers``; open transactions hold locks."""
 
-    world: World
+    world: Simulation
     rows: dict[str, tuple[int, int]] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     markers: dict[str, str] = field(default_factory=dict)

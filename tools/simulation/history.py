@@ -10,7 +10,7 @@ from .bank import Bank
 from .broker import Broker
 from .database import Database
 from .rows import Rows
-from .world import Violation, World
+from .world import Simulation, Violation
 
 XA_ROW = "xa-"
 
@@ -55,7 +55,7 @@ class History:
 class Shared:
     """What all clients of a world share."""
 
-    world: World
+    world: Simulation
     broker: Broker
     database: Database
     history: History

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from .threads import Host, pause, required_task
-from .world import World
+from .world import Simulation
 
 DRIVER = "simulated_sqlite"
 LOCK_WAIT_S = 0.2
@@ -110,7 +110,7 @@ class Rows:
         is_healed: nothing fails any more.
     """
 
-    def __init__(self, world: World, path: str) -> None:
+    def __init__(self, world: Simulation, path: str) -> None:
         self.world, self.path, self.is_healed = world, path, False
         self._outside = sqlite3.connect(path, isolation_level=None)
         self._outside.execute("CREATE TABLE orders (row TEXT PRIMARY KEY, key INTEGER, version INTEGER)")

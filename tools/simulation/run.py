@@ -46,7 +46,7 @@ from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
 from .threads import Threads, installed, required_task
-from .world import Violation, World
+from .world import Simulation, Violation
 
 SECONDS = 1.3
 ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
@@ -136,8 +136,8 @@ class Operator(Process):
 
 
 def simulate(seed: int, *, sync: str = "", endless: bool = False) -> Result:
-    """Run one seed; ``sync`` and ``endless`` as of ``World``."""
-    world = World(seed, sync=sync, endless=endless)
+    """Run one seed; ``sync`` and ``endless`` as of ``Simulation``."""
+    world = Simulation(seed, sync=sync, endless=endless)
     try:
         _simulate(world)
         error = None
@@ -154,7 +154,7 @@ def simulate(seed: int, *, sync: str = "", endless: bool = False) -> Result:
     return Result(seed, error, world.digest, frozenset(world.met), list(world.tail))
 
 
-def _simulate(world: World) -> None:
+def _simulate(world: Simulation) -> None:
     threads, broker = Threads(world), Broker(world)
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
         shared = Shared(world, broker, Database(world), History(), Rows(world, f"{folder}/orders.db"), Bank(world))
@@ -176,7 +176,7 @@ def _simulate(world: World) -> None:
 class _Log:
     """Log lines become lines of the trace, without their time."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self._world = world
 
     def write(self, text: str) -> None:
@@ -252,7 +252,7 @@ def _plan_drivers(shared: Shared, written: Written, drivers: list[Driver]) -> No
         world.after(world.rng.uniform(0, SECONDS), replace)
 
 
-def _plan_faults(world: World, broker: Broker, clients: list[Client], programs: list[Program]) -> None:
+def _plan_faults(world: Simulation, broker: Broker, clients: list[Client], programs: list[Program]) -> None:
     rng = world.rng
     for _ in range(rng.randint(0, 3)):
         world.after(rng.uniform(0, SECONDS), rng.choice(programs).die)
@@ -274,14 +274,14 @@ def _plan_faults(world: World, broker: Broker, clients: list[Client], programs: 
         world.after(rng.uniform(0, SECONDS), partial(_set_clock, world, rng.choice((-3_600_000, 3_600_000))))
 
 
-def _set_clock(world: World, by_ms: int) -> None:
+def _set_clock(world: Simulation, by_ms: int) -> None:
     """Somebody sets the clock of the machine they are all on."""
     world.clock.jump(by_ms)
     world.meet("a clock was set")
     world.trace("clock set", by_ms)
 
 
-def _heal(world: World, shared: Shared, operator: Operator) -> None:
+def _heal(world: Simulation, shared: Shared, operator: Operator) -> None:
     world.trace("heal")
     broker = shared.broker
     broker.healing = shared.stopping = operator.is_over = True

@@ -24,7 +24,7 @@ from txmq.client.transaction import background_resolver as resolver
 from txmq.runtime import owner, threads
 from txmq.runtime.crashpoints import SimulatedCrash
 
-from .world import World
+from .world import Simulation
 
 _RESUME_S_MAX = 60.0  # real time: a step that takes longer hangs, also on a busy machine
 _PARK_S_MIN = 1e-6  # less is lost in the clock's rounding, and whoever waits for a deadline would wait for ever
@@ -178,7 +178,7 @@ class Host:
 class Threads:
     """All hosts of a world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self.world = world
         self.hosts: list[Host] = []
         self.current: Task | None = None

@@ -9,7 +9,7 @@ from txmq.broker.commit.pipeline import BACKGROUND_SYNC_MS, MARK_BUSY_S
 from txmq.broker.commit.steps import Append, Mark, Step
 from txmq.config import BrokerSettings
 
-from .world import Violation, World
+from .world import Simulation, Violation
 
 ALLOWED_S = 0.15  # for the parts of the steps on the way, each of which takes up to 3 ms, and to look again
 GAP_S = 0.11  # not looked at for so long: the broker was paused
@@ -19,7 +19,7 @@ ROOM_BYTES = 1 << 20  # with less, a checkpoint may lack space
 class Watch:
     """Looked at every 50 ms; raises a violation for what is late."""
 
-    def __init__(self, world: World, settings: BrokerSettings) -> None:
+    def __init__(self, world: Simulation, settings: BrokerSettings) -> None:
         self._world = world
         sync_ms = {"always": 0, "interval": settings.sync_interval_ms, "never": BACKGROUND_SYNC_MS}[settings.sync]
         self._stable_s = sync_ms / 1000 + ALLOWED_S

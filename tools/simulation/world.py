@@ -47,7 +47,7 @@ class Violation(AssertionError):
     """A promise was broken."""
 
 
-class World:
+class Simulation:
     """The scheduler; events at the same time happen in the order in which they were planned.
 
     Args:

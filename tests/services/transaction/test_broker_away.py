@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.services.xa.mysql_world import NAME, MySQLWorld
+from tests.services.xa.mysql_orders import NAME, MySQLOrders
 from txmq import BrokerAwayError, Outcome, RolledBackError
 from txmq.client.transport.reconnecting import SILENT_S
 from txmq.runtime import crashpoints
@@ -75,7 +75,7 @@ class MySQLStock(Stock):
     """In MariaDB."""
 
     def __init__(self, server: MariaDB, kind: str) -> None:
-        self._world = MySQLWorld(server)
+        self._world = MySQLOrders(server)
         self._world.execute("CREATE TABLE stock (pieces INTEGER) ENGINE=InnoDB")
         self._world.execute("INSERT INTO stock VALUES (10)")
         self.resource = self._world.resource if kind == "xa" else LastResource(NAME, connect=self._world.connect)

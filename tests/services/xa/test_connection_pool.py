@@ -17,10 +17,10 @@ from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 from txmq.xa.database import connection_pool
 
-from .mysql_world import MySQLWorld
+from .mysql_orders import MySQLOrders
 
 
-class World(MySQLWorld):
+class PooledOrders(MySQLOrders):
     """A database of its own, and a home broker in memory for each thread."""
 
     def __init__(self, server: MariaDB) -> None:
@@ -43,14 +43,14 @@ class World(MySQLWorld):
 
 
 @pytest.fixture
-def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[PooledOrders]:
     quiet_resolver(monkeypatch)
-    made = World(mariadb)
+    made = PooledOrders(mariadb)
     yield made
     made.last.close()
 
 
-def test_connections_of_ended_threads_are_used_by_later_ones(world: World) -> None:
+def test_connections_of_ended_threads_are_used_by_later_ones(world: PooledOrders) -> None:
     """Each left its own for ever, inside BEGIN and SAVEPOINT."""
     eventually(lambda: world.sessions() == [], "the sessions of the install have ended")  # the install's
     together = threading.Barrier(6)
@@ -65,7 +65,9 @@ def test_connections_of_ended_threads_are_used_by_later_ones(world: World) -> No
     assert (len(world.rows()), len(left), world.sessions()) == (12, 6, left)
 
 
-def test_idle_connections_are_bounded_and_closed_from_any_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_bounded_and_closed_from_any_thread(
+    world: PooledOrders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_pool, "IDLE_MAX", 3)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(world.order, range(1, 65)))

@@ -15,7 +15,7 @@ from txmq.xa import LastResource, MySQLResource
 from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.last_resource.proof import Step, prove
 
-from .mysql_world import new_txid
+from .mysql_orders import new_txid
 
 CLUSTER = "00000000000000c1"
 TABLES = ("txmq_marker", "txmq_marker_identity", "txmq_marker_server")

@@ -20,7 +20,7 @@ from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 
-from .mysql_world import MySQLWorld
+from .mysql_orders import MySQLOrders
 
 
 class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
@@ -43,7 +43,7 @@ class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the drive
         super().rollback()
 
 
-class World(MySQLWorld):
+class LentOrders(MySQLOrders):
     """A database that is used both ways, and a home broker in memory."""
 
     def __init__(self, server: MariaDB) -> None:
@@ -65,9 +65,9 @@ class World(MySQLWorld):
 
 
 @pytest.fixture
-def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[LentOrders]:
     quiet_resolver(monkeypatch)
-    made = World(mariadb)
+    made = LentOrders(mariadb)
     yield made
     for connection in made.opened:
         with suppress(MySQLdb.Error):  # closed before
@@ -75,7 +75,7 @@ def world(mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("is_packed", "trips"), [(True, 5), (False, 7)])
-def test_lent_connection_costs_one_look_more_than_an_own_one(world: World, is_packed: bool, trips: int) -> None:
+def test_lent_connection_costs_one_look_more_than_an_own_one(world: LentOrders, is_packed: bool, trips: int) -> None:
     connection, counts = world.lend(multi_statements=is_packed), []
     for number in range(3):
         connection.sent.clear()
@@ -84,7 +84,7 @@ def test_lent_connection_costs_one_look_more_than_an_own_one(world: World, is_pa
     assert (counts[0] > trips, counts[1:]) == (True, [trips, trips]), connection.sent
 
 
-def test_an_xa_branch_on_a_lent_connection_is_verified_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_xa_branch_on_a_lent_connection_is_verified_once(world: LentOrders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(world.home))
     connection, counts = world.lend(), []
     for number in range(3):
@@ -94,7 +94,7 @@ def test_an_xa_branch_on_a_lent_connection_is_verified_once(world: World, monkey
     assert counts[0] > counts[1] == counts[2] == 5, connection.sent
 
 
-def test_remembered_connection_is_refused_in_autocommit_and_in_transaction(world: World) -> None:
+def test_remembered_connection_is_refused_in_autocommit_and_in_transaction(world: LentOrders) -> None:
     connection = world.lend()
     world.order(1, world.last, connection)
     connection.autocommit(True)
@@ -107,14 +107,14 @@ def test_remembered_connection_is_refused_in_autocommit_and_in_transaction(world
 
 
 @pytest.mark.parametrize("wrap", [Passing, Tracing, lambda c: NullPool(lambda: c).connect()], ids=["p", "t", "pool"])
-def test_a_wrapped_connection_works_and_its_wrapper_sees_each_statement(world: World, wrap: Any) -> None:
+def test_a_wrapped_connection_works_and_its_wrapper_sees_each_statement(world: LentOrders, wrap: Any) -> None:
     connection = world.lend()
     world.order(1, world.last, wrap(connection))
     assert world.rows() == [1]
     assert not any(b"SAVEPOINT txmq_body; INSERT" in query for query in connection.sent if isinstance(query, bytes))
 
 
-def test_one_that_hides_its_driver_takes_dialect_and_no_branch(world: World) -> None:
+def test_one_that_hides_its_driver_takes_dialect_and_no_branch(world: LentOrders) -> None:
     with pytest.raises(ConfigError, match="give dialect="):
         world.order(1, world.last, Hiding(world.lend()))
     named = LastResource("orders-db", connect=world.connect, dialect="mysql")

@@ -15,17 +15,17 @@ from txmq.xa.database.mysql_server import xa
 from txmq.xa.two_phase.branch import Ended
 from txmq.xid import FORMAT_ID, Xid
 
-from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
+from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid
 
 
 @pytest.fixture
-def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
-    world = MySQLWorld(mariadb)
+def world(mariadb: MariaDB) -> Iterator[MySQLOrders]:
+    world = MySQLOrders(mariadb)
     yield world
     world.settle_everything()
 
 
-def _prepare_by_hand(world: MySQLWorld, xid: Xid, number: int | None = None) -> None:
+def _prepare_by_hand(world: MySQLOrders, xid: Xid, number: int | None = None) -> None:
     """Somebody else's branch, left by its owner."""
     connection = world.connect()
     cursor = connection.cursor()
@@ -42,7 +42,7 @@ def _prepare_by_hand(world: MySQLWorld, xid: Xid, number: int | None = None) -> 
     )
 
 
-def test_a_branch_whose_owner_lives_is_not_known_and_listed(world: MySQLWorld) -> None:
+def test_a_branch_whose_owner_lives_is_not_known_and_listed(world: MySQLOrders) -> None:
     branch, recovery = world.prepared(1), world.recovery()
     assert recovery.commit(branch.xid) is Ended.NOT_KNOWN
     assert recovery.rollback(branch.xid) is Ended.NOT_KNOWN
@@ -54,7 +54,7 @@ def test_a_branch_whose_owner_lives_is_not_known_and_listed(world: MySQLWorld) -
     assert world.rows() == [1]
 
 
-def test_owners_session_is_killed_by_number_in_xid(world: MySQLWorld) -> None:
+def test_owners_session_is_killed_by_number_in_xid(world: MySQLOrders) -> None:
     branch, recovery = world.prepared(1), world.recovery()
     (listed,) = recovery.prepared()
     assert (listed.xid, str(listed.txid), listed.uuid) == (branch.xid, branch.xid.gtrid.decode(), recovery.uuid)
@@ -65,7 +65,7 @@ def test_owners_session_is_killed_by_number_in_xid(world: MySQLWorld) -> None:
     assert world.rows() == [1]
 
 
-def test_only_session_in_transaction_is_killed_and_never_killers_own(world: MySQLWorld) -> None:
+def test_only_session_in_transaction_is_killed_and_never_killers_own(world: MySQLOrders) -> None:
     recovery, idle = world.recovery(), world.connect(autocommit=True)
     assert not recovery.kill(idle.thread_id())
     assert not recovery.kill(1 << 40)
@@ -75,7 +75,7 @@ def test_only_session_in_transaction_is_killed_and_never_killers_own(world: MySQ
     assert recovery.now_ms() > 0
 
 
-def test_user_without_privilege_process_can_kill_its_own_sessions(world: MySQLWorld) -> None:
+def test_user_without_privilege_process_can_kill_its_own_sessions(world: MySQLOrders) -> None:
     world.execute("CREATE USER IF NOT EXISTS plain IDENTIFIED BY 'x'")
     world.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {world.database}.* TO plain")
     resource = MySQLResource(NAME, connect=lambda: world.connect(user="plain", passwd="x"))
@@ -90,7 +90,7 @@ def test_user_without_privilege_process_can_kill_its_own_sessions(world: MySQLWo
     assert world.rows() == []
 
 
-def test_branches_of_others_are_not_listed(world: MySQLWorld) -> None:
+def test_branches_of_others_are_not_listed(world: MySQLOrders) -> None:
     ours = world.prepared(1)
     world.end_session(ours)
     foreign = [
@@ -108,7 +108,7 @@ def test_branches_of_others_are_not_listed(world: MySQLWorld) -> None:
     assert all(recovery.is_listed(xid) for xid in foreign)
 
 
-def test_foreign_empty_branch_is_rolled_back_with_its_own_code(world: MySQLWorld) -> None:
+def test_foreign_empty_branch_is_rolled_back_with_its_own_code(world: MySQLOrders) -> None:
     """MariaDB answers XA_RBROLLBACK (1402) to whoever ends a branch that wrote nothing, and it has ended."""
     recovery = world.recovery()
     uuid = recovery.uuid.encode()
@@ -121,7 +121,7 @@ def test_foreign_empty_branch_is_rolled_back_with_its_own_code(world: MySQLWorld
     assert recovery.prepared() == []
 
 
-def _restarted_after_rollbacks(world: MySQLWorld, count: int, *, forced: bool) -> int:
+def _restarted_after_rollbacks(world: MySQLOrders, count: int, *, forced: bool) -> int:
     """How many acknowledged rollbacks a kill takes back."""
     branches = [world.prepared(number) for number in range(count)]
     for branch in branches:
@@ -140,12 +140,12 @@ def _restarted_after_rollbacks(world: MySQLWorld, count: int, *, forced: bool) -
     return len(back)
 
 
-def test_a_rollback_is_durable_only_when_forced(world: MySQLWorld) -> None:
+def test_a_rollback_is_durable_only_when_forced(world: MySQLOrders) -> None:
     assert _restarted_after_rollbacks(world, 5, forced=False) > 0  # what force is there for
     assert _restarted_after_rollbacks(world, 5, forced=True) == 0
 
 
-def test_an_owners_rollback_of_a_prepared_branch_is_durable(world: MySQLWorld) -> None:
+def test_an_owners_rollback_of_a_prepared_branch_is_durable(world: MySQLOrders) -> None:
     branches = [world.prepared(number) for number in range(3)]
     assert all(branch.roll_back(prepared=True) for branch in branches)
     world.server.restart()
@@ -153,7 +153,7 @@ def test_an_owners_rollback_of_a_prepared_branch_is_durable(world: MySQLWorld) -
     assert world.rows() == []
 
 
-def test_an_acknowledged_commit_is_durable(world: MySQLWorld) -> None:
+def test_an_acknowledged_commit_is_durable(world: MySQLOrders) -> None:
     branches = [world.prepared(number) for number in range(3)]
     world.end_session(branches[0])
     assert world.recovery().commit(branches[0].xid) is Ended.DONE
@@ -163,7 +163,7 @@ def test_an_acknowledged_commit_is_durable(world: MySQLWorld) -> None:
     assert world.rows() == [0, 1, 2]
 
 
-def test_marker_row_is_outcome_and_not_readable_while_in_doubt(world: MySQLWorld) -> None:
+def test_marker_row_is_outcome_and_not_readable_while_in_doubt(world: MySQLOrders) -> None:
     branch, recovery = world.prepared(1), world.recovery()
     txid = branch.xid.gtrid.decode()
     with pytest.raises(MySQLdb.OperationalError, match="1205"):
@@ -176,7 +176,7 @@ def test_marker_row_is_outcome_and_not_readable_while_in_doubt(world: MySQLWorld
     assert recovery.marker_outcome(new_txid()) is None
 
 
-def test_removing_markers_does_not_stand_in_way_of_new_ones(world: MySQLWorld) -> None:
+def test_removing_markers_does_not_stand_in_way_of_new_ones(world: MySQLOrders) -> None:
     txids = [new_txid() for _ in range(4)]
     for number in (0, 3):
         branch = world.enlist(txid=txids[number])
@@ -193,7 +193,7 @@ def test_removing_markers_does_not_stand_in_way_of_new_ones(world: MySQLWorld) -
         assert branch.roll_back(prepared=False)
 
 
-def test_a_missing_table_is_an_error_never_an_absent_marker(world: MySQLWorld) -> None:
+def test_a_missing_table_is_an_error_never_an_absent_marker(world: MySQLOrders) -> None:
     recovery = world.recovery()
     world.execute("DROP TABLE txmq_marker")
     with pytest.raises(MySQLdb.ProgrammingError):
@@ -202,13 +202,13 @@ def test_a_missing_table_is_an_error_never_an_absent_marker(world: MySQLWorld) -
         world.recovery()
 
 
-def test_another_database_is_no_place_to_settle(world: MySQLWorld) -> None:
+def test_another_database_is_no_place_to_settle(world: MySQLOrders) -> None:
     world.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
     with pytest.raises(ConfigError, match="another database answers"):
         world.resource.open_recovery(CLUSTER)
 
 
-def test_a_server_that_is_away_is_the_drivers_error(world: MySQLWorld) -> None:
+def test_a_server_that_is_away_is_the_drivers_error(world: MySQLOrders) -> None:
     recovery = world.recovery()
     world.server.kill()
     try:

@@ -19,12 +19,12 @@ from txmq.xa import MySQLResource
 from txmq.xa.database.connection_pool import IDLE_MAX
 from txmq.xa.two_phase.branch import UsedXAConnection
 
-from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
+from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid
 
 
 @pytest.fixture
-def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
-    world = MySQLWorld(mariadb)
+def world(mariadb: MariaDB) -> Iterator[MySQLOrders]:
+    world = MySQLOrders(mariadb)
     yield world
     world.settle_everything()
 
@@ -33,7 +33,7 @@ def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
 
 
 @pytest.fixture
-def variable(world: MySQLWorld) -> Iterator[Callable[[str, object], None]]:
+def variable(world: MySQLOrders) -> Iterator[Callable[[str, object], None]]:
     """Set a global variable, until the end of the test."""
     before: dict[str, object] = {}
 
@@ -48,7 +48,7 @@ def variable(world: MySQLWorld) -> Iterator[Callable[[str, object], None]]:
 
 @pytest.mark.parametrize("level", [0, 2])
 def test_weak_durability_is_refused_unless_asked_for_by_name(
-    world: MySQLWorld, variable: Callable[[str, object], None], level: int
+    world: MySQLOrders, variable: Callable[[str, object], None], level: int
 ) -> None:
     variable("innodb_flush_log_at_trx_commit", level)
     with pytest.raises(ConfigError, match=f"innodb_flush_log_at_trx_commit = {level}.*allow_weak_durability"):
@@ -59,7 +59,7 @@ def test_weak_durability_is_refused_unless_asked_for_by_name(
 
 def test_a_binary_log_is_warned_of_and_must_be_forced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with MariaDB(tmp_path / "m", binary_log=True) as server:
-        world = MySQLWorld(server)
+        world = MySQLOrders(server)
         assert world.prepared(1).commit()
         assert world.prepared(2).commit()
         assert caplog.text.count("binary log is on") == 1
@@ -69,7 +69,7 @@ def test_a_binary_log_is_warned_of_and_must_be_forced(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("engine", ["MyISAM", "Aria", "MEMORY"])
-def test_tables_that_cannot_roll_back_are_refused_unless_named(world: MySQLWorld, engine: str) -> None:
+def test_tables_that_cannot_roll_back_are_refused_unless_named(world: MySQLOrders, engine: str) -> None:
     world.execute(f"CREATE TABLE cache (i INT) ENGINE={engine}")
     with pytest.raises(ConfigError, match=rf"{world.database}.cache \({engine}\).*ignore_tables"):
         world.enlist()
@@ -80,14 +80,14 @@ def test_tables_that_cannot_roll_back_are_refused_unless_named(world: MySQLWorld
         world.new_resource(ignore_tables="cache")
 
 
-def test_views_and_temporary_tables_are_not_refused(world: MySQLWorld) -> None:
+def test_views_and_temporary_tables_are_not_refused(world: MySQLOrders) -> None:
     world.execute("CREATE VIEW v AS SELECT * FROM orders")
     world.execute("CREATE SEQUENCE s")
     branch = world.enlist()
     assert branch.roll_back(prepared=False)
 
 
-def test_a_table_that_comes_later_is_found_within_a_minute(world: MySQLWorld) -> None:
+def test_a_table_that_comes_later_is_found_within_a_minute(world: MySQLOrders) -> None:
     assert world.prepared(1).commit()
     world.execute("CREATE TABLE cache (i INT) ENGINE=MyISAM")
     session = world.resource._pool.take()
@@ -99,7 +99,7 @@ def test_a_table_that_comes_later_is_found_within_a_minute(world: MySQLWorld) ->
         world.enlist()
 
 
-def test_a_missing_privilege_is_named_before_the_first_branch(world: MySQLWorld) -> None:
+def test_a_missing_privilege_is_named_before_the_first_branch(world: MySQLOrders) -> None:
     world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
     resource = MySQLResource(NAME, connect=lambda: world.connect(user="poor", passwd="x"))
     granted = ["SELECT", "INSERT", "UPDATE", "DELETE"]
@@ -114,7 +114,7 @@ def test_a_missing_privilege_is_named_before_the_first_branch(world: MySQLWorld)
     assert resource.enlist(CLUSTER, new_txid(), 30.0).roll_back(prepared=False)
 
 
-def test_install_of_what_is_there_needs_no_privilege_to_create(world: MySQLWorld) -> None:
+def test_install_of_what_is_there_needs_no_privilege_to_create(world: MySQLOrders) -> None:
     world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
     world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
     resource = MySQLResource(NAME, connect=lambda: world.connect(user="poor", passwd="x"))
@@ -122,7 +122,7 @@ def test_install_of_what_is_there_needs_no_privilege_to_create(world: MySQLWorld
     assert resource.uuid == world.resource.uuid
 
 
-def test_install_without_the_privilege_reports_it(world: MySQLWorld) -> None:
+def test_install_without_the_privilege_reports_it(world: MySQLOrders) -> None:
     world.execute("CREATE USER IF NOT EXISTS poor IDENTIFIED BY 'x'")
     world.execute(f"GRANT SELECT ON {world.database}.* TO poor")
     world.execute("DROP TABLE txmq_marker")
@@ -133,7 +133,7 @@ def test_install_without_the_privilege_reports_it(world: MySQLWorld) -> None:
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
-def test_install_is_idempotent_and_waits_for_no_transaction_in_doubt(world: MySQLWorld) -> None:
+def test_install_is_idempotent_and_waits_for_no_transaction_in_doubt(world: MySQLOrders) -> None:
     uuid = world.resource.uuid
     branch = world.prepared(1)
     world.end_session(branch)
@@ -151,31 +151,31 @@ def test_install_is_idempotent_and_waits_for_no_transaction_in_doubt(world: MySQ
         ("uuid", "", "another database answers"),
     ],
 )
-def test_a_database_of_somebody_else_is_refused(world: MySQLWorld, column: str, value: str, words: str) -> None:
+def test_a_database_of_somebody_else_is_refused(world: MySQLOrders, column: str, value: str, words: str) -> None:
     world.execute(f"UPDATE txmq_marker_identity SET {column} = '{value}'")
     with pytest.raises(ConfigError, match=words):
         world.enlist()
 
 
-def test_an_identity_that_is_none_is_refused(world: MySQLWorld) -> None:
+def test_an_identity_that_is_none_is_refused(world: MySQLOrders) -> None:
     world.execute("UPDATE txmq_marker_identity SET uuid = 'x'")
     with pytest.raises(ConfigError, match="damaged"):
         world.new_resource().enlist(CLUSTER, new_txid(), 30.0)
 
 
-def test_the_first_branch_binds_the_cluster(world: MySQLWorld) -> None:
+def test_the_first_branch_binds_the_cluster(world: MySQLOrders) -> None:
     assert world.execute("SELECT cluster FROM txmq_marker_identity") == [("",)]
     assert world.enlist().roll_back(prepared=False)
     assert world.execute("SELECT cluster FROM txmq_marker_identity") == [(CLUSTER,)]
 
 
-def test_a_database_that_is_not_installed_is_refused(world: MySQLWorld) -> None:
+def test_a_database_that_is_not_installed_is_refused(world: MySQLOrders) -> None:
     world.execute("DROP TABLE txmq_marker_identity")
     with pytest.raises(ConfigError, match=r"call install\(\)"):
         world.enlist()
 
 
-def test_marker_tables_may_stand_in_a_schema_of_their_own(world: MySQLWorld) -> None:
+def test_marker_tables_may_stand_in_a_schema_of_their_own(world: MySQLOrders) -> None:
     world.execute(f"CREATE DATABASE {world.database}_m")
     resource = world.new_resource(table=f"{world.database}_m.marks")
     resource.install()
@@ -189,7 +189,7 @@ def test_marker_tables_may_stand_in_a_schema_of_their_own(world: MySQLWorld) -> 
 # --- connections -----------------------------------------------------------------------------------------------------
 
 
-def test_a_connection_in_autocommit_is_refused(world: MySQLWorld) -> None:
+def test_a_connection_in_autocommit_is_refused(world: MySQLOrders) -> None:
     with pytest.raises(TransactionStateError, match="autocommit"):
         world.enlist(connection=world.connect(autocommit=True))
     with pytest.raises(TransactionStateError, match="autocommit"):
@@ -199,7 +199,7 @@ def test_a_connection_in_autocommit_is_refused(world: MySQLWorld) -> None:
 @pytest.mark.parametrize(
     "begin", ["INSERT INTO orders VALUES (1, '')", "BEGIN", "SELECT * FROM orders", "XA START 'x'"]
 )
-def test_a_connection_in_a_transaction_is_refused_and_left_alone(world: MySQLWorld, begin: str) -> None:
+def test_a_connection_in_a_transaction_is_refused_and_left_alone(world: MySQLOrders, begin: str) -> None:
     connection = world.connect()
     connection.cursor().execute(begin)
     with pytest.raises(TransactionStateError, match="already in"):
@@ -209,7 +209,7 @@ def test_a_connection_in_a_transaction_is_refused_and_left_alone(world: MySQLWor
         assert world.rows() == [1]
 
 
-def test_a_connection_of_the_caller_comes_back_clean(world: MySQLWorld) -> None:
+def test_a_connection_of_the_caller_comes_back_clean(world: MySQLOrders) -> None:
     connection = world.connect()
     settings = "SELECT @@autocommit, @@tx_isolation, @@innodb_lock_wait_timeout, @@sql_mode, DATABASE()"
     cursor = connection.cursor()
@@ -232,12 +232,12 @@ def test_a_connection_of_the_caller_comes_back_clean(world: MySQLWorld) -> None:
     assert len(world.resource._pool) == 0
 
 
-def test_using_pairs_the_resource_with_the_callers_connection(world: MySQLWorld) -> None:
+def test_using_pairs_the_resource_with_the_callers_connection(world: MySQLOrders) -> None:
     connection = world.connect()
     assert world.resource.using(connection) == UsedXAConnection(world.resource, connection)
 
 
-def test_connection_without_multi_statements_works(world: MySQLWorld) -> None:
+def test_connection_without_multi_statements_works(world: MySQLOrders) -> None:
     connection = world.connect(multi_statements=False)
     assert world.prepared(1, connection).commit()
     assert world.prepared(2, connection).roll_back(prepared=True)
@@ -248,7 +248,7 @@ def test_connection_without_multi_statements_works(world: MySQLWorld) -> None:
     "arguments",
     [{"charset": "latin1"}, {"use_unicode": False}, {"cursorclass": "SSCursor"}, {"cursorclass": "DictCursor"}],
 )
-def test_every_kind_of_connection_works(world: MySQLWorld, arguments: dict[str, Any]) -> None:
+def test_every_kind_of_connection_works(world: MySQLOrders, arguments: dict[str, Any]) -> None:
     import MySQLdb.cursors
 
     if "cursorclass" in arguments:
@@ -267,7 +267,7 @@ def test_every_kind_of_connection_works(world: MySQLWorld, arguments: dict[str, 
     assert world.rows() == [1]
 
 
-def test_a_connection_of_another_driver_is_refused(world: MySQLWorld) -> None:
+def test_a_connection_of_another_driver_is_refused(world: MySQLOrders) -> None:
     connection = sqlite3.connect(":memory:")
     with pytest.raises(ConfigError, match=r"MySQLdb \(pip install 'mysqlclient>=2.2'\)"):
         MySQLResource(NAME, connect=lambda: connection).install()
@@ -281,12 +281,12 @@ def test_a_missing_driver_is_named_when_a_resource_is_made(monkeypatch: pytest.M
         MySQLResource(NAME, connect=lambda: None)
 
 
-def test_a_txid_that_is_none_is_refused(world: MySQLWorld) -> None:
+def test_a_txid_that_is_none_is_refused(world: MySQLOrders) -> None:
     with pytest.raises(ValueError, match="not a transaction id"):
         world.enlist(txid="x'; DROP TABLE orders")
 
 
-def test_one_resource_takes_part_once(world: MySQLWorld) -> None:
+def test_one_resource_takes_part_once(world: MySQLOrders) -> None:
     txid = new_txid()
     first = world.enlist(txid=txid)
     second = world.enlist(txid=txid)
@@ -299,7 +299,7 @@ def test_one_resource_takes_part_once(world: MySQLWorld) -> None:
 # --- without marker --------------------------------------------------------------------------------------------------
 
 
-def test_unwritten_branch_without_marker_has_ended_when_prepared(world: MySQLWorld) -> None:
+def test_unwritten_branch_without_marker_has_ended_when_prepared(world: MySQLOrders) -> None:
     world.resource = world.new_resource(marker=False)
     branch = world.enlist()
     branch.connection.cursor().execute("SELECT * FROM orders FOR UPDATE")
@@ -315,7 +315,7 @@ def test_unwritten_branch_without_marker_has_ended_when_prepared(world: MySQLWor
 @pytest.mark.parametrize(
     "statement", ["INSERT INTO orders VALUES (2, '')", "UPDATE orders SET value = 'y'", "DELETE FROM orders"]
 )
-def test_without_marker_a_branch_that_wrote_is_told(world: MySQLWorld, statement: str) -> None:
+def test_without_marker_a_branch_that_wrote_is_told(world: MySQLOrders, statement: str) -> None:
     world.execute("INSERT INTO orders VALUES (1, 'x')")
     world.resource = world.new_resource(marker=False)
     branch = world.enlist()
@@ -331,7 +331,7 @@ def test_without_marker_a_branch_that_wrote_is_told(world: MySQLWorld, statement
 # --- threads and processes -------------------------------------------------------------------------------------------
 
 
-def test_threads_share_the_resource_and_its_connections(world: MySQLWorld) -> None:
+def test_threads_share_the_resource_and_its_connections(world: MySQLOrders) -> None:
     world.opened.clear()
 
     def order(number: int) -> bool:
@@ -346,13 +346,13 @@ def test_threads_share_the_resource_and_its_connections(world: MySQLWorld) -> No
     assert len(world.resource._pool) == 0
 
 
-def test_idle_connections_are_bounded(world: MySQLWorld) -> None:
+def test_idle_connections_are_bounded(world: MySQLOrders) -> None:
     branches = [world.enlist() for _ in range(IDLE_MAX + 2)]
     assert all(branch.roll_back(prepared=False) for branch in branches)
     assert len(world.resource._pool) == IDLE_MAX
 
 
-def test_a_forked_child_has_connections_of_its_own(world: MySQLWorld) -> None:
+def test_a_forked_child_has_connections_of_its_own(world: MySQLOrders) -> None:
     assert world.prepared(1).commit()
     open_branch = world.enlist()
     world.insert(open_branch, 2)
@@ -376,7 +376,7 @@ def test_a_forked_child_has_connections_of_its_own(world: MySQLWorld) -> None:
     assert world.rows() == [1, 2, 3, 4]
 
 
-def test_forked_child_dropping_everything_keeps_its_parents_sessions(world: MySQLWorld) -> None:
+def test_forked_child_dropping_everything_keeps_its_parents_sessions(world: MySQLOrders) -> None:
     assert world.prepared(1).commit()
     assert world.recovery().prepared() == []
     open_branch, idle = world.enlist(), world.enlist()

@@ -18,12 +18,12 @@ from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, decode_bqual
 from txmq.xid import FORMAT_ID
 
-from .mysql_world import MySQLWorld, new_txid
+from .mysql_orders import MySQLOrders, new_txid
 
 
 @pytest.fixture
-def world(mariadb: MariaDB) -> Iterator[MySQLWorld]:
-    world = MySQLWorld(mariadb)
+def world(mariadb: MariaDB) -> Iterator[MySQLOrders]:
+    world = MySQLOrders(mariadb)
     yield world
     world.settle_everything()
 
@@ -37,7 +37,7 @@ def end(branch: MySQLBranch) -> None:
 # --- the life of a branch --------------------------------------------------------------------------------------------
 
 
-def test_prepared_branch_is_invisible_until_commit_then_has_its_marker(world: MySQLWorld) -> None:
+def test_prepared_branch_is_invisible_until_commit_then_has_its_marker(world: MySQLOrders) -> None:
     branch = world.prepared(1)
     assert world.rows() == []
     assert world.markers() == {}
@@ -48,7 +48,7 @@ def test_prepared_branch_is_invisible_until_commit_then_has_its_marker(world: My
     assert world.listed() == []
 
 
-def test_the_xid_says_transaction_resource_deadline_and_connection(world: MySQLWorld) -> None:
+def test_the_xid_says_transaction_resource_deadline_and_connection(world: MySQLOrders) -> None:
     txid = new_txid()
     branch = world.enlist(timeout=30.0, txid=txid)
     now_ms = world.execute("SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")[0][0]
@@ -67,7 +67,7 @@ def test_the_xid_says_transaction_resource_deadline_and_connection(world: MySQLW
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_a_rollback_leaves_nothing_and_the_connection_is_used_again(world: MySQLWorld, is_prepared: bool) -> None:
+def test_a_rollback_leaves_nothing_and_the_connection_is_used_again(world: MySQLOrders, is_prepared: bool) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     if is_prepared:
@@ -81,7 +81,7 @@ def test_a_rollback_leaves_nothing_and_the_connection_is_used_again(world: MySQL
     assert following.roll_back(prepared=False)
 
 
-def test_a_rollback_before_end_body_ends_the_body(world: MySQLWorld) -> None:
+def test_a_rollback_before_end_body_ends_the_body(world: MySQLOrders) -> None:
     branch = world.enlist()
     cursor = branch.connection.cursor()
     assert branch.roll_back(prepared=False)
@@ -89,7 +89,7 @@ def test_a_rollback_before_end_body_ends_the_body(world: MySQLWorld) -> None:
         cursor.execute("SELECT 1")
 
 
-def test_each_end_gives_the_connection_back_once(world: MySQLWorld) -> None:
+def test_each_end_gives_the_connection_back_once(world: MySQLOrders) -> None:
     branch = world.prepared(1)
     assert branch.commit()
     branch.finish()
@@ -106,7 +106,7 @@ def test_each_end_gives_the_connection_back_once(world: MySQLWorld) -> None:
 # --- what dooms a branch ---------------------------------------------------------------------------------------------
 
 
-def test_failed_statement_dooms_branch_even_if_body_goes_on(world: MySQLWorld) -> None:
+def test_failed_statement_dooms_branch_even_if_body_goes_on(world: MySQLOrders) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     with pytest.raises(MySQLdb.IntegrityError):
@@ -118,7 +118,7 @@ def test_failed_statement_dooms_branch_even_if_body_goes_on(world: MySQLWorld) -
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_a_lock_wait_that_times_out_dooms_the_branch(world: MySQLWorld) -> None:
+def test_a_lock_wait_that_times_out_dooms_the_branch(world: MySQLOrders) -> None:
     holder = world.enlist()
     world.insert(holder, 1)
     branch = world.enlist()
@@ -133,7 +133,7 @@ def test_a_lock_wait_that_times_out_dooms_the_branch(world: MySQLWorld) -> None:
     assert world.rows() == []
 
 
-def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQLWorld) -> None:
+def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQLOrders) -> None:
     world.execute("INSERT INTO orders VALUES (1, 'a'), (2, 'b')")
     branches = [world.enlist(), world.enlist()]
     for number, branch in enumerate(branches, 1):
@@ -165,7 +165,7 @@ def test_a_deadlocks_victim_is_doomed_and_its_connection_used_again(world: MySQL
     assert survivor.commit()
 
 
-def test_later_statement_of_one_text_that_failed_unread_dooms_branch(world: MySQLWorld) -> None:
+def test_later_statement_of_one_text_that_failed_unread_dooms_branch(world: MySQLOrders) -> None:
     branch = world.enlist()
     cursor = branch.connection.cursor()
     cursor.execute("INSERT INTO orders VALUES (1, ''); INSERT INTO orders VALUES (1, '')")
@@ -175,7 +175,7 @@ def test_later_statement_of_one_text_that_failed_unread_dooms_branch(world: MySQ
     assert world.rows() == []
 
 
-def test_unread_results_of_several_statements_in_one_text_all_succeed(world: MySQLWorld) -> None:
+def test_unread_results_of_several_statements_in_one_text_all_succeed(world: MySQLOrders) -> None:
     branch = world.enlist()
     branch.connection.cursor().execute("INSERT INTO orders VALUES (1, ''); SELECT 5; INSERT INTO orders VALUES (2, '')")
     branch.end_body()
@@ -185,7 +185,7 @@ def test_unread_results_of_several_statements_in_one_text_all_succeed(world: MyS
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "BEGIN", "CREATE TABLE u (i INT)", "XA PREPARE 'x'", "XA END 'x'"])
-def test_statements_that_xa_refuses_doom_the_branch(world: MySQLWorld, statement: str) -> None:
+def test_statements_that_xa_refuses_doom_the_branch(world: MySQLOrders, statement: str) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     with pytest.raises(MySQLdb.OperationalError):
@@ -203,7 +203,7 @@ def _end_by_hand(branch: MySQLBranch, *verbs: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["COMMIT ONE PHASE", "ROLLBACK"])
-def test_body_that_ends_branch_by_itself_is_heuristic(world: MySQLWorld, verb: str) -> None:
+def test_body_that_ends_branch_by_itself_is_heuristic(world: MySQLOrders, verb: str) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     _end_by_hand(branch, "END", verb)
@@ -215,7 +215,7 @@ def test_body_that_ends_branch_by_itself_is_heuristic(world: MySQLWorld, verb: s
 
 
 @pytest.mark.parametrize("verbs", [("END",), ("END", "PREPARE")])
-def test_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLWorld, verbs: tuple[str, ...]) -> None:
+def test_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLOrders, verbs: tuple[str, ...]) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     _end_by_hand(branch, *verbs)
@@ -225,7 +225,7 @@ def test_body_that_ends_its_work_by_itself_is_rolled_back(world: MySQLWorld, ver
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_work_behind_manual_end_is_undone_and_connection_dropped(world: MySQLWorld) -> None:
+def test_work_behind_manual_end_is_undone_and_connection_dropped(world: MySQLOrders) -> None:
     branch = world.enlist()
     number = branch.details()["connection"]
     _end_by_hand(branch, "END", "ROLLBACK")
@@ -239,7 +239,7 @@ def test_work_behind_manual_end_is_undone_and_connection_dropped(world: MySQLWor
     assert world.rows() == []
 
 
-def test_deadline_passed_on_the_databases_clock_admits_no_marker(world: MySQLWorld) -> None:
+def test_deadline_passed_on_the_databases_clock_admits_no_marker(world: MySQLOrders) -> None:
     branch = world.enlist(timeout=-1.0)
     world.insert(branch, 1)
     with pytest.raises(PrepareUnknownError, match="without its marker") as caught:
@@ -249,7 +249,7 @@ def test_deadline_passed_on_the_databases_clock_admits_no_marker(world: MySQLWor
     assert (world.rows(), world.markers(), world.listed()) == ([], {}, [])
 
 
-def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: MySQLWorld) -> None:
+def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: MySQLOrders) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     world.execute(f"UPDATE txmq_marker_identity SET uuid = '{'f' * 32}'")
@@ -259,7 +259,7 @@ def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: My
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_branch_costs_four_round_trips_and_eight_with_single_statements(world: MySQLWorld) -> None:
+def test_branch_costs_four_round_trips_and_eight_with_single_statements(world: MySQLOrders) -> None:
     seen: list[Any] = []
 
     class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
@@ -281,7 +281,7 @@ def test_branch_costs_four_round_trips_and_eight_with_single_statements(world: M
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_a_marker_that_is_refused_leaves_nothing_prepared(world: MySQLWorld, is_packed: bool) -> None:
+def test_a_marker_that_is_refused_leaves_nothing_prepared(world: MySQLOrders, is_packed: bool) -> None:
     branch = world.enlist(connection=world.connect(multi_statements=is_packed))
     world.insert(branch, 1)
     txid = branch.xid.gtrid.decode()
@@ -296,7 +296,7 @@ def test_a_marker_that_is_refused_leaves_nothing_prepared(world: MySQLWorld, is_
 # --- deaths ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_unprepared_branch_ends_with_its_connection(world: MySQLWorld) -> None:
+def test_an_unprepared_branch_ends_with_its_connection(world: MySQLOrders) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     branch.end_body()
@@ -304,7 +304,7 @@ def test_an_unprepared_branch_ends_with_its_connection(world: MySQLWorld) -> Non
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(world: MySQLWorld) -> None:
+def test_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(world: MySQLOrders) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     branch.end_body()
@@ -315,7 +315,7 @@ def test_killed_session_before_prepare_leaves_it_unknown_and_nothing_prepared(wo
     assert (world.rows(), world.listed()) == ([], [])
 
 
-def test_prepare_at_a_frozen_server_is_unknown_and_found_later(world: MySQLWorld) -> None:
+def test_prepare_at_a_frozen_server_is_unknown_and_found_later(world: MySQLOrders) -> None:
     branch = world.enlist(connection=world.connect(read_timeout=1))
     world.insert(branch, 1)
     branch.end_body()
@@ -336,7 +336,7 @@ def test_prepare_at_a_frozen_server_is_unknown_and_found_later(world: MySQLWorld
 
 
 def test_connection_of_caller_leaves_branch_that_failed_to_begin(
-    world: MySQLWorld, monkeypatch: pytest.MonkeyPatch
+    world: MySQLOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = world.connect()
     monkeypatch.setattr("txmq.xa.mysql.branch._SAVEPOINT", "no name")
@@ -346,7 +346,7 @@ def test_connection_of_caller_leaves_branch_that_failed_to_begin(
     assert world.prepared(1, connection).commit()
 
 
-def test_killed_session_before_commit_leaves_branch_to_resolver(world: MySQLWorld) -> None:
+def test_killed_session_before_commit_leaves_branch_to_resolver(world: MySQLOrders) -> None:
     branch = world.prepared(1)
     world.execute(f"KILL {branch.details()['connection']}")
     assert not branch.commit()
@@ -356,7 +356,7 @@ def test_killed_session_before_commit_leaves_branch_to_resolver(world: MySQLWorl
     recovery.close()
 
 
-def test_an_idle_connection_that_the_server_has_ended_is_replaced(world: MySQLWorld) -> None:
+def test_an_idle_connection_that_the_server_has_ended_is_replaced(world: MySQLOrders) -> None:
     branch = world.prepared(1)
     number = branch.details()["connection"]
     assert branch.commit()
@@ -367,7 +367,7 @@ def test_an_idle_connection_that_the_server_has_ended_is_replaced(world: MySQLWo
     assert world.rows() == [1, 2]
 
 
-def test_prepared_branches_survive_server_kills_and_are_committed_by_others(world: MySQLWorld) -> None:
+def test_prepared_branches_survive_server_kills_and_are_committed_by_others(world: MySQLOrders) -> None:
     branches = [world.prepared(number) for number in (1, 2, 3)]
     world.server.restart()
     assert not branches[0].commit()

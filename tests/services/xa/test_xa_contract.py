@@ -16,10 +16,10 @@ from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.mysql.resource import MySQLResource
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
 
-from .mysql_world import CLUSTER, NAME, MySQLWorld, new_txid
+from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid
 
 
-class World(Protocol):
+class ResourceUnderTest(Protocol):
     """A resource, and a view of its database from outside."""
 
     resource: Any
@@ -46,15 +46,15 @@ class World(Protocol):
         """A connection of the application's."""
 
 
-class RealWorld(MySQLWorld):
+class MariaDBUnderTest(MySQLOrders):
     """MariaDB."""
 
     def restart(self) -> None:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         self.server.restart()
 
 
-class SimulatedWorld:
+class SimulationUnderTest:
     """The simulation."""
 
     def __init__(self) -> None:
@@ -66,46 +66,46 @@ class SimulatedWorld:
         return SimulatedXAResource(NAME, self.database, "5" * 32, lambda: 1_790_000_000_000)
 
     def connect(self) -> Any:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         return self.database.connect()
 
     def enlist(self, timeout: float = 30.0, connection: Any = None, txid: str | None = None) -> Any:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         return self.resource.enlist(CLUSTER, txid or new_txid(), timeout, connection)
 
     def insert(self, branch: Any, number: int) -> None:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         branch.connection.insert("orders", number)
 
     def rows(self) -> list[int]:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         return sorted(key for table, key in self.database.committed if table == "orders")  # type: ignore[misc]
 
     def recovery(self) -> Any:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         return self._new_resource().open_recovery(CLUSTER)
 
     def end_session(self, branch: Any) -> None:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         branch.abandon()
 
     def restart(self) -> None:
-        """See ``World``."""
+        """See ``ResourceUnderTest``."""
         self.database.crash()
         self.database.start()
 
 
 @pytest.fixture(params=["real", "simulated"])
-def world(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[ResourceUnderTest]:
     if request.param == "simulated":
-        yield SimulatedWorld()
+        yield SimulationUnderTest()
         return
-    real = RealWorld(mariadb)
+    real = MariaDBUnderTest(mariadb)
     yield real
     real.settle_everything()
 
 
-def prepared(world: World, number: int, connection: Any = None) -> Any:
+def prepared(world: ResourceUnderTest, number: int, connection: Any = None) -> Any:
     """A branch with one row, prepared."""
     branch = world.enlist(connection=connection)
     world.insert(branch, number)
@@ -125,7 +125,7 @@ def test_types_fit_the_ports() -> None:
     assert callable(fits)  # what it says is checked by mypy
 
 
-def test_a_branch_commits_with_its_marker(world: World) -> None:
+def test_a_branch_commits_with_its_marker(world: ResourceUnderTest) -> None:
     branch = prepared(world, 1)
     assert world.rows() == []
     assert branch.commit()
@@ -138,7 +138,7 @@ def test_a_branch_commits_with_its_marker(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
-def test_a_branch_rolls_back_for_good(world: World, is_prepared: bool) -> None:
+def test_a_branch_rolls_back_for_good(world: ResourceUnderTest, is_prepared: bool) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     if is_prepared:
@@ -152,7 +152,7 @@ def test_a_branch_rolls_back_for_good(world: World, is_prepared: bool) -> None:
     assert world.rows() == []
 
 
-def test_an_error_in_the_body_dooms_the_branch(world: World) -> None:
+def test_an_error_in_the_body_dooms_the_branch(world: ResourceUnderTest) -> None:
     assert prepared(world, 1).commit()
     branch = world.enlist()
     with pytest.raises(Exception, match="1062"):
@@ -165,7 +165,7 @@ def test_an_error_in_the_body_dooms_the_branch(world: World) -> None:
     assert world.rows() == [1]
 
 
-def test_a_deadline_that_has_passed_dooms_the_branch(world: World) -> None:
+def test_a_deadline_that_has_passed_dooms_the_branch(world: ResourceUnderTest) -> None:
     branch = world.enlist(timeout=-1.0)
     world.insert(branch, 1)
     branch.end_body()
@@ -176,7 +176,7 @@ def test_a_deadline_that_has_passed_dooms_the_branch(world: World) -> None:
     assert (world.rows(), world.recovery().prepared()) == ([], [])
 
 
-def test_the_connection_is_the_bodys_until_end_body(world: World) -> None:
+def test_the_connection_is_the_bodys_until_end_body(world: ResourceUnderTest) -> None:
     branch = world.enlist()
     branch.end_body()
     with pytest.raises(TransactionStateError, match="over"):
@@ -184,7 +184,7 @@ def test_the_connection_is_the_bodys_until_end_body(world: World) -> None:
     assert branch.roll_back(prepared=False)
 
 
-def test_a_branch_that_is_not_prepared_ends_with_its_owner(world: World) -> None:
+def test_a_branch_that_is_not_prepared_ends_with_its_owner(world: ResourceUnderTest) -> None:
     branch = world.enlist()
     world.insert(branch, 1)
     branch.end_body()
@@ -194,7 +194,7 @@ def test_a_branch_that_is_not_prepared_ends_with_its_owner(world: World) -> None
 
 
 @pytest.mark.parametrize("verb", ["commit", "rollback"])
-def test_prepared_branch_of_a_gone_owner_is_finished_by_another(world: World, verb: str) -> None:
+def test_prepared_branch_of_a_gone_owner_is_finished_by_another(world: ResourceUnderTest, verb: str) -> None:
     branch, recovery = prepared(world, 1), world.recovery()
     end = getattr(recovery, verb)
     assert end(branch.xid) is Ended.NOT_KNOWN
@@ -210,7 +210,7 @@ def test_prepared_branch_of_a_gone_owner_is_finished_by_another(world: World, ve
     assert not branch.commit()
 
 
-def test_prepared_branches_survive_crashes(world: World) -> None:
+def test_prepared_branches_survive_crashes(world: ResourceUnderTest) -> None:
     branches = [prepared(world, number) for number in range(3)]
     world.restart()
     assert not branches[0].commit()
@@ -226,7 +226,7 @@ def test_prepared_branches_survive_crashes(world: World) -> None:
     assert world.rows() == [0]
 
 
-def test_unforced_rollback_by_another_may_be_lost_in_a_crash(world: World) -> None:
+def test_unforced_rollback_by_another_may_be_lost_in_a_crash(world: ResourceUnderTest) -> None:
     branches = [prepared(world, number) for number in range(4)]
     for branch in branches:
         world.end_session(branch)
@@ -242,7 +242,7 @@ def test_unforced_rollback_by_another_may_be_lost_in_a_crash(world: World) -> No
     assert world.recovery().prepared() == []
 
 
-def test_a_marker_in_doubt_is_not_readable(world: World) -> None:
+def test_a_marker_in_doubt_is_not_readable(world: ResourceUnderTest) -> None:
     branch, recovery = prepared(world, 1), world.recovery()
     with pytest.raises(Exception, match="1205"):
         recovery.marker_outcome(branch.xid.gtrid.decode())
@@ -251,7 +251,7 @@ def test_a_marker_in_doubt_is_not_readable(world: World) -> None:
     assert recovery.marker_outcome(branch.xid.gtrid.decode()) is None
 
 
-def test_a_connection_of_the_caller_is_given_back_idle(world: World) -> None:
+def test_a_connection_of_the_caller_is_given_back_idle(world: ResourceUnderTest) -> None:
     connection = world.connect()
     assert prepared(world, 1, connection).commit()
     assert prepared(world, 2, connection).roll_back(prepared=True)
@@ -263,7 +263,7 @@ def test_a_connection_of_the_caller_is_given_back_idle(world: World) -> None:
     assert world.rows() == [1, 3]
 
 
-def test_a_txid_that_is_none_is_refused(world: World) -> None:
+def test_a_txid_that_is_none_is_refused(world: ResourceUnderTest) -> None:
     with pytest.raises(ValueError, match="not a transaction id"):
         world.enlist(txid="x")
 
@@ -274,7 +274,7 @@ def test_a_txid_that_is_none_is_refused(world: World) -> None:
 @pytest.mark.parametrize("fault", list(Fault))
 @pytest.mark.parametrize("call", ["xa_start", "insert", "xa_end", "xa_prepare", "xa_commit"])
 def test_branch_under_every_fault_is_committed_whole_or_not(fault: Fault, call: str) -> None:
-    world = SimulatedWorld()
+    world = SimulationUnderTest()
     left = [fault]
     world.database.fault = lambda _session, name: left.pop() if name == call and left else None
     is_committed = False
@@ -310,7 +310,7 @@ def test_a_database_that_is_not_installed_or_another_is_refused() -> None:
 
 
 def test_a_deadlocks_victim_can_only_be_rolled_back() -> None:
-    world = SimulatedWorld()
+    world = SimulationUnderTest()
     session = world.database.connect()
     branch = world.enlist(connection=session)
     world.insert(branch, 1)

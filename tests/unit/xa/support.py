@@ -38,7 +38,7 @@ class Connection(sqlite3.Connection):
             raise planned
 
 
-class World:
+class LastResourceFixture:
     """One database, one broker, one client process.
 
     Attributes:
@@ -191,7 +191,7 @@ def crash_at(point: str) -> Iterator[list[str]]:
         yield reached
 
 
-def abandon(world: World, value: bytes, point: str = "client.tx.prepared") -> str:
+def abandon(world: LastResourceFixture, value: bytes, point: str = "client.tx.prepared") -> str:
     """A transaction whose process died at a point; its id."""
     known = set(world.home.states())
     with crash_at(point), pytest.raises(SimulatedCrash):

@@ -12,11 +12,11 @@ from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import Bqual, encode_bqual
 from txmq.xid import FORMAT_ID, TxId, Xid
 
-from .support import World
-from .xa_support import Prepared, XaWorld
+from .support import LastResourceFixture
+from .xa_support import Prepared, XAFixture
 
 
-def hang(world: XaWorld, counter: int = 1, overdue_ms: int = -30_000) -> str:
+def hang(world: XAFixture, counter: int = 1, overdue_ms: int = -30_000) -> str:
     """A branch that is prepared in the first database, of an owner that is connected and has not decided."""
     home, database = world.home.session, world.databases[0]
     txid = str(TxId(home.cluster, home.home, 7, counter))
@@ -25,7 +25,7 @@ def hang(world: XaWorld, counter: int = 1, overdue_ms: int = -30_000) -> str:
     return txid
 
 
-def told(world: XaWorld | World) -> list[dict[str, Any]]:
+def told(world: XAFixture | LastResourceFixture) -> list[dict[str, Any]]:
     """The reports since the last look."""
     found = [body for _, body in world.home.reports]
     world.home.reports.clear()
@@ -33,7 +33,7 @@ def told(world: XaWorld | World) -> list[dict[str, Any]]:
 
 
 def test_undecided_branch_unknown_to_the_broker_is_reported_with_age() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     resolver = world.resolver()
     txid = hang(world)
     resolver.run_once()
@@ -50,7 +50,7 @@ def test_undecided_branch_unknown_to_the_broker_is_reported_with_age() -> None:
 
 
 def test_unchanged_state_is_reported_sparingly_and_its_end_at_once() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     resolver = world.resolver()
     hang(world)
     resolver.run_once()
@@ -70,14 +70,14 @@ def test_unchanged_state_is_reported_sparingly_and_its_end_at_once() -> None:
 
 
 def test_what_a_round_has_settled_is_not_reported() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     hang(world, overdue_ms=5000)  # the deadline has passed: it is fenced and rolled back
     assert world.resolver().run_once() == 1
     assert [body["branches"] for body in told(world)] == [0]
 
 
 def test_branch_is_at_least_as_old_as_its_overdue_deadline() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     hang(world, overdue_ms=60_000)
     world.home.faults["outcome"].append(Fault(FencedError("its session is gone")))
     world.resolver().run_once()
@@ -87,14 +87,14 @@ def test_branch_is_at_least_as_old_as_its_overdue_deadline() -> None:
 
 
 def test_a_broker_that_is_away_is_told_nothing() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     world.home.faults["recover"].append(Fault(UnavailableError("")))
     world.resolver().run_once()
     assert told(world) == []
 
 
 def test_absent_database_is_reported_with_reason_and_last_look() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     resolver = world.resolver()
     hang(world)
     resolver.run_once()
@@ -110,7 +110,7 @@ def test_absent_database_is_reported_with_reason_and_last_look() -> None:
 
 
 def test_the_oldest_are_listed_and_all_are_counted() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     for counter in range(1, 2 * LISTED_MAX + 1):
         hang(world, counter)
     world.resolver().run_once()
@@ -119,7 +119,7 @@ def test_the_oldest_are_listed_and_all_are_counted() -> None:
 
 
 def test_a_report_that_fails_fails_no_round() -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     world.home.faults["resource"].append(Fault(ConnectionLostError("planned")))
     resolver = world.resolver()
     resolver.run_once()
@@ -127,7 +127,7 @@ def test_a_report_that_fails_fails_no_round() -> None:
 
 
 def test_last_resource_is_reported_when_asked_and_when_unreachable(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = LastResourceFixture(tmp_path)
     resolver = world.resolver()
     resolver.run_once()
     [body] = told(world)

@@ -26,13 +26,13 @@ from txmq.xa.last_resource.proof import Found, Step
 from txmq.xa.last_resource.resource_resolver import is_due
 from txmq.xa.resolver import Resolver
 
-from .support import World, abandon, crash_at, quiet_resolver
+from .support import LastResourceFixture, abandon, crash_at, quiet_resolver
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
@@ -90,7 +90,7 @@ def test_transaction_is_due_if_its_owner_or_deadline_is_gone(
     assert is_due(listed) is due
 
 
-def test_an_owner_that_lives_is_left_alone_until_its_deadline(world: World) -> None:
+def test_an_owner_that_lives_is_left_alone_until_its_deadline(world: LastResourceFixture) -> None:
     txid = abandon(world, b"x")
     world.home.owner_connected = True
     assert world.resolver().run_once() == 0
@@ -102,7 +102,9 @@ def test_an_owner_that_lives_is_left_alone_until_its_deadline(world: World) -> N
 # --- what is settled -------------------------------------------------------------------------------------------------
 
 
-def test_many_are_settled_by_their_markers_page_after_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_settled_by_their_markers_page_after_page(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PAGE_SIZE", 3)
     points = ["client.tx.prepared", "client.tx.db_committed"] * 5
     for number, point in enumerate(points):
@@ -114,7 +116,7 @@ def test_many_are_settled_by_their_markers_page_after_page(world: World, monkeyp
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
 @pytest.mark.parametrize("moment", ["", "resolver.marker_inserted", "resolver.read_committed", "resolver.told_broker"])
-def test_two_at_once_are_harmless(world: World, moment: str, point: str) -> None:
+def test_two_at_once_are_harmless(world: LastResourceFixture, moment: str, point: str) -> None:
     """The second one's whole round falls into the first one's, at every place."""
     abandon(world, b"x", point)
     second = world.resolver()
@@ -136,7 +138,7 @@ def test_two_at_once_are_harmless(world: World, moment: str, point: str) -> None
     assert world.rows() == ([b"x"] if point.endswith("committed") else [])
 
 
-def test_an_owner_that_comes_back_behind_the_resolver_cannot_commit(world: World) -> None:
+def test_an_owner_that_comes_back_behind_the_resolver_cannot_commit(world: LastResourceFixture) -> None:
     """A paused owner: the resolver's marker is in before its own."""
     held: list[str] = []
 
@@ -160,7 +162,9 @@ def test_an_owner_that_comes_back_behind_the_resolver_cannot_commit(world: World
     world.check()
 
 
-def test_commits_are_all_sent_before_one_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_are_all_sent_before_one_is_waited_for(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A commit may wait at the broker for an earlier one of the same rows."""
     for number in range(3):
         abandon(world, b"%d" % number, "client.tx.db_committed")
@@ -199,7 +203,9 @@ def test_commits_are_all_sent_before_one_is_waited_for(world: World, monkeypatch
         {"uuid": "f" * 32},
     ],
 )
-def test_what_is_not_ours_is_not_touched(world: World, change: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_ours_is_not_touched(
+    world: LastResourceFixture, change: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     abandon(world, b"x")
     listed = json.loads(world.home.call("recover", timeout=1.0, extensions={"uuid": world.resource.uuid}))
     listed["transactions"][0].update(change)
@@ -209,7 +215,7 @@ def test_what_is_not_ours_is_not_touched(world: World, change: dict[str, str], m
     assert (set(world.home.requests), world.markers()) == ({"recover", "resource"}, {})
 
 
-def test_another_database_of_the_name_settles_nothing(world: World) -> None:
+def test_another_database_of_the_name_settles_nothing(world: LastResourceFixture) -> None:
     """The file was lost and made anew: the marker is not absent there, it is unreachable."""
     abandon(world, b"x", "client.tx.db_committed")
     resolver = Resolver(world.home, [world.resource])
@@ -223,7 +229,7 @@ def test_another_database_of_the_name_settles_nothing(world: World) -> None:
     world.check()
 
 
-def test_database_that_becomes_another_under_open_connection_proves_nothing(world: World) -> None:
+def test_database_that_becomes_another_under_open_connection_proves_nothing(world: LastResourceFixture) -> None:
     txid = abandon(world, b"x")
     database = world.resource.open_settling("00000000000000c1")
     with world.outside() as connection:
@@ -233,7 +239,7 @@ def test_database_that_becomes_another_under_open_connection_proves_nothing(worl
     database.close()
 
 
-def test_file_that_is_gone_is_unreachable_and_not_made_anew(world: World) -> None:
+def test_file_that_is_gone_is_unreachable_and_not_made_anew(world: LastResourceFixture) -> None:
     abandon(world, b"x")
     lost_path = world.path.with_suffix(".lost")
     world.path.rename(lost_path)
@@ -249,7 +255,9 @@ def test_file_that_is_gone_is_unreachable_and_not_made_anew(world: World) -> Non
 
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
-def test_a_locked_database_leaves_it_undecided(world: World, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_database_leaves_it_undecided(
+    world: LastResourceFixture, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("txmq.xa.last_resource.resource.RESOLVE_WAIT_S", 0.01)
     txid = abandon(world, b"x", point)
     resolver = world.resolver()
@@ -264,7 +272,9 @@ def test_a_locked_database_leaves_it_undecided(world: World, point: str, monkeyp
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
-def test_a_broker_that_could_not_be_told_is_told_again(world: World, point: str, is_executed: bool) -> None:
+def test_a_broker_that_could_not_be_told_is_told_again(
+    world: LastResourceFixture, point: str, is_executed: bool
+) -> None:
     abandon(world, b"x", point)
     verb = "rollback" if point.endswith("prepared") else "commit"
     world.home.faults[verb].append(lost(is_executed=is_executed))
@@ -274,7 +284,7 @@ def test_a_broker_that_could_not_be_told_is_told_again(world: World, point: str,
     world.check()
 
 
-def test_a_row_that_has_gone_is_undecided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_has_gone_is_undecided(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was removed by one who had settled the transaction: the broker says so next time."""
     txid = abandon(world, b"x", "client.tx.db_committed")
     database = world.resource.open_settling("00000000000000c1")
@@ -283,7 +293,7 @@ def test_a_row_that_has_gone_is_undecided(world: World, monkeypatch: pytest.Monk
     database.close()
 
 
-def test_finding_is_made_durable_by_write_before_it_is_told(world: World) -> None:
+def test_finding_is_made_durable_by_write_before_it_is_told(world: LastResourceFixture) -> None:
     abandon(world, b"x", "client.tx.db_committed")
     with crash_at("resolver.read_committed"), pytest.raises(SimulatedCrash):
         world.resolver().run_once()
@@ -292,7 +302,7 @@ def test_finding_is_made_durable_by_write_before_it_is_told(world: World) -> Non
     assert "commit" not in world.home.requests
 
 
-def test_heuristic_keeps_its_marker_and_is_not_tried_for_ever(world: World) -> None:
+def test_heuristic_keeps_its_marker_and_is_not_tried_for_ever(world: LastResourceFixture) -> None:
     txid = abandon(world, b"x", "client.tx.db_committed")
     world.home.faults["commit"].append(Fault(TransactionConflictError("an operator rolled it back")))
     resolver = world.resolver()
@@ -300,7 +310,7 @@ def test_heuristic_keeps_its_marker_and_is_not_tried_for_ever(world: World) -> N
     assert world.markers() == {txid: "committed"}
 
 
-def test_one_resource_that_is_away_does_not_stop_another(world: World, tmp_path: Path) -> None:
+def test_one_resource_that_is_away_does_not_stop_another(world: LastResourceFixture, tmp_path: Path) -> None:
     abandon(world, b"x")
 
     def away() -> sqlite3.Connection:
@@ -328,7 +338,7 @@ class Rounds:
         return len(self.waits) > self._count
 
 
-def test_rounds_begin_at_once_and_go_on_whatever_fails(world: World) -> None:
+def test_rounds_begin_at_once_and_go_on_whatever_fails(world: LastResourceFixture) -> None:
     world.home.faults["recover"].extend([lost(is_executed=False), None])
     rounds = Rounds(3)
     world.resolver().run(rounds)
@@ -338,7 +348,7 @@ def test_rounds_begin_at_once_and_go_on_whatever_fails(world: World) -> None:
     assert broker_port.FAILED_POLL_S_MAX <= 1.0
 
 
-def test_rounds_end_with_the_client(world: World) -> None:
+def test_rounds_end_with_the_client(world: LastResourceFixture) -> None:
     world.home.faults["recover"].append(Fault(ClosedError("closed")))
     rounds = Rounds(100)
     world.resolver().run(rounds)
@@ -348,7 +358,7 @@ def test_rounds_end_with_the_client(world: World) -> None:
 # --- housekeeping ----------------------------------------------------------------------------------------------------
 
 
-def test_finished_markers_leave_in_bulk_and_only_then(world: World) -> None:
+def test_finished_markers_leave_in_bulk_and_only_then(world: LastResourceFixture) -> None:
     for number in range(5):
         world.order(b"%d" % number)
     assert set(world.markers().values()) == {"committed"}
@@ -358,7 +368,7 @@ def test_finished_markers_leave_in_bulk_and_only_then(world: World) -> None:
     resolver.close()
 
 
-def test_few_finished_markers_wait_for_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_finished_markers_wait_for_more(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marker_sweep, "DELETE_SIZE", 3)
     clock = SimClock()
     resolver = Resolver(world.home, [world.resource], clock)
@@ -377,7 +387,9 @@ def test_few_finished_markers_wait_for_more(world: World, monkeypatch: pytest.Mo
     resolver.close()
 
 
-def test_marker_of_commit_that_was_told_leaves_in_later_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_of_commit_that_was_told_leaves_in_later_round(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(marker_sweep, "DELETE_FEW_EVERY_S", 0.0)
     abandon(world, b"x", "client.tx.db_committed")
     resolver = world.resolver()
@@ -387,7 +399,7 @@ def test_marker_of_commit_that_was_told_leaves_in_later_round(world: World, monk
     resolver.close()
 
 
-def test_a_marker_whose_broker_was_not_told_stays(world: World) -> None:
+def test_a_marker_whose_broker_was_not_told_stays(world: LastResourceFixture) -> None:
     world.home.faults["commit"].extend([Fault(ConnectionLostError(""), is_executed=False)] * 5000)
     world.order(b"x", timeout=5.0)
     resolver = Resolver(world.home, [world.resource])

@@ -320,7 +320,7 @@ class FakeRecovery:
         """Nothing to close."""
 
 
-class XaWorld:
+class XAFixture:
     """Some databases, one broker, one client process."""
 
     def __init__(self, names: str = "ab", *, has_marker: bool = True) -> None:
@@ -401,7 +401,7 @@ class Notes:
         self.resolver.branch_resolver(resource).watch(txid, on_settled)
 
 
-def foreign_branch(world: XaWorld, database: Database, *, how: str) -> Xid:
+def foreign_branch(world: XAFixture, database: Database, *, how: str) -> Xid:
     """A prepared branch that is not ours."""
     home = world.home.session
     txid = TxId(home.cluster, home.home, 7, 99)

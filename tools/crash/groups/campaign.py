@@ -30,9 +30,9 @@ from typing import Any
 
 import txmq
 from tools.crash import final_reads, offline
-from tools.crash.groups.world import GROUP, MEMBERS, PARTITIONS, TOPIC, GroupWorld
+from tools.crash.directory import BROKER_SETTINGS, HistoryFile
+from tools.crash.groups.directory import GROUP, MEMBERS, PARTITIONS, TOPIC, GroupCampaignDirectory
 from tools.crash.processes import CampaignError, Child, pause
-from tools.crash.world import BROKER_SETTINGS, HistoryFile
 from txmq.testing.checkers.groups import GroupRules, check_group
 from txmq.testing.checkers.history import Verdict, check
 from txmq.testing.eventually import eventually
@@ -77,7 +77,7 @@ class GroupCampaign:
         self, directory: Path, seed: int, say: Callable[[str], None] = print, *, owned_s_max: float = 3.0,
         stopped_s_max: float = 3.0, coverage: int = 0,
     ) -> None:  # fmt: skip
-        self.world, self._rng, self._say = GroupWorld(directory), random.Random(seed), say
+        self.world, self._rng, self._say = GroupCampaignDirectory(directory), random.Random(seed), say
         self._owned_s_max = owned_s_max
         self._rules = GroupRules(stopped_s_max=stopped_s_max, stays=coverage, refused=min(coverage, 1))
         self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import txmq
-from tools.crash.groups.world import GROUP, TOPIC, GroupWorld, member_options
+from tools.crash.directory import HistoryFile
+from tools.crash.groups.directory import GROUP, TOPIC, GroupCampaignDirectory, member_options
 from tools.crash.processes import connect
-from tools.crash.world import HistoryFile
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.model import TopicPartition
 
@@ -71,7 +71,7 @@ class Recorder:
 
 def main(directory: str, address: str, name: str) -> None:
     """Work until SIGTERM."""
-    recorder = Recorder(HistoryFile(GroupWorld(Path(directory)).histories, name))
+    recorder = Recorder(HistoryFile(GroupCampaignDirectory(Path(directory)).histories, name))
     original = ReconnectingConnection.call
     ReconnectingConnection.call = (  # type: ignore[method-assign]
         lambda self, verb, *arguments, **more: recorder.call(partial(original, self), verb, *arguments, **more)

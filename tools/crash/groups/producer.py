@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 
 import txmq
-from tools.crash.groups.world import PARTITIONS, TOPIC, GroupWorld
+from tools.crash.directory import HistoryFile
+from tools.crash.groups.directory import PARTITIONS, TOPIC, GroupCampaignDirectory
 from tools.crash.processes import connect
 from tools.crash.worker import Teller
-from tools.crash.world import HistoryFile
 from txmq.runtime.threads import until_terminated
 
 TIMEOUT_S = 20.0
@@ -55,7 +55,7 @@ class Rounds(Teller):
 
 def main(directory: str, address: str, name: str) -> None:
     """Send until SIGTERM."""
-    history, stop = HistoryFile(GroupWorld(Path(directory)).histories, name), threading.Event()
+    history, stop = HistoryFile(GroupCampaignDirectory(Path(directory)).histories, name), threading.Event()
     with until_terminated(stop.set), connect(address, name) as client:
         Rounds(client, history, stop).run()
 

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import txmq
 from tools.crash import final_reads, offline
-from tools.crash.ordered.world import PARTITIONS, TOPIC, OrderedWorld, options
+from tools.crash.directory import BROKER_SETTINGS, HistoryFile
+from tools.crash.ordered.directory import PARTITIONS, TOPIC, OrderedCampaignDirectory, options
 from tools.crash.processes import CampaignError, Child, pause
-from tools.crash.world import BROKER_SETTINGS, HistoryFile
 from txmq.client.spooling.spool import Spool
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.checkers.events import parse_history
@@ -92,7 +92,7 @@ class OrderedCampaign:
     """One campaign in an empty ``directory``; ``say`` gets a line a cycle."""
 
     def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
-        self.world, self._say = OrderedWorld(directory), say
+        self.world, self._say = OrderedCampaignDirectory(directory), say
         self._cycles = cycles(random.Random(seed))
         self.broker = BrokerProcess(self.world.broker, settings=BROKER_SETTINGS)
         self._producer = Child("p", directory, self._command)

@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 import txmq
-from tools.crash.ordered.world import KEYS, PARTITIONS, THREADS, TOPIC, OrderedWorld, options
-from tools.crash.world import HistoryFile
+from tools.crash.directory import HistoryFile
+from tools.crash.ordered.directory import KEYS, PARTITIONS, THREADS, TOPIC, OrderedCampaignDirectory, options
 from txmq.runtime.threads import until_terminated
 
 REST_S = 0.006
@@ -54,7 +54,7 @@ class Sender:
 
 def main(directory: str, address: str, name: str) -> None:
     """Send until SIGTERM."""
-    world, stop = OrderedWorld(Path(directory)), threading.Event()
+    world, stop = OrderedCampaignDirectory(Path(directory)), threading.Event()
     keys = [KEYS[number::THREADS] for number in range(THREADS)]
     with (
         until_terminated(stop.set),

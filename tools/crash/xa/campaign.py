@@ -19,7 +19,7 @@ from typing import Final
 from tools.crash.campaign import POINT_S, Campaign
 from tools.crash.plan import WORKERS, Death
 from tools.crash.processes import CampaignError, Child, pause
-from tools.crash.xa.world import TOTAL, XaWorld
+from tools.crash.xa.directory import TOTAL, XaCampaignDirectory
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.eventually import eventually
 
@@ -97,15 +97,15 @@ class XaCampaign(Campaign):
     cycles_for_all = 2 * CELLS
     left_for_resolver = LEFT_FOR_XA_RESOLVER
     worker_module, reader_module = "tools.crash.xa.worker", "tools.crash.xa.reader"
-    world: XaWorld
+    world: XaCampaignDirectory
 
     def __init__(self, directory: Path, seed: int, sync: str = "always", say: Callable[[str], None] = print) -> None:
         super().__init__(directory, seed, sync, say)
         self.cells: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.database_deaths = 0
 
-    def make_world(self, directory: Path) -> XaWorld:
-        return XaWorld(directory)
+    def make_world(self, directory: Path) -> XaCampaignDirectory:
+        return XaCampaignDirectory(directory)
 
     def deaths(self, rng: random.Random) -> Iterator[Death]:
         return cells(rng)

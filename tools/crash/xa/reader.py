@@ -14,17 +14,17 @@ from pathlib import Path
 import MySQLdb
 
 import txmq
+from tools.crash.directory import HistoryFile
 from tools.crash.processes import connect
 from tools.crash.reader import Follower
-from tools.crash.world import HistoryFile
-from tools.crash.xa.world import RESOURCES, SERVER_OF, XaWorld
+from tools.crash.xa.directory import RESOURCES, SERVER_OF, XaCampaignDirectory
 from txmq.runtime.threads import until_terminated
 
 
 class XaReader(Follower):
     """Follows the log; a server that is away is asked again later, about what was seen meanwhile."""
 
-    def __init__(self, world: XaWorld, client: txmq.Client, history: HistoryFile) -> None:
+    def __init__(self, world: XaCampaignDirectory, client: txmq.Client, history: HistoryFile) -> None:
         super().__init__(world, client, history)
         self._databases, self._due = world, list[str]()
 
@@ -56,7 +56,7 @@ class XaReader(Follower):
 
 def main(directory: str, address: str, name: str) -> None:
     """Read until SIGTERM."""
-    world, stop = XaWorld(Path(directory)), threading.Event()
+    world, stop = XaCampaignDirectory(Path(directory)), threading.Event()
     with until_terminated(stop.set), connect(address, name) as client:
         XaReader(world, client, HistoryFile(world.histories, name)).run(stop)
 

@@ -16,10 +16,10 @@ from typing import Any
 import MySQLdb
 
 import txmq
+from tools.crash.directory import KEYS, HistoryFile
 from tools.crash.processes import connect
 from tools.crash.worker import CHANGES_ITS_MIND, REST_S, TIMEOUT_S, ChangedMindError, Teller, text_of_txid
-from tools.crash.world import KEYS, HistoryFile
-from tools.crash.xa.world import LEDGER, RESOURCES, SINGLE, TRANSFER, TRANSFERS, XaWorld
+from tools.crash.xa.directory import LEDGER, RESOURCES, SINGLE, TRANSFER, TRANSFERS, XaCampaignDirectory
 from txmq.runtime.threads import until_terminated
 
 EXPECTED = (txmq.TxmqError, MySQLdb.Error, ChangedMindError)
@@ -29,7 +29,12 @@ class XaWorker(Teller):
     """The work of one process."""
 
     def __init__(
-        self, world: XaWorld, client: txmq.Client, history: HistoryFile, rng: random.Random, stop: threading.Event
+        self,
+        world: XaCampaignDirectory,
+        client: txmq.Client,
+        history: HistoryFile,
+        rng: random.Random,
+        stop: threading.Event,
     ) -> None:
         super().__init__(client, history, stop)
         self.producer = client.producer(timeout=TIMEOUT_S)
@@ -86,7 +91,7 @@ def _write(connection: Any, operation: str, resource: str, key: str, amount: int
 
 def main(directory: str, address: str, name: str, seed: str) -> None:
     """Work until SIGTERM."""
-    world, stop = XaWorld(Path(directory)), threading.Event()
+    world, stop = XaCampaignDirectory(Path(directory)), threading.Event()
     history = HistoryFile(world.histories, name)
     with until_terminated(stop.set), connect(address, name) as client:
         XaWorker(world, client, history, random.Random(int(seed)), stop).run()

@@ -49,7 +49,7 @@ class Contents:
         return [None] * len(messages) if self.is_kept else None
 
 
-class World:
+class ListenerFixture:
     """A consumer with one message to take."""
 
     def __init__(self, max_retries: int, *, is_kept: bool, accept: Callable[[Message], bool] | None = None) -> None:
@@ -84,7 +84,7 @@ class World:
 
 
 def test_rejected_message_is_retried_and_not_acknowledged_by_the_return() -> None:
-    world = World(1, is_kept=False)
+    world = ListenerFixture(1, is_kept=False)
     world.run(world.reject)
     assert (world.consumed.position, world.consumed.under_way, len(world.consumed.retries)) == (0, 1, 1)
     world.clock.advance(60.0)
@@ -93,7 +93,7 @@ def test_rejected_message_is_retried_and_not_acknowledged_by_the_return() -> Non
 
 
 def test_what_a_listener_rejects_stays_deferred() -> None:
-    world = World(0, is_kept=True)
+    world = ListenerFixture(0, is_kept=True)
     world.run(world.reject)
     assert (list(world.consumed.deferred), world.consumed.position) == ([0], 1)
     world.clock.advance(600.0)
@@ -106,7 +106,7 @@ def test_what_a_listener_rejects_stays_deferred() -> None:
 
 @pytest.mark.parametrize("is_good", [True, False])
 def test_to_return_acknowledges_and_to_raise_does_not(is_good: bool) -> None:
-    world = World(1, is_kept=False)
+    world = ListenerFixture(1, is_kept=False)
 
     def handle(_: Message) -> None:
         if not is_good:
@@ -118,7 +118,7 @@ def test_to_return_acknowledges_and_to_raise_does_not(is_good: bool) -> None:
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_two_rejects_at_the_last_retry_dead_letter_once(is_kept: bool) -> None:
-    world = World(0, is_kept=is_kept)
+    world = ListenerFixture(0, is_kept=is_kept)
     world.dead_letters.meanwhile = world.reject
     while not world.dead_letters.dead_lettered:
         world.run(world.reject)
@@ -128,7 +128,7 @@ def test_two_rejects_at_the_last_retry_dead_letter_once(is_kept: bool) -> None:
 
 
 def test_reject_of_a_message_awaiting_retry_is_no_failure() -> None:
-    world = World(1, is_kept=False)
+    world = ListenerFixture(1, is_kept=False)
     (message,) = world.consumed.take(1, 0.0)
     for _ in range(3):
         world.reject(message)
@@ -139,7 +139,7 @@ def test_reject_of_a_message_awaiting_retry_is_no_failure() -> None:
 
 @pytest.mark.parametrize("is_deferred", [True, False])
 def test_delivery_of_a_topic_does_not_count_for_its_successor(is_deferred: bool) -> None:
-    world = World(1, is_kept=True)
+    world = ListenerFixture(1, is_kept=True)
     (old,) = world.consumed.take(1, 0.0)
     new = world.assigned(2)
     (delivered,) = new.take(1, 0.0)
@@ -154,7 +154,7 @@ def test_delivery_of_a_topic_does_not_count_for_its_successor(is_deferred: bool)
 
 
 def test_message_of_transaction_in_doubt_is_redelivered_not_dead_lettered() -> None:
-    world = World(0, is_kept=True)
+    world = ListenerFixture(0, is_kept=True)
     may_give_up = False
     world.acks.may_give_up = lambda _: may_give_up
     for _ in range(3):
@@ -177,7 +177,7 @@ def test_message_of_transaction_in_doubt_is_redelivered_not_dead_lettered() -> N
 
 def test_message_behind_its_key_is_stored_before_the_next_delivery() -> None:
     """A transaction acknowledges in order: what is in nobody's hand and not stored would have it refused."""
-    world = World(0, is_kept=True)
+    world = ListenerFixture(0, is_kept=True)
     world.consumed = world.assigned(1, 2)
     world.consumed.buffer.append(Message("orders", 0, 2, b"other", b"v", {}, None, 1, None))
     world.consumed.keeps_key_order = True
@@ -190,7 +190,7 @@ def test_message_behind_its_key_is_stored_before_the_next_delivery() -> None:
 
 def test_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[int] = []
-    ours = World(100, is_kept=False)
+    ours = ListenerFixture(100, is_kept=False)
     say = SimpleNamespace(warning=lambda _, times, **_where: reported.append(times), info=lambda *_, **__: None)
     monkeypatch.setattr(ours.failures, "_log", say)
     for _ in range(9):
@@ -204,7 +204,7 @@ def test_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytes
 
 
 def test_a_failure_of_the_listener_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(9, is_kept=False)
+    world = ListenerFixture(9, is_kept=False)
 
     def charge(_: Message) -> None:
         raise ZeroDivisionError("mine")
@@ -219,14 +219,14 @@ def test_a_failure_of_the_listener_is_logged_with_its_traceback(caplog: pytest.L
 
 
 def test_what_was_rejected_has_a_reason_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(9, is_kept=False)
+    world = ListenerFixture(9, is_kept=False)
     world.run(world.reject)
     assert not caplog.records[0].exc_info
     assert said(caplog)[0]["reason"] == "bad"
 
 
 def test_messages_deferred_are_logged_once_and_then_sparingly(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(0, is_kept=True)
+    world = ListenerFixture(0, is_kept=True)
     world.consumed = world.assigned(1, count=50)
     for _ in range(49):
         world.run(world.reject)
@@ -244,7 +244,7 @@ def test_a_filter_that_fails_is_logged_sparingly_with_its_traceback(caplog: pyte
     def accept(_: Message) -> bool:
         raise ZeroDivisionError("mine")
 
-    world = World(0, is_kept=True, accept=accept)
+    world = ListenerFixture(0, is_kept=True, accept=accept)
     world.consumed = world.assigned(1, count=9)
     for _ in range(9):
         world.run(lambda _: None)

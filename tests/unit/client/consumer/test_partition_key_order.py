@@ -34,7 +34,7 @@ def consumed(log: list[Message], offset: int = 0, deferred: str | None = None) -
     return made
 
 
-class World:
+class FailingMember:
     """A member of the group after another, and an application that fails at random."""
 
     def __init__(self, random: Random, log: list[Message]) -> None:
@@ -87,7 +87,7 @@ class World:
 def test_message_waits_for_earlier_ones_of_its_key(seed: int) -> None:
     random = Random(seed)
     keys = random.choices([b"a", b"b", None], k=20)
-    world = World(random, [message(offset, key) for offset, key in enumerate(keys)])
+    world = FailingMember(random, [message(offset, key) for offset, key in enumerate(keys)])
     for _ in range(300):
         world.step()
     while world.member.position < len(keys) or world.member.deferred:  # and in the end nothing is left

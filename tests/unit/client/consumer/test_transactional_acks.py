@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.client.consumer.pending_acks_world import SLOT, World, consumed, message
+from tests.unit.client.consumer.pending_acks_fixture import SLOT, PendingAcksFixture, consumed, message
 from txmq.client.consumer.partition import ConsumedPartition, PendingAck, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError
 from txmq.model import Outcome
@@ -81,7 +81,7 @@ def test_a_seek_forgets_claims_and_doubts() -> None:
 
 
 def test_partition_saves_nothing_else_from_sending_until_the_outcome() -> None:
-    world = World()
+    world = PendingAcksFixture()
     world.consumed.ack(0)
     world.pending_ack(1, 2)
     assert world.to_save() == [1]
@@ -94,7 +94,7 @@ def test_partition_saves_nothing_else_from_sending_until_the_outcome() -> None:
 
 
 def test_what_was_rolled_back_is_in_the_applications_hands_again() -> None:
-    world = World()
+    world = PendingAcksFixture()
     world.pending_ack(0)
     world.look()
     with pytest.raises(RolledBackError, match="not known yet"):
@@ -105,7 +105,7 @@ def test_what_was_rolled_back_is_in_the_applications_hands_again() -> None:
 
 
 def test_loss_of_the_partition_after_ack_aborts_the_transaction() -> None:
-    world = World()
+    world = PendingAcksFixture()
     world.pending_ack(0)
     world.share.partitions[SLOT] = consumed(first=0)
     with pytest.raises(RolledBackError, match="any more"):
@@ -116,7 +116,7 @@ def test_loss_of_the_partition_after_ack_aborts_the_transaction() -> None:
 
 
 def test_seek_after_ack_aborts_the_transaction() -> None:
-    world = World()
+    world = PendingAcksFixture()
     world.pending_ack(0)
     world.consumed.seek(3)
     with pytest.raises(RolledBackError):
@@ -128,7 +128,7 @@ TXID = str(TxId(1, 2, 3, 4))
 
 @pytest.mark.parametrize("answer", [b"committed\n", b"rolled-back\n"])
 def test_doubt_is_asked_about_with_fence_until_it_is_settled(answer: bytes) -> None:
-    world = World(ConnectionLostError("away"), b"prepared\n", answer)
+    world = PendingAcksFixture(ConnectionLostError("away"), b"prepared\n", answer)
     world.pending_ack(0, 1)
     rows = world.look()
     assert world.pending_acks.rejected(message(0))  # not the application's to say
@@ -143,7 +143,7 @@ def test_doubt_is_asked_about_with_fence_until_it_is_settled(answer: bytes) -> N
 
 
 def test_where_outcome_is_not_kept_partition_is_loaded_anew() -> None:
-    world = World(FencedError("no longer kept"))
+    world = PendingAcksFixture(FencedError("no longer kept"))
     world.pending_ack(0)
     world.pending_acks.doubt([world.consumed], world.owner, TXID, world.look())
     world.settled()

@@ -66,7 +66,7 @@ class ModelBroker:
         return base
 
 
-class World:
+class CoreFixture:
     """One core, one broker, and a network that loses what it likes."""
 
     def __init__(self, seed: int) -> None:
@@ -204,7 +204,7 @@ class World:
 @pytest.mark.parametrize("block", range(10))
 def test_whatever_network_and_broker_do_order_and_honesty_hold(block: int) -> None:
     for seed in range(block * 60, block * 60 + 60):
-        world = World(seed)
+        world = CoreFixture(seed)
         try:
             for _ in range(600):
                 world.step()
@@ -219,7 +219,7 @@ def test_the_model_run_reaches_every_kind_of_end() -> None:
     missing = {"stored", "DeliveryUnknownError", "RequestTimeoutError", "TopicClosedError", "DiskFullError"}
     seeds = iter(range(100))
     while missing:
-        world = World(next(seeds))
+        world = CoreFixture(next(seeds))
         for _ in range(600):
             world.step()
         world.heal()

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tests.unit.client.spooling.queue_world import PARTITION, STEPS, Step, World
+from tests.unit.client.spooling.queue_fixture import PARTITION, STEPS, QueueFixture, Step
 from txmq.client.transport.reply import Waiter
 from txmq.errors import (
     ConnectionLostError,
@@ -27,13 +27,13 @@ from txmq.runtime.threads import Future
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def world(tmp_path: Path) -> Iterator[QueueFixture]:
+    made = QueueFixture(tmp_path)
     yield made
     made.spool.close()
 
 
-def test_direct_sending_goes_on_only_when_the_spool_is_empty(world: World) -> None:
+def test_direct_sending_goes_on_only_when_the_spool_is_empty(world: QueueFixture) -> None:
     assert world.send(b"0") == 0
     world.partition.plan = [DiskFullError("full")]
     assert world.send(b"1") is None
@@ -45,7 +45,7 @@ def test_direct_sending_goes_on_only_when_the_spool_is_empty(world: World) -> No
 
 @pytest.mark.parametrize("step", ["lose", "hide", UnavailableError("stopping"), ConnectionLostError("lost")])
 @pytest.mark.parametrize("dies", [False, True])
-def test_what_was_not_answered_is_stored_once(world: World, step: str | TxmqError, dies: bool) -> None:
+def test_what_was_not_answered_is_stored_once(world: QueueFixture, step: str | TxmqError, dies: bool) -> None:
     world.send(b"0")
     world.partition.plan = [step]
     assert world.send(b"1") is None
@@ -59,7 +59,7 @@ def test_what_was_not_answered_is_stored_once(world: World, step: str | TxmqErro
 
 
 @pytest.mark.parametrize("step", ["store", "lose", ConnectionLostError("lost")])
-def test_interrupt_leaves_the_message_under_way_and_later_ones_wait(world: World, step: str | TxmqError) -> None:
+def test_interrupt_leaves_the_message_under_way_and_later_ones_wait(world: QueueFixture, step: str | TxmqError) -> None:
     world.send(b"0")
     world.partition.plan = [step]
     world.way.link.interrupts = True
@@ -71,7 +71,7 @@ def test_interrupt_leaves_the_message_under_way_and_later_ones_wait(world: World
     assert world.partition.values == [b"0", b"1", b"2"]
 
 
-def test_messages_are_many_a_batch_and_many_batches_in_flight(world: World) -> None:
+def test_messages_are_many_a_batch_and_many_batches_in_flight(world: QueueFixture) -> None:
     futures = [world.send_async(b"%d" % number) for number in range(30)]
     world.land()
     assert [future.result().offset for future in futures] == list(range(30))
@@ -82,7 +82,7 @@ def test_messages_are_many_a_batch_and_many_batches_in_flight(world: World) -> N
 @pytest.mark.parametrize("step", [step for step in STEPS if step not in ("store", "hide")])
 @pytest.mark.parametrize("at", [0, 3, 7])
 @pytest.mark.parametrize("dies", [False, True])
-def test_failure_in_the_drain_spools_the_rest_in_order(world: World, step: Step, at: int, dies: bool) -> None:
+def test_failure_in_the_drain_spools_the_rest_in_order(world: QueueFixture, step: Step, at: int, dies: bool) -> None:
     world.partition.plan = [*["store"] * at, step]
     futures = [world.send_async(b"%d" % number) for number in range(30)]
     world.land()
@@ -98,7 +98,7 @@ def test_failure_in_the_drain_spools_the_rest_in_order(world: World, step: Step,
     assert world.partition.values == [b"%d" % number for number in range(32)]
 
 
-def test_poison_alone_is_reported_and_later_messages_are_kept(world: World) -> None:
+def test_poison_alone_is_reported_and_later_messages_are_kept(world: QueueFixture) -> None:
     world.partition.refuses = lambda content: b"poison" in content
     futures = [world.send_async(value) for value in (b"0", b"poison", b"1", b"2")]
     world.land()
@@ -109,7 +109,7 @@ def test_poison_alone_is_reported_and_later_messages_are_kept(world: World) -> N
     assert (world.partition.values, world.spool.parked()) == ([b"0", b"1", b"2", b"3"], [])
 
 
-def test_poison_among_others_is_parked_and_the_others_are_sent(world: World) -> None:
+def test_poison_among_others_is_parked_and_the_others_are_sent(world: QueueFixture) -> None:
     world.partition.refuses = lambda content: b"poison" in content
     values = [b"%d" % number for number in range(20)]
     values[15] = b"poison"
@@ -121,7 +121,7 @@ def test_poison_among_others_is_parked_and_the_others_are_sent(world: World) -> 
     assert world.partition.values == [value for value in values if value != b"poison"]
 
 
-def test_deleted_topic_is_reported_to_all_and_nothing_is_spooled(world: World) -> None:
+def test_deleted_topic_is_reported_to_all_and_nothing_is_spooled(world: QueueFixture) -> None:
     world.partition.plan = [UnknownTopicError("gone")] * 10
     futures = [world.send_async(b"%d" % number) for number in range(5)]
     world.land()
@@ -131,7 +131,7 @@ def test_deleted_topic_is_reported_to_all_and_nothing_is_spooled(world: World) -
     assert world.spool.count(PARTITION) == 0
 
 
-def test_full_spool_refuses_message_by_message_what_it_cannot_take(world: World) -> None:
+def test_full_spool_refuses_message_by_message_what_it_cannot_take(world: QueueFixture) -> None:
     world.spool.size_bytes_max = 200  # two messages
     world.partition.plan = [DiskFullError("full")]
     futures = [world.send_async(b"%d" % number) for number in range(12)]
@@ -143,7 +143,7 @@ def test_full_spool_refuses_message_by_message_what_it_cannot_take(world: World)
     assert world.partition.values == [b"0", b"1"]
 
 
-def test_message_without_a_timely_answer_is_spooled_with_its_number(world: World) -> None:
+def test_message_without_a_timely_answer_is_spooled_with_its_number(world: QueueFixture) -> None:
     world.send(b"0")
     world.way.link.is_silent = True
     assert world.send(b"1") is None
@@ -154,7 +154,7 @@ def test_message_without_a_timely_answer_is_spooled_with_its_number(world: World
     assert world.partition.values == [b"0", b"1"]
 
 
-def test_while_broker_is_away_each_message_is_spooled_at_once(world: World) -> None:
+def test_while_broker_is_away_each_message_is_spooled_at_once(world: QueueFixture) -> None:
     world.way.is_away = True
     before = world.clock.monotonic()
     assert [world.send(b"%d" % number) for number in range(3)] == [None, None, None]
@@ -165,7 +165,7 @@ def test_while_broker_is_away_each_message_is_spooled_at_once(world: World) -> N
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_caller_that_finds_the_link_failed_waits_for_the_drain(world: World, is_away: bool) -> None:
+def test_caller_that_finds_the_link_failed_waits_for_the_drain(world: QueueFixture, is_away: bool) -> None:
     world.send(b"0")
     futures = [world.send_async(b"1"), world.send_async(b"2")]
     world.way.link.failure = ConnectionLostError("failed a moment ago")
@@ -179,7 +179,7 @@ def test_caller_that_finds_the_link_failed_waits_for_the_drain(world: World, is_
 
 
 def test_message_stored_but_answered_unavailable_is_found_in_the_log(
-    world: World,
+    world: QueueFixture,
 ) -> None:
     world.partition.plan = ["hide"]
     futures = [world.send_async(b"0"), world.send_async(b"1")]
@@ -191,14 +191,14 @@ def test_message_stored_but_answered_unavailable_is_found_in_the_log(
     assert world.partition.values == [b"0", b"1"]
 
 
-def test_another_session_begins_at_its_first_number_without_a_detour(world: World) -> None:
+def test_another_session_begins_at_its_first_number_without_a_detour(world: QueueFixture) -> None:
     assert [world.send(b"0"), world.send(b"1")] == [0, 1]
     world.partition.session += 1
     world.clock.sleep(1.0)  # an idle link is looked at
     assert [world.send(b"2"), world.send(b"3")] == [2, 3]
 
 
-def test_the_end_spools_what_is_under_way(world: World) -> None:
+def test_the_end_spools_what_is_under_way(world: QueueFixture) -> None:
     world.send(b"0")
     futures = [world.send_async(b"%d" % number) for number in (1, 2)]
     world.way.link.fail(ConnectionLostError("closed"))
@@ -209,7 +209,9 @@ def test_the_end_spools_what_is_under_way(world: World) -> None:
     assert {future.result().status for future in futures} == {SendStatus.SPOOLED}
 
 
-def test_close_is_not_delayed_by_a_session_that_cannot_renew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_is_not_delayed_by_a_session_that_cannot_renew(
+    world: QueueFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else what other partitions have under way would be neither spooled nor told."""
 
     def renew(*_: object) -> None:
@@ -227,7 +229,7 @@ def test_close_is_not_delayed_by_a_session_that_cannot_renew(world: World, monke
 
 
 @pytest.mark.parametrize("lost", [0, 1, 5, 7, 8, 12, 19])
-def test_interrupted_drain_is_repeated_with_its_numbers(world: World, lost: int) -> None:
+def test_interrupted_drain_is_repeated_with_its_numbers(world: QueueFixture, lost: int) -> None:
     world.partition.plan = [DiskFullError("full")]
     for number in range(20):
         world.send(b"%d" % number)
@@ -240,7 +242,7 @@ def test_interrupted_drain_is_repeated_with_its_numbers(world: World, lost: int)
     assert world.partition.values == [b"%d" % number for number in range(20)]
 
 
-def test_poison_is_parked_after_its_last_attempt_and_renumbers_followers(world: World) -> None:
+def test_poison_is_parked_after_its_last_attempt_and_renumbers_followers(world: QueueFixture) -> None:
     world.partition.plan = [DiskFullError("full")]
     for value in (b"1", b"poison", b"2", b"3"):
         world.send(value)
@@ -254,7 +256,7 @@ def test_poison_is_parked_after_its_last_attempt_and_renumbers_followers(world: 
 
 
 @pytest.mark.parametrize("step", ["lose", ConnectionLostError("lost")])
-def test_log_tells_what_became_of_message_whose_session_is_gone(world: World, step: str | TxmqError) -> None:
+def test_log_tells_what_became_of_message_whose_session_is_gone(world: QueueFixture, step: str | TxmqError) -> None:
     world.send(b"0")
     world.partition.plan = [step]
     world.send(b"1")
@@ -266,7 +268,7 @@ def test_log_tells_what_became_of_message_whose_session_is_gone(world: World, st
     assert world.spool.parked() == []
 
 
-def test_where_log_cannot_tell_message_is_parked_and_not_guessed(world: World) -> None:
+def test_where_log_cannot_tell_message_is_parked_and_not_guessed(world: QueueFixture) -> None:
     world.send(b"0")
     world.partition.plan = ["lose"]
     world.send(b"1")
@@ -279,7 +281,7 @@ def test_where_log_cannot_tell_message_is_parked_and_not_guessed(world: World) -
     assert world.partition.values == [b"0", b"1", b"2"]
 
 
-def test_the_log_is_read_only_when_everything_stored_is_visible(world: World) -> None:
+def test_the_log_is_read_only_when_everything_stored_is_visible(world: QueueFixture) -> None:
     world.queue._visibility_wait_s = 35.0
     world.partition.plan = [ConnectionLostError("lost")]
     world.send(b"1")
@@ -294,7 +296,7 @@ def test_the_log_is_read_only_when_everything_stored_is_visible(world: World) ->
     assert world.partition.values == [b"1"]
 
 
-def test_a_row_that_is_damaged_is_parked_and_not_sent(world: World) -> None:
+def test_a_row_that_is_damaged_is_parked_and_not_sent(world: QueueFixture) -> None:
     world.spool.append(PARTITION, b"\0" * 70, 1)
     world.send(b"1")
     world.drain()
@@ -303,7 +305,7 @@ def test_a_row_that_is_damaged_is_parked_and_not_sent(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(70))
-def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: World, seed: int) -> None:
+def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: QueueFixture, seed: int) -> None:
     # Kept in memory: what is tested is the lane, and so many files that are synced at each step take a minute.
     world.spool._database.execute("PRAGMA synchronous=OFF")
     chance = Random(seed)
@@ -342,7 +344,7 @@ def test_whatever_fails_nothing_is_lost_repeated_or_reordered(world: World, seed
     assert world.partition.values == told
 
 
-def test_possibly_stored_batch_is_not_parked_nor_followers_sent_twice(world: World) -> None:
+def test_possibly_stored_batch_is_not_parked_nor_followers_sent_twice(world: QueueFixture) -> None:
     """A broker that was restarted with a lower limit refuses what it has before it looks whether it has it."""
     world.partition.plan = [DiskFullError("full")]
     for value in (b"1", b"2", b"3"):
@@ -361,7 +363,7 @@ def test_possibly_stored_batch_is_not_parked_nor_followers_sent_twice(world: Wor
     assert (world.spool.parked(), world.partition.values) == ([], [b"1", b"2", b"3"])
 
 
-def test_where_it_was_never_stored_it_is_parked_in_end(world: World) -> None:
+def test_where_it_was_never_stored_it_is_parked_in_end(world: QueueFixture) -> None:
     world.partition.plan = [ConnectionLostError("lost")]
     world.send(b"poison")
     world.send(b"2")
@@ -372,7 +374,7 @@ def test_where_it_was_never_stored_it_is_parked_in_end(world: World) -> None:
     assert world.partition.values == [b"2"]
 
 
-def another_session(world: World) -> None:
+def another_session(world: QueueFixture) -> None:
     """The link is lost, and another lane is the first to connect again."""
     world.partition.session += 1
     world.way.link.fail(ConnectionLostError("lost"))
@@ -380,7 +382,7 @@ def another_session(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["direct", "was spooled", "given up", "refused"])
-def test_topic_made_anew_is_looked_at_from_its_own_beginning(world: World, state: str) -> None:
+def test_topic_made_anew_is_looked_at_from_its_own_beginning(world: QueueFixture, state: str) -> None:
     """What the partition of the old one had reached says nothing about where the new one has a batch."""
     for number in range(5):
         world.send(b"old %d" % number)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import structlog
 
-from tests.unit.xa.xa_support import XaWorld
+from tests.unit.xa.xa_support import XAFixture
 from txmq.client.transaction import background_resolver as module
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.testing.simulated.broker import FakeReply
@@ -30,7 +30,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
 
 
 def test_one_thread_a_process_whatever_is_added(processes: Processes) -> None:
-    world = XaWorld("ab")
+    world = XAFixture("ab")
     background = BackgroundResolver(world.home)
     for resource in (*world.resources, *world.resources):
         background.add(resource)
@@ -39,13 +39,13 @@ def test_one_thread_a_process_whatever_is_added(processes: Processes) -> None:
 
 def test_how_the_application_logs_is_left_alone(processes: Processes) -> None:
     structlog.reset_defaults()
-    BackgroundResolver(XaWorld("a").home).add(XaWorld("a").resources[0])
+    BackgroundResolver(XAFixture("a").home).add(XAFixture("a").resources[0])
     assert processes.threads
     assert not structlog.is_configured()
 
 
 def test_forked_child_takes_over_resources_and_none_of_connections(processes: Processes) -> None:
-    world = XaWorld("ab")
+    world = XAFixture("ab")
     background = BackgroundResolver(world.home)
     background.add(world.resources[0])
     of_parent: Resolver = background._resolver
@@ -68,7 +68,7 @@ def test_child_that_closes_does_not_wait_for_its_parents_answers(processes: Proc
             assert processes.current == 1, "read from the parent's connection"
             return super().result(timeout)
 
-    world = XaWorld("a")
+    world = XAFixture("a")
     background = BackgroundResolver(world.home)
     background.add(world.resources[0])
     background.completed(world.resources[0], "txid", Parents(b"", None))

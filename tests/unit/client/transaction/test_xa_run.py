@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.xa.support import at_point
-from tests.unit.xa.xa_support import FakeResource, Notes, Rows, XaWorld
+from tests.unit.xa.xa_support import FakeResource, Notes, Rows, XAFixture
 from txmq.client.transaction import block as module
 from txmq.errors import (
     ConfigError,
@@ -45,13 +45,13 @@ FOR_EVER = 5000
 
 
 @pytest.fixture(params=["a", "ab", "abc"])
-def world(request: pytest.FixtureRequest) -> XaWorld:
-    return XaWorld(request.param)
+def world(request: pytest.FixtureRequest) -> XAFixture:
+    return XAFixture(request.param)
 
 
 @pytest.fixture
-def pair() -> XaWorld:
-    return XaWorld("ab")
+def pair() -> XAFixture:
+    return XAFixture("ab")
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def notes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     found.resolver.close()
 
 
-def settle(world: XaWorld, rounds: int = 3) -> None:
+def settle(world: XAFixture, rounds: int = 3) -> None:
     """The owner has gone, everything answers again, and another process's resolver works."""
     world.die()
     world.home.faults.clear()
@@ -94,7 +94,7 @@ def at_moment(point: str, work: Callable[[], None]) -> Iterator[None]:
 # --- the way through -------------------------------------------------------------------------------------------------
 
 
-def test_rows_everywhere_and_a_message(world: XaWorld, notes: Notes) -> None:
+def test_rows_everywhere_and_a_message(world: XAFixture, notes: Notes) -> None:
     with at_point("", SimulatedCrash()) as reached:
         tx = world.transfer(b"1")
     assert (tx.outcome, tx.pending, tx.results[0].offset) == (Outcome.COMMITTED, (), 0)
@@ -108,7 +108,7 @@ def test_rows_everywhere_and_a_message(world: XaWorld, notes: Notes) -> None:
     world.check()
 
 
-def test_rows_alone_and_messages_alone_are_transactions(pair: XaWorld) -> None:
+def test_rows_alone_and_messages_alone_are_transactions(pair: XAFixture) -> None:
     with pair.block() as rows_only:
         rows_only.connection(pair.resources[0]).add(b"x")
     with pair.block() as messages_only:
@@ -117,7 +117,7 @@ def test_rows_alone_and_messages_alone_are_transactions(pair: XaWorld) -> None:
     assert (pair.databases[0].rows, pair.home.values("audit")) == ([b"x"], [b"2"])
 
 
-def test_branches_are_prepared_before_decide_and_committed_behind_it(world: XaWorld) -> None:
+def test_branches_are_prepared_before_decide_and_committed_behind_it(world: XAFixture) -> None:
     order: list[str] = []
     for database in world.databases:
         database.calls = order
@@ -133,7 +133,7 @@ def test_branches_are_prepared_before_decide_and_committed_behind_it(world: XaWo
     assert order == ["enlist"] * n + ["end_body"] * n + ["prepare"] * n + ["decide"] + ["commit"] * n + ["complete"] * n
 
 
-def test_a_connection_of_the_callers_own_is_enlisted(pair: XaWorld) -> None:
+def test_a_connection_of_the_callers_own_is_enlisted(pair: XAFixture) -> None:
     rows, (a, b) = Rows(), pair.resources
     with pair.home_block(a.using(rows), b) as tx:
         assert tx.connection(a) is rows
@@ -144,7 +144,7 @@ def test_a_connection_of_the_callers_own_is_enlisted(pair: XaWorld) -> None:
     pair.check()
 
 
-def test_what_cannot_be_combined_is_refused_before_anything_begins(pair: XaWorld, tmp_path: Path) -> None:
+def test_what_cannot_be_combined_is_refused_before_anything_begins(pair: XAFixture, tmp_path: Path) -> None:
     a, b = pair.resources
     last = LastResource("orders-db", connect=lambda: tmp_path)
     with pytest.raises(ConfigError, match="do not mix"):
@@ -160,13 +160,13 @@ def test_what_cannot_be_combined_is_refused_before_anything_begins(pair: XaWorld
     assert pair.databases[0].calls == []
 
 
-def test_a_resource_that_takes_no_part_has_no_connection(pair: XaWorld) -> None:
+def test_a_resource_that_takes_no_part_has_no_connection(pair: XAFixture) -> None:
     with pair.block() as tx, pytest.raises(TransactionStateError, match="no part"):
         tx.connection(FakeResource(pair.databases[0]))
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_body_raises_goes_on_unchanged_and_nothing_is_left(world: XaWorld, kind: type[BaseException]) -> None:
+def test_what_body_raises_goes_on_unchanged_and_nothing_is_left(world: XAFixture, kind: type[BaseException]) -> None:
     error = kind("body")
     with pytest.raises(kind) as caught, world.block() as tx:
         world.insert(tx, b"1")
@@ -177,7 +177,7 @@ def test_what_body_raises_goes_on_unchanged_and_nothing_is_left(world: XaWorld, 
     world.check()
 
 
-def test_a_database_that_cannot_be_reached_ends_what_was_begun(pair: XaWorld) -> None:
+def test_a_database_that_cannot_be_reached_ends_what_was_begun(pair: XAFixture) -> None:
     error = ZeroDivisionError("no way")
     pair.databases[1].faults["enlist"].append(error)
     with pytest.raises(ZeroDivisionError), pair.block():
@@ -189,7 +189,7 @@ def test_a_database_that_cannot_be_reached_ends_what_was_begun(pair: XaWorld) ->
 # --- away from the decision ------------------------------------------------------------------------------------------
 
 
-def test_a_statement_that_failed_dooms_every_branch(world: XaWorld) -> None:
+def test_a_statement_that_failed_dooms_every_branch(world: XAFixture) -> None:
     world.databases[-1].faults["end_body"].append("-")
     with pytest.raises(RolledBackError, match="statement failed"):
         world.transfer(b"1")
@@ -200,7 +200,7 @@ def test_a_statement_that_failed_dooms_every_branch(world: XaWorld) -> None:
 
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("fault", ["refuse", "by hand", "late", "-", "+"])
-def test_a_branch_that_does_not_prepare_rolls_all_back(world: XaWorld, fault: str, place: int, notes: Notes) -> None:
+def test_a_branch_that_does_not_prepare_rolls_all_back(world: XAFixture, fault: str, place: int, notes: Notes) -> None:
     world.databases[place].faults["prepare"].append(fault)
     told: dict[str, type[TransactionError]] = {"by hand": HeuristicError, "late": TransactionTimeoutError}
     with pytest.raises(told.get(fault, RolledBackError)) as caught:
@@ -214,7 +214,7 @@ def test_a_branch_that_does_not_prepare_rolls_all_back(world: XaWorld, fault: st
 
 
 @pytest.mark.parametrize("fault", ["refuse", "-", "+"])
-def test_where_the_broker_cannot_fence_prepared_branches_are_left(pair: XaWorld, fault: str, notes: Notes) -> None:
+def test_where_the_broker_cannot_fence_prepared_branches_are_left(pair: XAFixture, fault: str, notes: Notes) -> None:
     pair.databases[1].faults["prepare"].append(fault)
     pair.home.faults["rollback"].append(lost(is_executed=False))
     with pytest.raises(RolledBackError):
@@ -229,7 +229,7 @@ def test_where_the_broker_cannot_fence_prepared_branches_are_left(pair: XaWorld,
 
 
 @pytest.mark.parametrize("refusal", [OverloadedError(""), TransactionConflictError(""), FencedError("")])
-def test_a_refused_decide_is_fenced_and_rolled_back(world: XaWorld, refusal: TxmqError) -> None:
+def test_a_refused_decide_is_fenced_and_rolled_back(world: XAFixture, refusal: TxmqError) -> None:
     world.home.faults["decide"].append(Fault(refusal))
     with pytest.raises(RolledBackError) as caught:
         world.transfer(b"1")
@@ -238,7 +238,7 @@ def test_a_refused_decide_is_fenced_and_rolled_back(world: XaWorld, refusal: Txm
     world.check()
 
 
-def test_a_broker_that_keeps_nothing_of_it_never_executed_decide(world: XaWorld) -> None:
+def test_a_broker_that_keeps_nothing_of_it_never_executed_decide(world: XAFixture) -> None:
     world.home.faults["decide"].append(Fault(FencedError("")))
     world.home.faults["rollback"].append(Fault(FencedError("")))
     with pytest.raises(RolledBackError):
@@ -246,7 +246,7 @@ def test_a_broker_that_keeps_nothing_of_it_never_executed_decide(world: XaWorld)
     world.check()
 
 
-def test_an_address_that_leads_to_another_broker_leaves_the_branches(world: XaWorld) -> None:
+def test_an_address_that_leads_to_another_broker_leaves_the_branches(world: XAFixture) -> None:
     world.home.faults["decide"].append(Fault(NotOwnerError("")))
     world.home.faults["rollback"].append(Fault(NotOwnerError("")))
     with pytest.raises(RolledBackError):
@@ -256,14 +256,14 @@ def test_an_address_that_leads_to_another_broker_leaves_the_branches(world: XaWo
     world.check()
 
 
-def test_an_unknown_topic_rolls_back(world: XaWorld) -> None:
+def test_an_unknown_topic_rolls_back(world: XAFixture) -> None:
     with pytest.raises(RolledBackError), world.block() as tx:
         world.insert(tx, b"1")
         tx.send("no-such-topic", b"2")
     world.check()
 
 
-def test_a_deadline_that_passed_in_the_body_prepares_nothing(world: XaWorld) -> None:
+def test_a_deadline_that_passed_in_the_body_prepares_nothing(world: XAFixture) -> None:
     with pytest.raises(TransactionTimeoutError), world.block(5.0) as tx:
         world.insert(tx, b"1")
         world.home.clock.advance(5.1)
@@ -271,7 +271,7 @@ def test_a_deadline_that_passed_in_the_body_prepares_nothing(world: XaWorld) -> 
     world.check()
 
 
-def test_a_deadline_that_passes_while_preparing_sends_no_decide(world: XaWorld) -> None:
+def test_a_deadline_that_passes_while_preparing_sends_no_decide(world: XAFixture) -> None:
     prepare = world.resources[0].database.fault
 
     def slow(call: str) -> str:
@@ -286,7 +286,7 @@ def test_a_deadline_that_passes_while_preparing_sends_no_decide(world: XaWorld) 
     world.check()
 
 
-def test_a_rollback_that_is_not_answered_is_left_and_noted(pair: XaWorld, notes: Notes) -> None:
+def test_a_rollback_that_is_not_answered_is_left_and_noted(pair: XAFixture, notes: Notes) -> None:
     pair.databases[0].faults["prepare"].append("refuse")
     pair.databases[1].faults["roll_back"].append("-")
     with pytest.raises(RolledBackError):
@@ -302,7 +302,7 @@ def test_a_rollback_that_is_not_answered_is_left_and_noted(pair: XaWorld, notes:
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [ConnectionLostError(""), RequestTimeoutError(""), UnavailableError("")])
-def test_decide_is_repeated_until_it_is_answered(world: XaWorld, error: TxmqError, is_executed: bool) -> None:
+def test_decide_is_repeated_until_it_is_answered(world: XAFixture, error: TxmqError, is_executed: bool) -> None:
     world.home.faults["decide"].extend([Fault(error, is_executed)] * 3)
     tx = world.transfer(b"1")
     assert (tx.outcome, tx.results[0].offset) == (Outcome.COMMITTED, 0)
@@ -312,7 +312,7 @@ def test_decide_is_repeated_until_it_is_answered(world: XaWorld, error: TxmqErro
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [ConnectionLostError(""), RequestTimeoutError(""), UnavailableError("")])
 def test_no_answer_to_decide_is_an_unknown_outcome_by_id(
-    world: XaWorld, error: TxmqError, is_executed: bool, notes: Notes
+    world: XAFixture, error: TxmqError, is_executed: bool, notes: Notes
 ) -> None:
     world.home.faults["decide"].extend([Fault(error, is_executed)] * FOR_EVER)
     with pytest.raises(OutcomeUnknownError) as caught, world.block(5.0) as tx:
@@ -330,7 +330,7 @@ def test_no_answer_to_decide_is_an_unknown_outcome_by_id(
 @pytest.mark.parametrize("refusal", [OverloadedError(""), TransactionConflictError("")])
 @pytest.mark.parametrize("is_executed", [False, True])
 def test_refusal_after_a_lost_decide_is_asked_and_raised_unchanged(
-    world: XaWorld, refusal: TxmqError, is_executed: bool
+    world: XAFixture, refusal: TxmqError, is_executed: bool
 ) -> None:
     world.home.faults["decide"].extend([lost(is_executed=is_executed), Fault(refusal)])
     if is_executed:
@@ -345,7 +345,7 @@ def test_refusal_after_a_lost_decide_is_asked_and_raised_unchanged(
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("word", [lost(is_executed=False), Fault(FencedError(""))])
-def test_a_doubt_that_nobody_clears_up_is_unknown(world: XaWorld, word: Fault, is_executed: bool) -> None:
+def test_a_doubt_that_nobody_clears_up_is_unknown(world: XAFixture, word: Fault, is_executed: bool) -> None:
     world.home.faults["decide"].extend([lost(is_executed=is_executed), Fault(OverloadedError(""))])
     world.home.faults["rollback"].append(word)
     with pytest.raises(OutcomeUnknownError):
@@ -359,7 +359,7 @@ def test_a_doubt_that_nobody_clears_up_is_unknown(world: XaWorld, word: Fault, i
 
 
 @pytest.mark.parametrize("fault", ["-", "+"])
-def test_unanswered_commit_is_pending_and_the_resolver_finishes_it(world: XaWorld, fault: str, notes: Notes) -> None:
+def test_unanswered_commit_is_pending_and_the_resolver_finishes_it(world: XAFixture, fault: str, notes: Notes) -> None:
     world.databases[-1].faults["commit"].append(fault)
     tx = world.transfer(b"1")
     name = world.databases[-1].name
@@ -372,7 +372,9 @@ def test_unanswered_commit_is_pending_and_the_resolver_finishes_it(world: XaWorl
     world.check()
 
 
-def test_complete_that_cannot_be_sent_is_pending(world: XaWorld, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_that_cannot_be_sent_is_pending(
+    world: XAFixture, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submit = world.home.submit
 
     def away(verb: str, *arguments: Any, **named: Any) -> Any:
@@ -389,7 +391,7 @@ def test_complete_that_cannot_be_sent_is_pending(world: XaWorld, notes: Notes, m
     world.check()
 
 
-def test_lost_complete_is_found_by_the_resolver(world: XaWorld) -> None:
+def test_lost_complete_is_found_by_the_resolver(world: XAFixture) -> None:
     world.home.faults["complete"].extend([lost(is_executed=False)] * len(world.databases))
     assert world.transfer(b"1").outcome is Outcome.COMMITTED
     assert world.home.values("orders") == []
@@ -397,7 +399,7 @@ def test_lost_complete_is_found_by_the_resolver(world: XaWorld) -> None:
     world.check()
 
 
-def test_markers_leave_when_complete_is_answered(pair: XaWorld, notes: Notes) -> None:
+def test_markers_leave_when_complete_is_answered(pair: XAFixture, notes: Notes) -> None:
     pair.home.faults["complete"].extend([None, *[lost(is_executed=True)] * 2])
     first = pair.transfer(b"1")
     notes.resolver.run_once()
@@ -410,7 +412,7 @@ def test_markers_leave_when_complete_is_answered(pair: XaWorld, notes: Notes) ->
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("point", OWNER_POINTS)
-def test_a_death_at_any_point_is_settled_by_another_process(pair: XaWorld, point: str, nth: int) -> None:
+def test_a_death_at_any_point_is_settled_by_another_process(pair: XAFixture, point: str, nth: int) -> None:
     pair.transfer(b"before")
     pair.databases[0].faults["prepare"].extend(["refuse"] if point.split(".")[2] in ("fenced", "rolled_back") else [])
     with at_point(point, SimulatedCrash(point), nth) as reached:
@@ -427,7 +429,7 @@ def test_a_death_at_any_point_is_settled_by_another_process(pair: XaWorld, point
         assert pair.databases[0].rows == ([b"before", b"x"] if is_decided else [b"before"])
 
 
-def test_a_dead_owner_that_comes_back_finds_decide_refused(pair: XaWorld) -> None:
+def test_a_dead_owner_that_comes_back_finds_decide_refused(pair: XAFixture) -> None:
     """A paused owner (a zombie): the resolver was faster."""
 
     def hook() -> None:
@@ -451,7 +453,7 @@ def test_a_dead_owner_that_comes_back_finds_decide_refused(pair: XaWorld) -> Non
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("point", OWNER_POINTS)
-def test_an_interrupt_at_any_point_ends_well(world: XaWorld, point: str, kind: type[BaseException]) -> None:
+def test_an_interrupt_at_any_point_ends_well(world: XAFixture, point: str, kind: type[BaseException]) -> None:
     if point.rpartition(".")[2] in ("fenced", "rolled_back"):
         world.databases[-1].faults["prepare"].append("-")
     with at_point(point, kind()) as reached, pytest.raises(kind), world.block() as tx:
@@ -469,7 +471,7 @@ def test_an_interrupt_at_any_point_ends_well(world: XaWorld, point: str, kind: t
 
 @pytest.mark.parametrize("verb", ["decide", "rollback", "complete"])
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_an_interrupt_in_a_request_ends_well(world: XaWorld, verb: str, is_executed: bool) -> None:
+def test_an_interrupt_in_a_request_ends_well(world: XAFixture, verb: str, is_executed: bool) -> None:
     if verb == "rollback":
         world.databases[-1].faults["prepare"].append("-")
     submit = world.home.submit

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.unit.xa.xa_support import Notes, XaWorld
+from tests.unit.xa.xa_support import Notes, XAFixture
 from txmq.client.transaction import block as module
 from txmq.errors import RolledBackError
 from txmq.testing.simulated.broker import lost
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> XaWorld:
+def narrow(monkeypatch: pytest.MonkeyPatch) -> XAFixture:
     """A home that takes 64 KiB a request, and a client that keeps 100 KiB at most."""
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100 << 10)
-    world = XaWorld("ab")
+    world = XAFixture("ab")
     notes = Notes(world.home)
     monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
     world.home.session.request_size_bytes_max = 64 << 10
@@ -32,7 +32,7 @@ def _large(tx: Any) -> list[bytes]:
     return values
 
 
-def test_a_large_transaction_streams_its_parts_before_it_prepares(narrow: XaWorld) -> None:
+def test_a_large_transaction_streams_its_parts_before_it_prepares(narrow: XAFixture) -> None:
     with narrow.block() as tx:
         values = _large(tx)
     assert narrow.home.values("orders") == values
@@ -41,7 +41,7 @@ def test_a_large_transaction_streams_its_parts_before_it_prepares(narrow: XaWorl
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_a_lost_part_prepares_nothing(narrow: XaWorld, is_executed: bool) -> None:
+def test_a_lost_part_prepares_nothing(narrow: XAFixture, is_executed: bool) -> None:
     narrow.home.faults["put"].extend([None, lost(is_executed=is_executed)])
     with pytest.raises(RolledBackError), narrow.block() as tx:
         try:
@@ -53,7 +53,7 @@ def test_a_lost_part_prepares_nothing(narrow: XaWorld, is_executed: bool) -> Non
     assert narrow.home.states() == {tx.txid: "rolled-back"}
 
 
-def test_lost_decide_of_streamed_parts_is_told_as_it_is(narrow: XaWorld) -> None:
+def test_lost_decide_of_streamed_parts_is_told_as_it_is(narrow: XAFixture) -> None:
     narrow.home.faults["decide"].append(lost(is_executed=False))
     with pytest.raises(RolledBackError), narrow.block() as tx:
         _large(tx)
@@ -61,7 +61,7 @@ def test_lost_decide_of_streamed_parts_is_told_as_it_is(narrow: XaWorld) -> None
     assert not any(database.prepared for database in narrow.databases)
 
 
-def test_a_body_error_rolls_back_what_was_streamed(narrow: XaWorld) -> None:
+def test_a_body_error_rolls_back_what_was_streamed(narrow: XAFixture) -> None:
     with pytest.raises(ZeroDivisionError), narrow.block() as tx:
         _large(tx)
         _ = 1 / 0

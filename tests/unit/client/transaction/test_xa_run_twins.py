@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.unit.xa.xa_support import FakeResource, Notes, XaWorld
+from tests.unit.xa.xa_support import FakeResource, Notes, XAFixture
 from txmq.client.transaction import block as module
 from txmq.errors import ConfigError
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> XaWorld:
-    made = XaWorld("ab")
+def pair(monkeypatch: pytest.MonkeyPatch) -> XAFixture:
+    made = XAFixture("ab")
     monkeypatch.setattr(module, "resolver_of", lambda _client: Notes(made.home))
     return made
 
 
-def test_two_resources_of_one_database_are_refused_by_its_identity(pair: XaWorld) -> None:
+def test_two_resources_of_one_database_are_refused_by_its_identity(pair: XAFixture) -> None:
     a, twin = pair.resources[0], FakeResource(pair.databases[0])
     with pytest.raises(ConfigError, match="one database"):
         pair.home_block(a, twin)
@@ -40,7 +40,7 @@ class Unconnected(FakeResource):
         return super().enlist(cluster, txid, timeout_s, connection)
 
 
-def test_two_resources_of_one_database_are_refused_and_closed(pair: XaWorld) -> None:
+def test_two_resources_of_one_database_are_refused_and_closed(pair: XAFixture) -> None:
     a, twin = Unconnected(pair.databases[0]), Unconnected(pair.databases[0])
     with pytest.raises(ConfigError, match="one database"), pair.home_block(a, twin):
         pytest.fail("the body runs")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream
-from tests.unit.xa.support import World, quiet_resolver
+from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from tests.unit.xa.xa_support import Notes
 from txmq.client.client import FORMER_MAX, Client
 from txmq.client.transaction import block as module
@@ -44,9 +44,9 @@ def half(home: SimulatedBroker) -> None:
 
 
 @pytest.fixture
-def last_resource(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def last_resource(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    world = World(tmp_path)
+    world = LastResourceFixture(tmp_path)
     yield world
     world.close()
 
@@ -78,7 +78,7 @@ def test_the_next_transaction_has_another_session(
     assert home.clock.monotonic() == SimulatedBroker().clock.monotonic()  # nobody waited for room that does not come
 
 
-def test_the_next_one_with_a_last_resource_has(last_resource: World) -> None:
+def test_the_next_one_with_a_last_resource_has(last_resource: LastResourceFixture) -> None:
     check_recovery(last_resource.home, "prepare", lambda: last_resource.order(b"v"))
     assert last_resource.rows() == [b"v"]
 

@@ -13,23 +13,23 @@ import pytest
 
 from txmq.xa.database import connection_pool
 
-from ..support import World, quiet_resolver
+from ..support import LastResourceFixture, quiet_resolver
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
-def _in_a_thread(world: World, value: bytes) -> None:
+def _in_a_thread(world: LastResourceFixture, value: bytes) -> None:
     thread = threading.Thread(target=world.order, args=(value,))
     thread.start()
     thread.join()
 
 
-def test_connection_is_reused_by_its_thread_and_no_other(world: World) -> None:
+def test_connection_is_reused_by_its_thread_and_no_other(world: LastResourceFixture) -> None:
     world.opened.clear()
     for number in range(3):
         world.order(b"%d" % number)
@@ -39,7 +39,7 @@ def test_connection_is_reused_by_its_thread_and_no_other(world: World) -> None:
     world.check()
 
 
-def test_a_thread_that_ends_closes_what_it_kept(world: World) -> None:
+def test_a_thread_that_ends_closes_what_it_kept(world: LastResourceFixture) -> None:
     _in_a_thread(world, b"other")
     kept = weakref.ref(world.opened.pop())
     gc.collect()
@@ -47,7 +47,7 @@ def test_a_thread_that_ends_closes_what_it_kept(world: World) -> None:
     world.check()
 
 
-def test_close_closes_what_is_idle_and_the_resource_goes_on(world: World) -> None:
+def test_close_closes_what_is_idle_and_the_resource_goes_on(world: LastResourceFixture) -> None:
     world.order(b"1")
     kept = weakref.ref(world.opened.pop())
     world.resource.close()
@@ -58,7 +58,7 @@ def test_close_closes_what_is_idle_and_the_resource_goes_on(world: World) -> Non
 
 
 def test_connections_of_parent_are_neither_used_nor_closed_by_children(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.order(b"1")
     of_parent = world.opened[-1]

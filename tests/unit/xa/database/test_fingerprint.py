@@ -19,17 +19,17 @@ from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 from txmq.xa.database.fingerprint import fingerprint
 from txmq.xa.resolver import Resolver
 
-from ..support import NAME, World, abandon, quiet_resolver
+from ..support import NAME, LastResourceFixture, abandon, quiet_resolver
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
-def copied(world: World) -> Path:
+def copied(world: LastResourceFixture) -> Path:
     """A copy of the file, at another place."""
     path = world.path.parent / "staging" / "orders.db"
     path.parent.mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ def resource_at(path: Path) -> LastResource:
     return LastResource(NAME, connect=lambda: sqlite3.connect(path, timeout=0.05))
 
 
-def settle(world: World, path: Path, rounds: int = 1) -> None:
+def settle(world: LastResourceFixture, path: Path, rounds: int = 1) -> None:
     """A resolver over that file."""
     resolver = Resolver(world.home, [resource_at(path)])
     for _ in range(rounds):
@@ -55,7 +55,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line["event"] for line in said(caplog) if line["level"] == "warning"]
 
 
-def test_copy_proves_no_rollback_and_logs_it_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_copy_proves_no_rollback_and_logs_it_once(world: LastResourceFixture, caplog: pytest.LogCaptureFixture) -> None:
     """A resolver on a staging copy, with production's broker, rolled back what production was about to commit."""
     txid = abandon(world, b"left")
     settle(world, copied(world), rounds=3)
@@ -67,7 +67,7 @@ def test_copy_proves_no_rollback_and_logs_it_once(world: World, caplog: pytest.L
     assert world.home.states() == {txid: "rolled-back"}
 
 
-def test_a_committed_marker_proves_a_commit_wherever_it_is(world: World) -> None:
+def test_a_committed_marker_proves_a_commit_wherever_it_is(world: LastResourceFixture) -> None:
     """Behind more undecided ones than a round has patience for."""
     absent = [abandon(world, b"%d" % number) for number in range(5)]
     committed = abandon(world, b"left", "client.tx.db_committed")
@@ -75,7 +75,7 @@ def test_a_committed_marker_proves_a_commit_wherever_it_is(world: World) -> None
     assert world.home.states() == dict.fromkeys(absent, "prepared") | {committed: "committed"}
 
 
-def test_a_rolled_back_marker_proves_nothing_in_a_copy(world: World) -> None:
+def test_a_rolled_back_marker_proves_nothing_in_a_copy(world: LastResourceFixture) -> None:
     txid = abandon(world, b"left")
     path = copied(world)
     with closing(sqlite3.connect(path)) as copy, copy:
@@ -84,7 +84,7 @@ def test_a_rolled_back_marker_proves_nothing_in_a_copy(world: World) -> None:
     assert world.home.states() == {txid: "prepared"}
 
 
-def test_an_adopted_copy_is_the_database_from_then_on(world: World) -> None:
+def test_an_adopted_copy_is_the_database_from_then_on(world: LastResourceFixture) -> None:
     txid = abandon(world, b"left")
     path = copied(world)
     resource_at(path).install(world.home)
@@ -96,7 +96,7 @@ def test_an_adopted_copy_is_the_database_from_then_on(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["renamed", "vacuumed"])
-def test_file_that_was_put_in_its_place_is_another_one(world: World, how: str) -> None:
+def test_file_that_was_put_in_its_place_is_another_one(world: LastResourceFixture, how: str) -> None:
     txid = abandon(world, b"left")
     resource = world.new_resource()
     resolver = Resolver(world.home, [resource])
@@ -114,7 +114,7 @@ def test_file_that_was_put_in_its_place_is_another_one(world: World, how: str) -
     assert world.home.states() == {txid: "prepared"}
 
 
-def test_a_resolver_that_was_there_before_sees_what_was_adopted(world: World) -> None:
+def test_a_resolver_that_was_there_before_sees_what_was_adopted(world: LastResourceFixture) -> None:
     """Its connection led to the file that had been in that place, and stayed open for ever."""
     txid = abandon(world, b"left")
     resolver = Resolver(world.home, [world.new_resource()])
@@ -128,7 +128,7 @@ def test_a_resolver_that_was_there_before_sees_what_was_adopted(world: World) ->
     resolver.close()
 
 
-def test_moved_file_is_another_one_until_adopted(world: World) -> None:
+def test_moved_file_is_another_one_until_adopted(world: LastResourceFixture) -> None:
     txid = abandon(world, b"left")
     moved = world.path.rename(world.path.parent / "moved.db")
     settle(world, moved)
@@ -138,7 +138,7 @@ def test_moved_file_is_another_one_until_adopted(world: World) -> None:
     assert world.home.states() == {txid: "rolled-back"}
 
 
-def test_blocks_go_on_in_a_copy_and_it_is_said(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_blocks_go_on_in_a_copy_and_it_is_said(world: LastResourceFixture, caplog: pytest.LogCaptureFixture) -> None:
     resource = resource_at(copied(world))
     for value in (b"1", b"2"):
         with world.block(resource=resource) as tx:
@@ -151,7 +151,7 @@ def test_blocks_go_on_in_a_copy_and_it_is_said(world: World, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("what", ["DROP TABLE txmq_marker_server", "DELETE FROM txmq_marker_server"])
-def test_database_of_an_older_txmq_is_refused_until_reinstalled(world: World, what: str) -> None:
+def test_database_of_an_older_txmq_is_refused_until_reinstalled(world: LastResourceFixture, what: str) -> None:
     txid = abandon(world, b"left")
     with world.outside() as connection:
         connection.execute(what)

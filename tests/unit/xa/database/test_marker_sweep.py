@@ -16,23 +16,23 @@ from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.resolver import Resolver
 
-from ..support import World, abandon, quiet_resolver
-from ..xa_support import Notes, XaWorld
+from ..support import LastResourceFixture, abandon, quiet_resolver
+from ..xa_support import Notes, XAFixture
 
 DAY_MS = 24 * 3600 * 1000
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
 class Table:
     """Markers that are old, in memory, for a sweep alone."""
 
-    def __init__(self, world: World, count: int) -> None:
+    def __init__(self, world: LastResourceFixture, count: int) -> None:
         self.uuid = world.resource.uuid or ""
         cluster, home = world.home.session.cluster, world.home.session.home
         self.txids = [f"{cluster:016x}-{home:016x}-7-{number:x}" for number in range(1, count + 1)]
@@ -47,12 +47,12 @@ class Table:
         self.left = [txid for txid in self.left if txid not in set(txids)]
 
 
-def _age(world: World, milliseconds: int = broker_port.SWEEP_AGE_MS + 60_000) -> None:
+def _age(world: LastResourceFixture, milliseconds: int = broker_port.SWEEP_AGE_MS + 60_000) -> None:
     with world.outside() as connection:
         connection.execute("UPDATE txmq_marker SET written_ms = written_ms - ?", (milliseconds,))
 
 
-def _swept(world: World, table: Table, words: dict[str, Any], minutes: int) -> list[str]:
+def _swept(world: LastResourceFixture, table: Table, words: dict[str, Any], minutes: int) -> list[str]:
     """What is left when the broker says these words, and every other one is committed."""
     world.home._outcome = lambda txid, *_: _answer(words.get(txid, b"committed\n"))  # type: ignore[method-assign]
     sweep = MarkerSweep(world.home, world.home.clock)
@@ -74,27 +74,27 @@ def _answer(word: Any) -> bytes:
 @pytest.mark.parametrize(
     "word", [b"unknown\n", b"prepared\n", b"rolled-back\n", NotOwnerError("another broker's")], ids=str
 )
-def test_markers_that_must_stay_keep_no_later_one_from_leaving(world: World, word: Any) -> None:
+def test_markers_that_must_stay_keep_no_later_one_from_leaving(world: LastResourceFixture, word: Any) -> None:
     """The 500 oldest were looked at each time: 500 of these, and nothing was swept any more."""
     table = Table(world, 3 * broker_port.DELETE_SIZE)
     staying = dict.fromkeys(sorted(table.txids)[: broker_port.DELETE_SIZE + 7], word)
     assert _swept(world, table, dict(staying), 3) == sorted(staying)
 
 
-def test_markers_whose_outcome_is_no_longer_kept_leave(world: World) -> None:
+def test_markers_whose_outcome_is_no_longer_kept_leave(world: LastResourceFixture) -> None:
     """410 of their home, and it lists nothing: the transaction is over, and nobody will ever ask."""
     table = Table(world, broker_port.DELETE_SIZE + 7)
     assert _swept(world, table, dict.fromkeys(table.txids, FencedError("no longer kept")), 2) == []
 
 
-def test_a_pass_begins_anew_where_it_ended(world: World) -> None:
+def test_a_pass_begins_anew_where_it_ended(world: LastResourceFixture) -> None:
     table = Table(world, 5)
     words: dict[str, Any] = dict.fromkeys(table.txids, b"unknown\n")
     assert _swept(world, table, words, 2) == sorted(table.txids)
     assert _swept(world, table, {}, 1) == []
 
 
-def test_full_table_is_swept_at_once_not_page_minute(world: World) -> None:
+def test_full_table_is_swept_at_once_not_page_minute(world: LastResourceFixture) -> None:
     table = Table(world, 4 * broker_port.DELETE_SIZE)
     sweep = MarkerSweep(world.home, world.home.clock)
     world.home._outcome = lambda *_: b"committed\n"  # type: ignore[method-assign]
@@ -105,7 +105,7 @@ def test_full_table_is_swept_at_once_not_page_minute(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["prepared", "decided", "heuristic"])
-def test_what_the_broker_still_lists_keeps_its_marker(world: World, state: str) -> None:
+def test_what_the_broker_still_lists_keeps_its_marker(world: LastResourceFixture, state: str) -> None:
     """The proof of what an operator decided alone stays until he has the broker forget it."""
     settled = abandon(world, b"y", "client.tx.committed")
     listed = abandon(world, b"z", "client.tx.db_committed")
@@ -118,7 +118,7 @@ def test_what_the_broker_still_lists_keeps_its_marker(world: World, state: str) 
     assert set(world.markers()) == {listed}
 
 
-def test_old_committed_markers_of_others_leave_if_the_broker_agrees(world: World) -> None:
+def test_old_committed_markers_of_others_leave_if_the_broker_agrees(world: LastResourceFixture) -> None:
     world.order(b"x")
     settled = abandon(world, b"y", "client.tx.committed")
     prepared = abandon(world, b"z", "client.tx.db_committed")
@@ -132,7 +132,9 @@ def test_old_committed_markers_of_others_leave_if_the_broker_agrees(world: World
 
 
 @pytest.mark.parametrize(("column", "is_kept"), [("", False), ("deadline_ms", True), ("written_ms", True)])
-def test_rolled_back_markers_leave_a_day_behind_their_deadline(world: World, column: str, is_kept: bool) -> None:
+def test_rolled_back_markers_leave_a_day_behind_their_deadline(
+    world: LastResourceFixture, column: str, is_kept: bool
+) -> None:
     abandon(world, b"x")
     world.resolver().run_once()
     assert set(world.markers().values()) == {"rolled-back"}
@@ -146,7 +148,7 @@ def test_rolled_back_markers_leave_a_day_behind_their_deadline(world: World, col
 
 
 def test_xa_markers_whose_outcome_is_no_longer_kept_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: Notes(world.home))
     world.transfer(b"x")
     world.die()
@@ -159,7 +161,7 @@ def test_xa_markers_whose_outcome_is_no_longer_kept_leave(monkeypatch: pytest.Mo
 # --- of this process -------------------------------------------------------------------------------------------------
 
 
-def test_the_last_markers_leave_when_the_resolver_is_closed(world: World) -> None:
+def test_the_last_markers_leave_when_the_resolver_is_closed(world: LastResourceFixture) -> None:
     resolver = Resolver(world.home, [world.resource], world.home.clock)
     world.order(b"1")
     resolver.run_once()
@@ -170,7 +172,7 @@ def test_the_last_markers_leave_when_the_resolver_is_closed(world: World) -> Non
     assert world.markers() == {}
 
 
-def test_database_absent_at_the_end_keeps_its_markers_without_error(world: World) -> None:
+def test_database_absent_at_the_end_keeps_its_markers_without_error(world: LastResourceFixture) -> None:
     world.order(b"1")
     resolver = Resolver(world.home, [world.resource], world.home.clock)
     world.path.rename(world.path.with_suffix(".away"))
@@ -182,7 +184,7 @@ def test_database_absent_at_the_end_keeps_its_markers_without_error(world: World
 
 
 def test_the_last_xa_markers_leave_when_the_resolver_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = XaWorld("a")
+    world = XAFixture("a")
     notes = Notes(world.home)
     monkeypatch.setattr("txmq.client.transaction.block.resolver_of", lambda _client: notes)
     world.transfer(b"x")

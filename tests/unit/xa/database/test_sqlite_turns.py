@@ -18,15 +18,15 @@ from txmq.runtime.threads import Lock
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue
 from txmq.xa.last_resource import resource as last_resource
 
-from ..support import World, quiet_resolver
+from ..support import LastResourceFixture, quiet_resolver
 
 DEADLINE_S = 20.0
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
@@ -49,7 +49,7 @@ def is_free(turns: SQLiteWriterQueue) -> bool:
     return turn is not None
 
 
-def traced(world: World, said: list[str]) -> Callable[[], Any]:
+def traced(world: LastResourceFixture, said: list[str]) -> Callable[[], Any]:
     """``connect`` whose statements are noted when they begin."""
 
     def connect() -> sqlite3.Connection:
@@ -60,7 +60,7 @@ def traced(world: World, said: list[str]) -> Callable[[], Any]:
     return connect
 
 
-def test_who_waits_asks_file_only_when_one_before_has_ended(world: World) -> None:
+def test_who_waits_asks_file_only_when_one_before_has_ended(world: LastResourceFixture) -> None:
     world.options["timeout"] = DEADLINE_S
     said: list[str] = []
     resource = world.new_resource()
@@ -83,7 +83,7 @@ def test_who_waits_asks_file_only_when_one_before_has_ended(world: World) -> Non
     assert is_free(turns)
 
 
-def test_who_settles_waits_for_its_turn_as_well(world: World) -> None:
+def test_who_settles_waits_for_its_turn_as_well(world: LastResourceFixture) -> None:
     world.order(b"1")
     turns = world.resource.turns = Watched()
     cluster = f"{world.home.session.cluster:016x}"
@@ -111,32 +111,34 @@ def test_who_settles_waits_for_its_turn_as_well(world: World) -> None:
     assert is_free(turns)
 
 
-def _raise(_tx: Any, _world: World) -> None:
+def _raise(_tx: Any, _world: LastResourceFixture) -> None:
     raise ZeroDivisionError
 
 
-def _fail(tx: Any, world: World) -> None:
+def _fail(tx: Any, world: LastResourceFixture) -> None:
     tx.connection(world.resource).execute("INSERT INTO absent VALUES (1)")
 
 
-def _commit(tx: Any, world: World) -> None:
+def _commit(tx: Any, world: LastResourceFixture) -> None:
     tx.connection(world.resource).execute("COMMIT")
 
 
-def _close(_tx: Any, world: World) -> None:
+def _close(_tx: Any, world: LastResourceFixture) -> None:
     world.opened[-1].close()
 
 
-def _lose(_tx: Any, world: World) -> None:
+def _lose(_tx: Any, world: LastResourceFixture) -> None:
     world.opened[-1].fail_behind = OSError("connection lost")
 
 
-def _refuse(_tx: Any, world: World) -> None:
+def _refuse(_tx: Any, world: LastResourceFixture) -> None:
     world.opened[-1].fail_before = sqlite3.OperationalError("disk I/O error")
 
 
 @pytest.mark.parametrize("body", [_raise, _fail, _commit, _close, _lose, _refuse])
-def test_every_end_gives_the_turn_back(world: World, body: Callable[[Any, World], None]) -> None:
+def test_every_end_gives_the_turn_back(
+    world: LastResourceFixture, body: Callable[[Any, LastResourceFixture], None]
+) -> None:
     try:
         with world.block() as tx:
             assert not is_free(world.resource.turns)
@@ -148,7 +150,7 @@ def test_every_end_gives_the_turn_back(world: World, body: Callable[[Any, World]
     assert is_free(world.resource.turns)
 
 
-def test_a_begin_that_fails_gives_the_turn_back(world: World) -> None:
+def test_a_begin_that_fails_gives_the_turn_back(world: LastResourceFixture) -> None:
     with world.outside() as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(sqlite3.OperationalError, match="locked"), world.block():
@@ -156,14 +158,14 @@ def test_a_begin_that_fails_gives_the_turn_back(world: World) -> None:
     assert is_free(world.resource.turns)
 
 
-def test_a_turn_that_is_lost_costs_one_busy_timeout(world: World) -> None:
+def test_a_turn_that_is_lost_costs_one_busy_timeout(world: LastResourceFixture) -> None:
     assert world.resource.turns.take(0.0) is not None
     world.order(b"waits for the busy timeout, then asks the file")
     assert is_free(world.resource.turns)
     assert world.opened[-1].execute("PRAGMA busy_timeout").fetchone() == (50,)
 
 
-def test_waiter_for_turn_does_not_wait_again_for_file(world: World) -> None:
+def test_waiter_for_turn_does_not_wait_again_for_file(world: LastResourceFixture) -> None:
     world.order(b"opens its connection")
     said: list[str] = []
     world.opened[-1].set_trace_callback(said.append)
@@ -175,7 +177,9 @@ def test_waiter_for_turn_does_not_wait_again_for_file(world: World) -> None:
     assert said[:3] == ["PRAGMA busy_timeout = 0", "BEGIN IMMEDIATE", "PRAGMA busy_timeout = 50"]
 
 
-def test_a_turn_that_is_held_refuses_nobody_who_settles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_is_held_refuses_nobody_who_settles(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.order(b"1")
     monkeypatch.setattr(last_resource, "RESOLVE_WAIT_S", 0.01)  # the busy timeout of who settles
     assert world.resource.turns.take(0.0) is not None

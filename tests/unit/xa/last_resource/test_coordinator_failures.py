@@ -35,7 +35,7 @@ from txmq.testing.simulated.broker import Fault, lost
 from txmq.xa import LastResource
 from txmq.xa.resolver import Resolver
 
-from ..support import NAME, Quiet, World, at_point, crash_at, quiet_resolver
+from ..support import NAME, LastResourceFixture, Quiet, at_point, crash_at, quiet_resolver
 
 # But for the one of drivers that send several statements in a packet: tests/services/xa/test_last_resource_mysql.py.
 OWNER_POINTS = sorted({point for point in POINTS if point.startswith("client.tx.")} - {"client.tx.db_commit_sent"})
@@ -53,8 +53,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
 
 
 @pytest.fixture
-def world(tmp_path: Path, quiet: Quiet) -> Iterator[World]:
-    with closing(World(tmp_path)) as made:
+def world(tmp_path: Path, quiet: Quiet) -> Iterator[LastResourceFixture]:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
@@ -62,7 +62,7 @@ def test_the_lists_of_points_are_complete() -> None:
     assert sorted(BEFORE_THE_DECISION + BEHIND_IT) == OWNER_POINTS
 
 
-def test_one_row_and_one_message(world: World) -> None:
+def test_one_row_and_one_message(world: LastResourceFixture) -> None:
     with at_point("", SimulatedCrash()) as reached:
         tx = world.order(b"1")
     assert (tx.outcome, tx.pending, tx.results[0].offset) == (Outcome.COMMITTED, (), 0)
@@ -75,7 +75,7 @@ def test_one_row_and_one_message(world: World) -> None:
     world.check()
 
 
-def test_rows_alone_and_messages_alone_are_transactions(world: World) -> None:
+def test_rows_alone_and_messages_alone_are_transactions(world: LastResourceFixture) -> None:
     with world.block() as rows_only:
         rows_only.connection(world.resource).execute("INSERT INTO orders (value) VALUES (x'31')")
     with world.block() as messages_only:
@@ -88,7 +88,7 @@ def test_rows_alone_and_messages_alone_are_transactions(world: World) -> None:
 
 
 @pytest.mark.parametrize("point", OWNER_POINTS)
-def test_a_death_at_any_point_is_settled_by_another_process(world: World, point: str) -> None:
+def test_a_death_at_any_point_is_settled_by_another_process(world: LastResourceFixture, point: str) -> None:
     world.order(b"before")
     with crash_at(point), pytest.raises(SimulatedCrash):
         world.order(b"x")
@@ -102,7 +102,7 @@ def test_a_death_at_any_point_is_settled_by_another_process(world: World, point:
 
 @pytest.mark.parametrize("point", ["client.tx.prepared", "client.tx.db_committed"])
 @pytest.mark.parametrize("death", ["resolver.marker_inserted", "resolver.read_committed", "resolver.told_broker"])
-def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: World, point: str, death: str) -> None:
+def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: LastResourceFixture, point: str, death: str) -> None:
     with crash_at(point), pytest.raises(SimulatedCrash):
         world.order(b"x")
     world.die()
@@ -122,7 +122,9 @@ def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: World, point: s
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("point", OWNER_POINTS)
-def test_interrupt_at_any_point_goes_on_and_leaves_no_half(world: World, point: str, kind: type[BaseException]) -> None:
+def test_interrupt_at_any_point_goes_on_and_leaves_no_half(
+    world: LastResourceFixture, point: str, kind: type[BaseException]
+) -> None:
     with at_point(point, kind()), pytest.raises(kind), world.block() as tx:
         world.insert(tx, b"x")
     is_committed = point in BEHIND_IT
@@ -134,7 +136,7 @@ def test_interrupt_at_any_point_goes_on_and_leaves_no_half(world: World, point: 
     assert world.order(b"next").outcome is Outcome.COMMITTED
 
 
-def test_interrupt_in_middle_of_commit_asks_database_what_it_did(world: World) -> None:
+def test_interrupt_in_middle_of_commit_asks_database_what_it_did(world: LastResourceFixture) -> None:
     for behind in (False, True):
         with pytest.raises(KeyboardInterrupt), world.block() as tx:
             world.insert(tx, b"%d" % behind)
@@ -144,7 +146,7 @@ def test_interrupt_in_middle_of_commit_asks_database_what_it_did(world: World) -
     assert world.rows() == [b"1"]
 
 
-def test_second_interrupt_at_the_look_up_leaves_the_outcome_unknown(world: World, quiet: Quiet) -> None:
+def test_second_interrupt_at_the_look_up_leaves_the_outcome_unknown(world: LastResourceFixture, quiet: Quiet) -> None:
     point = at_point("resolver.read_committed", KeyboardInterrupt())
     with point, pytest.raises(KeyboardInterrupt), world.block() as tx:
         world.insert(tx, b"x")
@@ -156,7 +158,9 @@ def test_second_interrupt_at_the_look_up_leaves_the_outcome_unknown(world: World
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_what_the_body_raises_goes_on_unchanged_and_nothing_happened(world: World, kind: type[BaseException]) -> None:
+def test_what_the_body_raises_goes_on_unchanged_and_nothing_happened(
+    world: LastResourceFixture, kind: type[BaseException]
+) -> None:
     error = kind("body")
     with pytest.raises(kind) as caught, world.block() as tx:
         world.insert(tx, b"x")
@@ -165,7 +169,7 @@ def test_what_the_body_raises_goes_on_unchanged_and_nothing_happened(world: Worl
     assert (tx.outcome, world.rows(), world.home.requests) == (Outcome.ROLLED_BACK, [], [])
 
 
-def test_a_rollback_that_fails_does_not_replace_the_body_error(world: World) -> None:
+def test_a_rollback_that_fails_does_not_replace_the_body_error(world: LastResourceFixture) -> None:
     with pytest.raises(ZeroDivisionError), world.block() as tx:
         world.insert(tx, b"x")
         world.opened[-1].close()
@@ -178,7 +182,9 @@ def test_a_rollback_that_fails_does_not_replace_the_body_error(world: World) -> 
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [LOST, UnavailableError("planned")])
-def test_a_prepare_without_an_answer_is_sent_again(world: World, error: TxmqError, is_executed: bool) -> None:
+def test_a_prepare_without_an_answer_is_sent_again(
+    world: LastResourceFixture, error: TxmqError, is_executed: bool
+) -> None:
     world.home.faults["prepare"].extend([Fault(error, is_executed)] * 3)
     assert world.order(b"x").outcome is Outcome.COMMITTED
     assert world.rows() == [b"x"]
@@ -187,7 +193,9 @@ def test_a_prepare_without_an_answer_is_sent_again(world: World, error: TxmqErro
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [LOST, RequestTimeoutError("planned")])
-def test_prepare_without_answer_until_deadline_is_rollback(world: World, error: TxmqError, is_executed: bool) -> None:
+def test_prepare_without_answer_until_deadline_is_rollback(
+    world: LastResourceFixture, error: TxmqError, is_executed: bool
+) -> None:
     world.home.faults["prepare"].extend([Fault(error, is_executed)] * FOR_EVER)
     with pytest.raises(TransactionTimeoutError):
         world.order(b"x", timeout=5.0)
@@ -195,7 +203,7 @@ def test_prepare_without_answer_until_deadline_is_rollback(world: World, error: 
     world.check()
 
 
-def test_prepare_and_rollback_without_answer_are_left_to_resolver(world: World, quiet: Quiet) -> None:
+def test_prepare_and_rollback_without_answer_are_left_to_resolver(world: LastResourceFixture, quiet: Quiet) -> None:
     world.home.faults["prepare"].extend([lost(is_executed=True)] * FOR_EVER)
     world.home.faults["rollback"].append(lost(is_executed=False))
     with pytest.raises(RolledBackError), world.block(5.0) as tx:
@@ -208,7 +216,7 @@ def test_prepare_and_rollback_without_answer_are_left_to_resolver(world: World, 
 
 
 @pytest.mark.parametrize("refusal", [TransactionConflictError(""), FencedError(""), OverloadedError("")])
-def test_a_refused_prepare_is_a_rollback_with_its_cause(world: World, refusal: TxmqError) -> None:
+def test_a_refused_prepare_is_a_rollback_with_its_cause(world: LastResourceFixture, refusal: TxmqError) -> None:
     world.home.faults["prepare"].append(Fault(refusal))
     with pytest.raises(RolledBackError) as caught:
         world.order(b"x")
@@ -217,7 +225,7 @@ def test_a_refused_prepare_is_a_rollback_with_its_cause(world: World, refusal: T
     world.check()
 
 
-def test_an_unknown_topic_is_a_rollback(world: World) -> None:
+def test_an_unknown_topic_is_a_rollback(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError) as caught, world.block() as tx:
         world.insert(tx, b"x")
         tx.send("no-such-topic", b"y")
@@ -228,7 +236,9 @@ def test_an_unknown_topic_is_a_rollback(world: World) -> None:
 
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [LOST, UnavailableError("planned")])
-def test_a_commit_without_an_answer_is_sent_again(world: World, error: TxmqError, is_executed: bool) -> None:
+def test_a_commit_without_an_answer_is_sent_again(
+    world: LastResourceFixture, error: TxmqError, is_executed: bool
+) -> None:
     world.home.faults["commit"].extend([Fault(error, is_executed)] * 3)
     tx = world.order(b"x")
     assert (tx.outcome, tx.pending, tx.results[0].offset) == (Outcome.COMMITTED, (), 0)
@@ -238,7 +248,7 @@ def test_a_commit_without_an_answer_is_sent_again(world: World, error: TxmqError
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("error", [LOST, RequestTimeoutError("planned"), FencedError("planned")])
 def test_broker_that_cannot_be_told_is_pending_not_error(
-    world: World, quiet: Quiet, error: TxmqError, is_executed: bool
+    world: LastResourceFixture, quiet: Quiet, error: TxmqError, is_executed: bool
 ) -> None:
     world.home.faults["commit"].extend([Fault(error, is_executed)] * FOR_EVER)
     tx = world.order(b"x", timeout=5.0)
@@ -250,7 +260,7 @@ def test_broker_that_cannot_be_told_is_pending_not_error(
     assert world.home.session.finished_through == 1
 
 
-def test_prepare_that_broker_calls_late_is_last_one(world: World) -> None:
+def test_prepare_that_broker_calls_late_is_last_one(world: LastResourceFixture) -> None:
     """Its clock was set: until the client asked it anew, every transaction was refused, over reconnects too."""
     world.order(b"1")
     stated_ms = world.home.session.clock_ahead_ms
@@ -261,7 +271,7 @@ def test_prepare_that_broker_calls_late_is_last_one(world: World) -> None:
     assert world.home.session.clock_ahead_ms == stated_ms + 600_000
 
 
-def test_pending_messages_are_told_in_the_first_possible_round(world: World) -> None:
+def test_pending_messages_are_told_in_the_first_possible_round(world: LastResourceFixture) -> None:
     world.home.faults["commit"].extend([lost(is_executed=False)] * FOR_EVER)
     tx = world.order(b"x", timeout=5.0)
     world.home.clock.jump(-3_600_000)  # the broker's deadline is far: only the owner itself may tell
@@ -276,7 +286,9 @@ def test_pending_messages_are_told_in_the_first_possible_round(world: World) -> 
 
 
 @pytest.mark.parametrize("refusal", [TransactionConflictError(""), UnknownTransactionError("")])
-def test_broker_that_gave_messages_up_is_heuristic_and_marker_stays(world: World, refusal: TxmqError) -> None:
+def test_broker_that_gave_messages_up_is_heuristic_and_marker_stays(
+    world: LastResourceFixture, refusal: TxmqError
+) -> None:
     world.home.faults["commit"].append(Fault(refusal))
     with pytest.raises(HeuristicMixedError), world.block() as tx:
         world.insert(tx, b"x")
@@ -284,7 +296,7 @@ def test_broker_that_gave_messages_up_is_heuristic_and_marker_stays(world: World
     assert list(world.resource.finished) == []
 
 
-def test_broker_that_committed_what_was_rolled_back_is_heuristic(world: World) -> None:
+def test_broker_that_committed_what_was_rolled_back_is_heuristic(world: LastResourceFixture) -> None:
     world.home.faults["prepare"].append(Fault(TransactionConflictError("")))
     world.home.faults["rollback"].append(Fault(TransactionConflictError("")))
     with pytest.raises(HeuristicCommitError), world.block() as tx:
@@ -295,14 +307,14 @@ def test_broker_that_committed_what_was_rolled_back_is_heuristic(world: World) -
 # --- the database ----------------------------------------------------------------------------------------------------
 
 
-def test_deadline_in_the_body_rolls_back_without_asking_the_broker(world: World) -> None:
+def test_deadline_in_the_body_rolls_back_without_asking_the_broker(world: LastResourceFixture) -> None:
     with pytest.raises(TransactionTimeoutError), world.block(5.0) as tx:
         world.insert(tx, b"x")
         world.home.clock.advance(5.1)
     assert (tx.outcome, world.rows(), world.home.requests) == (Outcome.ROLLED_BACK, [], [])
 
 
-def test_a_deadline_that_passed_on_the_database_clock_rolls_back(world: World) -> None:
+def test_a_deadline_that_passed_on_the_database_clock_rolls_back(world: LastResourceFixture) -> None:
     slow = LastResource(NAME, connect=world.connect, clock=world.home.clock)  # years behind SQLite's
     with pytest.raises(TransactionTimeoutError, match="database's clock"), world.block(resource=slow) as tx:
         tx.send("orders", b"x")
@@ -310,7 +322,7 @@ def test_a_deadline_that_passed_on_the_database_clock_rolls_back(world: World) -
     assert (world.markers(), world.home.values("orders")) == ({}, [])
 
 
-def test_a_resolver_that_was_first_makes_it_a_rollback(world: World) -> None:
+def test_a_resolver_that_was_first_makes_it_a_rollback(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError, match="resolver"), world.block() as tx:
         tx.send("orders", b"x")
         connection = tx.connection(world.resource)
@@ -319,7 +331,7 @@ def test_a_resolver_that_was_first_makes_it_a_rollback(world: World) -> None:
     assert (tx.outcome, world.home.values("orders")) == (Outcome.ROLLED_BACK, [])
 
 
-def test_a_commit_refused_by_the_database_is_a_rollback(world: World) -> None:
+def test_a_commit_refused_by_the_database_is_a_rollback(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError, match="COMMIT failed") as caught, world.block() as tx:
         world.insert(tx, b"x")
         world.opened[-1].fail_before = sqlite3.OperationalError("database is locked")
@@ -328,7 +340,7 @@ def test_a_commit_refused_by_the_database_is_a_rollback(world: World) -> None:
     assert world.markers() == {}, "refused for sure: nothing had to be looked up"
 
 
-def test_a_constraint_that_commit_refuses_will_not_pass(world: World) -> None:
+def test_a_constraint_that_commit_refuses_will_not_pass(world: LastResourceFixture) -> None:
     with world.outside() as connection:
         connection.execute("CREATE TABLE lines (number INTEGER REFERENCES orders (id) DEFERRABLE INITIALLY DEFERRED)")
     world.resource.close()
@@ -339,7 +351,7 @@ def test_a_constraint_that_commit_refuses_will_not_pass(world: World) -> None:
     assert tx.outcome is Outcome.ROLLED_BACK
 
 
-def test_commit_without_answer_is_looked_up_by_marker(world: World) -> None:
+def test_commit_without_answer_is_looked_up_by_marker(world: LastResourceFixture) -> None:
     with world.block() as tx:
         world.insert(tx, b"x")
         world.opened[-1].fail_behind = sqlite3.OperationalError("connection lost")
@@ -347,7 +359,7 @@ def test_commit_without_answer_is_looked_up_by_marker(world: World) -> None:
     world.check()
 
 
-def test_commit_that_undid_itself_is_looked_up_by_marker(world: World) -> None:
+def test_commit_that_undid_itself_is_looked_up_by_marker(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError), world.block() as tx:
         world.insert(tx, b"x")
         connection = world.opened[-1]
@@ -362,7 +374,7 @@ def test_commit_that_undid_itself_is_looked_up_by_marker(world: World) -> None:
     world.check()
 
 
-def test_commit_that_cannot_be_looked_up_is_unknown_until_resolved(world: World, quiet: Quiet) -> None:
+def test_commit_that_cannot_be_looked_up_is_unknown_until_resolved(world: LastResourceFixture, quiet: Quiet) -> None:
     hidden = world.path.with_suffix(".hidden")
     with pytest.raises(OutcomeUnknownError) as caught, world.block(5.0) as tx:
         world.insert(tx, b"x")
@@ -376,7 +388,7 @@ def test_commit_that_cannot_be_looked_up_is_unknown_until_resolved(world: World,
     assert world.rows() == [b"x"]
 
 
-def test_marker_removed_by_a_resolver_does_not_fake_a_rollback(world: World) -> None:
+def test_marker_removed_by_a_resolver_does_not_fake_a_rollback(world: LastResourceFixture) -> None:
     """COMMIT is not answered; a resolver finds the marker, tells the broker, and the marker is swept, all before the
     owner looks: its own rolled-back marker then gets in, and only the broker knows better."""
     with world.block() as tx:
@@ -405,32 +417,32 @@ def test_marker_removed_by_a_resolver_does_not_fake_a_rollback(world: World) -> 
 
 
 @pytest.fixture
-def narrow(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def narrow(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 100 << 10)
-    with closing(World(tmp_path, request_size_bytes_max=64 << 10)) as made:
+    with closing(LastResourceFixture(tmp_path, request_size_bytes_max=64 << 10)) as made:
         yield made
 
 
-def _insert_many(world: World, count: int) -> None:
+def _insert_many(world: LastResourceFixture, count: int) -> None:
     tx = current_transaction()
     assert isinstance(tx, module.Transaction)
     for number in range(count):
         world.insert(tx, bytes([number]) * 10_000)
 
 
-def _fill(world: World, count: int = 25) -> None:
+def _fill(world: LastResourceFixture, count: int = 25) -> None:
     with world.block():
         _insert_many(world, count)
 
 
-def test_a_large_one_streams_its_parts(narrow: World) -> None:
+def test_a_large_one_streams_its_parts(narrow: LastResourceFixture) -> None:
     _fill(narrow)
     assert narrow.home.requests.count("put") > 1
     assert len(narrow.rows()) == 25
     narrow.check()
 
 
-def test_a_large_one_whose_body_fails_is_withdrawn(narrow: World) -> None:
+def test_a_large_one_whose_body_fails_is_withdrawn(narrow: LastResourceFixture) -> None:
     with pytest.raises(ZeroDivisionError), narrow.block() as tx:
         for number in range(25):
             narrow.insert(tx, bytes([number]) * 10_000)
@@ -442,7 +454,9 @@ def test_a_large_one_whose_body_fails_is_withdrawn(narrow: World) -> None:
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize("nth", [0, 2])
 @pytest.mark.parametrize("count", [8, 25])  # streamed at the end of the block, or from the body on
-def test_a_part_without_an_answer_is_nothing_at_all(narrow: World, count: int, nth: int, is_executed: bool) -> None:
+def test_a_part_without_an_answer_is_nothing_at_all(
+    narrow: LastResourceFixture, count: int, nth: int, is_executed: bool
+) -> None:
     """The connection lives on, so that the broker keeps what it has; the rest was never sent."""
     narrow.home.faults["put"].extend([*[None] * nth, Fault(RequestTimeoutError("planned"), is_executed)])
     with pytest.raises(RolledBackError), narrow.block(), suppress(RolledBackError):
@@ -454,7 +468,7 @@ def test_a_part_without_an_answer_is_nothing_at_all(narrow: World, count: int, n
 @pytest.mark.parametrize("is_executed", [False, True])
 @pytest.mark.parametrize(("verb", "nth"), [("put", 0), ("put", 2), ("prepare", 0)])
 def test_large_one_that_loses_its_connection_is_whole_or_nothing(
-    narrow: World, verb: str, nth: int, is_executed: bool
+    narrow: LastResourceFixture, verb: str, nth: int, is_executed: bool
 ) -> None:
     narrow.home.faults[verb].extend([*[None] * nth, lost(is_executed=is_executed)])
     if verb == "prepare" and is_executed:

@@ -27,20 +27,20 @@ from txmq.xa.database.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, diale
 from txmq.xa.database.guarded_connection import GuardedConnection
 from txmq.xa.database.marker import MarkerTable
 
-from ..support import NAME, World, quiet_resolver
+from ..support import NAME, LastResourceFixture, quiet_resolver
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
 # --- who it is -------------------------------------------------------------------------------------------------------
 
 
-def test_install_is_idempotent_and_keeps_the_identity(world: World) -> None:
+def test_install_is_idempotent_and_keeps_the_identity(world: LastResourceFixture) -> None:
     first = world.resource.uuid
     other = world.new_resource()
     other.install()
@@ -49,7 +49,7 @@ def test_install_is_idempotent_and_keeps_the_identity(world: World) -> None:
     assert (len(first), other.uuid) == (32, first)
 
 
-def test_install_without_client_is_bound_by_first_transaction(tmp_path: Path, world: World) -> None:
+def test_install_without_client_is_bound_by_first_transaction(tmp_path: Path, world: LastResourceFixture) -> None:
     path = tmp_path / "other.db"
     resource = LastResource("other", connect=lambda: sqlite3.connect(path))
     resource.install()
@@ -60,7 +60,7 @@ def test_install_without_client_is_bound_by_first_transaction(tmp_path: Path, wo
     connection.close()
 
 
-def _rename(world: World, column: str, value: str) -> None:
+def _rename(world: LastResourceFixture, column: str, value: str) -> None:
     with world.outside() as connection:
         connection.execute(f"UPDATE txmq_marker_identity SET {column} = ?", (value,))
 
@@ -73,7 +73,9 @@ def _rename(world: World, column: str, value: str) -> None:
         ("uuid", "f" * 32, "another database answers"),
     ],
 )
-def test_a_database_of_somebody_else_is_refused(world: World, column: str, value: str, words: str) -> None:
+def test_a_database_of_somebody_else_is_refused(
+    world: LastResourceFixture, column: str, value: str, words: str
+) -> None:
     _rename(world, column, value)
     with pytest.raises(ConfigError, match=words), world.block():
         pass
@@ -82,7 +84,7 @@ def test_a_database_of_somebody_else_is_refused(world: World, column: str, value
     assert world.home.requests == []
 
 
-def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: World) -> None:
+def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: LastResourceFixture) -> None:
     world.order(b"kept idle")
     _rename(world, "uuid", "f" * 32)
     with pytest.raises(RolledBackError):
@@ -92,7 +94,7 @@ def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: Wo
 
 
 @pytest.mark.parametrize("table", ["txmq_marker_identity", "txmq_marker"])
-def test_missing_tables_are_an_error_never_an_absent_marker(world: World, table: str) -> None:
+def test_missing_tables_are_an_error_never_an_absent_marker(world: LastResourceFixture, table: str) -> None:
     with world.outside() as connection:
         connection.execute(f"DROP TABLE {table}")
     with pytest.raises((ConfigError, RolledBackError), match=r"install\(\)|no such table"):
@@ -100,7 +102,7 @@ def test_missing_tables_are_an_error_never_an_absent_marker(world: World, table:
     assert world.rows() == []
 
 
-def test_another_connection_is_refused_by_what_it_lacks(tmp_path: Path, world: World) -> None:
+def test_another_connection_is_refused_by_what_it_lacks(tmp_path: Path, world: LastResourceFixture) -> None:
     other = LastResource(NAME, connect=lambda: sqlite3.connect(tmp_path / "empty.db"))
     with pytest.raises(ConfigError, match="install"), world.block(resource=other):
         pass
@@ -109,7 +111,7 @@ def test_another_connection_is_refused_by_what_it_lacks(tmp_path: Path, world: W
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_database_in_memory_is_refused_and_nothing_is_created(tmp_path: Path, world: World) -> None:
+def test_database_in_memory_is_refused_and_nothing_is_created(tmp_path: Path, world: LastResourceFixture) -> None:
     shared = "file:shared?mode=memory&cache=shared"
     with closing(sqlite3.connect(shared, uri=True)) as kept, closing(sqlite3.connect(tmp_path / "a.db")) as installed:
         resource = LastResource(NAME, connect=lambda: sqlite3.connect(shared, uri=True), allow_weak_durability=True)
@@ -125,7 +127,7 @@ def test_database_in_memory_is_refused_and_nothing_is_created(tmp_path: Path, wo
 @pytest.mark.parametrize(
     "pragma", ["PRAGMA synchronous = NORMAL", "PRAGMA synchronous = OFF", "PRAGMA journal_mode = MEMORY"]
 )
-def test_weak_durability_is_refused_unless_asked_for_by_name(world: World, pragma: str) -> None:
+def test_weak_durability_is_refused_unless_asked_for_by_name(world: LastResourceFixture, pragma: str) -> None:
     def connect() -> sqlite3.Connection:
         connection = world.connect()
         connection.execute(pragma).fetchall()
@@ -140,7 +142,7 @@ def test_weak_durability_is_refused_unless_asked_for_by_name(world: World, pragm
     assert tx.outcome is Outcome.COMMITTED
 
 
-def test_a_database_that_cannot_roll_back_is_refused(world: World) -> None:
+def test_a_database_that_cannot_roll_back_is_refused(world: LastResourceFixture) -> None:
     connection = world.connect()
     connection.execute("PRAGMA journal_mode = OFF").fetchall()
     with (
@@ -150,7 +152,7 @@ def test_a_database_that_cannot_roll_back_is_refused(world: World) -> None:
         pass
 
 
-def test_a_connection_in_a_transaction_is_refused_and_left_alone(world: World) -> None:
+def test_a_connection_in_a_transaction_is_refused_and_left_alone(world: LastResourceFixture) -> None:
     connection = world.connect()
     connection.execute("INSERT INTO orders (value) VALUES (x'6d')")
     with (
@@ -162,7 +164,7 @@ def test_a_connection_in_a_transaction_is_refused_and_left_alone(world: World) -
     assert world.rows() == [b"m"]
 
 
-def test_a_connection_in_autocommit_is_refused(world: World) -> None:
+def test_a_connection_in_autocommit_is_refused(world: LastResourceFixture) -> None:
     """Python 3.12's ``autocommit=True``; here an attribute of the same name."""
 
     class InAutocommit(sqlite3.Connection):
@@ -178,7 +180,7 @@ def test_a_connection_in_autocommit_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("table", ["", "a b", "a;b", "a.b.c", "1a", "x" * 60])
-def test_a_table_name_that_is_none_is_refused(world: World, table: str) -> None:
+def test_a_table_name_that_is_none_is_refused(world: LastResourceFixture, table: str) -> None:
     with pytest.raises(ConfigError, match="table="):
         LastResource(NAME, connect=world.connect, table=table).install()
 
@@ -188,12 +190,12 @@ def test_a_name_that_is_none_is_refused() -> None:
         LastResource("a b", connect=lambda: None)
 
 
-def test_what_is_no_connection_is_refused(world: World) -> None:
+def test_what_is_no_connection_is_refused(world: LastResourceFixture) -> None:
     with pytest.raises(ConfigError, match="DB-API"):
         LastResource(NAME, connect=lambda: 42).install()
 
 
-def test_two_resources_in_one_block_are_refused(world: World) -> None:
+def test_two_resources_in_one_block_are_refused(world: LastResourceFixture) -> None:
     from txmq.client.transaction.block import Transaction
 
     with pytest.raises(ConfigError, match="one last resource"):
@@ -204,7 +206,7 @@ def test_two_resources_in_one_block_are_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("level", ["", "DEFERRED", "IMMEDIATE", "EXCLUSIVE", None])
-def test_every_isolation_level_of_sqlite3_works(world: World, level: str | None) -> None:
+def test_every_isolation_level_of_sqlite3_works(world: LastResourceFixture, level: str | None) -> None:
     world.options["isolation_level"] = level
     world.order(b"1")
     with pytest.raises(ZeroDivisionError), world.block() as tx:
@@ -215,14 +217,14 @@ def test_every_isolation_level_of_sqlite3_works(world: World, level: str | None)
     world.check()
 
 
-def test_wal_mode_works(world: World) -> None:
+def test_wal_mode_works(world: LastResourceFixture) -> None:
     with world.outside() as connection:
         connection.execute("PRAGMA journal_mode = WAL")
     world.order(b"1")
     world.check()
 
 
-def test_a_connection_of_the_caller_stays_open_and_idle(world: World) -> None:
+def test_a_connection_of_the_caller_stays_open_and_idle(world: LastResourceFixture) -> None:
     connection = world.connect()
     for number in range(2):
         with world.block(resource=world.resource.using(connection)) as tx:
@@ -231,7 +233,7 @@ def test_a_connection_of_the_caller_stays_open_and_idle(world: World) -> None:
     assert connection.execute("SELECT COUNT(*) FROM orders").fetchone() == (2,)
 
 
-def test_a_connection_whose_rollback_fails_is_not_used_again(world: World) -> None:
+def test_a_connection_whose_rollback_fails_is_not_used_again(world: LastResourceFixture) -> None:
     with pytest.raises(ZeroDivisionError), world.block() as tx:
         world.insert(tx, b"x")
         world.opened[-1].close()
@@ -239,7 +241,7 @@ def test_a_connection_whose_rollback_fails_is_not_used_again(world: World) -> No
     assert world.order(b"next").outcome is Outcome.COMMITTED
 
 
-def test_locked_database_is_drivers_error_and_nothing_is_left_behind(world: World) -> None:
+def test_locked_database_is_drivers_error_and_nothing_is_left_behind(world: LastResourceFixture) -> None:
     world.order(b"1")
     with world.outside() as other:
         other.execute("BEGIN IMMEDIATE")
@@ -259,7 +261,7 @@ def test_locked_database_is_drivers_error_and_nothing_is_left_behind(world: Worl
 @pytest.mark.parametrize("level", ["", None])
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
 def test_a_body_that_ends_the_transaction_itself_is_a_heuristic(
-    world: World, statement: str, level: str | None
+    world: LastResourceFixture, statement: str, level: str | None
 ) -> None:
     world.options["isolation_level"] = level
     with pytest.raises(HeuristicError, match="by itself"), world.block() as tx:
@@ -272,7 +274,7 @@ def test_a_body_that_ends_the_transaction_itself_is_a_heuristic(
     assert world.order(b"next").outcome is Outcome.COMMITTED
 
 
-def test_ddl_is_part_of_a_transaction_where_the_database_can(world: World) -> None:
+def test_ddl_is_part_of_a_transaction_where_the_database_can(world: LastResourceFixture) -> None:
     with pytest.raises(ZeroDivisionError), world.block() as tx:
         tx.connection(world.resource).execute("CREATE TABLE more (id INTEGER)")
         _ = 1 / 0
@@ -281,7 +283,7 @@ def test_ddl_is_part_of_a_transaction_where_the_database_can(world: World) -> No
     assert tx.outcome is Outcome.COMMITTED
 
 
-def test_one_failed_statement_dooms_the_transaction(world: World) -> None:
+def test_one_failed_statement_dooms_the_transaction(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError, match="no such table") as caught, world.block() as tx:
         world.insert(tx, b"x")
         with pytest.raises(sqlite3.OperationalError):
@@ -306,7 +308,9 @@ def test_one_failed_statement_dooms_the_transaction(world: World) -> None:
         lambda c: setattr(c, "isolation_level", None),
     ],
 )
-def test_the_ends_of_the_transaction_are_not_for_the_body(world: World, use: Callable[[Any], object]) -> None:
+def test_the_ends_of_the_transaction_are_not_for_the_body(
+    world: LastResourceFixture, use: Callable[[Any], object]
+) -> None:
     with world.block() as tx:
         world.insert(tx, b"x")
         with pytest.raises(TransactionStateError):
@@ -315,7 +319,7 @@ def test_the_ends_of_the_transaction_are_not_for_the_body(world: World, use: Cal
     world.check()
 
 
-def test_the_connection_behaves_like_the_drivers(world: World) -> None:
+def test_the_connection_behaves_like_the_drivers(world: LastResourceFixture) -> None:
     with world.block() as tx:
         connection = tx.connection(world.resource)
         connection.row_factory = sqlite3.Row
@@ -331,7 +335,7 @@ def test_the_connection_behaves_like_the_drivers(world: World) -> None:
 
 @pytest.mark.parametrize("use", [lambda c, k: c.cursor(), lambda c, k: k.fetchone(), lambda c, k: list(k)])
 def test_a_connection_kept_beyond_its_block_is_refused(
-    world: World, use: Callable[[GuardedConnection, Any], object]
+    world: LastResourceFixture, use: Callable[[GuardedConnection, Any], object]
 ) -> None:
     with world.block() as tx:
         connection = tx.connection(world.resource)
@@ -341,7 +345,7 @@ def test_a_connection_kept_beyond_its_block_is_refused(
     assert world.order(b"x").outcome is Outcome.COMMITTED
 
 
-def test_connection_of_resource_that_takes_no_part_is_refused(world: World) -> None:
+def test_connection_of_resource_that_takes_no_part_is_refused(world: LastResourceFixture) -> None:
     with world.block() as tx, pytest.raises(TransactionStateError, match="no part"):
         tx.connection(world.new_resource())
 
@@ -380,7 +384,7 @@ def test_a_placeholder_nobody_knows_is_refused() -> None:
         placeholder_of(driver, MYSQL)
 
 
-def test_the_driver_is_found_through_a_subclass(world: World) -> None:
+def test_the_driver_is_found_through_a_subclass(world: LastResourceFixture) -> None:
     assert driver_of(world.connect()) is sqlite3
 
 

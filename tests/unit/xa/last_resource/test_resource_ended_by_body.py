@@ -24,7 +24,7 @@ from txmq.model import Outcome
 from txmq.testing.simulated.broker import Fault, lost
 from txmq.xa.resolver import Resolver
 
-from ..support import NAME, Quiet, World, quiet_resolver
+from ..support import NAME, LastResourceFixture, Quiet, quiet_resolver
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
 
 
 @pytest.fixture
-def world(tmp_path: Path, quiet: Quiet) -> Iterator[World]:
-    with closing(World(tmp_path)) as made:
+def world(tmp_path: Path, quiet: Quiet) -> Iterator[LastResourceFixture]:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
@@ -44,13 +44,13 @@ def _fail_a_statement(connection: Any) -> None:
 
 
 @pytest.fixture(params=["", None], ids=["implicit", "autocommit"])
-def level(request: pytest.FixtureRequest, world: World) -> Any:
+def level(request: pytest.FixtureRequest, world: LastResourceFixture) -> Any:
     world.options["isolation_level"] = request.param
     return request.param
 
 
 @pytest.mark.usefixtures("level")
-def test_commit_in_body_and_then_statement_that_fails_is_hazard(world: World) -> None:
+def test_commit_in_body_and_then_statement_that_fails_is_hazard(world: LastResourceFixture) -> None:
     with pytest.raises(HeuristicHazardError, match="by itself") as caught, world.block() as tx:
         world.insert(tx, b"x")
         connection = tx.connection(world.resource)
@@ -63,7 +63,7 @@ def test_commit_in_body_and_then_statement_that_fails_is_hazard(world: World) ->
 
 
 @pytest.mark.usefixtures("level")
-def test_commit_in_the_body_then_an_exception_is_a_hazard(world: World) -> None:
+def test_commit_in_the_body_then_an_exception_is_a_hazard(world: LastResourceFixture) -> None:
     error = ZeroDivisionError("body")
     with pytest.raises(ZeroDivisionError) as caught, world.block() as tx:
         world.insert(tx, b"x")
@@ -77,7 +77,7 @@ def test_commit_in_the_body_then_an_exception_is_a_hazard(world: World) -> None:
 
 
 @pytest.mark.usefixtures("level")
-def test_a_failure_alone_is_a_rollback_with_nothing_kept(world: World) -> None:
+def test_a_failure_alone_is_a_rollback_with_nothing_kept(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError), world.block() as tx:
         world.insert(tx, b"x")
         _fail_a_statement(tx.connection(world.resource))
@@ -86,7 +86,7 @@ def test_a_failure_alone_is_a_rollback_with_nothing_kept(world: World) -> None:
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_transaction_that_database_itself_rolled_back_is_rollback(world: World, goes_on: bool) -> None:
+def test_transaction_that_database_itself_rolled_back_is_rollback(world: LastResourceFixture, goes_on: bool) -> None:
     with pytest.raises(RolledBackError) as caught, world.block() as tx:
         world.insert(tx, b"x")
         connection = tx.connection(world.resource)
@@ -98,7 +98,7 @@ def test_transaction_that_database_itself_rolled_back_is_rollback(world: World, 
     assert not has_circle(caught.value)
 
 
-def test_a_connection_of_the_callers_is_asked_for_the_savepoint(world: World) -> None:
+def test_a_connection_of_the_callers_is_asked_for_the_savepoint(world: LastResourceFixture) -> None:
     with closing(world.connect()) as own:
         with pytest.raises(ZeroDivisionError), world.block(resource=world.resource.using(own)) as tx:
             own.execute("INSERT INTO orders (value) VALUES (x'78')")
@@ -109,7 +109,7 @@ def test_a_connection_of_the_callers_is_asked_for_the_savepoint(world: World) ->
     assert (world.rows(), tx.outcome) == ([b"x"], Outcome.UNKNOWN)
 
 
-def test_interrupt_during_the_undo_reports_alike(world: World) -> None:
+def test_interrupt_during_the_undo_reports_alike(world: LastResourceFixture) -> None:
     with pytest.raises(ZeroDivisionError), world.block() as tx:
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")
@@ -124,7 +124,9 @@ def test_interrupt_during_the_undo_reports_alike(world: World) -> None:
 @pytest.mark.parametrize(
     "fault", [lost(is_executed=False), lost(is_executed=True), Fault(UnavailableError("starting"))]
 )
-def test_broker_that_could_not_be_told_hears_it_from_resolver(world: World, quiet: Quiet, fault: Fault) -> None:
+def test_broker_that_could_not_be_told_hears_it_from_resolver(
+    world: LastResourceFixture, quiet: Quiet, fault: Fault
+) -> None:
     world.home.faults["rollback"].append(fault)
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
@@ -142,7 +144,7 @@ def test_broker_that_could_not_be_told_hears_it_from_resolver(world: World, quie
     resolver.close()
 
 
-def test_broker_that_is_away_is_told_when_it_is_back(world: World, quiet: Quiet) -> None:
+def test_broker_that_is_away_is_told_when_it_is_back(world: LastResourceFixture, quiet: Quiet) -> None:
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")
@@ -155,7 +157,7 @@ def test_broker_that_is_away_is_told_when_it_is_back(world: World, quiet: Quiet)
     resolver.close()
 
 
-def test_what_the_broker_was_not_told_of_is_not_finished(world: World, quiet: Quiet) -> None:
+def test_what_the_broker_was_not_told_of_is_not_finished(world: LastResourceFixture, quiet: Quiet) -> None:
     """A later commit that says so, and a thousand others: the broker refused to keep it (410)."""
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
@@ -174,7 +176,7 @@ def test_what_the_broker_was_not_told_of_is_not_finished(world: World, quiet: Qu
     assert session.finished_through == 2
 
 
-def test_a_broker_that_has_committed_is_not_asked_for_ever(world: World, quiet: Quiet) -> None:
+def test_a_broker_that_has_committed_is_not_asked_for_ever(world: LastResourceFixture, quiet: Quiet) -> None:
     with pytest.raises(HeuristicHazardError), world.block() as tx:
         world.insert(tx, b"x")
         tx.connection(world.resource).execute("COMMIT")

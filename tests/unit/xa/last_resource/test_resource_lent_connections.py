@@ -17,7 +17,7 @@ from txmq.xa import LastResource
 from txmq.xa.database.dbapi import driver_of, innermost
 from txmq.xa.database.installation import DatabaseSession
 
-from ..support import NAME, World, abandon, quiet_resolver
+from ..support import NAME, LastResourceFixture, abandon, quiet_resolver
 
 
 class Hiding:
@@ -67,13 +67,13 @@ WRAPPERS: list[Callable[[Any], Any]] = [Passing, Tracing, pooled, lambda connect
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         yield made
 
 
-def order(world: World, connection: Any, resource: LastResource | None = None) -> None:
+def order(world: LastResourceFixture, connection: Any, resource: LastResource | None = None) -> None:
     """A row and a message through this connection."""
     resource = resource or world.resource
     with world.block(resource=resource.using(connection)) as tx:
@@ -82,14 +82,16 @@ def order(world: World, connection: Any, resource: LastResource | None = None) -
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS, ids=["passing", "tracing", "sqlalchemy", "twice"])
-def test_wrapped_connection_is_known_by_its_inner_or_forwarded_one(world: World, wrap: Callable[[Any], Any]) -> None:
+def test_wrapped_connection_is_known_by_its_inner_or_forwarded_one(
+    world: LastResourceFixture, wrap: Callable[[Any], Any]
+) -> None:
     for _ in range(2):
         order(world, wrap(world.connect()))
     world.check()
     assert world.rows() == [b"x", b"x"]
 
 
-def test_a_wrapper_that_hides_the_driver_needs_the_dialect(world: World) -> None:
+def test_a_wrapper_that_hides_the_driver_needs_the_dialect(world: LastResourceFixture) -> None:
     with pytest.raises(ConfigError, match="give dialect="):
         order(world, Hiding(world.connect()))
     resource = LastResource(NAME, connect=lambda: Hiding(world.connect()), dialect="sqlite")
@@ -102,7 +104,7 @@ def test_a_wrapper_that_hides_the_driver_needs_the_dialect(world: World) -> None
     resource.close()
 
 
-def test_what_a_dead_owner_left_is_settled_through_wrapped_connections(world: World) -> None:
+def test_what_a_dead_owner_left_is_settled_through_wrapped_connections(world: LastResourceFixture) -> None:
     abandon(world, b"left")
     resource = LastResource(NAME, connect=lambda: Hiding(world.connect()), dialect="sqlite")
     world.new_resource = lambda: resource  # type: ignore[method-assign]
@@ -112,7 +114,7 @@ def test_what_a_dead_owner_left_is_settled_through_wrapped_connections(world: Wo
     assert (set(world.markers().values()), set(world.home.states().values())) == ({"rolled-back"}, {"rolled-back"})
 
 
-def test_a_wrapped_connection_in_a_transaction_is_refused(world: World) -> None:
+def test_a_wrapped_connection_in_a_transaction_is_refused(world: LastResourceFixture) -> None:
     for wrap in WRAPPERS:
         connection = world.connect()
         connection.execute("BEGIN")
@@ -123,7 +125,7 @@ def test_a_wrapped_connection_in_a_transaction_is_refused(world: World) -> None:
         connection.rollback()
 
 
-def test_a_hidden_transaction_is_found_and_left_alone(world: World) -> None:
+def test_a_hidden_transaction_is_found_and_left_alone(world: LastResourceFixture) -> None:
     connection = world.connect()
     resource = LastResource(NAME, connect=world.connect, dialect="sqlite")
     resource.install(world.home)
@@ -143,7 +145,9 @@ def test_what_is_no_connection_is_refused_by_what_it_is() -> None:
     assert innermost(endless) is endless
 
 
-def test_connection_is_verified_once_in_its_life_and_not_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_is_verified_once_in_its_life_and_not_kept(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verified: list[str] = []
     real = world.resource.installation.verify
 
@@ -165,7 +169,7 @@ def test_connection_is_verified_once_in_its_life_and_not_kept(world: World, monk
     assert kept() is None
 
 
-def test_a_remembered_connection_is_still_refused_in_a_transaction(world: World) -> None:
+def test_a_remembered_connection_is_still_refused_in_a_transaction(world: LastResourceFixture) -> None:
     connection = world.connect()
     order(world, connection)
     connection.execute("BEGIN")
@@ -173,7 +177,7 @@ def test_a_remembered_connection_is_still_refused_in_a_transaction(world: World)
         order(world, connection)
 
 
-def test_a_remembered_connection_is_not_one_of_another_cluster(world: World) -> None:
+def test_a_remembered_connection_is_not_one_of_another_cluster(world: LastResourceFixture) -> None:
     connection = world.connect()
     order(world, connection)
     with pytest.raises(ConfigError, match="belongs to cluster"):

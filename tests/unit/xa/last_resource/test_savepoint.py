@@ -17,24 +17,26 @@ from txmq.errors import HeuristicHazardError, RolledBackError, TransactionStateE
 from txmq.model import Message, Outcome
 from txmq.xa import LastResource
 
-from ..support import World, quiet_resolver
+from ..support import LastResourceFixture, quiet_resolver
 
 DUPLICATE = "INSERT INTO orders (id) VALUES (1), (1)"
 
 
 @pytest.fixture(params=["", None], ids=["implicit", "autocommit"])
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LastResourceFixture]:
     quiet_resolver(monkeypatch)
-    with closing(World(tmp_path)) as made:
+    with closing(LastResourceFixture(tmp_path)) as made:
         made.options["isolation_level"] = request.param
         yield made
 
 
-def _fail(world: World, tx: Transaction) -> None:
+def _fail(world: LastResourceFixture, tx: Transaction) -> None:
     tx.connection(world.resource).execute(DUPLICATE)
 
 
-def test_error_that_leaves_it_undoes_only_its_rows_and_messages(world: World) -> None:
+def test_error_that_leaves_it_undoes_only_its_rows_and_messages(world: LastResourceFixture) -> None:
     with world.block() as tx:
         world.insert(tx, b"before")
         with pytest.raises(sqlite3.IntegrityError), tx.savepoint(world.resource):
@@ -46,7 +48,7 @@ def test_error_that_leaves_it_undoes_only_its_rows_and_messages(world: World) ->
     assert [result.offset for result in tx.results] == [0, 1]
 
 
-def test_application_exception_undoes_the_savepoint(world: World) -> None:
+def test_application_exception_undoes_the_savepoint(world: LastResourceFixture) -> None:
     with world.block() as tx:
         with pytest.raises(ZeroDivisionError), tx.savepoint(world.resource):
             world.insert(tx, b"undone")
@@ -55,7 +57,7 @@ def test_application_exception_undoes_the_savepoint(world: World) -> None:
     assert world.rows() == world.home.values("orders") == [b"behind"]
 
 
-def test_a_statement_whose_failure_is_caught_inside_leaves_the_others(world: World) -> None:
+def test_a_statement_whose_failure_is_caught_inside_leaves_the_others(world: LastResourceFixture) -> None:
     with world.block() as tx:
         with tx.savepoint(world.resource):
             world.insert(tx, b"stays")
@@ -65,7 +67,7 @@ def test_a_statement_whose_failure_is_caught_inside_leaves_the_others(world: Wor
     assert world.rows() == world.home.values("orders") == [b"stays", b"behind"]
 
 
-def test_they_nest_and_the_inner_one_alone_is_undone(world: World) -> None:
+def test_they_nest_and_the_inner_one_alone_is_undone(world: LastResourceFixture) -> None:
     with world.block() as tx:
         with tx.savepoint(world.resource):
             world.insert(tx, b"outer")
@@ -79,7 +81,7 @@ def test_they_nest_and_the_inner_one_alone_is_undone(world: World) -> None:
     assert world.rows() == world.home.values("orders") == [b"outer"]
 
 
-def test_it_forgives_nothing_that_failed_in_front_of_it(world: World) -> None:
+def test_it_forgives_nothing_that_failed_in_front_of_it(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError, match="UNIQUE"), world.block() as tx:
         with suppress(sqlite3.IntegrityError):
             _fail(world, tx)
@@ -88,7 +90,7 @@ def test_it_forgives_nothing_that_failed_in_front_of_it(world: World) -> None:
     assert (tx.outcome, world.rows()) == (Outcome.ROLLED_BACK, [])
 
 
-def test_block_that_fails_behind_it_is_undone_as_whole(world: World) -> None:
+def test_block_that_fails_behind_it_is_undone_as_whole(world: LastResourceFixture) -> None:
     with pytest.raises(ZeroDivisionError), world.block() as tx:
         with tx.savepoint(world.resource):
             world.insert(tx, b"x")
@@ -96,7 +98,7 @@ def test_block_that_fails_behind_it_is_undone_as_whole(world: World) -> None:
     assert (tx.outcome, world.rows(), world.home.requests) == (Outcome.ROLLED_BACK, [], [])
 
 
-def test_body_that_commits_in_the_savepoint_dooms_the_block(world: World) -> None:
+def test_body_that_commits_in_the_savepoint_dooms_the_block(world: LastResourceFixture) -> None:
     tx = world.block()
     with pytest.raises(HeuristicHazardError), tx, suppress(RolledBackError), tx.savepoint(world.resource):
         world.insert(tx, b"x")
@@ -104,7 +106,7 @@ def test_body_that_commits_in_the_savepoint_dooms_the_block(world: World) -> Non
     assert (world.rows(), world.home.values("orders"), tx.outcome) == ([b"x"], [], Outcome.UNKNOWN)
 
 
-def test_rollback_of_databases_own_in_it_dooms_block(world: World) -> None:
+def test_rollback_of_databases_own_in_it_dooms_block(world: LastResourceFixture) -> None:
     with pytest.raises(RolledBackError), world.block() as tx:
         world.insert(tx, b"x")
         with suppress(sqlite3.IntegrityError), tx.savepoint(world.resource):
@@ -112,7 +114,9 @@ def test_rollback_of_databases_own_in_it_dooms_block(world: World) -> None:
     assert (world.rows(), tx.outcome, world.home.requests) == ([], Outcome.ROLLED_BACK, [])
 
 
-def test_messages_that_were_sent_ahead_cannot_be_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_were_sent_ahead_cannot_be_taken_back(
+    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_STREAM_AT_BYTES", 1000)
     with pytest.raises(RolledBackError, match="ahead") as caught, world.block() as tx:
         with pytest.raises(sqlite3.IntegrityError), tx.savepoint(world.resource):
@@ -122,7 +126,7 @@ def test_messages_that_were_sent_ahead_cannot_be_taken_back(world: World, monkey
     assert (world.rows(), world.home.values("orders"), caught.value.retriable) == ([], [], False)
 
 
-def test_what_takes_no_part_and_offsets_are_refused(world: World, tmp_path: Path) -> None:
+def test_what_takes_no_part_and_offsets_are_refused(world: LastResourceFixture, tmp_path: Path) -> None:
     other = LastResource("other", connect=lambda: tmp_path)
     with world.block() as tx:
         with pytest.raises(TransactionStateError, match="no part"), tx.savepoint(other):

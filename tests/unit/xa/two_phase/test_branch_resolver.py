@@ -31,25 +31,25 @@ from txmq.xa.two_phase.branch_resolver import BranchResolver
 from txmq.xid import FORMAT_ID, Xid
 
 from ..support import at_point, crash_at
-from ..xa_support import FakeResource, Notes, Prepared, XaWorld, foreign_branch
+from ..xa_support import FakeResource, Notes, Prepared, XAFixture, foreign_branch
 
 POINTS = ["resolver.xa.committed", "resolver.xa.completed", "resolver.xa.fenced", "resolver.xa.rolled_back"]
 
 
 @pytest.fixture
-def world() -> XaWorld:
-    return XaWorld("ab")
+def world() -> XAFixture:
+    return XAFixture("ab")
 
 
 @pytest.fixture(autouse=True)
-def notes(world: XaWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
+def notes(world: XAFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notes]:
     found = Notes(world.home)
     monkeypatch.setattr(module, "resolver_of", lambda _client: found)
     yield found
     found.resolver.close()
 
 
-def abandon(world: XaWorld, point: str, value: bytes = b"x", *, dies: bool = True) -> str:
+def abandon(world: XAFixture, point: str, value: bytes = b"x", *, dies: bool = True) -> str:
     """A transaction whose owner stopped at a point, for good or (not ``dies``) with its sessions alive; its id."""
     known = {xid for database in world.databases for xid in database.prepared}
     with crash_at(point), pytest.raises(SimulatedCrash):
@@ -60,7 +60,7 @@ def abandon(world: XaWorld, point: str, value: bytes = b"x", *, dies: bool = Tru
     return gtrid.decode()
 
 
-def rounds(world: XaWorld, count: int = 1, resolver: Resolver | None = None) -> int:
+def rounds(world: XAFixture, count: int = 1, resolver: Resolver | None = None) -> int:
     """Some rounds of another process's resolver; how many transactions they settled."""
     resolver = resolver or world.resolver()
     return sum(resolver.run_once() for _ in range(count))
@@ -70,7 +70,7 @@ def rounds(world: XaWorld, count: int = 1, resolver: Resolver | None = None) -> 
 
 
 @pytest.mark.parametrize("point", ["client.xa.decided", "client.xa.committed", "client.xa.all_committed"])
-def test_what_was_decided_is_committed_and_completed(world: XaWorld, point: str) -> None:
+def test_what_was_decided_is_committed_and_completed(world: XAFixture, point: str) -> None:
     abandon(world, point) if point == "client.xa.decided" else abandon_ended(world, point)
     assert rounds(world) == 1
     world.check()
@@ -78,14 +78,14 @@ def test_what_was_decided_is_committed_and_completed(world: XaWorld, point: str)
     assert rounds(world) == 0
 
 
-def abandon_ended(world: XaWorld, point: str) -> None:
+def abandon_ended(world: XAFixture, point: str) -> None:
     """The same, where nothing may be prepared any more."""
     with crash_at(point), pytest.raises(SimulatedCrash):
         world.transfer(b"x")
     world.die()
 
 
-def test_a_living_owner_has_its_turn_first(world: XaWorld) -> None:
+def test_a_living_owner_has_its_turn_first(world: XAFixture) -> None:
     abandon(world, "client.xa.decided", dies=False)
     assert rounds(world) == 0
     assert not any("xa commit" in database.calls for database in world.databases)
@@ -95,7 +95,7 @@ def test_a_living_owner_has_its_turn_first(world: XaWorld) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "late"])
-def test_sessions_of_decided_branches_end_with_their_given_up_owner(world: XaWorld, how: str) -> None:
+def test_sessions_of_decided_branches_end_with_their_given_up_owner(world: XAFixture, how: str) -> None:
     """A half-open connection: the branch is listed, and not known to anybody else."""
     abandon(world, "client.xa.decided", dies=False)
     if how == "gone":
@@ -109,7 +109,7 @@ def test_sessions_of_decided_branches_end_with_their_given_up_owner(world: XaWor
 
 
 def test_vanished_branch_seen_missing_twice_is_a_heuristic_rollback(
-    world: XaWorld, caplog: pytest.LogCaptureFixture
+    world: XAFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A restore from an old copy, or somebody's XA ROLLBACK by hand: the marker row is not there."""
     txid = abandon(world, "client.xa.decided")
@@ -125,7 +125,7 @@ def test_vanished_branch_seen_missing_twice_is_a_heuristic_rollback(
 
 @pytest.mark.parametrize(("fault", "kind"), [("", "hazard"), ("rolled back", "rollback")])
 def test_unknown_written_branch_without_a_marker_is_a_hazard(fault: str, kind: str) -> None:
-    world = XaWorld("a", has_marker=False)
+    world = XAFixture("a", has_marker=False)
     txid = _decide_by_hand(world, wrote=True)
     world.databases[0].prepared.clear()
     world.databases[0].faults["xa commit"].extend([fault] * 2)
@@ -135,7 +135,7 @@ def test_unknown_written_branch_without_a_marker_is_a_hazard(fault: str, kind: s
 
 @pytest.mark.parametrize("fault", ["", "rolled back"])
 def test_without_marker_branch_that_did_not_write_is_done(fault: str) -> None:
-    world = XaWorld("a", has_marker=False)
+    world = XAFixture("a", has_marker=False)
     txid = _decide_by_hand(world, wrote=False)
     world.databases[0].prepared.clear()
     world.databases[0].faults["xa commit"].append(fault)
@@ -143,7 +143,7 @@ def test_without_marker_branch_that_did_not_write_is_done(fault: str) -> None:
     assert world.home.heuristics(txid) == []
 
 
-def _decide_by_hand(world: XaWorld, *, wrote: bool) -> str:
+def _decide_by_hand(world: XAFixture, *, wrote: bool) -> str:
     notes = Notes(world.home)
     patch = pytest.MonkeyPatch()
     patch.setattr(module, "resolver_of", lambda _client: notes)
@@ -155,7 +155,7 @@ def _decide_by_hand(world: XaWorld, *, wrote: bool) -> str:
     return tx.txid
 
 
-def test_a_marker_that_cannot_be_read_is_no_answer(world: XaWorld) -> None:
+def test_a_marker_that_cannot_be_read_is_no_answer(world: XAFixture) -> None:
     txid = abandon(world, "client.xa.decided")
     world.databases[1].prepared.clear()
     world.databases[1].faults["marker"].extend(["-"] * 5)
@@ -164,7 +164,7 @@ def test_a_marker_that_cannot_be_read_is_no_answer(world: XaWorld) -> None:
     assert world.home.states()[txid] == "decided"
 
 
-def test_database_that_is_away_keeps_decision_and_costs_others_nothing(world: XaWorld) -> None:
+def test_database_that_is_away_keeps_decision_and_costs_others_nothing(world: XAFixture) -> None:
     txid = abandon(world, "client.xa.decided")
     world.databases[0].is_away = True
     resolver = world.resolver()
@@ -175,7 +175,7 @@ def test_database_that_is_away_keeps_decision_and_costs_others_nothing(world: Xa
     world.check()
 
 
-def test_one_branch_that_fails_does_not_hold_up_the_others(world: XaWorld) -> None:
+def test_one_branch_that_fails_does_not_hold_up_the_others(world: XAFixture) -> None:
     for number in range(5):
         abandon(world, "client.xa.decided", b"%d" % number)
     world.databases[0].faults["xa commit"].append("-")
@@ -186,7 +186,7 @@ def test_one_branch_that_fails_does_not_hold_up_the_others(world: XaWorld) -> No
 
 
 @pytest.mark.parametrize("error", [UnavailableError(""), lost(is_executed=False).error, lost(is_executed=True).error])
-def test_complete_that_is_not_answered_is_sent_again(world: XaWorld, error: Any) -> None:
+def test_complete_that_is_not_answered_is_sent_again(world: XAFixture, error: Any) -> None:
     abandon(world, "client.xa.decided")
     world.home.faults["complete"].extend([Fault(error), Fault(error)])
     resolver = world.resolver()
@@ -196,7 +196,7 @@ def test_complete_that_is_not_answered_is_sent_again(world: XaWorld, error: Any)
 
 
 @pytest.mark.parametrize("point", ["client.xa.decided", "client.xa.all_prepared"])
-def test_answers_that_came_while_database_worked_are_not_given_up(world: XaWorld, point: str) -> None:
+def test_answers_that_came_while_database_worked_are_not_given_up(world: XAFixture, point: str) -> None:
     """A thousand commits take longer than a request may: its time counts from when somebody waits for it."""
     abandon(world, point)
     submit = world.home.submit
@@ -219,7 +219,7 @@ def test_answers_that_came_while_database_worked_are_not_given_up(world: XaWorld
 # --- prepared without a decision -------------------------------------------------------------------------------------
 
 
-def test_undecided_transaction_is_fenced_and_rolled_back_for_good(world: XaWorld) -> None:
+def test_undecided_transaction_is_fenced_and_rolled_back_for_good(world: XAFixture) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     assert rounds(world) == 1
     assert world.home.states()[txid] == "rolled-back"
@@ -228,7 +228,7 @@ def test_undecided_transaction_is_fenced_and_rolled_back_for_good(world: XaWorld
     world.check()
 
 
-def test_living_owner_is_left_alone_until_second_behind_its_deadline(world: XaWorld) -> None:
+def test_living_owner_is_left_alone_until_second_behind_its_deadline(world: XAFixture) -> None:
     txid = abandon(world, "client.xa.all_prepared", dies=False)
     world.home.clock.advance(30.9)
     assert rounds(world) == 0
@@ -239,7 +239,7 @@ def test_living_owner_is_left_alone_until_second_behind_its_deadline(world: XaWo
     world.check()
 
 
-def test_owner_away_for_less_than_a_second_may_return(world: XaWorld, monkeypatch: Any) -> None:
+def test_owner_away_for_less_than_a_second_may_return(world: XAFixture, monkeypatch: Any) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     outcome = world.home._outcome
     monkeypatch.setattr(world.home, "_outcome", lambda *given: outcome(*given).replace(b"5000", b"999"))
@@ -249,7 +249,7 @@ def test_owner_away_for_less_than_a_second_may_return(world: XaWorld, monkeypatc
     assert rounds(world) == 1
 
 
-def test_what_broker_has_rolled_back_is_rolled_back_without_waiting(world: XaWorld) -> None:
+def test_what_broker_has_rolled_back_is_rolled_back_without_waiting(world: XAFixture) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     world.home.owner_connected = True
     world.home.call("rollback", txid, timeout=1.0)
@@ -257,7 +257,7 @@ def test_what_broker_has_rolled_back_is_rolled_back_without_waiting(world: XaWor
     world.check()
 
 
-def test_rollback_that_came_back_with_crash_is_rolled_back_again(world: XaWorld) -> None:
+def test_rollback_that_came_back_with_crash_is_rolled_back_again(world: XAFixture) -> None:
     abandon(world, "client.xa.all_prepared")
     for database in world.databases:
         database.faults["force"].append("-")
@@ -272,7 +272,7 @@ def test_rollback_that_came_back_with_crash_is_rolled_back_again(world: XaWorld)
     world.check()
 
 
-def test_decide_that_comes_between_is_seen_by_next_round(world: XaWorld) -> None:
+def test_decide_that_comes_between_is_seen_by_next_round(world: XAFixture) -> None:
     """The owner was faster than the fence: 409, and then the branch is in the broker's list."""
     txid = abandon(world, "client.xa.decided")
     decided = world.home._held[txid]
@@ -290,7 +290,9 @@ def test_decide_that_comes_between_is_seen_by_next_round(world: XaWorld) -> None
     assert world.databases[0].rows == [b"x"]
 
 
-def test_branch_with_no_kept_outcome_is_left_to_the_operator(world: XaWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_branch_with_no_kept_outcome_is_left_to_the_operator(
+    world: XAFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     txid = abandon(world, "client.xa.all_prepared")
     world.home.faults["outcome"].extend([Fault(FencedError(""))] * 20)
     assert rounds(world, 5, world.resolver()) == 0
@@ -298,7 +300,7 @@ def test_branch_with_no_kept_outcome_is_left_to_the_operator(world: XaWorld, cap
     assert [entry["resource"] for entry in said(caplog) if entry.get("txid") == txid] == ["a", "b"]
 
 
-def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XaWorld) -> None:
+def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XAFixture) -> None:
     abandon(world, "client.xa.all_prepared")
     world.home._outcome = lambda *_: b"prepared\nowner gone 5000\n"  # type: ignore[method-assign]
     assert rounds(world, 3, world.resolver()) == 0
@@ -307,7 +309,7 @@ def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XaWorld) 
 
 
 @pytest.mark.parametrize("how", ["format id", "cluster", "resource", "home", "binary"])
-def test_what_is_not_ours_is_never_touched(world: XaWorld, how: str) -> None:
+def test_what_is_not_ours_is_never_touched(world: XAFixture, how: str) -> None:
     database = world.databases[0]
     xid = foreign_branch(world, database, how=how)
     world.home.owner_connected = False
@@ -318,14 +320,14 @@ def test_what_is_not_ours_is_never_touched(world: XaWorld, how: str) -> None:
     assert "xa rollback" not in database.calls
 
 
-def test_another_broker_at_the_address_is_not_asked_to_decide(world: XaWorld) -> None:
+def test_another_broker_at_the_address_is_not_asked_to_decide(world: XAFixture) -> None:
     abandon(world, "client.xa.all_prepared")
     world.home.faults["outcome"].extend([Fault(NotOwnerError(""))] * 4)
     assert rounds(world, 2, world.resolver()) == 0
     assert all(database.prepared for database in world.databases)
 
 
-def test_completed_transaction_whose_branch_is_prepared_again_is_committed_again(world: XaWorld) -> None:
+def test_completed_transaction_whose_branch_is_prepared_again_is_committed_again(world: XAFixture) -> None:
     """The database was restored from an older copy of itself: the decision stands."""
     tx = world.transfer(b"x")
     database = world.databases[0]
@@ -344,7 +346,7 @@ def test_completed_transaction_whose_branch_is_prepared_again_is_committed_again
 
 @pytest.mark.parametrize("point", ["client.xa.all_prepared", "client.xa.decided"])
 @pytest.mark.parametrize("moment", ["", *POINTS])
-def test_two_at_once_are_harmless(world: XaWorld, moment: str, point: str) -> None:
+def test_two_at_once_are_harmless(world: XAFixture, moment: str, point: str) -> None:
     """The second one's whole round falls into the first one's, at every place."""
     abandon(world, point)
     second = world.resolver()
@@ -368,7 +370,7 @@ def test_two_at_once_are_harmless(world: XaWorld, moment: str, point: str) -> No
 @pytest.mark.parametrize("point", ["client.xa.all_prepared", "client.xa.decided"])
 @pytest.mark.parametrize("death", POINTS)
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: XaWorld, point: str, death: str, nth: int) -> None:
+def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: XAFixture, point: str, death: str, nth: int) -> None:
     abandon(world, point)
     with at_point(death, SimulatedCrash(death), nth), suppress(SimulatedCrash):
         rounds(world)
@@ -382,7 +384,7 @@ def test_a_resolver_that_dies_leaves_its_work_to_the_next(world: XaWorld, point:
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_ten_thousand_in_doubt_are_settled_page_by_page(is_decided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xa_resolver, "PAGE_SIZE", 100)
-    world, count = XaWorld("a"), 1000
+    world, count = XAFixture("a"), 1000
     notes = Notes(world.home)
     monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
     for number in range(count):
@@ -400,7 +402,7 @@ def test_ten_thousand_in_doubt_are_settled_page_by_page(is_decided: bool, monkey
 # --- what this process left ------------------------------------------------------------------------------------------
 
 
-def test_unknown_outcome_is_resolved_at_once_by_the_owners_process(world: XaWorld, notes: Notes) -> None:
+def test_unknown_outcome_is_resolved_at_once_by_the_owners_process(world: XAFixture, notes: Notes) -> None:
     world.home.faults["decide"].extend([lost(is_executed=False)] * 5000)
     with pytest.raises(OutcomeUnknownError):
         world.transfer(b"x", timeout=5.0)
@@ -410,7 +412,7 @@ def test_unknown_outcome_is_resolved_at_once_by_the_owners_process(world: XaWorl
     world.check()
 
 
-def test_what_is_left_is_kept_until_it_is_settled(world: XaWorld, notes: Notes) -> None:
+def test_what_is_left_is_kept_until_it_is_settled(world: XAFixture, notes: Notes) -> None:
     world.databases[0].faults["commit"].append("-")
     tx = world.transfer(b"x")
     world.databases[0].is_away = True
@@ -423,7 +425,7 @@ def test_what_is_left_is_kept_until_it_is_settled(world: XaWorld, notes: Notes) 
     world.check()
 
 
-def test_a_branch_left_unfenced_is_fenced_by_the_resolver(world: XaWorld, notes: Notes) -> None:
+def test_a_branch_left_unfenced_is_fenced_by_the_resolver(world: XAFixture, notes: Notes) -> None:
     world.databases[0].faults["prepare"].append("refuse")
     world.home.faults["rollback"].append(lost(is_executed=False))
     with pytest.raises(RolledBackError):
@@ -436,20 +438,20 @@ def test_a_branch_left_unfenced_is_fenced_by_the_resolver(world: XaWorld, notes:
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_client_ends_the_rounds(world: XaWorld) -> None:
+def test_a_closed_client_ends_the_rounds(world: XAFixture) -> None:
     world.home.faults["recover"].append(Fault(ClosedError("")))
     with pytest.raises(ClosedError):
         world.resolver().run_once()
 
 
-def test_trouble_is_warned_of_once_and_then_said_quietly(world: XaWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_is_warned_of_once_and_then_said_quietly(world: XAFixture, caplog: pytest.LogCaptureFixture) -> None:
     world.databases[0].is_away = True
     resolver = Resolver(world.home, [FakeResource(world.databases[0])], world.home.clock)
     rounds(world, 3, resolver)
     assert [(entry["level"], entry["resource"]) for entry in said(caplog)] == [("warning", "a")]
 
 
-def test_markers_leave_only_when_complete_was_answered(world: XaWorld) -> None:
+def test_markers_leave_only_when_complete_was_answered(world: XAFixture) -> None:
     abandon(world, "client.xa.decided")
     world.home.faults["complete"].append(Fault(TransactionConflictError("")))
     resolver = world.resolver()
@@ -458,7 +460,7 @@ def test_markers_leave_only_when_complete_was_answered(world: XaWorld) -> None:
 
 
 @pytest.mark.parametrize(("word", "left"), [("committed", 0), ("rolled-back", 1), ("prepared", 1), ("unknown", 1)])
-def test_markers_of_others_leave_when_the_broker_has_committed(world: XaWorld, word: str, left: int) -> None:
+def test_markers_of_others_leave_when_the_broker_has_committed(world: XAFixture, word: str, left: int) -> None:
     tx = world.transfer(b"x")
     world.die()
     world.home._held[tx.txid].state = word
@@ -467,7 +469,7 @@ def test_markers_of_others_leave_when_the_broker_has_committed(world: XaWorld, w
     assert len(world.databases[0].markers) == left
 
 
-def test_markers_of_incomplete_branches_stay(world: XaWorld) -> None:
+def test_markers_of_incomplete_branches_stay(world: XAFixture) -> None:
     abandon(world, "client.xa.decided")
     world.home.faults["complete"].extend([lost(is_executed=False)] * 2)
     world.databases[0].has_old_markers = world.databases[1].has_old_markers = True
@@ -475,7 +477,7 @@ def test_markers_of_incomplete_branches_stay(world: XaWorld) -> None:
     assert all(database.markers for database in world.databases)
 
 
-def test_the_desk_of_a_resource_is_found_by_it(world: XaWorld) -> None:
+def test_the_desk_of_a_resource_is_found_by_it(world: XAFixture) -> None:
     resolver = Resolver(world.home, world.resources, world.home.clock)
     resolver.add(world.resources[0])
     resource_resolver = resolver.branch_resolver(world.resources[0])

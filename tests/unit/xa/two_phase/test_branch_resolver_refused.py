@@ -11,14 +11,14 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.broker import Fault
 
 from ..support import crash_at
-from ..xa_support import Notes, XaWorld
+from ..xa_support import Notes, XAFixture
 
 
 def test_refused_fence_is_asked_again_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A session has room for so many fences; a branch of one that is full stays prepared, and nothing is guessed."""
-    world = XaWorld("a")
+    world = XAFixture("a")
     notes = Notes(world.home)
     monkeypatch.setattr(module, "resolver_of", lambda _client: notes)
     for value in (b"1", b"2", b"3"):

@@ -23,7 +23,7 @@ A, B = ("orders", 0), ("orders", 1)
 MEMBER = MemberSettings("g", "one", ("orders",), "sticky", 1.0, 6.0, 1.0)
 
 
-class World:
+class SaverFixture:
     """Two partitions under generation 3, with something to save, and a broker that refuses some."""
 
     def __init__(self, *refused: list[Any], store: OffsetStore | None = None) -> None:
@@ -50,13 +50,13 @@ class World:
 
 
 def test_a_partition_refused_under_a_newer_generation_is_lost() -> None:
-    world = World([*A, 4])
+    world = SaverFixture([*A, 4])
     assert world.saver.save() == {A}
     assert world.saved == {B: 10}
 
 
 def test_a_refused_partition_that_was_handed_over_again_stays() -> None:
-    world = World([*A, 5])
+    world = SaverFixture([*A, 5])
     world.meanwhile = lambda: world.assignment.partitions.update({A: ConsumedPartition(A, 5, 10, 7)})
     assert world.saver.save() == {A}
     assert world.saved == {A: 7, B: 10}
@@ -65,13 +65,13 @@ def test_a_refused_partition_that_was_handed_over_again_stays() -> None:
 @pytest.mark.parametrize("newest", [0, 3], ids=["nobody has it: join again", "a transaction holds it"])
 def test_what_nobody_else_has_is_neither_saved_nor_lost(newest: int) -> None:
     """Else it would be begun anew, from the offset before that transaction, or without what is acknowledged by now."""
-    world = World([*A, newest])
+    world = SaverFixture([*A, newest])
     with pytest.raises(StorageError, match="orders-0"):
         world.saver.save()
     assert world.saved == {A: 0, B: 0}
 
 
 def test_without_a_group_everything_counts_as_saved() -> None:
-    world = World([*A, 4], store=NoOffsetStore())
+    world = SaverFixture([*A, 4], store=NoOffsetStore())
     assert world.saver.save() == ()
     assert world.saved == {A: 10, B: 10}

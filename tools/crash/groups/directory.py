@@ -29,7 +29,7 @@ def member_options(name: str) -> txmq.ConsumerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupWorld:
+class GroupCampaignDirectory:
     """One campaign's directory."""
 
     directory: Path

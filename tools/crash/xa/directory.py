@@ -15,7 +15,7 @@ from typing import Any, Final
 import MySQLdb
 
 import txmq
-from tools.crash.world import World
+from tools.crash.directory import CampaignDirectory
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
 
@@ -37,7 +37,7 @@ _TABLES = (
 )
 
 
-class XaWorld(World):
+class XaCampaignDirectory(CampaignDirectory):
     """One XA campaign's directory; the servers run in the process that called ``create``."""
 
     @property

@@ -40,7 +40,7 @@ SCRAP_SETTINGS: Final = {"segment_size_bytes": 1 << 12, "retention_size_bytes": 
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class CampaignDirectory:
     """One campaign's directory."""
 
     directory: Path
@@ -110,7 +110,7 @@ class World:
         return LastResource(RESOURCE, connect=lambda: sqlite3.connect(database, timeout=5.0))
 
 
-def read_history(world: World) -> History:
+def read_history(world: CampaignDirectory) -> History:
     """What all processes of a campaign have written so far."""
     files = sorted(world.histories.iterdir())  # hundreds: read one by one, not held open together
     return parse_history(merge([file.read_text("utf-8").splitlines(keepends=True) for file in files]))

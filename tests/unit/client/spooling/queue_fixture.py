@@ -219,7 +219,7 @@ class Way:
         self.link.fail(ConnectionLostError("another connection took over"))
 
 
-class World:
+class QueueFixture:
     """A lane, its spool and its partition; the keeper's work is done at once, by whoever calls for it."""
 
     def __init__(self, path: Path) -> None:

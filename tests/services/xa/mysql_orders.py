@@ -24,7 +24,7 @@ def new_txid() -> str:
     return str(TxId(0xC1, 0xB1, 1, next(_numbers)))
 
 
-class MySQLWorld:
+class MySQLOrders:
     """One database with a table ``orders``, installed as a resource."""
 
     def __init__(self, server: MariaDB, **options: Any) -> None:

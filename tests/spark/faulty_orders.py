@@ -53,7 +53,7 @@ class Order(NamedTuple):
 
 
 @dataclass(slots=True)
-class AuditWorld:
+class FaultyOrders:
     """``orders`` orders with ``faults`` faults of every kind; see the module's docstring."""
 
     client: txmq.Client

@@ -23,7 +23,7 @@ def options(partitions: Mapping[str, int]) -> txmq.OrderedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderedWorld:
+class OrderedCampaignDirectory:
     """One campaign's directory."""
 
     directory: Path

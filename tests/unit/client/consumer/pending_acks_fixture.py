@@ -65,7 +65,7 @@ class Saver(OffsetSaver):
         self.calls.append("waited")
 
 
-class World:
+class PendingAcksFixture:
     """A share with one partition, five messages of which are delivered; its client, and its pending acks."""
 
     def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
@@ -159,15 +159,15 @@ class Database:
         """Nothing."""
 
 
-def in_database() -> tuple[World, Database]:
+def in_database() -> tuple[PendingAcksFixture, Database]:
     """A consumer whose offsets are in the application's database."""
     database = Database()
-    world = World(store=database)
+    world = PendingAcksFixture(store=database)
     database.calls = world.calls
     return world, database
 
 
-def deferred(world: World, offset: int) -> str:
+def deferred(world: PendingAcksFixture, offset: int) -> str:
     """A message that was deferred, in the application's hands again; the text that is saved."""
     world.consumed.deferred[offset] = waiting = Waiting(message(offset), 1, None)
     waiting.is_out = True
