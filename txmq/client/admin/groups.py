@@ -1,4 +1,4 @@
-"""``client.groups``: consumer groups as an operator sees them."""
+"""``client.groups``: list, describe, reset and delete consumer groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FieldsList = list[Fields]
 
 
 class Groups:
-    """See the module's docstring. Thread safety: any thread."""
+    """Operators' view of consumer groups. Thread safety: any thread."""
 
     def __init__(self, connection: Callable[[], ReconnectingConnection], timeout: float) -> None:
         self._connection, self._timeout = connection, timeout
@@ -36,15 +36,15 @@ class Groups:
         """Set the offsets from which a group continues.
 
         Args:
-            offsets: topic, partition and offset each.
-            create: the group may be a new one, which begins there.
+            offsets: rows of topic, partition and offset.
+            create: create the group if it does not exist.
 
         Raises:
-            UnknownGroupError: nothing is saved of such a group, and ``create`` was not said.
+            UnknownGroupError: the group has no saved offsets, and ``create`` is not set.
             UnknownTopicError: there is no such topic or partition.
-            GroupActiveError: it has members; stop them first.
+            GroupActiveError: the group has members; stop them first.
 
-        Durability: forced in the broker when this returns; of more than 1,000 some may be when it raises.
+        Durability: durable in the broker when this returns; of more than 1,000 rows some may be when it raises.
         """
         for piece in in_pieces(offsets):
             self._ask("reset", group, piece, **({"create": None} if create else {}))
@@ -58,13 +58,13 @@ class Groups:
         Returns:
             Rows that were refused, because another text is there by now: ``topic``, ``partition``, ``deferred``.
 
-        Durability: forced in the broker when this returns; of many some may be when it raises.
+        Durability: durable in the broker when this returns; of many rows some may be when it raises.
         """
         refused = [row for piece in in_pieces(rows) for row in self._ask("deferred", group, piece)["refused"]]
         return [dict(zip(("topic", "partition", "deferred"), row, strict=True)) for row in refused]
 
     def delete(self, group: str) -> None:
-        """Forget a group. Raises as ``describe`` and ``reset``. Durability: forced when this returns."""
+        """Forget a group. Raises as ``describe`` and ``reset``. Durability: durable when this returns."""
         self._ask("delete", group)
 
     def _ask(self, action: str, group: str, rows: FieldsList | Sequence[Any] = (), **words: None) -> Fields:

@@ -1,13 +1,13 @@
-"""``client.transactions``: what an operator sees and may do about transactions that hang.
+"""``client.transactions``: list, inspect and resolve transactions that are in doubt.
 
-Theory of operation. ``list`` pages through ``recover``; ``show`` puts together what ``outcome`` says and the row of
-``recover``, if there is one. ``commit`` and ``rollback`` settle a *prepared* transaction against everybody who waits,
-without proof; the broker journals that as a heuristic outcome, which stays listed until ``forget``. ``complete`` ends
-the wait for one branch of a *decided* transaction whose database will never answer. ``fence`` makes "never seen" final.
+Theory of operation. ``list`` pages through ``recover``; ``show`` joins the answer to ``outcome`` and the row of
+``recover``, if there is one. ``commit`` and ``rollback`` resolve a *prepared* transaction without proof, in place of
+its owner. The broker journals that as a heuristic outcome, which stays listed until ``forget``. ``complete`` ends the
+wait for one branch of a *decided* transaction whose database will never answer. ``fence`` makes "never seen" final.
 
 Invariants:
-    * nothing here settles what the broker has not prepared: a mistyped id is refused, not rolled back;
-    * every request may be repeated after a lost answer, and is, within the client's timeout.
+    * Only a prepared transaction is resolved here: a mistyped id is refused, not rolled back.
+    * Every request may be repeated after a lost answer, and is, within the client's timeout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txmq.xid import TxId
 
 RECOVER_LIMIT = 1000  # transactions per request
 REASON_LENGTH_MAX = 3000  # percent-encoded: it must fit a line
-# The broker's own words, and what people say: in doubt is what waits for somebody.
+# The broker's words, and "in-doubt" for prepared or decided.
 STATES = ("in-doubt", "prepared", "decided", "heuristic", "all")
 HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 
@@ -37,12 +37,15 @@ Messages = list[Message]
 
 
 class Transactions:
-    """``client.transactions``: look at transactions and settle them by hand. Thread safety: any thread."""
+    """``client.transactions``: look at transactions and resolve them by hand. Thread safety: any thread."""
 
     def __init__(
-        self, connection: Callable[[], ReconnectingConnection], timeout: float, told: Callable[[TxId], Outcome | None]
+        self,
+        connection: Callable[[], ReconnectingConnection],
+        timeout: float,
+        known_outcome: Callable[[TxId], Outcome | None],
     ) -> None:
-        self._connection, self._timeout, self._told = connection, timeout, told
+        self._connection, self._timeout, self._known_outcome = connection, timeout, known_outcome
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -71,10 +74,10 @@ class Transactions:
         return found
 
     def messages(self, txid: TxId | str) -> Messages:
-        """The messages of a prepared transaction, which readers do not see yet; their offsets mean nothing.
+        """The messages of a prepared transaction, which readers do not see yet; their offsets are not assigned.
 
         Raises:
-            UnknownTransactionError: it is not prepared: its messages are with its client, in the log, or dropped.
+            UnknownTransactionError: it is not prepared.
         """
         text, found, count = _checked(txid), list[Message](), 0
         while True:
@@ -115,9 +118,9 @@ class Transactions:
         the database's transaction by itself, which is listed until it is forgotten.
         """
         text = _checked(txid)
-        told = self._told(TxId.parse(text))
-        if told is not None:
-            return told
+        known = self._known_outcome(TxId.parse(text))
+        if known is not None:
+            return known
         word, _ = self._ask(text)
         if word == "rolled-back" and self._is_hazard(text):
             return Outcome.UNKNOWN
@@ -125,7 +128,7 @@ class Transactions:
             self._connection().saw_outcome(TxId.parse(text))
         return {"committed": Outcome.COMMITTED, "rolled-back": Outcome.ROLLED_BACK}.get(word, Outcome.UNKNOWN)
 
-    # --- settling ----------------------------------------------------------------------------------------------------
+    # --- resolving ---------------------------------------------------------------------------------------------------
 
     def commit(self, txid: TxId | str, reason: str) -> Parts:
         """Commit a prepared transaction without asking its database or application: readers see its messages.
@@ -137,14 +140,14 @@ class Transactions:
             The offsets of its messages.
 
         Raises:
-            UnknownTransactionError: nothing of that id is prepared here.
+            UnknownTransactionError: it is not prepared here.
             TransactionConflictError: it was rolled back.
 
         Durability: decided, with the heuristic outcome, when this returns.
         """
         text = self._required(txid, Outcome.ROLLED_BACK)
-        given = {"heuristic": _encoded(reason)}
-        body = self._connection().repeat("commit", text, extensions=given, body=(), timeout=self._timeout)
+        fields = {"heuristic": _encoded(reason)}
+        body = self._connection().repeat("commit", text, extensions=fields, body=(), timeout=self._timeout)
         return parse_result_lines(body)
 
     def rollback(self, txid: TxId | str, reason: str) -> None:
@@ -154,14 +157,14 @@ class Transactions:
             reason: the reason, and the name of the operator; kept with the heuristic outcome.
 
         Raises:
-            UnknownTransactionError: nothing of that id is prepared here.
-            TransactionConflictError: it was committed, or is decided: after that nothing rolls back.
+            UnknownTransactionError: it is not prepared here.
+            TransactionConflictError: it is decided or committed, and cannot be rolled back.
 
         Durability: as ``commit``.
         """
         text = self._required(txid, Outcome.COMMITTED)
-        given = {"heuristic": _encoded(reason)}
-        self._connection().repeat("rollback", text, extensions=given, timeout=self._timeout)
+        fields = {"heuristic": _encoded(reason)}
+        self._connection().repeat("rollback", text, extensions=fields, timeout=self._timeout)
 
     def complete(self, txid: TxId | str, resource: str, heuristic: str, reason: str) -> None:
         """Stop waiting for one branch of a decided XA transaction: its database is gone, or decided alone.
@@ -172,7 +175,7 @@ class Transactions:
             reason: the reason, and the name of the operator.
 
         Raises:
-            UnknownTransactionError: no branch of that transaction and resource is waited for.
+            UnknownTransactionError: the transaction waits for no branch in that resource.
         """
         if heuristic not in HEURISTICS:
             raise LocalProtocolError(f"heuristic={heuristic!r}: expected one of {', '.join(HEURISTICS)}")
@@ -189,8 +192,8 @@ class Transactions:
                 f"no branch of transaction {text} in resource {resource!r} is waited for{hint}"
             )
         for branch in waiting:
-            given = {"uuid": branch["uuid"], "heuristic": heuristic, "reason": encoded}
-            self._connection().repeat("complete", text, extensions=given, timeout=self._timeout)
+            fields = {"uuid": branch["uuid"], "heuristic": heuristic, "reason": encoded}
+            self._connection().repeat("complete", text, extensions=fields, timeout=self._timeout)
 
     def fence(self, txid: TxId | str) -> Outcome:
         """Its final outcome: an id that the broker never saw is journaled as rolled back.
@@ -206,20 +209,20 @@ class Transactions:
         """Drop the heuristic outcomes of a transaction: its damage was repaired.
 
         Raises:
-            UnknownTransactionError: none is kept.
+            UnknownTransactionError: no heuristic outcome of it is kept.
         """
         text = _checked(txid)
         is_kept = self._row(text, "heuristic") is not None
         try:
             self._connection().repeat("forget", text, timeout=self._timeout)
         except UnknownTransactionError:
-            if not is_kept:  # else our first request for it did it, and its answer was lost
+            if not is_kept:  # otherwise the first request succeeded, and its answer was lost
                 raise
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def _required(self, txid: TxId | str, contrary: Outcome) -> str:
-        """The id of what can be settled: prepared, or settled that way already."""
+        """The id, if the transaction is prepared, or has the wanted outcome already."""
         text = _checked(txid)
         word, _ = self._ask(text)
         if word == "unknown":
