@@ -110,7 +110,7 @@ def test_a_task_that_fails_rolls_back_what_it_has_prepared(
     with pytest.raises(ZeroDivisionError):
         sink_task.write(client, options(broker, topic), life(client, topic), failing())
     assert client.transactions.list() == []
-    last = int(client.session.next_txid_text()[1].rpartition("-")[2], 16)
+    last = int(client.session.next_txid()[1].rpartition("-")[2], 16)
     assert client.session.finished_through == last - 1, "the broker would keep outcomes for ever"
     client.session.finished(last)
     with pytest.raises(UnknownTopicError):

@@ -114,7 +114,7 @@ def test_damaged_message_stops_its_partition_until_skipped_by_hand(broker: Broke
 def test_describe_names_the_transaction_that_a_partition_waits_for(broker: BrokerProcess) -> None:
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
-        _, txid = client.session.next_txid_text()
+        _, txid = client.session.next_txid()
         words = {"member": "one", "topics": "orders"}
         client.control.call("group", "join", "billing", timeout=30.0, extensions=words, body=[b"[]"])
         body = encode_offsets([GroupOffsets("billing", 0, (OffsetRow("orders", 0, 1, 5, None),))])

@@ -163,7 +163,7 @@ def hold(client: txmq.Client) -> tuple[str, str]:
     """Decide a transaction with a branch that nobody completes; its id, and the branch's."""
     uuid = "5" * 32
     details = {"bqual": uuid, "connection": 1, "wrote": True, "marker": True, "table": "txmq_marker"}
-    txid = str(client.session.next_txid())
+    _, txid = client.session.next_txid()
     part = encode_part(TOPIC, 0, records.encode([(None, b"held", (), 1)], txid=txid))
     body = [encode_branch("orders-db", uuid, details), *part]
     client.control.call("decide", txid, extensions={"branches": 1}, body=body, timeout=5.0)

@@ -100,7 +100,7 @@ class BrokerTransaction:
         if session is None:
             _, session = control.connect_with_session(self._clock.monotonic() + self.client.timeout)
         self._session = session
-        self._counter, self.txid = session.next_txid_text()
+        self._counter, self.txid = session.next_txid()
 
     @property
     def txid_or_none(self) -> str | None:

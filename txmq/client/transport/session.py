@@ -65,11 +65,7 @@ class ClientSession:
         self.lost: deque[int] = deque()
         self._outcomes: dict[int, Outcome] = {}
 
-    def next_txid(self) -> TxId:
-        """A new transaction id."""
-        return TxId(self.cluster, self.home, self.id, next(self._numbers))
-
-    def next_txid_text(self) -> tuple[int, str]:
+    def next_txid(self) -> tuple[int, str]:
         """A new transaction id as counter and text, without making a ``TxId``."""
         counter = next(self._numbers)
         return counter, f"{self._txid_prefix}{counter:x}"

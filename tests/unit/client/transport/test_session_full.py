@@ -145,8 +145,8 @@ def test_producer_goes_on_in_session_that_numbers_its_batches(client: Client) ->
 
 def test_outcome_lost_and_found_in_a_left_session_is_told(client: Client) -> None:
     session = client.session
-    txid = session.next_txid()
-    session.found(txid.counter, Outcome.COMMITTED)
+    counter, txid = session.next_txid()
+    session.found(counter, Outcome.COMMITTED)
     client.leave_session(session)
     assert client.session is not session
     assert client.outcome(txid) is Outcome.COMMITTED
