@@ -137,13 +137,13 @@ class ProducerCore:
         """The batches that may be sent now, in order; they are in flight from here on."""
         if not self._is_connected or self.needs_session or self.needs_connection:
             return []
-        given: list[Batch] = []
+        sendable: list[Batch] = []
         for queue in self._active:
             if queue.in_flight < self._in_flight_max:
-                self._poll_queue(queue, now, given)
-        return given
+                self._poll_queue(queue, now, sendable)
+        return sendable
 
-    def _poll_queue(self, queue: BatchQueue, now: float, given: list[Batch]) -> None:
+    def _poll_queue(self, queue: BatchQueue, now: float, sendable: list[Batch]) -> None:
         if queue.stalled and not queue.in_flight:
             queue.stalled = False
         if queue.stalled or now < queue.not_before:
@@ -160,7 +160,7 @@ class ProducerCore:
                     queue.open = None
                 self._give_out(batch, sequence)
                 queue.in_flight += 1
-                given.append(batch)
+                sendable.append(batch)
             sequence = (sequence + batch.count) & SEQUENCE_MASK
 
     def _give_out(self, batch: Batch, sequence: int) -> None:

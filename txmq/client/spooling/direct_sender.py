@@ -100,9 +100,9 @@ class OrderedCore(ProducerCore):
         batch.owner = OrderedCompletion(batch)
         return batch
 
-    def _poll_queue(self, queue: BatchQueue, now: float, given: list[Batch]) -> None:
+    def _poll_queue(self, queue: BatchQueue, now: float, sendable: list[Batch]) -> None:
         if queue not in self.given_up:
-            super()._poll_queue(queue, now, given)
+            super()._poll_queue(queue, now, sendable)
 
     def _give_out(self, batch: Batch, sequence: int) -> None:
         kept = batch.records

@@ -108,12 +108,12 @@ class Connection:
         opaque = b"%x" % next(self._numbers)
         self._start(pending, opaque, commands.request(verb, *arguments, extensions=extensions, opaque=opaque))
 
-    def transaction(self, deadline: float, head: str, stated: Stated, body: Sequence[Buffer] | None) -> Reply:
+    def transaction(self, deadline: float, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
         """As ``request``, for the hot path of transactions; see ``commands.transaction_line``."""
         opaque = b"%x" % next(self._numbers)
         reply = Reply(self, deadline, opaque)
         length = None if body is None else sum(map(len, body))
-        self._start(reply, opaque, (commands.transaction_line(head, stated, length, opaque), *(body or ())))
+        self._start(reply, opaque, (commands.transaction_line(head, fields, length, opaque), *(body or ())))
         if self._stuck:
             self.push(deadline)
         return reply

@@ -56,7 +56,7 @@ class BrokerControl(Control, Protocol):
     ) -> bytes:  # fmt: skip
         """Send a request that changes nothing, or the same thing again, until it is answered."""
 
-    def submit_transaction(self, head: str, stated: Stated, body: Sequence[Buffer] | None, deadline: float) -> Answer:
+    def submit_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None, deadline: float) -> Answer:
         """Send a transaction's request."""
 
 

@@ -105,7 +105,7 @@ class ReconnectingConnection:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
 
-    def submit_transaction(self, head: str, stated: Stated, body: Sequence[Buffer] | None, deadline: float) -> Reply:
+    def submit_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None, deadline: float) -> Reply:
         """``submit`` for a transaction's requests: unchecked (``transaction_line``), the deadline as monotonic time.
 
         It waits for a connection no longer than ``AWAY_S_MAX``.
@@ -113,7 +113,7 @@ class ReconnectingConnection:
         while True:
             connection = self.connect(deadline, AWAY_S_MAX)
             try:
-                return connection.transaction(deadline, head, stated, body)
+                return connection.transaction(deadline, head, fields, body)
             except ConnectionLostError:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
