@@ -126,9 +126,9 @@ class BrokerSettings:
         256 * MIB, MIB, 64 * GIB, "Bodies of all requests in work, over all connections.", section="Limits"
     )
     memory_answer_bytes_max: int = _number(
-        64 * MIB, MIB, 64 * GIB, "Answers that were not taken yet, over all connections. Beyond half of it only those "
-        "who have taken theirs get another long one; beyond all of it long ones wait. Who has taken nothing for a "
-        "second is closed where others wait for it.", section="Limits",
+        64 * MIB, MIB, 64 * GIB, "Answers that clients have not taken yet, over all connections. Beyond half of it "
+        "only clients that took theirs get another long one; beyond all of it long ones wait. If others wait, a client "
+        "that has taken nothing for a second is closed.", section="Limits",
     )  # fmt: skip
     connections_max: int = _number(10_000, 1, 1_000_000, "Open connections; more are closed at once.", section="Limits")
     pipeline_requests_max: int = _number(
@@ -139,16 +139,16 @@ class BrokerSettings:
     )
     partitions_max: int = _number(10_000, 1, 1_000_000, "Partitions of all topics together.", section="Limits")
     groups_max: int = _number(
-        10_000, 1, 1_000_000, "Consumer groups that have members or saved offsets. What is saved is kept until the "
-        "group is deleted.", section="Limits",
+        10_000, 1, 1_000_000, "Consumer groups that have members or saved offsets. The broker keeps a group "
+        "until it is deleted.", section="Limits",
     )  # fmt: skip
     groups_bytes_max: int = _number(
-        256 * MIB, 1000, 1 << 40, "What is kept of all consumer groups together: 500 bytes for each partition that a "
-        "group was ever given, and the texts about what is deferred.", section="Limits",
+        256 * MIB, 1000, 1 << 40, "Memory for all consumer groups together: 500 bytes for each partition that a group "
+        "was ever given, and the lists of deferred messages.", section="Limits",
     )  # fmt: skip
     open_files_max: int = _number(
-        1024, 8, 1_000_000, "Segment files held open at a time. One that was written is synced before it is closed, so "
-        "where more partitions than this are written in turn, most writes cost a sync.", section="Limits",
+        1024, 8, 1_000_000, "Segment files held open at a time. A written file is synced before it is closed: if more "
+        "partitions than this are written in turn, most writes cost a sync.", section="Limits",
     )  # fmt: skip
     disk_free_bytes_min: int = _number(
         64 * MIB, 0, 1 << 50, "Puts and prepares are refused while less than this, plus what the journal still has to "
@@ -168,7 +168,7 @@ class BrokerSettings:
     sessions_max: int = _number(10_000, 1, 1_000_000, "Sessions of producers that are kept.", section="Transactions")
     session_idle_ms_max: int = _number(
         _DAY_MS, 60_000, 365 * _DAY_MS, "A session whose client has been away for this long, and that owes nothing, "
-        "ends. The time counts from the broker's start where that was later.", section="Transactions",
+        "ends. The time counts from the broker's start if that was later.", section="Transactions",
     )  # fmt: skip
     transactions_open_max: int = _number(
         100_000, 1, 10_000_000, "Transactions open or prepared at a time.", section="Transactions"
@@ -190,7 +190,7 @@ class BrokerSettings:
     visibility_hold_ms_max: int = _number(
         30_000, 0, _DAY_MS,
         "Messages of a decided XA transaction are shown after this time, from the broker's start at the earliest, even "
-        "where a database has not committed yet.",
+        "if a database has not committed yet.",
         section="Transactions",
     )  # fmt: skip
 
@@ -216,8 +216,8 @@ class BrokerSettings:
         none="without limit",
     )  # fmt: skip
     default_retention_policy: str = _word(
-        "delete", "What happens to a segment that goes: it is deleted, or moved to archive/ in the data directory, "
-        "where nothing removes it.", section="Topics",
+        "delete", "What happens to a segment that goes: it is deleted, or moved to archive/ in the data directory "
+        "and kept there.", section="Topics",
         choices=tuple(item.value for item in RetentionPolicy),
     )  # fmt: skip
     default_segment_size_bytes: int = _number(
