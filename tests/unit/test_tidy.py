@@ -253,7 +253,7 @@ def test_names_of_tests_have_at_most_ten_words() -> None:
 
 
 def test_unit_tests_are_named_after_their_module() -> None:
-    """tests/unit/client/test_topics_gone.py tests txmq/client/topics.py; tests of bench/ and tools/ mirror those."""
+    """tests/unit/client/test_client_bulk_and_reading.py tests txmq/client/client.py; so for bench/ and tools/."""
     assert [
         _name(path)
         for path in _files("tests/unit")
