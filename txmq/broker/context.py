@@ -75,7 +75,7 @@ class Context:
         moved: partitions in memory whose end moved: their polls are to be woken.
         waiting_polls: every ``get`` that waits, and its partition, until its time is over.
         checks: check-backs of half messages.
-        relaxed: whether plain puts and local transactions are answered before the sync.
+        answers_before_sync: whether plain puts and local transactions are answered before the sync.
         sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
         groups: consumer groups that have members, by name.
         member_count: of all groups.
@@ -105,7 +105,7 @@ class Context:
     closing: list[ClientConnection] = field(default_factory=list)
     shell_figures: dict[str, int | float | str | bool] = field(default_factory=dict)
     checks: CheckBacks = field(init=False)
-    relaxed: bool = field(init=False)
+    answers_before_sync: bool = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
     groups: dict[str, Membership] = field(default_factory=dict)
     member_count: int = 0
@@ -118,7 +118,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self.checks = CheckBacks(self.state.transactions)
-        self.relaxed = self.settings.sync != "always"
+        self.answers_before_sync = self.settings.sync != "always"
 
     def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
         """Send now; only for what does not depend on an unforced record."""
@@ -136,17 +136,17 @@ class Context:
         client.closing = True
         self.closing.append(client)
 
-    def answer_when_forced(self, client: ClientConnection, opaque: bytes, body: bytes = b"") -> None:
+    def answer_when_durable(self, client: ClientConnection, opaque: bytes, body: bytes = b"") -> None:
         """Send 200 once everything accepted so far is forced, whatever ``sync`` says."""
         self.group.forced = True
         self.group.waiters.append((client, opaque, body))
 
-    def answer_relaxed(self, client: ClientConnection, opaque: bytes, body: bytes) -> None:
+    def answer_as_configured(self, client: ClientConnection, opaque: bytes, body: bytes) -> None:
         """Send 200 as ``sync`` says: once written, or once forced."""
-        waiters = self.group.relaxed_waiters if self.relaxed else self.group.waiters
+        waiters = self.group.written_waiters if self.answers_before_sync else self.group.waiters
         waiters.append((client, opaque, body))
 
-    def answer_settled(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
+    def answer_from_state(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
         """Answer with what was read from assigned state: at once, or with the newest group that is not durable yet."""
         newest = self._newest_undurable()
         if newest is None:

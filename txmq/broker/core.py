@@ -188,7 +188,7 @@ class Core:
         except _TELL_A_STATE as error:
             # What the refusal rests on may be accepted and not forced: a crash now would make it untrue.
             context.counters.errors += 1
-            context.answer_settled(client, opaque, error.with_traceback(None))
+            context.answer_from_state(client, opaque, error.with_traceback(None))
         except BrokerError as error:
             context.counters.errors += 1
             context.answer(client, opaque, error.with_traceback(None))
@@ -214,7 +214,7 @@ class Core:
         if context.full:
             return context.full[0]
         group = context.group
-        return group if group.items or group.waiters or group.relaxed_waiters or group.puts else None
+        return group if group.items or group.waiters or group.written_waiters or group.puts else None
 
     def cut(self) -> CommitGroup | None:
         """Close the group in the making, so that later requests are in another record.
@@ -243,9 +243,9 @@ class Core:
 
     def written(self, group: CommitGroup) -> None:
         """The record is written, not forced: release what ``sync`` lets go early."""
-        if self.context.relaxed:
+        if self.context.answers_before_sync:
             self._release_puts(group)
-        self._release(group.relaxed_waiters)
+        self._release(group.written_waiters)
 
     def synced(self) -> None:
         """The journal was forced."""

@@ -143,7 +143,7 @@ def test_segment_held_up_by_a_full_disk_is_archived_whole() -> None:
     put(client, bytes(3000), topic="big")
     partition = broker.partition("big")
     broker.context.group.unlinked.append((partition, [partition.segment_path(0)]))
-    broker.context.answer_when_forced(client.client, b"x")
+    broker.context.answer_when_durable(client.client, b"x")
     broker.pump()
     assert broker.disk.list_directory("archive") == []
     broker.disk.clear_faults()

@@ -60,7 +60,7 @@ class CommitGroup:
     Attributes:
         items: entries (bytes) and runs, in order of acceptance.
         placed: everything to be written to partition files once the record is durable, in order per partition.
-        puts: answers of plain puts: released when written (``sync`` relaxed) or forced.
+        puts: answers of plain puts: released when written or durable, as ``sync`` says.
         waiters: answers released when the record is forced.
         forced: True if some answer needs the sync whatever ``sync`` says.
         patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
@@ -81,10 +81,10 @@ class CommitGroup:
         "open_runs",
         "placed",
         "puts",
-        "relaxed_waiters",
         "size_bytes",
         "unlinked",
         "waiters",
+        "written_waiters",
     )
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class CommitGroup:
         self.placed: list[Run] = []
         self.open_runs: dict[Partition, Run] = {}
         self.puts: list[PutAnswer] = []
-        self.relaxed_waiters: list[Answer] = []
+        self.written_waiters: list[Answer] = []
         self.waiters: list[Answer] = []
         self.ended_barriers: list[VisibilityBarrier] = []
         self.deleted: list[Partition] = []
@@ -109,12 +109,12 @@ class CommitGroup:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write and no answer waiting."""
-        return not (self.items or self.waiters or self.relaxed_waiters or self.puts)
+        return not (self.items or self.waiters or self.written_waiters or self.puts)
 
     @property
     def may_be_delayed(self) -> bool:
         """Whether everything in it may wait for company."""
-        return 0 < self.delayable == len(self.items) == len(self.waiters) and not (self.relaxed_waiters or self.puts)
+        return 0 < self.delayable == len(self.items) == len(self.waiters) and not (self.written_waiters or self.puts)
 
     def add_entry(self, entry: bytes) -> None:
         """Add a control entry; it stands behind everything accepted before it."""

@@ -89,6 +89,7 @@ class CommitPipeline:
 
     # docs/benchmarks.md, "A lone put"
     __slots__ = (
+        "_answers_before_sync",
         "_apply",
         "_apply_retry_at",
         "_checkpoint_due_lsn",
@@ -100,7 +101,6 @@ class CommitPipeline:
         "_inline_sync_size_bytes",
         "_is_mark_wanted",
         "_is_marked",
-        "_is_relaxed",
         "_is_sync_wanted",
         "_journal_step",
         "_last_write_at",
@@ -125,7 +125,7 @@ class CommitPipeline:
 
     def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self._core, self._store, self._settings, self._clock = core, store, settings, clock
-        self._is_relaxed = settings.sync != "always"
+        self._answers_before_sync = settings.sync != "always"
         self._commit_delay = CommitDelay()
         self.sync_ms = 0.0
         self.is_stopping = self.has_failed = False
@@ -321,7 +321,7 @@ class CommitPipeline:
         group = self._core.seal()
         self._unstable.append(group)
         crash_point("broker.put.accepted")
-        syncs = not self._is_relaxed or group.forced
+        syncs = not self._answers_before_sync or group.forced
         thread = self._thread(group.size_bytes, syncs)
         self._journal_step = step = Append(self._store, thread, group, syncs, self._clock)
         return step
@@ -379,7 +379,7 @@ class CommitPipeline:
         stable_lsn, unstable = self._stable_lsn(), self._unstable
         while unstable and unstable[0].end_lsn <= stable_lsn:
             group = unstable.popleft()
-            if self._is_relaxed:
+            if self._answers_before_sync:
                 self._core.written(group)
             self._core.forced(group)
             self._stable.append(group)

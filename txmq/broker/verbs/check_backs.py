@@ -127,7 +127,7 @@ def _hand_out(context: Context, poll: CheckPoll) -> bool:
 def _answer(context: Context, poll: CheckPoll, content: list[bytes]) -> None:
     context.checks.answered(poll)
     context.counters.checks += len(content)
-    context.answer_settled(poll.client, poll.opaque, Records(b"".join(content)))
+    context.answer_from_state(poll.client, poll.opaque, Records(b"".join(content)))
 
 
 def _handed_out(context: Context, transaction: Transaction) -> bytes:

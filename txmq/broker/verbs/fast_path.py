@@ -44,7 +44,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
             if _is_new(context, session, counter, len(body)):
                 parts, _ = check_parts(context, split_parts(body))
                 lines = placing.commit(context, session.number, counter, int(floor_text), None, parts)
-                context.answer_relaxed(client, opaque, lines)
+                context.answer_as_configured(client, opaque, lines)
                 return
         else:
             transaction = context.state.transactions.get((session.number, counter))
@@ -91,7 +91,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
         f'"keys": {_keys_json(keys)}}}'
     )
     placing.prepare(context, session.number, counter, parts, meta, text.encode())
-    context.answer_when_forced(client, opaque)
+    context.answer_when_durable(client, opaque)
 
 
 def _is_new(context: Context, session: BrokerSession, counter: int, size: int) -> bool:

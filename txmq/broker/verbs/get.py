@@ -108,4 +108,4 @@ def meta(context: Context, client: ClientConnection, request: Request) -> None:
     topics = context.state.topics
     chosen = list(topics) if arguments[0] == b"*" else [topics.named(arguments[0].decode("ascii", "replace"))]
     body = json.dumps({"topics": [topic.to_json() for topic in chosen]}).encode()
-    context.answer_settled(client, opaque, body)
+    context.answer_from_state(client, opaque, body)

@@ -35,7 +35,7 @@ def hello(context: Context, client: ClientConnection, request: Request) -> None:
         session = _resumed(context, wish)
     client.name = arguments[1].decode("ascii", "replace")
     _bind(context, client, session)
-    context.answer_settled(client, opaque, _introduction(context, session))
+    context.answer_from_state(client, opaque, _introduction(context, session))
 
 
 def _new_session(context: Context, name: str) -> BrokerSession:

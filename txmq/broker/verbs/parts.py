@@ -30,4 +30,4 @@ def parts(context: Context, client: ClientConnection, request: Request) -> None:
             break
         found.append(piece)
         size += len(piece)
-    context.answer_settled(client, opaque, Records(b"".join(found)))
+    context.answer_from_state(client, opaque, Records(b"".join(found)))

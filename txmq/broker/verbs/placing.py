@@ -334,4 +334,4 @@ def _commit_prepared(context: Context, transaction: Transaction) -> None:
         floor = max(floor, stated)
     lines = commit(context, transaction.session, transaction.counter, floor, transaction, [])
     for client, opaque, _ in transaction.waiting:
-        context.answer_when_forced(client, opaque, lines)
+        context.answer_when_durable(client, opaque, lines)

@@ -56,7 +56,7 @@ def put(context: Context, client: ClientConnection, request: Request) -> None:
         offset = _duplicate_of(partition, producer, sequence, crc)
         if offset is not None:
             context.counters.duplicates += 1
-            context.answer_settled(client, opaque, offset)
+            context.answer_from_state(client, opaque, offset)
             return
     config, settings = partition.config, context.settings
     is_in_memory = config.storage is _MEMORY

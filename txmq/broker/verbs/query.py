@@ -56,9 +56,9 @@ def query(context: Context, client: ClientConnection, request: Request) -> None:
     answer, is_new = carry_out(context, name, extensions or {}, body or bytearray())
     text = json.dumps(answer).encode()
     if is_new:
-        context.answer_when_forced(client, opaque, text)
+        context.answer_when_durable(client, opaque, text)
     else:
-        context.answer_settled(client, opaque, text)
+        context.answer_from_state(client, opaque, text)
 
 
 def _epoch(context: Context, name: str, _given: Given, _body: bytearray) -> tuple[dict[str, Any], bool]:

@@ -71,7 +71,7 @@ def recover(context: Context, client: ClientConnection, request: Request) -> Non
     name = None if txid is None else at_home(context, txid.encode())[2:]
     wanted = Wanted(_STATES[state], given.get("uuid"), given.get("xid"), name)
     limit = min(int(given.get("limit", ROWS_MAX)), ROWS_MAX)
-    context.answer_settled(client, opaque, _page(context, wanted, _page_start(context, given.get("after")), limit))
+    context.answer_from_state(client, opaque, _page(context, wanted, _page_start(context, given.get("after")), limit))
 
 
 def _page_start(context: Context, text: str | None) -> PageStart:

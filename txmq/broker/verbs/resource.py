@@ -32,7 +32,7 @@ def resource(context: Context, client: ClientConnection, request: Request) -> No
         answer = {}
     else:
         raise BadRequestError(f"resource {action[:40]}: expected report or list")
-    context.answer_settled(client, opaque, json.dumps(answer).encode())
+    context.answer_from_state(client, opaque, json.dumps(answer).encode())
 
 
 def reporter_of(client: ClientConnection) -> Reporter:

@@ -29,7 +29,7 @@ def _create(context: Context, client: ClientConnection, name: str, words: dict[s
     planned = context.state.topics.plan(config)
     _refuse_too_many(context, config.partitions)
     _journal(context, planned)
-    context.answer_when_forced(client, opaque, _described(context, planned))
+    context.answer_when_durable(client, opaque, _described(context, planned))
 
 
 def _alter(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
@@ -42,7 +42,7 @@ def _alter(context: Context, client: ClientConnection, name: str, words: dict[st
     _refuse_too_many(context, config.partitions - current.config.partitions)
     altered = dataclasses.replace(current, config=config)
     _journal(context, altered)
-    context.answer_when_forced(client, opaque, _described(context, altered))
+    context.answer_when_durable(client, opaque, _described(context, altered))
 
 
 def _delete(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
@@ -53,18 +53,18 @@ def _delete(context: Context, client: ClientConnection, name: str, words: dict[s
     for partition in removed:
         context.group.open_runs.pop(partition, None)
     context.group.deleted.extend(removed)
-    context.answer_when_forced(client, opaque, b"{}")
+    context.answer_when_durable(client, opaque, b"{}")
 
 
 def _describe(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
-    context.answer_settled(client, opaque, _described(context, context.state.topics.named(name)))
+    context.answer_from_state(client, opaque, _described(context, context.state.topics.named(name)))
 
 
 def _list(context: Context, client: ClientConnection, _name: str, words: dict[str, str], opaque: bytes) -> None:
     _refuse_settings(words)
     listed = [item.to_json() for item in context.state.topics]
-    context.answer_settled(client, opaque, json.dumps({"topics": listed}).encode())
+    context.answer_from_state(client, opaque, json.dumps({"topics": listed}).encode())
 
 
 _ACTIONS = {b"create": _create, b"alter": _alter, b"describe": _describe, b"delete": _delete, b"list": _list}

@@ -62,7 +62,7 @@ def put_part(context: Context, client: ClientConnection, txid_text: bytes, state
     refuse_over_limits(context, transaction, [part])
     refuse_over_outcomes(context, session, 0)
     transaction = placing.add_part(context, session.number, txid.counter, part)
-    context.answer_when_forced(client, opaque, b"%d" % (len(transaction.parts) - 1))
+    context.answer_when_durable(client, opaque, b"%d" % (len(transaction.parts) - 1))
 
 
 def prepare(context: Context, client: ClientConnection, request: Request) -> None:
@@ -93,7 +93,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
         meta["offsets"] = check_offsets(context, offsets)
     text = entries.json_body(meta)
     check_backs.prepared(context, placing.prepare(context, session.number, txid.counter, parts, meta, text))
-    context.answer_when_forced(client, opaque)
+    context.answer_when_durable(client, opaque)
 
 
 def commit(context: Context, client: ClientConnection, request: Request) -> None:
@@ -105,7 +105,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     given = extensions or {}
     floor = floor_of(given, client, session)
     if action is Action.REPEAT:
-        context.answer_settled(client, opaque, placing.kept_lines(context, session, txid.counter))
+        context.answer_from_state(client, opaque, placing.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE:
         _decide(context, client, session, txid, given, body, opaque)
     elif action is Action.SETTLE:
@@ -131,10 +131,10 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
     hazard = _hazard(context, (session.number, txid.counter), given)
     if action is Action.REPEAT:
         if hazard is None:
-            context.answer_settled(client, opaque, b"")
+            context.answer_from_state(client, opaque, b"")
         else:
             _keep(context, (session.number, txid.counter), hazard)
-            context.answer_when_forced(client, opaque)
+            context.answer_when_durable(client, opaque)
     elif action in (Action.ROLL_BACK, Action.FENCE):
         _refuse_if_committing(context, session.number, txid)
         if action is Action.FENCE:
@@ -145,7 +145,7 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
         if hazard is not None:
             _keep(context, (session.number, txid.counter), hazard)
         roll_back(context, session.number, txid.counter, floor)
-        context.answer_when_forced(client, opaque)
+        context.answer_when_durable(client, opaque)
     else:
         raise refusal(action, arguments[0])
 
@@ -161,12 +161,12 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
         if action is Action.FENCE:
             refuse_over_outcomes(context, session, 0, is_fence=True)
         roll_back(context, session.number, txid.counter, 0)
-        context.answer_when_forced(client, opaque, b"rolled-back\n")
+        context.answer_when_durable(client, opaque, b"rolled-back\n")
     elif action is Action.TELL:
         told = _told(context, state, session, txid.counter)
         if b"owner" in given and not told.startswith(b"committed"):
             told += _owner_line(context, session)
-        context.answer_settled(client, opaque, told)
+        context.answer_from_state(client, opaque, told)
     else:
         raise refusal(action, arguments[0])
 
@@ -278,7 +278,7 @@ def _repeat_prepare(
         size, crc = size + len(batch), checksum(batch, crc)
     if parts and (size, crc) != (transaction.size_bytes, transaction.checksum):
         raise TransactionConflictError(f"transaction {txid} is prepared with other messages")
-    context.answer_settled(client, opaque, b"")
+    context.answer_from_state(client, opaque, b"")
 
 
 def _decide(
@@ -302,9 +302,9 @@ def _decide(
     lines = placing.commit(context, session.number, txid.counter, floor, transaction, parts)
     save_with_commit(context, saved)
     if transaction is None and not saved:
-        context.answer_relaxed(client, opaque, lines)
+        context.answer_as_configured(client, opaque, lines)
     else:
-        context.answer_when_forced(client, opaque, lines)
+        context.answer_when_durable(client, opaque, lines)
 
 
 def _record(context: Context, transaction: Transaction, what: str, reason: bytes) -> None:

@@ -49,7 +49,7 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
     txid, session = locate(context, arguments[0])
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.DECIDE)
     if action is Action.REPEAT:
-        context.answer_settled(client, opaque, placing.kept_lines(context, session, txid.counter))
+        context.answer_from_state(client, opaque, placing.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE_BRANCHES:
         _decide(context, client, session, txid, extensions or {}, body or bytearray(), opaque)
     else:
@@ -78,7 +78,7 @@ def _decide(
     if offsets:
         meta["offsets"] = check_offsets(context, offsets)
     lines = placing.decide(context, (session.number, txid.counter), floor, transaction, parts, meta)
-    context.answer_when_forced(client, opaque, lines)
+    context.answer_when_durable(client, opaque, lines)
 
 
 def complete(context: Context, client: ClientConnection, request: Request) -> None:
@@ -88,7 +88,7 @@ def complete(context: Context, client: ClientConnection, request: Request) -> No
     given = extensions or {}
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.COMPLETE)
     if action is Action.REPEAT:
-        context.answer_settled(client, opaque, b"")
+        context.answer_from_state(client, opaque, b"")
     elif action is Action.COMPLETE:
         _complete(context, client, (session.number, txid.counter), given, opaque)
     else:
@@ -101,7 +101,7 @@ def _complete(context: Context, client: ClientConnection, name: Name, given: dic
     if branch is None:
         raise BadRequestError(f"complete needs uuid=<32 hex> of one of the branches; none has {uuid!r}")
     if branch["complete"]:
-        context.answer_settled(client, opaque, b"")
+        context.answer_from_state(client, opaque, b"")
         return
     fact = None
     if b"heuristic" in given:
@@ -114,7 +114,7 @@ def _complete(context: Context, client: ClientConnection, name: Name, given: dic
     if over is not None:
         context.group.ended_barriers.append(over.barrier)
     context.group.delayable += fact is None
-    context.answer_when_forced(client, opaque)
+    context.answer_when_durable(client, opaque)
 
 
 def _fact(context: Context, what: str, reason: bytes, kind: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def forget(context: Context, client: ClientConnection, request: Request) -> None
     fields = {"session": name[0], "counter": name[1]}
     context.group.add_entry(entries.json_entry(entries.FORGOTTEN, fields))
     context.state.decisions.forget(name)
-    context.answer_when_forced(client, opaque)
+    context.answer_when_durable(client, opaque)
 
 
 def make_overdue_visible(context: Context) -> None:

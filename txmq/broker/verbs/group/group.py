@@ -238,7 +238,7 @@ def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
 
 def _refuse_heartbeat(context: Context, heartbeat: Beat, error: BrokerError) -> None:
     context.pending_groups.answered(heartbeat)
-    context.answer_settled(heartbeat.client, heartbeat.opaque, error)
+    context.answer_from_state(heartbeat.client, heartbeat.opaque, error)
 
 
 def disconnected(context: Context, client: ClientConnection) -> None:

@@ -24,7 +24,7 @@ class GroupRequest(NamedTuple):
 
     def answer(self, found: object) -> None:
         """Once everything accepted so far is forced."""
-        self.context.answer_settled(self.client, self.opaque, json.dumps(found).encode())
+        self.context.answer_from_state(self.client, self.opaque, json.dumps(found).encode())
 
     def number(self, word: str, default: int, least: int, most: int) -> int:
         """A number among the words."""
